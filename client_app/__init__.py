@@ -1,0 +1,1 @@
+"""A Flower ClientApp is a control unit."""

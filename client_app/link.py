@@ -1,0 +1,139 @@
+"""The decoder link's client: the server's decoder as the head of this cluster's pipeline."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import grpc
+import torch
+from torch import Tensor
+
+from collapipe import cancellation, frames
+from collapipe.batch import Batch
+from collapipe.errors import LinkError, WireError
+from collapipe.frames import Frame, Kind
+from collapipe.link import METHOD, SERVER_NAME, channel_options, credentials_metadata
+from collapipe.models.dropout import DropoutKey
+from collapipe.wire import LinkAddress
+
+_POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
+
+
+class DecoderLink:
+    """A ``Head`` that streams activations to the server and gets losses and gradients back.
+
+    Raises ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
+    """
+
+    def __init__(self, link: LinkAddress, round_: int, max_message_bytes: int) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._round = round_
+        self._step = 0
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
+        self._answers: dict[int, tuple[float, Tensor]] = {}
+        certificate = grpc.ssl_channel_credentials(link.certificate)
+        options = [*channel_options(max_message_bytes), ("grpc.ssl_target_name_override", SERVER_NAME)]
+        self._channel = grpc.secure_channel(link.address, certificate, options=options)
+        self._call = self._channel.stream_stream(METHOD)(
+            iter(self._outgoing.get, None), metadata=credentials_metadata(link.token)
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True, name="decoder-link")
+
+    def __enter__(self) -> "DecoderLink":
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._channel.close()
+        self._reader.join(timeout=5)
+
+    def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
+        """See ``Head``."""
+        self._step, self._micro_batches = key.step, micro_batches
+        self._send(Kind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
+
+    def submit(self, micro_batch: int, hidden: Tensor) -> None:
+        """See ``Head``; returns as soon as the frame is handed to gRPC."""
+        batch = self._micro_batches[micro_batch]
+        self._send(Kind.ACTIVATION, micro_batch, hidden, batch.mask, batch.targets)
+
+    def ready(self, micro_batch: int) -> bool:
+        """See ``Head``."""
+        while micro_batch not in self._answers and not self._incoming.empty():
+            self._keep(self._receive(Kind.GRADIENT))
+        return micro_batch in self._answers
+
+    def answer(self, micro_batch: int) -> tuple[float, Tensor]:
+        """See ``Head``."""
+        while micro_batch not in self._answers:
+            self._keep(self._receive(Kind.GRADIENT))
+        return self._answers.pop(micro_batch)
+
+    def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
+        """See ``Head``; the server steps its decoder by the same norms."""
+        self._send(Kind.NORMS, 0, torch.tensor(squared_norms, dtype=torch.float64))
+        (norms,) = self._receive(Kind.NORMS).tensors
+        return [float(norm) for norm in norms.flatten()]
+
+    def step(self, rate: float, scale: float) -> None:
+        """See ``Head``; the server has what it needs since ``exchange_norms``."""
+
+    def finish(self) -> None:
+        """Tell the server that all steps are done, and wait until it knows."""
+        self._send(Kind.BYE, 0)
+        self._receive(Kind.BYE)
+
+    def _send(self, kind: Kind, micro_batch: int, *tensors: Tensor) -> None:
+        data = frames.encode(Frame(kind, self._round, self._step, micro_batch, tensors))
+        self.bytes_up += len(data)
+        self._outgoing.put(data)
+
+    def _receive(self, expected: Kind) -> Frame:
+        while True:
+            cancellation.check()
+            try:
+                received = self._incoming.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(received, Exception):
+                self._incoming.put(received)  # the next one to ask gets the same answer
+                raise received
+            if received.kind != expected or received.step != self._step:
+                raise WireError(
+                    f"the decoder answered {received.kind.name} of step {received.step}; "
+                    f"expected {expected.name} of step {self._step}"
+                )
+            return received
+
+    def _keep(self, frame: Frame) -> None:
+        batch = self._micro_batches[frame.micro_batch]
+        if len(frame.tensors) != 2 or frame.tensors[1].shape[:2] != batch.inputs.shape:
+            raise WireError(f"the decoder's gradient of micro-batch {frame.micro_batch} does not fit")
+        loss, gradient = frame.tensors
+        self._answers[frame.micro_batch] = (float(loss), gradient)
+
+    def _read(self) -> None:
+        for received in self._frames():
+            self._incoming.put(received)
+
+    def _frames(self) -> Iterator[Frame | Exception]:
+        try:
+            for data in self._call:
+                self.bytes_down += len(data)
+                yield frames.decode(data)
+        except grpc.RpcError as error:
+            yield LinkError(f"decoder link: {error.code().name}: {error.details()}")
+        except WireError as error:
+            yield error
+        else:
+            yield LinkError("decoder link: the server ended the stream early")

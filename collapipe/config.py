@@ -1,0 +1,294 @@
+"""Hydra's configuration tree → typed settings, once, at the edge. The only file that knows Hydra."""
+
+import difflib
+import functools
+import math
+import re
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.models.split import ModelSpec
+from collapipe.settings import (
+    ClusterSettings,
+    DataSettings,
+    DecoderSettings,
+    FederationSettings,
+    FrameworkSettings,
+    LinkSettings,
+    OptimizerSettings,
+    PipelineSettings,
+    RuntimeSettings,
+    ServerOptimizerSettings,
+)
+from collapipe.tasks.task import Task
+
+CONF = Path(__file__).parents[1] / "conf"
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+T = TypeVar("T")
+_composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a run is configured by.
+
+    ``task`` and ``model`` are the chosen plug-ins; ``partitioner`` and ``strategy`` are built by
+    who needs them, see ``build``. ``tree`` is the resolved configuration as it is saved.
+    """
+
+    seed: int
+    batch_size: int
+    data: DataSettings
+    cluster: ClusterSettings
+    pipeline: PipelineSettings
+    optimizer: OptimizerSettings
+    federation: FederationSettings
+    server_optimizer: ServerOptimizerSettings
+    decoder: DecoderSettings
+    link: LinkSettings
+    framework: FrameworkSettings
+    runtime: RuntimeSettings
+    task: Task
+    model: ModelSpec
+    tree: Mapping[str, Any]
+    run_dir: str
+
+    def build(self, option: str) -> Any:
+        """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""
+        return build(option, OmegaConf.select(OmegaConf.create(dict(self.tree)), option))
+
+
+SECTIONS = {
+    field.name: field.type
+    for field in fields(Settings)
+    if isinstance(field.type, type) and is_dataclass(field.type)
+}
+
+
+def load(run_config: Mapping[str, Any]) -> Settings:
+    """Settings of a Flower app: its run configuration has all overrides in one string."""
+    return load_overrides(tuple(shlex.split(str(run_config.get("overrides", "")))))
+
+
+def join(overrides: Sequence[str]) -> str:
+    """The string that ``load`` reads."""
+    return shlex.join(overrides)
+
+
+def load_overrides(overrides: Sequence[str]) -> Settings:
+    """Compose ``conf/`` with Hydra overrides and check every value.
+
+    Raises ``ConfigError``: one line with the option, its value, and the way out.
+    """
+    return _load(tuple(overrides))
+
+
+def load_tree(tree: Mapping[str, Any], run_dir: str) -> Settings:
+    """Settings from a saved ``config.yaml``, already resolved."""
+    return _settings(OmegaConf.create(dict(tree)), run_dir)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(overrides: tuple[str, ...]) -> Settings:
+    tree = _compose(overrides)
+    run_dir = str(tree.hydra.run.dir)
+    return _settings(OmegaConf.masked_copy(tree, [key for key in tree if key != "hydra"]), run_dir)
+
+
+def expand(overrides: Sequence[str]) -> list[list[str]]:
+    """The jobs of a sweep: every combination of ``a=1,2`` and ``b=range(3)``."""
+    jobs: list[list[str]] = [[]]
+    for override in _parse(overrides):
+        if override.is_sweep_override():
+            key = override.get_key_element()
+            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            values = [cast(str, override.input_line)]
+        jobs = [[*job, value] for job in jobs for value in values]
+    return jobs
+
+
+def sweep_dir(overrides: Sequence[str]) -> str:
+    """Folder of a sweep's jobs."""
+    settled = [override for override in overrides if override.startswith("hydra.")]
+    return str(_compose(settled).hydra.sweep.dir)
+
+
+def build(option: str, node: Any) -> Any:
+    """Instantiate a plug-in: ``_target_`` is a class, the other keys its typed fields."""
+    if not isinstance(node, Mapping | DictConfig) or "_target_" not in node:
+        raise ConfigError(f"{option}: has no _target_; choose one of the files in conf/{option}/")
+    arguments = {key: value for key, value in node.items() if key != "_target_"}
+    try:
+        target = get_class(node["_target_"])
+    except (ImportError, ValueError, AttributeError, HydraException) as error:
+        raise ConfigError(f"{option}._target_={node['_target_']}: {_line(error)}") from error
+    try:
+        return _typed(option, target, arguments) if is_dataclass(target) else target(**arguments)
+    except CollaPipeError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{option}: {node['_target_']} refused its options: {_line(error)}"
+        ) from error
+
+
+def _settings(tree: DictConfig, run_dir: str) -> Settings:
+    try:
+        resolved = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_line(error)) from error
+    data = {key: value for key, value in resolved["data"].items() if key != "partitioner"}
+    sections = {
+        name: _typed(name, kind, data if name == "data" else resolved[name])
+        for name, kind in SECTIONS.items()
+    }
+    settings = Settings(
+        **sections,
+        **_scalars(resolved),
+        task=build("task", resolved["task"]),
+        model=build("model", resolved["model"]),
+        tree=resolved,
+        run_dir=run_dir,
+    )
+    _check_together(settings)
+    return settings
+
+
+def _scalars(tree: Mapping[str, Any]) -> dict[str, int]:
+    for option, least in (("seed", 0), ("batch_size", 1)):
+        value = tree[option]
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{option}={value}: must be a whole number of at least {least}")
+    return {"seed": tree["seed"], "batch_size": tree["batch_size"]}
+
+
+def _check_together(settings: Settings) -> None:
+    pipeline, devices = settings.pipeline, settings.cluster.num_devices
+    if pipeline.num_micro_batches > settings.batch_size:
+        raise ConfigError(
+            f"pipeline.num_micro_batches={pipeline.num_micro_batches}: more than "
+            f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
+        )
+    segments = pipeline.num_segments or devices
+    if segments > devices:
+        raise ConfigError(
+            f"pipeline.num_segments={segments}: more than cluster.num_devices={devices}; "
+            "a device holds one segment at most"
+        )
+    if segments > settings.model.num_blocks:
+        raise ConfigError(
+            f"{segments} segments (cluster.num_devices={devices}): more than model.num_blocks="
+            f"{settings.model.num_blocks}; lower cluster.num_devices or set pipeline.num_segments"
+        )
+    root = settings.data.root
+    if root is not None and not Path(root).is_dir():
+        raise ConfigError(f"data.root={root}: no such folder (seen from {Path.cwd()})")
+
+
+def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
+    """``values`` as the dataclass ``kind``; types are converted, unknown names refused."""
+    known = [field.name for field in fields(cast(Any, kind))]
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown option {option}.{name}{_nearest(str(name), known)}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(kind), dict(values))
+        return cast(T, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        where = f"{option}.{error.full_key}" if error.full_key else option
+        raise ConfigError(f"{where}: {str(error.msg or error).splitlines()[0]}") from error
+
+
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    parsed = _parse(overrides)
+    with _composing:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            groups = [o.input_line for o in parsed if o.key_or_group.split("@")[0] in GROUPS]
+            for override in parsed:
+                _check_group(override)
+            known = _flat(_compose_or_explain([cast(str, group) for group in groups]))
+            for override in parsed:
+                _check_key(override, known)
+            return _compose_or_explain(overrides)
+
+
+def _compose_or_explain(overrides: Sequence[str]) -> DictConfig:
+    try:
+        return compose("config", list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{_line(error)} (overrides: {join(overrides)})") from error
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(f"not an override KEY=VALUE: {_line(error)}") from error
+
+
+def _check_group(override: Override) -> None:
+    group, choice = override.key_or_group, override.value()
+    if group not in GROUPS or not isinstance(choice, str):
+        return
+    choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    if choice not in choices:
+        raise ConfigError(
+            f"{group}={choice}: there is no conf/{group}/{choice}.yaml"
+            f"{_nearest(choice, choices)}; known: {', '.join(choices) or 'none'}"
+        )
+
+
+def _check_key(override: Override, known: set[str]) -> None:
+    key = override.key_or_group
+    if override.is_add() or override.is_force_add() or key in GROUPS or key in known:
+        value = override.value()
+        if isinstance(value, float) and math.isnan(value):
+            raise ConfigError(f"{key}=nan: must be a number")
+        return
+    if key.startswith("hydra."):
+        return
+    raise ConfigError(f"unknown option {key}{_nearest(key, sorted(known | set(GROUPS)))}")
+
+
+def _flat(tree: DictConfig) -> set[str]:
+    """Dotted names of all values and sections."""
+    names: set[str] = set()
+
+    def visit(node: Any, prefix: str) -> None:
+        for key, value in node.items_ex(resolve=False) if OmegaConf.is_dict(node) else ():
+            name = f"{prefix}{key}"
+            if name != "hydra":
+                names.add(name)
+                visit(value, f"{name}.")
+
+    visit(tree, "")
+    return names
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """``; nearest: X``, also for a right last name under a wrong group."""
+    last = name.rsplit(".", 1)[-1]
+    same = sorted((option for option in known if option.rsplit(".", 1)[-1] == last), key=len)
+    options = [option for option in known if not name.startswith(f"{option}.")]
+    near = same[:1] or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    return f"; nearest: {near[0]}" if near else ""
+
+
+def _line(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", str(error)).strip()

@@ -1,0 +1,136 @@
+"""One message of the data plane ↔ bytes: a fixed header, the tensors' shapes, then their raw bytes.
+
+Everything is checked against the bytes that really came before a tensor is made, so a message can
+claim any size and costs nothing but its own length. Layout, little-endian:
+
+    "CPF1" | kind u8 | tensors u8 | 0 u16 | round u32 | step u32 | micro-batch u32
+    per tensor: dtype u8 | dimensions u8 | 0 u16 | sizes u32 each
+    zeros up to a multiple of 8, then each tensor's bytes, each followed by zeros likewise
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import WireError
+
+MAGIC = b"CPF1"
+MAX_TENSORS = 8
+MAX_DIMENSIONS = 8
+_HEADER = struct.Struct("<4sBBHIII")
+_SHAPE = struct.Struct("<BBH")
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
+_ALIGNMENT = 8
+
+
+class Kind(IntEnum):
+    """What a frame says."""
+
+    BEGIN = 1  # a step begins: [micro-batches, target tokens of the whole batch]
+    ACTIVATION = 2  # the last segment's output, its mask and its targets
+    GRADIENT = 3  # loss of a micro-batch and the gradient of its activation
+    NORMS = 4  # squared gradient norms of the sender's parts, in their order
+    BYE = 5  # the round's steps are done
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A kind, where it belongs, and up to ``MAX_TENSORS`` tensors."""
+
+    kind: Kind
+    round: int
+    step: int
+    micro_batch: int
+    tensors: tuple[Tensor, ...] = ()
+
+
+def encode(frame: Frame) -> bytes:
+    """The frame's bytes. Raises ``WireError`` for a dtype or number of tensors it cannot carry."""
+    if len(frame.tensors) > MAX_TENSORS:
+        raise WireError(f"a frame holds at most {MAX_TENSORS} tensors, got {len(frame.tensors)}")
+    head = [
+        _HEADER.pack(
+            MAGIC, frame.kind, len(frame.tensors), 0, frame.round, frame.step, frame.micro_batch
+        )
+    ]
+    bodies = []
+    for tensor in frame.tensors:
+        if tensor.dtype not in _DTYPES or tensor.dim() > MAX_DIMENSIONS:
+            raise WireError(f"a frame cannot carry {tensor.dtype} with {tensor.dim()} dimensions")
+        head.append(_SHAPE.pack(_DTYPES.index(tensor.dtype), tensor.dim(), 0))
+        head.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape))
+        bodies.append(_raw(tensor))
+    return b"".join(_aligned(part) for part in (b"".join(head), *bodies))
+
+
+def decode(data: bytes) -> Frame:
+    """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation."""
+    if len(data) < _HEADER.size:
+        raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
+    magic, kind, count, _, round_, step, micro_batch = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise WireError(f"not a frame: starts with {magic!r}, expected {MAGIC!r}")
+    if kind not in Kind.__members__.values():
+        raise WireError(f"unknown kind of frame: {kind}")
+    if count > MAX_TENSORS:
+        raise WireError(f"frame of {count} tensors; at most {MAX_TENSORS}")
+    shapes, offset = _shapes(data, count)
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in shapes]
+    expected = offset + sum(_up(size) for size in sizes)
+    if len(data) != expected:
+        raise WireError(f"frame of {len(data)} bytes; its header says {expected}")
+    return Frame(Kind(kind), round_, step, micro_batch, _tensors(data, offset, shapes, sizes))
+
+
+def _shapes(data: bytes, count: int) -> tuple[list[tuple[torch.dtype, tuple[int, ...]]], int]:
+    """Dtypes and shapes, and where the tensors' bytes begin."""
+    shapes, offset = [], _HEADER.size
+    for _ in range(count):
+        if len(data) < offset + _SHAPE.size:
+            raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes")
+        code, dimensions, _ = _SHAPE.unpack_from(data, offset)
+        offset += _SHAPE.size
+        if code >= len(_DTYPES) or dimensions > MAX_DIMENSIONS:
+            raise WireError(f"unknown dtype {code} or too many dimensions ({dimensions})")
+        if len(data) < offset + 4 * dimensions:
+            raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes")
+        shapes.append((_DTYPES[code], struct.unpack_from(f"<{dimensions}I", data, offset)))
+        offset += 4 * dimensions
+    return shapes, _up(offset)
+
+
+def _tensors(
+    data: bytes,
+    offset: int,
+    shapes: list[tuple[torch.dtype, tuple[int, ...]]],
+    sizes: list[int],
+) -> tuple[Tensor, ...]:
+    buffer = bytearray(data)  # torch wants memory that it may write to
+    tensors = []
+    for (dtype, shape), size in zip(shapes, sizes, strict=True):
+        if size == 0:
+            tensors.append(torch.empty(shape, dtype=dtype))
+        else:
+            flat = torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=offset)
+            if dtype is torch.bool and int(flat.max()) > 1:
+                raise WireError("a truth value other than 0 or 1")
+            tensors.append(flat.view(dtype).reshape(shape))
+        offset += _up(size)
+    return tuple(tensors)
+
+
+def _raw(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _up(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _aligned(data: bytes) -> bytes:
+    return data + bytes(_up(len(data)) - len(data))

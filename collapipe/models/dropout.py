@@ -1,0 +1,61 @@
+"""Dropout whose masks depend on a key and not on who computes them, or when.
+
+torch's CPU generator belongs to the process: units that train side by side would take numbers from
+each other. Here every part of the model draws from a generator of its own, made from the key (unit,
+step, micro-batch, part), so that neither threads nor the cut into segments change a mask.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.seeds import derive
+
+_generator: ContextVar[torch.Generator | None] = ContextVar("collapipe_dropout", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutKey:
+    """Whose dropout, and when: all but the part of the model and the micro-batch."""
+
+    seed: int
+    unit: int
+    step: int
+
+    def generator(self, part: str, micro_batch: int) -> torch.Generator:
+        """The random stream of one part (such as ``blocks.3``) for one micro-batch."""
+        seed = derive(self.seed, "dropout", self.unit, self.step, part, micro_batch)
+        return torch.Generator().manual_seed(seed)
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Inside, ``Dropout`` draws from ``generator``."""
+    token = _generator.set(generator)
+    try:
+        yield
+    finally:
+        _generator.reset(token)
+
+
+class Dropout(nn.Module):
+    """Zero each element with ``probability`` and scale the rest by 1 / (1 − probability)."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape; raises ``RuntimeError`` in training outside of ``drawing_from``."""
+        if not self.training or self.probability == 0.0:
+            return x
+        generator = _generator.get()
+        if generator is None:
+            raise RuntimeError("dropout in training needs drawing_from(generator)")
+        kept = 1.0 - self.probability
+        mask = torch.empty_like(x).bernoulli_(kept, generator=generator)
+        return x * mask.div_(kept)

@@ -1,0 +1,155 @@
+"""A part of a model that trains by itself: embedding, one encoder block, or the head.
+
+An optimiser belongs to its part, so that its state can follow a block to another device, and all
+parts together step exactly as one optimiser over the unsplit model would.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from collapipe.models.dropout import drawing_from
+from collapipe.models.split import Head
+from collapipe.settings import OptimizerSettings
+
+Tensors = dict[str, Tensor]
+
+
+def build_optimizer(
+    settings: OptimizerSettings, parameters: Iterator[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The optimiser that ``settings`` name; its rate is set anew for every step."""
+    if settings.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use ``rate`` in the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """State tensors by the names of the parameters they belong to, ``weight/exp_avg``."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in module.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_state(
+    module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]
+) -> None:
+    """Continue from what ``optimizer_state`` returned; names unknown to ``module`` are left out."""
+    parameters = dict(module.named_parameters())
+    for key, value in state.items():
+        name, _, quantity = key.rpartition("/")
+        if name in parameters:
+            optimizer.state[parameters[name]][quantity] = value.clone()
+
+
+def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float:
+    """Factor for all gradients from the parts' squared norms, summed in the order given.
+
+    The same as ``torch.nn.utils.clip_grad_norm_`` over all parts at once.
+    """
+    norm = sum(squared_norms) ** 0.5
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
+
+
+class Part:
+    """A named module and its optimiser."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        settings: OptimizerSettings,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.name = name
+        self.module = module.train()
+        self._optimizer = build_optimizer(settings, module.parameters())
+        load_optimizer_state(module, self._optimizer, select(state or {}, name))
+
+    def squared_norm(self) -> float:
+        """Squared L2 norm of the part's gradient."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return float(get_total_norm(gradients)) ** 2
+
+    def step(self, rate: float, scale: float) -> None:
+        """Step with the gradients times ``scale``, then forget them."""
+        if scale != 1.0:
+            for parameter in self.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        set_rate(self._optimizer, rate)
+        self._optimizer.step()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Drop what was accumulated."""
+        self._optimizer.zero_grad()
+
+    def weights(self) -> Tensors:
+        """Weights by their names in the whole model."""
+        return prefixed(self.name, self.module.state_dict())
+
+    def optimizer_state(self) -> Tensors:
+        """Optimiser state by the same names, ``blocks.3.norm.weight/exp_avg``."""
+        return prefixed(self.name, optimizer_state(self.module, self._optimizer))
+
+
+def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    """Put a part's name before its tensors' names."""
+    return {f"{name}.{key}": value.detach() for key, value in tensors.items()}
+
+
+def select(tensors: Mapping[str, Tensor], name: str) -> Tensors:
+    """The tensors of one part, by their names within it."""
+    prefix = f"{name}."
+    return {
+        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+    }
+
+
+class HeadPart(Part):
+    """The head, trained on activations: (activation, targets) → loss, gradient."""
+
+    def answer(
+        self,
+        hidden: Tensor,
+        mask: Tensor,
+        targets: Tensor,
+        target_tokens: int,
+        generator: torch.Generator,
+    ) -> tuple[float, Tensor]:
+        """Loss of a micro-batch and its gradient by ``hidden`` [b, s, d]; own gradients add up.
+
+        ``target_tokens`` counts those of the whole batch, so that the micro-batches' losses and
+        gradients sum to the batch's.
+        """
+        hidden = hidden.detach().requires_grad_()
+        with drawing_from(generator):
+            loss = cast(Head, self.module).loss(hidden, mask, targets) / target_tokens
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), cast(Tensor, hidden.grad)

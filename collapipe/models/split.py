@@ -1,0 +1,99 @@
+"""The seam of a model: three kinds of parts, and their reunion, the unsplit model."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.batch import Batch
+from collapipe.models.dropout import DropoutKey, drawing_from
+from collapipe.tasks.tokenizer import Vocabulary
+
+EMBEDDING, HEAD = "embedding", "head"
+
+
+def block_name(index: int) -> str:
+    """Name of an encoder block, also the prefix of its weights' names."""
+    return f"blocks.{index}"
+
+
+class Head(Protocol):
+    """What stands behind the last block: a decoder or a task head with its output layer."""
+
+    def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the target tokens' losses; hidden [b, s, d], mask [b, s], targets [b, t]."""
+
+    def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
+        """Predicted ids of each sample, without marks."""
+
+
+class ModelSpec(Protocol):
+    """A model's configuration; builds each kind of part with fresh weights."""
+
+    @property
+    def num_blocks(self) -> int:
+        """L."""
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        """inputs [b, s] → hidden [b, s, d]."""
+
+    def build_block(self) -> nn.Module:
+        """(hidden [b, s, d], mask [b, s]) → hidden [b, s, d]."""
+
+    def build_head(self, vocabulary: Vocabulary) -> nn.Module:
+        """A module that is a ``Head``."""
+
+
+class SplitModel(nn.Module):
+    """All parts in one place: for evaluation, prediction and unsplit training."""
+
+    def __init__(self, spec: ModelSpec, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.embedding = spec.build_embedding(vocabulary)
+        self.blocks = nn.ModuleList(spec.build_block() for _ in range(spec.num_blocks))
+        self.head = spec.build_head(vocabulary)
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Embedding, blocks in order, head: name → module."""
+        blocks = {block_name(index): block for index, block in enumerate(self.blocks)}
+        return {EMBEDDING: self.embedding, **blocks, HEAD: self.head}
+
+    def encode(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        """The last block's activation [b, s, d], without dropout."""
+        hidden: Tensor = self.embedding(inputs)
+        for block in self.blocks:
+            hidden = block(hidden, mask)
+        return hidden
+
+    def loss(self, batch: Batch, key: DropoutKey) -> Tensor:
+        """Sum of the target tokens' losses in one piece, with the dropout of micro-batch 0."""
+
+        def drawing(part: str) -> AbstractContextManager[None]:
+            return drawing_from(key.generator(part, 0))
+
+        with drawing(EMBEDDING):
+            hidden: Tensor = self.embedding(batch.inputs)
+        for index, block in enumerate(self.blocks):
+            with drawing(block_name(index)):
+                hidden = block(hidden, batch.mask)
+        with drawing(HEAD):
+            return cast(Head, self.head).loss(hidden, batch.mask, batch.targets)
+
+    @torch.inference_mode()
+    def generate(self, batch: Batch, max_length: int) -> list[list[int]]:
+        """Greedy predictions for the batch's inputs."""
+        hidden = self.encode(batch.inputs, batch.mask)
+        return cast(Head, self.head).generate(hidden, batch.mask, max_length)
+
+
+def build_empty(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> nn.Module:
+    """A module around ``weights`` themselves: nothing is initialised, nothing copied.
+
+    Raises ``RuntimeError`` (torch's) where names or shapes do not fit.
+    """
+    with torch.device("meta"):
+        module = build()
+    module.load_state_dict(weights, assign=True)
+    return module.requires_grad_()

@@ -1,0 +1,267 @@
+"""The classic encoder–decoder Transformer (Vaswani et al. 2017), pre- or post-norm.
+
+Dropout falls on embeddings and on each sublayer's output, as in the original's section 5.4, not on
+attention weights: so attention stays one fused kernel.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from collapipe.batch import IGNORED
+from collapipe.errors import ConfigError
+from collapipe.models.dropout import Dropout
+from collapipe.tasks.tokenizer import Vocabulary
+
+KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
+
+
+@dataclass(frozen=True)
+class TransformerSpec:
+    """Sizes of the model; the options under ``model``."""
+
+    num_blocks: int = 6
+    num_decoder_blocks: int = 6
+    dim: int = 512
+    num_heads: int = 8
+    feed_forward_dim: int = 2048
+    dropout: float = 0.1
+    norm: str = "pre"
+    tie_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "num_decoder_blocks", "dim", "num_heads", "feed_forward_dim"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"model.{name}={getattr(self, name)}: must be at least 1")
+        if self.dim % self.num_heads or self.dim % 2:
+            raise ConfigError(
+                f"model.dim={self.dim}: must be even and a multiple of model.num_heads="
+                f"{self.num_heads}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"model.dropout={self.dropout}: must be at least 0 and below 1")
+        if self.norm not in ("pre", "post"):
+            raise ConfigError(f"model.norm={self.norm}: must be pre or post")
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        """Source embedding with positions."""
+        return Embedding(self, vocabulary)
+
+    def build_block(self) -> nn.Module:
+        """One encoder block."""
+        return EncoderBlock(self)
+
+    def build_head(self, vocabulary: Vocabulary) -> nn.Module:
+        """Decoder, target embedding and output layer."""
+        return Decoder(self, vocabulary)
+
+
+def positions(start: int, length: int, dim: int, like: Tensor) -> Tensor:
+    """Sinusoidal positions [length, dim] from position ``start`` on (section 3.5)."""
+    place = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
+    rate = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(1e4) / dim))
+    table = torch.stack((torch.sin(place * rate), torch.cos(place * rate)), dim=-1)
+    return table.flatten(1).to(like)
+
+
+class Embedding(nn.Module):
+    """Token embedding scaled by √d, plus positions, then dropout."""
+
+    def __init__(self, spec: TransformerSpec, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary.size, spec.dim)
+        # √d at the input and an output layer that may share the weights ask for this scale.
+        nn.init.normal_(self.tokens.weight, std=spec.dim**-0.5)
+        self.dropout = Dropout(spec.dropout)
+
+    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
+        """[b, s] → [b, s, d]; ``start`` is the first id's position."""
+        dim = self.tokens.embedding_dim
+        hidden: Tensor = self.tokens(ids) * math.sqrt(dim)
+        hidden = hidden + positions(start, ids.shape[1], dim, hidden)
+        return self.dropout(hidden)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose keys and values can be kept."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query, self.key, self.value, self.output = (_linear(dim, dim) for _ in range(4))
+
+    def keys_values(self, source: Tensor) -> KeysValues:
+        """Keys and values of ``source`` [b, s, d]."""
+        return self._heads(self.key(source)), self._heads(self.value(source))
+
+    def forward(
+        self, x: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """x [b, t, d] attends where ``mask`` (bool, broadcast to [b, heads, t, s]) is True."""
+        query = self._heads(self.query(x))
+        keys, values = keys_values
+        mixed = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=causal
+        )
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+class Sublayer(nn.Module):
+    """Residual connection, norm before or after, and dropout around a sublayer."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(spec.dim)
+        self.dropout = Dropout(spec.dropout)
+        self.pre = spec.norm == "pre"
+
+    def before(self, x: Tensor) -> Tensor:
+        """What the sublayer sees."""
+        return self.norm(x) if self.pre else x
+
+    def after(self, x: Tensor, output: Tensor) -> Tensor:
+        """x with the sublayer's ``output`` added."""
+        total = x + self.dropout(output)
+        return total if self.pre else self.norm(total)  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """Two layers with ReLU, inside their residual connection."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.around = Sublayer(spec)
+        self.inner = _linear(spec.dim, spec.feed_forward_dim)
+        self.outer = _linear(spec.feed_forward_dim, spec.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, t, d] → [b, t, d]."""
+        return self.around.after(x, self.outer(functional.relu(self.inner(self.around.before(x)))))
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and feed-forward: one Transformer encoder block (TEB)."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.around_attention = Sublayer(spec)
+        self.attention = Attention(spec.dim, spec.num_heads)
+        self.feed_forward = FeedForward(spec)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """hidden [b, s, d], mask [b, s] True at tokens → [b, s, d]."""
+        seen = self.around_attention.before(hidden)
+        keys_values = self.attention.keys_values(seen)
+        mixed = self.attention(seen, keys_values, mask[:, None, None, :])
+        return self.feed_forward(self.around_attention.after(hidden, mixed))  # type: ignore[no-any-return]
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to the encoder, feed-forward."""
+
+    def __init__(self, spec: TransformerSpec) -> None:
+        super().__init__()
+        self.around_self = Sublayer(spec)
+        self.self_attention = Attention(spec.dim, spec.num_heads)
+        self.around_cross = Sublayer(spec)
+        self.cross_attention = Attention(spec.dim, spec.num_heads)
+        self.feed_forward = FeedForward(spec)
+
+    def forward(
+        self, x: Tensor, memory: KeysValues, memory_mask: Tensor, past: KeysValues | None
+    ) -> tuple[Tensor, KeysValues]:
+        """x [b, t, d] → the same, and the keys and values to pass as ``past`` next time.
+
+        With ``past`` x is the one next position, which may see all of the past; without, x is the
+        whole sequence and sees itself causally.
+        """
+        seen = self.around_self.before(x)
+        keys, values = self.self_attention.keys_values(seen)
+        if past is not None:
+            keys, values = torch.cat((past[0], keys), 2), torch.cat((past[1], values), 2)
+        mixed = self.self_attention(seen, (keys, values), None, causal=past is None)
+        x = self.around_self.after(x, mixed)
+        crossed = self.cross_attention(self.around_cross.before(x), memory, memory_mask)
+        return self.feed_forward(self.around_cross.after(x, crossed)), (keys, values)
+
+
+class Decoder(nn.Module):
+    """Everything behind the encoder's last block; a ``Head``."""
+
+    def __init__(self, spec: TransformerSpec, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        pre = spec.norm == "pre"
+        self.memory_norm = nn.LayerNorm(spec.dim) if pre else nn.Identity()
+        self.embedding = Embedding(spec, vocabulary)
+        self.blocks = nn.ModuleList(DecoderBlock(spec) for _ in range(spec.num_decoder_blocks))
+        self.norm = nn.LayerNorm(spec.dim) if pre else nn.Identity()
+        self.output = None if spec.tie_embeddings else _linear(spec.dim, vocabulary.size)
+
+    def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross-entropy of ``targets`` [b, t], each predicted from those before it."""
+        before = targets.masked_fill(targets == IGNORED, self.vocabulary.pad)[:, :-1]
+        start = targets.new_full((targets.shape[0], 1), self.vocabulary.bos)
+        memories = self._memories(hidden)
+        logits, _ = self._step(torch.cat((start, before), 1), 0, memories, mask, None)
+        return functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
+        """Greedy decoding of a batch at once, with cached keys and values."""
+        memories = self._memories(hidden)
+        ids = mask.new_full((len(hidden), 1), self.vocabulary.bos, dtype=torch.long)
+        done = mask.new_zeros(len(hidden), dtype=torch.bool)
+        past: list[KeysValues] | None = None
+        for position in range(max_length):
+            logits, past = self._step(ids[:, -1:], position, memories, mask, past)
+            following = logits[:, -1].argmax(-1).masked_fill(done, self.vocabulary.eos)
+            ids = torch.cat((ids, following[:, None]), 1)
+            done |= following == self.vocabulary.eos
+            if bool(done.all()):
+                break
+        return [_until(row, self.vocabulary.eos) for row in ids[:, 1:].tolist()]
+
+    def _memories(self, hidden: Tensor) -> list[KeysValues]:
+        memory = self.memory_norm(hidden)
+        return [block.cross_attention.keys_values(memory) for block in self._decoder_blocks()]
+
+    def _step(
+        self,
+        ids: Tensor,
+        start: int,
+        memories: list[KeysValues],
+        mask: Tensor,
+        past: list[KeysValues] | None,
+    ) -> tuple[Tensor, list[KeysValues]]:
+        x = self.embedding(ids, start)
+        present = []
+        for index, block in enumerate(self._decoder_blocks()):
+            earlier = past[index] if past is not None else None
+            x, kept = block(x, memories[index], mask[:, None, None, :], earlier)
+            present.append(kept)
+        x = self.norm(x)
+        if self.output is None:
+            return functional.linear(x, self.embedding.tokens.weight), present
+        return self.output(x), present
+
+    def _decoder_blocks(self) -> list[DecoderBlock]:
+        return [block for block in self.blocks if isinstance(block, DecoderBlock)]
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _until(row: list[int], mark: int) -> list[int]:
+    return row[: row.index(mark)] if mark in row else row

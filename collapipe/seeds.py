@@ -1,0 +1,12 @@
+"""Random streams that depend on what they are for, and on nothing else."""
+
+import hashlib
+
+
+def derive(seed: int, *purpose: int | str) -> int:
+    """A 63-bit seed for one purpose, such as ``derive(seed, "dropout", unit, step, block)``.
+
+    A hash, so that neighbouring purposes share nothing and no order of calls matters.
+    """
+    text = repr((seed, *purpose)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,186 @@
+"""The configuration as typed, checked, frozen objects. Field names are the options' names."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from collapipe.errors import ConfigError
+
+
+def _check_numbers(group: str, section: Any, least: dict[str, float]) -> None:
+    """Every number of ``section`` is finite, and not below what ``least`` says of it."""
+    for field in fields(section):
+        value, option = getattr(section, field.name), f"{group}.{field.name}".lstrip(".")
+        if not isinstance(value, int | float):
+            continue
+        if not math.isfinite(value):
+            raise ConfigError(f"{option}={value}: must be a finite number")
+        if field.name in least and value < least[field.name]:
+            raise ConfigError(f"{option}={value}: must be at least {least[field.name]:g}")
+
+
+def _check_positive(option: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise ConfigError(f"{option}={value:g}: must be above 0")
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option}={value}: must be one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Where rows come from. How they become shards is ``data.partitioner``, a plug-in."""
+
+    root: str | None = None
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """Each unit's cluster of devices."""
+
+    num_devices: int = 3
+
+    def __post_init__(self) -> None:
+        _check_numbers("cluster", self, {"num_devices": 1})
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """How a cluster runs a batch."""
+
+    num_segments: int | None = None
+    num_micro_batches: int = 4
+    schedule: str = "one_f_one_b"
+    dtype: str = "float32"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        _check_numbers("pipeline", self, dict.fromkeys(("num_segments", "num_micro_batches"), 1))
+        _check_numbers("pipeline", self, {"threads": 1})
+        _check_choice("pipeline.schedule", self.schedule, ("gpipe", "one_f_one_b"))
+        _check_choice("pipeline.dtype", self.dtype, ("float32", "float64"))
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The local optimiser, the same on every segment, the embedding and the head."""
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    decay: str = "constant"
+    clip_norm: float | None = 1.0
+    state: str = "keep"
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("momentum", "beta1", "beta2", "weight_decay", "warmup_steps"), 0)
+        _check_numbers("optimizer", self, least)
+        for option in ("lr", "eps", "clip_norm"):
+            _check_positive(f"optimizer.{option}", getattr(self, option))
+        for option in ("momentum", "beta1", "beta2"):
+            if getattr(self, option) >= 1:
+                raise ConfigError(f"optimizer.{option}={getattr(self, option)}: must be below 1")
+        _check_choice("optimizer.name", self.name, ("adamw", "sgd"))
+        _check_choice("optimizer.decay", self.decay, ("constant", "linear", "inverse_sqrt"))
+        _check_choice("optimizer.state", self.state, ("keep", "reset"))
+
+    def rate(self, step: int, total_steps: int) -> float:
+        """Learning rate η of global step ``step`` (from 0) of ``total_steps``."""
+        warmup = self.warmup_steps
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        if self.decay == "linear":
+            return self.lr * (total_steps - step) / max(1, total_steps - warmup)
+        if self.decay == "inverse_sqrt":
+            return self.lr * math.sqrt(max(1, warmup) / (step + 1))
+        return self.lr
+
+
+@dataclass(frozen=True)
+class ServerOptimizerSettings:
+    """What the server does with the pseudo-gradient θ(t) − Σ wₙ θₙ."""
+
+    name: str = "fedavg"
+    lr: float = 1.0
+    momentum: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_numbers("server_optimizer", self, {"momentum": 0, "beta2": 0})
+        for option in ("lr", "eps"):
+            _check_positive(f"server_optimizer.{option}", getattr(self, option))
+        choices = ("fedavg", "sgd", "momentum", "adam")
+        _check_choice("server_optimizer.name", self.name, choices)
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """Rounds, units, and what becomes of their weights."""
+
+    rounds: int = 10
+    num_units: int = 3
+    local_steps: int = 10
+    eval_every: int = 1
+    round_timeout_s: float = 600.0
+    weighting: str = "tokens"
+
+    def __post_init__(self) -> None:
+        counts = ("rounds", "num_units", "local_steps", "eval_every")
+        _check_numbers("federation", self, dict.fromkeys(counts, 1))
+        _check_positive("federation.round_timeout_s", self.round_timeout_s)
+        _check_choice("federation.weighting", self.weighting, ("tokens", "uniform"))
+
+    @property
+    def total_steps(self) -> int:
+        """Global steps of the whole run."""
+        return self.rounds * self.local_steps
+
+
+@dataclass(frozen=True)
+class DecoderSettings:
+    """How the server trains the decoder within a round."""
+
+    mode: str = "per_cluster"
+
+    def __post_init__(self) -> None:
+        _check_choice("decoder.mode", self.mode, ("per_cluster", "shared"))
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """The decoder link: where the server listens, and the largest message that it takes."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_message_bytes: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        _check_numbers("link", self, {"port": 0, "max_message_bytes": 2**16})
+
+
+@dataclass(frozen=True)
+class FrameworkSettings:
+    """Who trains what."""
+
+    name: str = "collapipe"
+
+    def __post_init__(self) -> None:
+        _check_choice("framework.name", self.name, ("collapipe", "vanilla_fl"))
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """Where the apps run."""
+
+    name: str = "local"
+
+    def __post_init__(self) -> None:
+        _check_choice("runtime.name", self.name, ("local", "simulation"))

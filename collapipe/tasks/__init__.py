@@ -1,0 +1,1 @@
+"""Tasks: data, tokeniser, batches, loss and metric."""

@@ -1,0 +1,74 @@
+"""German dates and times to English: a task that needs no files and no network."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import numpy as np
+from babel.dates import format_date, format_time
+from datasets import Dataset
+
+from collapipe.errors import ConfigError
+from collapipe.seeds import derive
+from collapipe.tasks.task import Splits
+from collapipe.tasks.translation import Translation, require_at_least
+
+START, END = datetime(1950, 1, 1), datetime(2050, 1, 1)
+NUM_MINUTES = (END - START) // timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Dates(Translation):
+    """Minutes drawn from the century ``START`` to ``END``, written out by Babel's locale data.
+
+    Attributes
+    ----------
+    train_rows, validation_rows, test_rows
+        Rows of each split; no minute is drawn twice, so no row stands in two splits.
+    """
+
+    train_rows: int
+    validation_rows: int
+    test_rows: int
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for an empty split or more rows than there are minutes."""
+        Translation.__post_init__(self)  # super() does not work in a class with slots
+        for field in ("train_rows", "validation_rows", "test_rows"):
+            require_at_least(self, field, 1, "a split cannot be empty")
+        if self._num_rows > NUM_MINUTES:
+            raise ConfigError(
+                f"task.train_rows, validation_rows and test_rows add up to {self._num_rows}; "
+                f"keep them below {NUM_MINUTES}, the minutes of {START.year} to {END.year - 1}"
+            )
+
+    @property
+    def name(self) -> str:
+        """As in ``task=NAME``."""
+        return "dates"
+
+    @property
+    def _num_rows(self) -> int:
+        return self.train_rows + self.validation_rows + self.test_rows
+
+    def splits(self, seed: int) -> Splits:
+        """Disjoint rows, the same for the same seed."""
+        random = np.random.default_rng(derive(seed, "dates"))
+        minutes = random.choice(NUM_MINUTES, self._num_rows, replace=False)
+        bounds = self.train_rows, self.train_rows + self.validation_rows
+        train, validation, test = (_rows(part.tolist()) for part in np.split(minutes, bounds))
+        return Splits(train, validation, test)
+
+
+def _rows(minutes: Iterable[int]) -> Dataset:
+    moments = [START + timedelta(minutes=minute) for minute in minutes]
+    columns = {"source": "de", "target": "en_US"}
+    return Dataset.from_dict(
+        {column: [_text(m, locale) for m in moments] for column, locale in columns.items()}
+    )
+
+
+def _text(moment: datetime, locale: str) -> str:
+    date = format_date(moment, "full", locale=locale)
+    time = format_time(moment, "short", locale=locale)
+    return " ".join(f"{date}, {time}".split())  # CLDR's narrow blank before PM is hard to type

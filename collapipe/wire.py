@@ -1,0 +1,190 @@
+"""Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from collapipe.errors import WireError
+from collapipe.models.part import Tensors
+from collapipe.plan import ClusterPlan
+from collapipe.report import ClusterReport
+from collapipe.state import ClusterState
+
+T = TypeVar("T")
+STATE = "query.state"  # message types, as Flower addresses them
+TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """How a unit reaches the decoder for one round. ``token`` never appears in a log."""
+
+    address: str
+    certificate: bytes
+    token: str
+
+    def __repr__(self) -> str:
+        return f"LinkAddress(address={self.address!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """The server's message to a scheduled unit; ``link`` is None where the unit has the head."""
+
+    round: int
+    plan: ClusterPlan
+    weights: Tensors
+    timeout_s: float
+    link: LinkAddress | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReply:
+    """A unit's answer after its round."""
+
+    weights: Tensors
+    report: ClusterReport
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a unit did not finish: the error's name and its one line."""
+
+    kind: str
+    message: str
+
+
+def pack_state_request(tokenizer: str) -> RecordDict:
+    """Ask for a cluster's state, and give it the run's tokeniser."""
+    return RecordDict({"setup": ConfigRecord({"tokenizer": tokenizer})})
+
+
+def unpack_state_request(content: RecordDict) -> str:
+    """The tokeniser's JSON."""
+    return str(_value(content, "setup", "tokenizer"))
+
+
+def pack_state(state: ClusterState) -> RecordDict:
+    """A cluster's state."""
+    return RecordDict({"state": ConfigRecord({"state": _json(state)})})
+
+
+def unpack_state(content: RecordDict) -> ClusterState:
+    """See ``pack_state``. Raises ``WireError``."""
+    return _parse(ClusterState, _value(content, "state", "state"))
+
+
+def pack_request(request: TrainRequest) -> RecordDict:
+    """A ``train`` message's content."""
+    config: dict[str, Any] = {
+        "round": request.round,
+        "plan": _json(request.plan),
+        "timeout_s": request.timeout_s,
+    }
+    records = RecordDict({"weights": pack_tensors(request.weights), "round": ConfigRecord(config)})
+    if request.link is not None:
+        link = request.link
+        records["link"] = ConfigRecord(
+            {"address": link.address, "certificate": link.certificate, "token": link.token}
+        )
+    return records
+
+
+def unpack_request(content: RecordDict) -> TrainRequest:
+    """See ``pack_request``. Raises ``WireError``."""
+    link = None
+    if "link" in content:
+        fields = [_value(content, "link", key) for key in ("address", "certificate", "token")]
+        link = LinkAddress(*fields)
+    return TrainRequest(
+        round=_value(content, "round", "round"),
+        plan=_parse(ClusterPlan, _value(content, "round", "plan")),
+        weights=unpack_tensors(content, "weights"),
+        timeout_s=_value(content, "round", "timeout_s"),
+        link=link,
+    )
+
+
+def pack_reply(reply: TrainReply) -> RecordDict:
+    """A unit's answer."""
+    report = ConfigRecord({"report": _json(reply.report)})
+    return RecordDict({"weights": pack_tensors(reply.weights), "report": report})
+
+
+def unpack_reply(content: RecordDict) -> TrainReply | Failure:
+    """See ``pack_reply`` and ``pack_failure``. Raises ``WireError``."""
+    if "failure" in content:
+        kind, message = (str(_value(content, "failure", key)) for key in ("kind", "message"))
+        return Failure(kind, message)
+    report = _parse(ClusterReport, _value(content, "report", "report"))
+    return TrainReply(unpack_tensors(content, "weights"), report)
+
+
+def pack_failure(error: Exception) -> RecordDict:
+    """The answer of a unit that could not finish."""
+    config = ConfigRecord({"kind": type(error).__name__, "message": str(error)})
+    return RecordDict({"failure": config})
+
+
+def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Named tensors as a record of arrays."""
+    arrays = OrderedDict((name, Array(tensor.numpy())) for name, tensor in tensors.items())
+    return ArrayRecord(arrays)
+
+
+def unpack_tensors(content: RecordDict, key: str) -> Tensors:
+    """Named tensors, each with memory of its own. Raises ``WireError``."""
+    record = content.get(key)
+    if not isinstance(record, ArrayRecord):
+        raise WireError(f"message without arrays {key!r}; has {sorted(content)}")
+    try:
+        return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    except (TypeError, ValueError, EOFError) as error:
+        raise WireError(f"arrays {key!r} cannot be read: {error}") from error
+
+
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Payload of tensors on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], sender: str) -> None:
+    """Raise ``WireError`` unless names, shapes and dtypes are those expected, all values finite."""
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
+        raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
+    for name, tensor in tensors.items():
+        like = expected[name]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise WireError(
+                f"{sender} sent {name} as {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {like.dtype} {list(like.shape)}"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
+
+
+def _json(value: Any) -> str:
+    return TypeAdapter(type(value)).dump_json(value).decode()
+
+
+def _parse(kind: type[T], text: Any) -> T:
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise WireError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
+
+
+def _value(content: RecordDict, record: str, key: str) -> Any:
+    config = content.get(record)
+    if not isinstance(config, ConfigRecord) or key not in config:
+        raise WireError(f"message without {record}.{key}; has {sorted(content)}")
+    return config[key]

@@ -1,0 +1,1 @@
+"""Decides: pure functions from state to plan."""

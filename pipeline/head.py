@@ -1,0 +1,71 @@
+"""What stands behind the last segment: (micro-batch, activation) → loss, gradient."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from collapipe.batch import Batch
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import HeadPart
+from collapipe.models.split import HEAD
+
+Answer = tuple[float, Tensor]
+
+
+class Head(Protocol):
+    """The pipeline's last stage. It may work while the segments do: ``submit`` does not wait."""
+
+    def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
+        """A step begins; ``target_tokens`` is the divisor of its losses."""
+
+    def submit(self, micro_batch: int, hidden: Tensor) -> None:
+        """Hand over the last segment's activation."""
+
+    def ready(self, micro_batch: int) -> bool:
+        """Whether ``answer`` would return at once."""
+
+    def answer(self, micro_batch: int) -> Answer:
+        """Loss of the micro-batch and gradient of its activation; waits for them."""
+
+    def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
+        """Tell the head the parts' squared gradient norms, and get its own."""
+
+    def step(self, rate: float, scale: float) -> None:
+        """Step with the gradients times ``scale``."""
+
+
+class LocalHead:
+    """A head on the control unit itself."""
+
+    def __init__(self, part: HeadPart) -> None:
+        self._part = part
+        self._answers: dict[int, Answer] = {}
+
+    def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
+        """See ``Head``."""
+        self._key, self._micro_batches, self._tokens = key, micro_batches, target_tokens
+
+    def submit(self, micro_batch: int, hidden: Tensor) -> None:
+        """See ``Head``; computes at once."""
+        batch = self._micro_batches[micro_batch]
+        generator = self._key.generator(HEAD, micro_batch)
+        self._answers[micro_batch] = self._part.answer(
+            hidden, batch.mask, batch.targets, self._tokens, generator
+        )
+
+    def ready(self, micro_batch: int) -> bool:
+        """See ``Head``."""
+        return micro_batch in self._answers
+
+    def answer(self, micro_batch: int) -> Answer:
+        """See ``Head``."""
+        return self._answers.pop(micro_batch)
+
+    def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
+        """See ``Head``."""
+        return [self._part.squared_norm()]
+
+    def step(self, rate: float, scale: float) -> None:
+        """See ``Head``."""
+        self._part.step(rate, scale)

@@ -1,0 +1,48 @@
+"""One device's blocks: forward, backward, and what it keeps between the two."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from collapipe.models.dropout import DropoutKey, drawing_from
+from collapipe.models.part import Part
+
+
+class Segment:
+    """Consecutive parts of the model that one device holds.
+
+    Attributes
+    ----------
+    peak_micro_batches
+        Most micro-batches whose activations were kept at once.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self.peak_micro_batches = 0
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
+        """Activation [b, s, d] of the last part; ``mask`` goes to each part that takes one."""
+        if inputs.is_floating_point():  # token ids have no gradient
+            inputs = inputs.detach().requires_grad_()
+        hidden = inputs
+        for part in self.parts:
+            with drawing_from(key.generator(part.name, micro_batch)):
+                hidden = part.module(hidden, *mask)
+        self._kept[micro_batch] = (inputs, hidden)
+        self.peak_micro_batches = max(self.peak_micro_batches, len(self._kept))
+        return hidden.detach()
+
+    def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
+        """Add to the parts' gradients; the gradient of the inputs, None where they are ids."""
+        inputs, hidden = self._kept.pop(micro_batch)
+        torch.autograd.backward(hidden, gradient)
+        return inputs.grad
+
+    def forget(self) -> None:
+        """Drop what a step that was given up has left behind."""
+        self._kept.clear()
+        for part in self.parts:
+            part.forget_gradients()

@@ -1,0 +1,226 @@
+"""Pairs, batches, BLEU and parallel files: what goes in comes out, and errors name the line."""
+
+import gzip
+import logging
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from collapipe.batch import IGNORED
+from collapipe.errors import ConfigError, DataError
+from collapipe.tasks import translation
+from collapipe.tasks.task import Task
+from collapipe.tasks.tokenizer import Tokenizer, Vocabulary
+from collapipe.tasks.translation import ParallelCorpus, SequencePairs
+
+GERMAN = ["Ein Igel liest Zeitung.", "Zwei Öfen schlafen schon.", "Niemand grüßt den Mond."]
+ENGLISH = ["A hedgehog reads the paper.", "Two ovens are asleep.", "Nobody greets the moon."]
+ROWS = Dataset.from_dict({"source": GERMAN, "target": ENGLISH})
+MARKS = Vocabulary(size=300, pad=0, bos=1, eos=2)
+DATA = Path(os.environ.get("COLLAPIPE_DATA", Path(__file__).parents[4] / "shared/data"))
+
+sentences = st.lists(st.lists(st.integers(3, 299), max_size=9), min_size=1, max_size=6)
+
+
+def corpus(root: Path | None, max_length: int = 32) -> ParallelCorpus:
+    """A task over files, or over the hub."""
+    return ParallelCorpus(
+        vocabulary=400,
+        max_length=max_length,
+        name="tiny",
+        root=None if root is None else str(root),
+        hub_name="nobody/tiny",
+        source="de",
+        target="en",
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole corpus; German files are packed, English ones plain."""
+    for split in ("train", "valid", "test"):
+        packed = gzip.compress("\n".join(GERMAN).encode())
+        (tmp_path / f"{split}.de.gz").write_bytes(packed)
+        (tmp_path / f"{split}.en").write_text("\n".join(ENGLISH) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Trained on the fixture's sentences."""
+    return corpus(None).train_tokenizer(ROWS)
+
+
+@given(sentences, st.data())
+def test_batch_holds_each_row_whole(sources: list[list[int]], data: st.DataObject) -> None:
+    """Removing the padding gives back every row and its end mark, in the order asked for."""
+    targets = sources[::-1]
+    rows = data.draw(st.permutations(range(len(sources))))
+    batch = SequencePairs(sources, targets, MARKS).batch(rows)
+    assert batch.inputs.shape == batch.mask.shape
+    assert batch.num_targets == sum(len(ids) + 1 for ids in targets)
+    for i, row in enumerate(rows):
+        assert batch.inputs[i][batch.mask[i]].tolist() == [*sources[row], MARKS.eos]
+        assert batch.targets[i][batch.targets[i] != IGNORED].tolist() == [*targets[row], MARKS.eos]
+        assert (batch.inputs[i][~batch.mask[i]] == MARKS.pad).all()
+        assert batch.mask[i].long().diff().le(0).all(), "padding stands behind"
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
+def test_any_text_comes_back(texts: list[str]) -> None:
+    """Encoded and decoded, with noise behind the end mark, a text is the same."""
+    task = corpus(None)
+    tokenizer = task.train_tokenizer(ROWS)
+    texts = [text for text in texts if "<" not in text]
+    ids = [[*row, tokenizer.vocabulary.eos, 5, 6] for row in tokenizer.encode(texts)]
+    assert task.decode(ids, tokenizer) == texts
+
+
+def test_inputs_are_encoded_like_rows(tokenizer: Tokenizer) -> None:
+    """What a user types meets the model as the training rows did."""
+    task = corpus(None)
+    typed, rows = task.inputs(GERMAN, tokenizer), task.encode(ROWS, tokenizer).batch(range(3))
+    assert torch.equal(typed.inputs, rows.inputs)
+    assert torch.equal(typed.mask, rows.mask)
+    assert (typed.targets.shape, typed.num_targets) == ((3, 0), 0)
+    assert task.inputs([], tokenizer).num_samples == 0
+
+
+def test_long_rows_are_cut_and_counted(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``max_length`` includes the end mark."""
+    whole = corpus(None).encode(ROWS, tokenizer)
+    with caplog.at_level(logging.WARNING):
+        pairs = corpus(None, max_length=4).encode(ROWS, tokenizer)
+    assert [list(ids) for ids in pairs.sources] == [list(ids[:3]) for ids in whole.sources]
+    assert pairs.batch([0, 1, 2]).inputs.shape == (3, 4)
+    assert "3 of 3 texts are longer than task.max_length=4 and were cut" in caplog.text
+
+
+def test_tokenizer_is_a_function_of_the_rows(tokenizer: Tokenizer) -> None:
+    """Every run trains the same one."""
+    assert corpus(None).train_tokenizer(ROWS).json_text == tokenizer.json_text
+
+
+def test_score_tells_right_from_wrong() -> None:
+    """References score 100, their reverse less, and the signature says how."""
+    right, wrong = corpus(None).score(ENGLISH, ROWS), corpus(None).score(ENGLISH[::-1], ROWS)
+    assert right.value == pytest.approx(100)
+    assert wrong.value < 50
+    assert right.name == corpus(None).metric == "BLEU"
+    assert "tok:13a" in right.signature
+
+
+def test_files_become_rows(folder: Path) -> None:
+    """Plain and packed, with and without a last line break, a byte order mark and CR."""
+    crlf = "\ufeff" + "\r\n".join(ENGLISH)
+    (folder / "valid.en").write_bytes(crlf.encode())
+    task: Task = corpus(folder)
+    splits = task.splits(seed=0)
+    for rows in (splits.train, splits.validation, splits.test):
+        assert rows.to_dict() == ROWS.to_dict()
+
+
+def test_lines_end_at_line_breaks_only(folder: Path) -> None:
+    """U+2028 and its like stand inside a sentence and move no line."""
+    odd = [*ENGLISH[:2], "Nobody\u2028greets\x0bthe\x85moon."]
+    (folder / "train.en").write_bytes("\n".join(odd).encode())
+    assert corpus(folder).splits(0).train["target"][2] == odd[2]
+
+
+def test_pairs_blank_on_both_sides_are_left_out(folder: Path) -> None:
+    """They teach nothing, and files often end with them."""
+    (folder / "test.de").write_text("\n\nEins\n\n", encoding="utf-8")
+    (folder / "test.en").write_text(" \n\nOne\n\n", encoding="utf-8")
+    assert corpus(folder).splits(0).test.to_list() == [{"source": "Eins", "target": "One"}]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("valid.en", None, ["valid.en", "valid.en.gz", "data.root"]),
+        ("test.en", b"One\n", ["test.de.gz has 3 lines", "test.en has 1"]),
+        ("train.en", b"One\nTw\xff\nThree\n", ["train.en:2", "UTF-8", "0xff"]),
+        ("train.en", b"One\n \nThree\n", ["train.en:2 is blank"]),
+        ("train.de.gz", gzip.compress(b"Eins\n\nDrei\n"), ["train.de.gz:2 is blank"]),
+        ("train.de.gz", b"no archive", ["train.de.gz cannot be read"]),
+        ("train.de.gz", gzip.compress(b"Eins\n" * 99)[:-9], ["train.de.gz cannot be read"]),
+        ("train.en", b"", ["train.en has 0"]),
+    ],
+)
+def test_bad_files_are_named(
+    folder: Path, file: str, content: bytes | None, words: list[str]
+) -> None:
+    """One line that says what is wrong and where."""
+    path = folder / file
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        corpus(folder).splits(0)
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+def test_empty_split_and_missing_folder(folder: Path) -> None:
+    """Neither is taken for a corpus."""
+    (folder / "valid.de").touch()
+    (folder / "valid.en").write_bytes(b"\n")
+    with pytest.raises(DataError, match=r"valid\.de has 0 lines, .*valid\.en has 1"):
+        corpus(folder).splits(0)
+    (folder / "valid.en").write_bytes(b"")
+    with pytest.raises(DataError, match=r"valid\.de and .*valid\.en hold no text"):
+        corpus(folder).splits(0)
+    with pytest.raises(DataError, match=r"no folder .*absent; correct data\.root"):
+        corpus(folder / "absent").splits(0)
+
+
+def test_hub_columns_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a root, the languages name the hub's columns."""
+    hub = ROWS.rename_columns({"source": "de", "target": "en"})
+    splits = {"train": hub, "validation": hub, "test": hub}
+    monkeypatch.setattr(translation, "load_dataset", {"nobody/tiny": splits}.__getitem__)
+    assert corpus(None).splits(0).validation.to_dict() == ROWS.to_dict()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no\nroute"), ValueError(), KeyError("en")])
+def test_unreachable_hub_names_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever the hub's client raises."""
+
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(translation, "load_dataset", fail)
+    with pytest.raises(DataError, match=r"nobody/tiny.*set data\.root=FOLDER") as caught:
+        corpus(None).splits(0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("vocabulary", 258), ("max_length", 1), ("source", "en")]
+)
+def test_bad_fields_are_named(field: str, value: object) -> None:
+    """Also when they come through OmegaConf, as in a run."""
+    options = OmegaConf.merge(OmegaConf.structured(ParallelCorpus), asdict(corpus(None)))
+    assert OmegaConf.to_object(options) == corpus(None)
+    with pytest.raises(ConfigError, match=rf"task\.{field} .*set"):
+        OmegaConf.to_object(OmegaConf.merge(options, {field: value}))
+
+
+@pytest.mark.skipif(not (DATA / "multi30k").is_dir(), reason=f"no Multi30K in {DATA}")
+def test_multi30k_is_read_whole() -> None:
+    """The counts of its publication; copying the source is worth nothing."""
+    task = corpus(DATA / "multi30k", max_length=128)
+    splits = task.splits(0)
+    sizes = [len(rows) for rows in (splits.train, splits.validation, splits.test)]
+    assert sizes == [29_000, 1_014, 1_000]
+    assert task.score(splits.test["source"], splits.test).value < 1
