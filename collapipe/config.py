@@ -42,7 +42,7 @@ T = TypeVar("T")
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity: plug-ins may be anything
 class Settings:
     """Everything that a run is configured by.
 

@@ -143,6 +143,10 @@ class FederationSettings:
         """Global steps of the whole run."""
         return self.rounds * self.local_steps
 
+    def steps_of(self, round_: int) -> range:
+        """Global steps of a round, both counted as users see them: rounds from 1, steps from 0."""
+        return range((round_ - 1) * self.local_steps, round_ * self.local_steps)
+
 
 @dataclass(frozen=True)
 class DecoderSettings:

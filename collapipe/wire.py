@@ -75,8 +75,10 @@ def pack_state(state: ClusterState) -> RecordDict:
     return RecordDict({"state": ConfigRecord({"state": _json(state)})})
 
 
-def unpack_state(content: RecordDict) -> ClusterState:
-    """See ``pack_state``. Raises ``WireError``."""
+def unpack_state(content: RecordDict) -> ClusterState | Failure:
+    """See ``pack_state`` and ``pack_failure``. Raises ``WireError``."""
+    if "failure" in content:
+        return _failure(content)
     return _parse(ClusterState, _value(content, "state", "state"))
 
 
@@ -120,8 +122,7 @@ def pack_reply(reply: TrainReply) -> RecordDict:
 def unpack_reply(content: RecordDict) -> TrainReply | Failure:
     """See ``pack_reply`` and ``pack_failure``. Raises ``WireError``."""
     if "failure" in content:
-        kind, message = (str(_value(content, "failure", key)) for key in ("kind", "message"))
-        return Failure(kind, message)
+        return _failure(content)
     report = _parse(ClusterReport, _value(content, "report", "report"))
     return TrainReply(unpack_tensors(content, "weights"), report)
 
@@ -130,6 +131,11 @@ def pack_failure(error: Exception) -> RecordDict:
     """The answer of a unit that could not finish."""
     config = ConfigRecord({"kind": type(error).__name__, "message": str(error)})
     return RecordDict({"failure": config})
+
+
+def _failure(content: RecordDict) -> Failure:
+    kind, message = (str(_value(content, "failure", key)) for key in ("kind", "message"))
+    return Failure(kind, message)
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from collapipe.errors import CollaPipeError
 
@@ -33,6 +34,7 @@ _QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "TERM": "dumb",  # FORCE_COLOR would colour Flower's JSON
 }
 _START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
 _GRACE_SECONDS = 8.0  # Flower's processes leave by force 5 s after a signal
@@ -53,6 +55,14 @@ class _Site:
     @property
     def super_link_log(self) -> Path:
         return self.home / "superlink.log"
+
+
+@dataclass(frozen=True)
+class _Process:
+    """A row of the process table; its birth tells two owners of one id apart."""
+
+    parent: int
+    birth: str
 
 
 def run_simulation(
@@ -94,7 +104,7 @@ def run_simulation(
             status = _final_status(site, run_id)
         except KeyboardInterrupt:
             with suppress(CollaPipeError):
-                _flwr(site, "stop", run_id, "--format", "json")
+                _flwr(site, "stop", run_id)
             raise
     return 0 if status == "finished:completed" else 1
 
@@ -139,12 +149,13 @@ def _site() -> Iterator[_Site]:
 def _environment(home: Path) -> dict[str, str]:
     """Return this process' environment for Flower: quiet, offline, and with its own commands."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+    only_errors = {"FLWR_LOG_LEVEL": "ERROR"}  # of Flower itself; the app's own lines all come
+    return {**only_errors, **os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
 @contextmanager
 def _super_link(site: _Site) -> Iterator[None]:
-    """Run a SuperLink in simulation mode, with its records in memory, as Flower's default one."""
+    """Run a SuperLink in simulation mode, its records in memory, as Flower's default connection."""
     port = _free_port()
     (site.home / "config.toml").write_text(
         '[superlink]\ndefault = "local"\n\n'
@@ -152,12 +163,13 @@ def _super_link(site: _Site) -> Iterator[None]:
     )
     command = "flower-superlink --insecure --simulation --isolation subprocess --host 127.0.0.1"
     with site.super_link_log.open("wb") as log:
-        process = _popen(site, [*command.split(), "--port", str(port)], stdout=log)
+        process = _popen(site, [*command.split(), "--port", str(port)], log, log)
     try:
         _wait_until_open(process, port, site.super_link_log)
         yield
     finally:
-        _end(process)
+        _end_all(site.home, process.pid)
+        process.wait()
 
 
 def _free_port() -> int:
@@ -165,3 +177,185 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def _wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise CollaPipeError(
+                f"flower-superlink ended with status {process.returncode}: "
+                f"{_last_line(log.read_text(errors='replace'))}"
+            )
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(_POLL_SECONDS)
+    raise CollaPipeError(f"flower-superlink did not open port {port} within {_START_SECONDS:.0f} s")
+
+
+def _popen(
+    site: _Site, command: Sequence[str], stdout: int | IO[bytes], stderr: int | IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a Flower command out of reach of the terminal's Ctrl-C, which is ours to handle."""
+    program = shutil.which(command[0], path=site.environment["PATH"])
+    if program is None:
+        raise CollaPipeError(
+            f"the command {command[0]} was not found; pip install 'flwr[simulation]'"
+        )
+    return subprocess.Popen(  # noqa: S603 - Flower's own commands, no shell
+        [program, *command[1:]],
+        cwd=site.neutral_folder,
+        env=site.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+# ── Flower's command line ────────────────────────────────────────────────────────────────────────
+
+
+def _submit(
+    site: _Site, app_dir: Path, overrides: Sequence[str], num_units: int, cpus_per_unit: int
+) -> str:
+    """Start the run and return its id."""
+    nodes = f"num-supernodes={num_units} client-resources-num-cpus={cpus_per_unit}"
+    options = ["--federation-config", nodes, "--run-config", run_config(overrides)]
+    answer = _flwr(site, "run", str(app_dir.resolve()), *options)
+    return str(answer["run-id"])
+
+
+def _final_status(site: _Site, run_id: str) -> str:
+    """Return the run's status, once it has ended: the log may break off before that."""
+    while True:
+        answer = _flwr(site, "list", "--run-id", run_id)
+        status = str(answer["runs"][0]["status"])
+        if status.startswith("finished"):
+            return status
+        time.sleep(1.0)
+
+
+def _flwr(site: _Site, *arguments: str) -> dict[str, Any]:
+    """Return what ``flwr ARGUMENTS --format json`` answers; it exits with 0 on errors, too."""
+    command = ["flwr", *arguments, "--format", "json"]
+    with _child(_popen(site, command, subprocess.PIPE, subprocess.STDOUT)) as process:
+        output = process.communicate()[0].decode(errors="replace")
+    with suppress(ValueError):
+        answer = json.loads(output)
+        if answer.get("success"):
+            return dict(answer)
+        output = str(answer.get("error-message", output))
+    raise CollaPipeError(f"flwr {arguments[0]} failed: {_last_line(output)}")
+
+
+def _stream_log(site: _Site, run_id: str) -> None:
+    """Copy the run's output, line by line, to standard output until the run has ended."""
+    command = ["flwr", "log", run_id, "--stream"]
+    unbuffered = _Site(site.home, {**site.environment, "PYTHONUNBUFFERED": "1"})
+    with _child(_popen(unbuffered, command, subprocess.PIPE, subprocess.DEVNULL)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line.decode(errors="replace"), end="", flush=True)
+
+
+@contextmanager
+def _child(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Wait for the process; kill it if the block is left by an exception."""
+    with process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+# ── the end of all processes ─────────────────────────────────────────────────────────────────────
+
+
+def _end_all(home: Path, root: int | None = None) -> None:
+    """End ``root`` and everything that descends from it or has ``home`` as its FLWR_HOME.
+
+    The topmost are asked to leave; Flower's others follow them, through their exit handlers.
+    What is still there after the time of grace, or at a second Ctrl-C, is killed.
+    """
+    family = _family(home, root, {})
+    try:
+        for pid, process in family.items():
+            if process.parent not in family:
+                _signal(pid, signal.SIGTERM)
+        family = _wait_for(home, root, family, _GRACE_SECONDS)
+    finally:
+        for pid in family:
+            _signal(pid, signal.SIGKILL)
+        _wait_for(home, root, family, _GRACE_SECONDS)
+
+
+def _wait_for(
+    home: Path, root: int | None, family: dict[int, _Process], seconds: float
+) -> dict[int, _Process]:
+    """Return who is left of a family, its new members included, after at most ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (family := _family(home, root, family)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return family
+
+
+def _family(home: Path, root: int | None, known: dict[int, _Process]) -> dict[int, _Process]:
+    """Return the living processes of ``known``, of this FLWR_HOME, and all their descendants.
+
+    Ray's workers overwrite their environment with their title: only their parents give them away.
+    """
+    processes = _processes()
+    members = {
+        pid
+        for pid, process in processes.items()
+        if pid == root or _same(process, known.get(pid)) or _has_home(pid, home)
+    }
+    grown = True
+    while grown:
+        children = {pid for pid, process in processes.items() if process.parent in members}
+        grown = not children <= members
+        members |= children
+    return {pid: processes[pid] for pid in members}
+
+
+def _same(one: _Process, other: _Process | None) -> bool:
+    return other is not None and one.birth == other.birth
+
+
+def _has_home(pid: int, home: Path) -> bool:
+    """Tell whether the process was started with this FLWR_HOME; known on Linux only."""
+    with suppress(OSError):
+        return f"FLWR_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def _processes() -> dict[int, _Process]:
+    """Return the machine's living processes by their id."""
+    if Path("/proc/self/stat").exists():
+        found = {int(path.name): _from_proc(path) for path in Path("/proc").glob("[0-9]*")}
+        return {pid: process for pid, process in found.items() if process is not None}
+    columns = ["-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "lstart="]
+    listing = subprocess.run(["ps", "-A", *columns], capture_output=True, text=True, check=True)  # noqa: S603, S607
+    rows = [line.split(maxsplit=3) for line in listing.stdout.splitlines()]
+    return {int(row[0]): _Process(int(row[1]), row[3]) for row in rows if row[2][0] != "Z"}
+
+
+def _from_proc(folder: Path) -> _Process | None:
+    """Read ``/proc/PID/stat``; None for a zombie and for a process that is gone by now."""
+    try:
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else _Process(parent=int(fields[1]), birth=fields[19])
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

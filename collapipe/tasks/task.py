@@ -50,6 +50,10 @@ class Task(Protocol):
     def metric(self) -> str:
         """Name of the score."""
 
+    @property
+    def max_length(self) -> int:
+        """Most tokens that a prediction may have."""
+
     def splits(self, seed: int) -> Splits:
         """All rows. Raises ``DataError`` that names file and line."""
 

@@ -29,6 +29,7 @@ class Tokenizer:
     def __init__(self, json_text: str) -> None:
         self.json_text = json_text
         self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        self._tokenizer.encode_special_tokens = True  # a typed "</s>" is text, not a mark
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
@@ -57,8 +58,8 @@ class Tokenizer:
     @property
     def vocabulary(self) -> Vocabulary:
         """Size and marks."""
-        pad, bos, eos = (self._tokenizer.token_to_id(mark) for mark in (PAD, BOS, EOS))
-        return Vocabulary(self._tokenizer.get_vocab_size(), pad, bos, eos)
+        ids = self._tokenizer.get_vocab()
+        return Vocabulary(len(ids), ids[PAD], ids[BOS], ids[EOS])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without marks."""

@@ -15,6 +15,16 @@ from collapipe.tasks.shards import batch_rows, shard
 sizes = st.integers(1, 40)
 
 
+class OneForAll:
+    """A user's own partitioner, which leaves all units but the first nothing."""
+
+    dataset: Dataset
+
+    def load_partition(self, unit: int) -> Dataset:
+        """All rows for unit 0."""
+        return self.dataset.select(range(len(self.dataset) if unit == 0 else 0))
+
+
 def numbered(num_rows: int) -> Dataset:
     """Rows that know their number and a class."""
     numbers = range(num_rows)
@@ -39,7 +49,8 @@ def test_shards_cover_the_rows_once(build: object) -> None:
 @pytest.mark.parametrize(
     ("partitioner", "unit", "words"),
     [
-        (IidPartitioner(4), 3, ["unit 3", "none of 2 rows"]),
+        (OneForAll(), 3, ["unit 3", "none of 2 rows"]),
+        (IidPartitioner(4), 3, ["unit 3", "cannot cut 2 rows"]),
         (IidPartitioner(2), 2, ["unit 2", "cannot cut 2 rows"]),
         (DirichletPartitioner(2, partition_by="topic", alpha=1.0), 0, ["unit 0", "topic"]),
     ],

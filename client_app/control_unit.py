@@ -1,0 +1,145 @@
+"""A control unit's round: its batches through its trainer. Knows nothing of Flower."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from collapipe import cancellation
+from collapipe.batch import Batch
+from collapipe.config import Settings
+from collapipe.errors import NonFiniteLossError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import Part, Tensors, select
+from collapipe.models.split import EMBEDDING, block_name, build_empty
+from collapipe.report import ClusterReport
+from collapipe.seeds import derive
+from collapipe.state import ClusterState, DeviceProfile
+from collapipe.tasks.rows import load_shard
+from collapipe.tasks.shards import batch_rows
+from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.timing import PhaseTimer
+from collapipe.wire import LinkAddress, TrainReply, TrainRequest
+from client_app.link import DecoderLink
+from client_app.unsplit import UnsplitTrainer
+from pipeline.engine import Pipeline
+
+
+class Trainer(Protocol):
+    """What trains a model on batches: the cluster's pipeline, or the unit alone."""
+
+    timer: PhaseTimer
+
+    def run(self, batch: Batch, key: DropoutKey) -> float:
+        """Forward and backward; the loss."""
+
+    def step(self, rate: float, clip_norm: float | None) -> None:
+        """Clip and step."""
+
+    def weights(self) -> Tensors:
+        """Weights by name."""
+
+    def optimizer_state(self) -> Tensors:
+        """Optimiser state by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What came of a round: the reply, and what the unit keeps until its next one."""
+
+    reply: TrainReply
+    optimizer_state: Tensors
+
+
+class ControlUnit:
+    """Unit n: its shard, the embedding, and the way to its cluster.
+
+    Raises ``DataError`` for rows that cannot be read.
+    """
+
+    def __init__(self, settings: Settings, unit: int, tokenizer: Tokenizer) -> None:
+        self._settings, self._unit, self._tokenizer = settings, unit, tokenizer
+        self._examples = settings.task.encode(load_shard(settings, unit), tokenizer)
+
+    def state(self) -> ClusterState:
+        """The cluster as it is now."""
+        names = (f"device-{k}" for k in range(self._settings.cluster.num_devices))
+        devices = tuple(DeviceProfile(name) for name in names)
+        return ClusterState(self._unit, devices, len(self._examples))
+
+    def train(self, request: TrainRequest, optimizer_state: Tensors) -> Round:
+        """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
+        ``CancelledRoundError``."""
+        settings = self._settings
+        kept = {} if settings.optimizer.state == "reset" else optimizer_state
+        if request.link is None:
+            trainer = UnsplitTrainer(
+                settings.model,
+                self._tokenizer.vocabulary,
+                request.weights,
+                settings.optimizer,
+                kept,
+            )
+            return self._run(request, trainer)
+        with self._pipeline(request, request.link, kept) as (pipeline, link):
+            finished = self._run(request, pipeline, link)
+            link.finish()
+            return finished
+
+    @contextmanager
+    def _pipeline(
+        self, request: TrainRequest, address: LinkAddress, state: Tensors
+    ) -> Iterator[tuple[Pipeline, DecoderLink]]:
+        settings, spec = self._settings, self._settings.model
+        vocabulary = self._tokenizer.vocabulary
+        embedding = build_empty(
+            lambda: spec.build_embedding(vocabulary), select(request.weights, EMBEDDING)
+        )
+        blocks = {
+            name: build_empty(spec.build_block, select(request.weights, name))
+            for name in map(block_name, range(spec.num_blocks))
+        }
+        parts = [Part(name, block, settings.optimizer, state) for name, block in blocks.items()]
+        first = Part(EMBEDDING, embedding, settings.optimizer, state)
+        limit = settings.link.max_message_bytes
+        with (
+            DecoderLink(address, request.round, limit) as link,
+            Pipeline(request.plan, first, parts, link) as pipeline,
+        ):
+            yield pipeline, link
+
+    def _run(
+        self, request: TrainRequest, trainer: Trainer, link: DecoderLink | None = None
+    ) -> Round:
+        settings = self._settings
+        losses, samples, tokens = [], 0, 0
+        for step in settings.federation.steps_of(request.round):
+            cancellation.check()
+            batch = self._batch(step)
+            loss = trainer.run(batch, DropoutKey(settings.seed, self._unit, step))
+            if not math.isfinite(loss):
+                raise NonFiniteLossError(
+                    f"unit {self._unit}, round {request.round}, step {step}: the loss is {loss}; "
+                    "lower optimizer.lr or set optimizer.clip_norm"
+                )
+            rate = settings.optimizer.rate(step, settings.federation.total_steps)
+            trainer.step(rate, settings.optimizer.clip_norm)
+            losses.append(loss)
+            samples += batch.num_samples
+            tokens += batch.num_targets
+        report = ClusterReport(
+            self._unit,
+            tuple(losses),
+            samples,
+            tokens,
+            dict(trainer.timer.seconds),
+            link.bytes_up if link else 0,
+            link.bytes_down if link else 0,
+        )
+        return Round(TrainReply(trainer.weights(), report), trainer.optimizer_state())
+
+    def _batch(self, step: int) -> Batch:
+        seed = derive(self._settings.seed, "data", self._unit)
+        rows = batch_rows(len(self._examples), self._settings.batch_size, step, seed)
+        return self._examples.batch(rows.tolist())

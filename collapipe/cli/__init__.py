@@ -1,0 +1,1 @@
+"""The ``collapipe`` command: the only place that starts the rooms."""

@@ -1,0 +1,68 @@
+"""Commands and exit statuses; what each does is in a file of its own, imported when it is asked for."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collapipe import __version__
+from collapipe.errors import CollaPipeError
+
+_INTERRUPTED = 130
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """Run the command; errors of ours are one line on standard error, and a status."""
+    try:
+        app()
+    except CollaPipeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_status) from None
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is saved", file=sys.stderr)
+        raise SystemExit(_INTERRUPTED) from None
+
+
+@app.callback()
+def root(verbose: Annotated[bool, typer.Option("--verbose", help="Show debug logs.")] = False) -> None:
+    """Train Transformers together on clusters of edge devices."""
+    level = logging.DEBUG if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(name)s: %(message)s")
+
+
+@app.command()
+def run(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
+    ] = None,
+    multirun: Annotated[
+        bool, typer.Option("-m", "--multirun", help="Sweep: KEY=V1,V2 runs each combination.")
+    ] = False,
+) -> None:
+    """Train; without options three clusters learn to translate dates."""
+    from collapipe.cli.run import run_job, run_sweep
+
+    (run_sweep if multirun else run_job)(overrides or [])
+
+
+@app.command()
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Inputs; without any, lines of standard input.")
+    ] = None,
+) -> None:
+    """Use a run's trained model."""
+    from collapipe.cli.predict import predict_texts
+
+    predict_texts(run_dir, texts or [line.rstrip("\n") for line in sys.stdin])
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)

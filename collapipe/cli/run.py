@@ -1,0 +1,71 @@
+"""``collapipe run``: one job or a sweep, in this process or on Flower's simulation engine."""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from collapipe import config
+from collapipe.config import Settings
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def run_job(overrides: Sequence[str]) -> None:
+    """Train once. Raises ``CollaPipeError`` or ``KeyboardInterrupt``."""
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    settings = config.load_overrides(overrides)
+    settled = _absolute(overrides, settings)
+    if settings.runtime.name == "simulation":
+        _run_simulated(settled, settings)
+    else:
+        _run_local(settled, settings)
+
+
+def run_sweep(overrides: Sequence[str]) -> None:
+    """Every combination, one after the other, each in a numbered folder."""
+    folder = Path(config.sweep_dir(overrides))
+    for number, job in enumerate(config.expand(overrides)):
+        print(f"job {number}: {config.join(job)}")
+        run_job([*job, f"hydra.run.dir={folder / str(number)}"])
+
+
+def _run_local(overrides: Sequence[str], settings: Settings) -> None:
+    # Imported here: simulations run these rooms in other processes.
+    from flwr.app import Context, RecordDict
+
+    from client_app.app import app as client
+    from server_app.app import app as server
+    from server_app.grid import InlineGrid
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    run_config = {"overrides": config.join(overrides)}
+    grid = InlineGrid(client, settings.federation.num_units, run_config)
+    context = Context(
+        run_id=grid.run.run_id,
+        node_id=0,
+        node_config={},
+        state=RecordDict(),
+        run_config=run_config,
+    )
+    server(grid, context)
+
+
+def _run_simulated(overrides: Sequence[str], settings: Settings) -> None:
+    from collapipe.cli.simulation import run_simulation
+
+    root = Path(__file__).parents[2]
+    run_simulation(root, overrides, settings.federation.num_units)
+
+
+def _absolute(overrides: Sequence[str], settings: Settings) -> list[str]:
+    """Overrides that mean the same in another working directory, and at another second."""
+    settled = [*overrides, f"hydra.run.dir='{Path(settings.run_dir).resolve()}'"]
+    if settings.data.root is not None:
+        settled.append(f"data.root='{Path(settings.data.root).resolve()}'")
+    return settled

@@ -1,0 +1,1 @@
+"""The edge server: a Flower ServerApp."""

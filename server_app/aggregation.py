@@ -1,0 +1,51 @@
+"""Weights or pseudo-gradients of the units → the new model."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from collapipe.models.part import Tensors
+from collapipe.settings import ServerOptimizerSettings
+
+
+def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+    """Σₙ wₙ θₙ / Σₙ wₙ, name by name and in the models' order (FedAvg)."""
+    total = sum(weights)
+    return {
+        name: torch.stack([m[name] * (w / total) for m, w in zip(models, weights, strict=True)]).sum(0)
+        for name in models[0]
+    }
+
+
+class ServerOptimizer:
+    """A step on the pseudo-gradient θ(t) − average; its memory lasts for the run.
+
+    ``fedavg`` takes the average itself. With one local step of plain SGD that is eqs. (6)–(9).
+    """
+
+    def __init__(self, settings: ServerOptimizerSettings) -> None:
+        self._settings = settings
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._parameters: Tensors = {}
+
+    def step(self, previous: Tensors, averaged: Tensors) -> Tensors:
+        """The new model from the round's first weights and the units' average."""
+        if self._settings.name == "fedavg":
+            return averaged
+        if self._optimizer is None:
+            self._parameters = {name: tensor.clone() for name, tensor in previous.items()}
+            self._optimizer = _build(self._settings, list(self._parameters.values()))
+        for name, parameter in self._parameters.items():
+            parameter.copy_(previous[name])
+            parameter.grad = previous[name] - averaged[name]
+        self._optimizer.step()
+        return {name: parameter.clone() for name, parameter in self._parameters.items()}
+
+
+def _build(settings: ServerOptimizerSettings, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    if settings.name == "adam":
+        betas = (settings.momentum, settings.beta2)
+        return torch.optim.Adam(parameters, lr=settings.lr, betas=betas, eps=settings.eps)
+    momentum = settings.momentum if settings.name == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=settings.lr, momentum=momentum)

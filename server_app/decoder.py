@@ -1,0 +1,161 @@
+"""Trains the head on activations: one session per unit and round."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from collapipe.batch import IGNORED
+from collapipe.errors import WireError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import HeadPart, Tensors, clip_scale
+from collapipe.models.split import HEAD
+from collapipe.settings import OptimizerSettings
+
+OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, target tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlan:
+    """What a session must know of its unit's round.
+
+    Attributes
+    ----------
+    num_blocks
+        L; the unit has L + 1 parts, so it sends as many squared norms.
+    steps
+        Global steps that the unit will train, in order.
+    total_steps
+        Of the whole run, for the schedule of the learning rate.
+    """
+
+    unit: int
+    round: int
+    seed: int
+    num_blocks: int
+    steps: range
+    total_steps: int
+    vocabulary_size: int
+
+
+@dataclass
+class _Step:
+    number: int
+    num_micro_batches: int
+    target_tokens: int
+    loss: float = 0.0
+    answered: int = 0
+    seen_tokens: int = 0
+
+
+@dataclass
+class DecoderSession:
+    """One unit's head during one round.
+
+    ``turn`` is held from the begin to the end of a step: where units share a head, their gradients
+    must not mix. Nothing here is kept unless ``complete`` is True at the round's end.
+    """
+
+    plan: SessionPlan
+    part: HeadPart
+    optimizer: OptimizerSettings
+    turn: AbstractContextManager[object]
+    on_step: OnStep
+    complete: bool = False
+    _step: _Step | None = None
+    _steps_done: int = field(default=0)
+
+    def begin(self, step: int, num_micro_batches: int, target_tokens: int) -> None:
+        """Start a step. Raises ``WireError`` for another step than the plan's next."""
+        if self._step is not None or self._steps_done >= len(self.plan.steps):
+            raise WireError(f"step {step} begins, but another is under way or all are done")
+        if step != self.plan.steps[self._steps_done]:
+            raise WireError(f"step {step} begins, expected {self.plan.steps[self._steps_done]}")
+        if num_micro_batches < 1 or target_tokens < 1:
+            raise WireError(f"{num_micro_batches} micro-batches with {target_tokens} target tokens")
+        self.turn.__enter__()
+        self._step = _Step(step, num_micro_batches, target_tokens)
+
+    def answer(
+        self, micro_batch: int, hidden: Tensor, mask: Tensor, targets: Tensor
+    ) -> tuple[float, Tensor]:
+        """Loss of a micro-batch and the gradient of ``hidden`` [b, s, d]."""
+        step = self._under_way()
+        if micro_batch != step.answered or micro_batch >= step.num_micro_batches:
+            raise WireError(f"micro-batch {micro_batch} came, expected {step.answered}")
+        self._check(hidden, mask, targets)
+        key = DropoutKey(self.plan.seed, self.plan.unit, step.number)
+        loss, gradient = self.part.answer(
+            hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
+        )
+        step.loss += loss
+        step.answered += 1
+        step.seen_tokens += int((targets != IGNORED).sum())
+        return loss, gradient
+
+    def finish_step(self, squared_norms: Sequence[float]) -> list[float]:
+        """End a step: the head's own squared norm; the head has stepped when this returns."""
+        step = self._under_way()
+        if step.answered != step.num_micro_batches or step.seen_tokens != step.target_tokens:
+            raise WireError(
+                f"step {step.number} ends after {step.answered} of {step.num_micro_batches} "
+                f"micro-batches and {step.seen_tokens} of {step.target_tokens} target tokens"
+            )
+        if len(squared_norms) != self.plan.num_blocks + 1:
+            raise WireError(f"{len(squared_norms)} norms, expected {self.plan.num_blocks + 1}")
+        own = [self.part.squared_norm()]
+        scale = clip_scale([*squared_norms, *own], self.optimizer.clip_norm)
+        self.part.step(self.optimizer.rate(step.number, self.plan.total_steps), scale)
+        self._leave_step()
+        self._steps_done += 1
+        self.on_step(self.plan.unit, step.number, step.loss, step.target_tokens)
+        return own
+
+    def finish(self) -> None:
+        """All steps are done. Raises ``WireError`` if they are not."""
+        if self._step is not None or self._steps_done != len(self.plan.steps):
+            raise WireError(f"the round ends after {self._steps_done} of {len(self.plan.steps)} steps")
+        self.complete = True
+
+    def abandon(self) -> None:
+        """The stream is gone: leave a step that is under way, without a trace of it."""
+        if self._step is not None:
+            self.part.forget_gradients()
+            self._leave_step()
+
+    def _under_way(self) -> _Step:
+        if self._step is None:
+            raise WireError("no step has begun")
+        return self._step
+
+    def _leave_step(self) -> None:
+        self._step = None
+        self.turn.__exit__(None, None, None)
+
+    def _check(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> None:
+        weight = next(self.part.module.parameters())
+        fits = (
+            hidden.dim() == 3
+            and hidden.numel() > 0
+            and hidden.dtype == weight.dtype
+            and mask.shape == hidden.shape[:2]
+            and mask.dtype == torch.bool
+            and targets.dim() == 2
+            and targets.shape[0] == hidden.shape[0]
+            and targets.dtype == torch.int64
+        )
+        if not fits:
+            raise WireError(
+                f"activation {hidden.dtype} {list(hidden.shape)}, mask {mask.dtype} "
+                f"{list(mask.shape)} and targets {targets.dtype} {list(targets.shape)} do not fit"
+            )
+        wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.plan.vocabulary_size))
+        if bool(wrong.any()):
+            raise WireError(f"target ids outside of 0 … {self.plan.vocabulary_size - 1}")
+
+
+def trained(sessions: Mapping[int, DecoderSession]) -> dict[int, Tensors]:
+    """Head weights of the sessions that are complete, by unit."""
+    return {unit: s.part.weights() for unit, s in sessions.items() if s.complete}

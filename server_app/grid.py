@@ -1,0 +1,129 @@
+"""InlineGrid: Flower's apps in one process, each message in a thread of its own."""
+
+import contextvars
+import itertools
+import logging
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from collapipe.cancellation import Cancellation, cancellable
+
+_log = logging.getLogger(__name__)
+_RUN_ID, _SERVER_NODE_ID, _APP_ERROR = 1, 1, 0
+_GRACE_S = 5.0  # for cancelled units to reach their next action
+
+
+@dataclass
+class _Call:
+    node_id: int
+    reply: "Future[Message]"
+    cancellation: Cancellation
+
+
+class InlineGrid(Grid):
+    """Calls ``client_app`` for each node; a node keeps its state, and does one thing at a time.
+
+    A node that has not answered when the time is over is cancelled: its work ends at the next
+    action. What ignores that keeps only its own daemon thread, and its node stays busy.
+    """
+
+    def __init__(self, client_app: ClientApp, num_nodes: int, run_config: UserConfig) -> None:
+        # Message() reads these; Flower sets them in the processes that it starts itself.
+        TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
+        TaskIdentity.node_id = _SERVER_NODE_ID
+        self._client_app = client_app
+        self._run = Run.create_empty(_RUN_ID)
+        self._contexts = {
+            node_id: Context(
+                run_id=_RUN_ID,
+                node_id=node_id,
+                node_config={"partition-id": unit, "num-partitions": num_nodes},
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for unit, node_id in enumerate(range(2, num_nodes + 2))
+        }
+        self._calls: dict[str, _Call] = {}
+        self._ids = itertools.count()
+
+    def set_run(self, run: Run) -> None:
+        """See ``Grid``."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """See ``Grid``."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """See ``Grid``."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """See ``Grid``."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Start a thread for each message."""
+        return [self._start(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that are there; each is handed out once."""
+        done = [key for key in message_ids if key in self._calls and self._calls[key].reply.done()]
+        return [self._calls.pop(key).reply.result() for key in done]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Replies within ``timeout`` seconds; the other nodes are cancelled."""
+        keys = list(self.push_messages(messages))
+        calls = [self._calls[key] for key in keys]
+        try:
+            wait([call.reply for call in calls], timeout)
+            return self.pull_messages(keys)
+        finally:
+            late = [call for call in calls if not call.reply.done()]
+            for call in late:
+                call.cancellation.cancel()
+            wait([call.reply for call in late], _GRACE_S)
+
+    def _start(self, message: Message) -> str:
+        node_id, key = message.metadata.dst_node_id, str(next(self._ids))
+        reply: Future[Message] = Future()
+        busy = any(c.node_id == node_id and not c.reply.done() for c in self._calls.values())
+        with cancellable() as scope:
+            context = contextvars.copy_context()
+        self._calls[key] = _Call(node_id, reply, scope)
+        if busy:
+            error = Error(_APP_ERROR, "still busy with an earlier round, which it does not give up")
+            reply.set_result(Message(error, reply_to=message))
+        else:
+            work = threading.Thread(
+                target=context.run, args=(self._call, message, reply), daemon=True
+            )
+            work.start()
+        return key
+
+    def _call(self, message: Message, reply: "Future[Message]") -> None:
+        try:
+            answer = self._client_app(message, self._contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            _log.debug("a unit raised", exc_info=True)
+            reason = f"{type(error).__name__}: {error}"
+            answer = Message(Error(_APP_ERROR, reason), reply_to=message)
+        reply.set_result(answer)

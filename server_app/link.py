@@ -1,0 +1,163 @@
+"""The decoder link's server: streams in, decoder sessions, streams out.
+
+Listens with TLS and a certificate made at start. A stream is heard only with the bearer token of a
+session that is open and not in use; tokens live for one unit and one round.
+"""
+
+import hmac
+import logging
+import secrets
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from types import TracebackType
+
+import grpc
+import torch
+
+from collapipe import frames
+from collapipe.errors import CollaPipeError, LinkError, WireError
+from collapipe.frames import Frame, Kind
+from collapipe.link import METHOD, bearer_token, channel_options
+from collapipe.settings import LinkSettings
+from collapipe.wire import LinkAddress
+from server_app.certificate import self_signed
+from server_app.decoder import DecoderSession
+
+_log = logging.getLogger(__name__)
+_CLOSE_S = 2.0  # for streams to end when the link closes
+_REFUSERS = 4  # threads left to refuse strangers while every session streams
+
+
+class DecoderLinkServer:
+    """A gRPC server for as long as the context is open.
+
+    Parameters
+    ----------
+    max_sessions
+        Streams at once; one per scheduled unit.
+    """
+
+    def __init__(self, settings: LinkSettings, max_sessions: int) -> None:
+        self._sessions: dict[str, DecoderSession] = {}
+        self._streams: dict[str, grpc.ServicerContext] = {}
+        self._lock = threading.Lock()
+        self._max_sessions = max_sessions
+        key, self._certificate = self_signed()
+        workers = max_sessions + _REFUSERS
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(workers, thread_name_prefix="decoder-link"),
+            options=[*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)],
+            maximum_concurrent_rpcs=workers,
+        )
+        service, method = METHOD.strip("/").split("/")
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        credentials = grpc.ssl_server_credentials([(key, self._certificate)])
+        wanted = f"{settings.host}:{settings.port}"
+        try:
+            port = self._server.add_secure_port(wanted, credentials)
+        except RuntimeError as error:
+            raise LinkError(f"link.host, link.port={wanted}: cannot listen there; {error}") from error
+        self._address = f"{settings.host}:{port}"
+
+    def __enter__(self) -> "DecoderLinkServer":
+        self._server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.stop(_CLOSE_S).wait()
+
+    def open(self, session: DecoderSession) -> LinkAddress:
+        """How the session's unit reaches it. Raises ``LinkError`` beyond ``max_sessions``."""
+        token = secrets.token_urlsafe(32)
+        with self._lock:
+            if len(self._sessions) >= self._max_sessions:
+                raise LinkError(f"{len(self._sessions)} sessions are open, as many as there may be")
+            self._sessions[token] = session
+        return LinkAddress(self._address, self._certificate, token)
+
+    def close(self, address: LinkAddress) -> None:
+        """Forget the session and end its stream, wherever that is."""
+        with self._lock:
+            self._sessions.pop(address.token, None)
+            stream = self._streams.pop(address.token, None)
+        if stream is not None:
+            stream.cancel()
+
+    def _serve(
+        self, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        try:
+            with self._claimed(context) as session:
+                for message in messages:
+                    answer = _answer(session, frames.decode(message))
+                    if answer is not None:
+                        yield frames.encode(answer)
+                    if session.complete:
+                        return
+        except _RefusedError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except WireError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except CollaPipeError as error:
+            context.abort(grpc.StatusCode.CANCELLED, str(error))
+
+    @contextmanager
+    def _claimed(self, context: grpc.ServicerContext) -> Iterator[DecoderSession]:
+        """The session that the caller's token opens, for one stream only."""
+        offered = bearer_token(dict(context.invocation_metadata())).encode()
+        with self._lock:
+            matches = [t for t in self._sessions if hmac.compare_digest(t.encode(), offered)]
+            if not matches or matches[0] in self._streams:
+                _log.warning("decoder link: refused a stream without the token of an open round")
+                raise _RefusedError("no open round has this token, or its stream was opened already")
+            self._streams[matches[0]] = context
+            session = self._sessions[matches[0]]
+        try:
+            yield session
+        finally:
+            session.abandon()
+
+
+class _RefusedError(LinkError):
+    """No session for this caller."""
+
+
+def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
+    """What the session says to a frame. Raises ``WireError`` where the frame does not fit."""
+    if frame.round != session.plan.round:
+        raise WireError(f"frame of round {frame.round} in round {session.plan.round}")
+    tensors: tuple[torch.Tensor, ...] = ()
+    if frame.kind == Kind.BEGIN:
+        begin = _only(frame, 1)[0]
+        if begin.shape != (2,) or begin.dtype != torch.int64:
+            raise WireError("a step begins with two whole numbers")
+        session.begin(frame.step, int(begin[0]), int(begin[1]))
+        return None
+    if frame.kind == Kind.ACTIVATION:
+        loss, gradient = session.answer(frame.micro_batch, *_only(frame, 3))
+        tensors = (torch.tensor(loss, dtype=torch.float64), gradient)
+        return Frame(Kind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
+    if frame.kind == Kind.NORMS:
+        norms = _only(frame, 1)[0].flatten().tolist()
+        tensors = (torch.tensor(session.finish_step(norms), dtype=torch.float64),)
+        return Frame(Kind.NORMS, frame.round, frame.step, 0, tensors)
+    if frame.kind == Kind.BYE:
+        session.finish()
+        return Frame(Kind.BYE, frame.round, frame.step, 0)
+    raise WireError(f"a unit does not send {frame.kind.name}")
+
+
+def _only(frame: Frame, count: int) -> tuple[torch.Tensor, ...]:
+    if len(frame.tensors) != count:
+        raise WireError(f"{frame.kind.name} with {len(frame.tensors)} tensors, expected {count}")
+    return frame.tensors

@@ -1,0 +1,96 @@
+"""What a person sees of a run: live lines on a terminal, plain ones elsewhere."""
+
+import threading
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from collapipe.report import RoundReport
+from server_app.evaluation import Evaluation
+
+
+class RunProgress:
+    """Told of steps, rounds and evaluations; a context, since a live display must end.
+
+    Steps come from the decoder link's threads.
+    """
+
+    def __init__(self, console: Console, rounds: int, steps_per_round: int) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._tokens, self._start = 0, time.perf_counter()
+        self._rounds, self._steps = rounds, steps_per_round
+        self._live = Progress(
+            TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps · loss {task.fields[loss]} · {task.fields[metric]}"),
+            TextColumn("· {task.fields[speed]} tokens/s ·"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._live.add_task(
+            "train",
+            total=rounds * steps_per_round,
+            round=1,
+            rounds=rounds,
+            loss="–",
+            metric="no metric yet",
+            speed="–",
+        )
+
+    def __enter__(self) -> "RunProgress":
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def step(self, unit: int, step: int, loss: float, tokens: int) -> None:
+        """A unit's step is done."""
+        with self._lock:
+            self._tokens += tokens
+            speed = self._tokens / (time.perf_counter() - self._start)
+        self._live.update(self._task, advance=1, loss=f"{loss:.3f}", speed=f"{speed:,.0f}")
+
+    def round(self, report: RoundReport, wall_s: float) -> None:
+        """A round is done."""
+        done = report.round * self._steps
+        self._live.update(self._task, completed=done, round=min(report.round + 1, self._rounds))
+        for unit, cause in report.failures.items():
+            self.say(f"round {report.round}: ended without unit {unit}: {cause}")
+        if not self._console.is_terminal:
+            self.say(
+                f"round {report.round}/{self._rounds}  train loss {report.train_loss:.4f}  "
+                f"{report.target_tokens / wall_s:,.0f} tokens/s  {wall_s:.1f} s"
+            )
+
+    def evaluation(self, round_: int, evaluation: Evaluation) -> None:
+        """The model was evaluated."""
+        score = evaluation.score
+        self._live.update(self._task, metric=f"{score.name} {score.value:.2f}")
+        self.say(
+            f"round {round_}/{self._rounds}  evaluation loss {evaluation.loss:.4f}  "
+            f"{score.name} {score.value:.2f}"
+        )
+
+
+def end_table(rows: dict[str, str]) -> Table:
+    """The short table at the end of a run."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
