@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from client_app.link import DecoderLink
+from client_app.unsplit import UnsplitTrainer
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.config import Settings
@@ -21,8 +23,6 @@ from collapipe.tasks.shards import batch_rows
 from collapipe.tasks.tokenizer import Tokenizer
 from collapipe.timing import PhaseTimer
 from collapipe.wire import LinkAddress, TrainReply, TrainRequest
-from client_app.link import DecoderLink
-from client_app.unsplit import UnsplitTrainer
 from pipeline.engine import Pipeline
 
 

@@ -35,7 +35,10 @@ class DecoderLink:
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._answers: dict[int, tuple[float, Tensor]] = {}
         certificate = grpc.ssl_channel_credentials(link.certificate)
-        options = [*channel_options(max_message_bytes), ("grpc.ssl_target_name_override", SERVER_NAME)]
+        options = [
+            *channel_options(max_message_bytes),
+            ("grpc.ssl_target_name_override", SERVER_NAME),
+        ]
         self._channel = grpc.secure_channel(link.address, certificate, options=options)
         self._call = self._channel.stream_stream(METHOD)(
             iter(self._outgoing.get, None), metadata=credentials_metadata(link.token)
@@ -118,7 +121,9 @@ class DecoderLink:
     def _keep(self, frame: Frame) -> None:
         batch = self._micro_batches[frame.micro_batch]
         if len(frame.tensors) != 2 or frame.tensors[1].shape[:2] != batch.inputs.shape:
-            raise WireError(f"the decoder's gradient of micro-batch {frame.micro_batch} does not fit")
+            raise WireError(
+                f"the decoder's gradient of micro-batch {frame.micro_batch} does not fit"
+            )
         loss, gradient = frame.tensors
         self._answers[frame.micro_batch] = (float(loss), gradient)
 

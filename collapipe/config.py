@@ -1,4 +1,4 @@
-"""Hydra's configuration tree → typed settings, once, at the edge. The only file that knows Hydra."""
+"""Hydra's configuration tree → typed settings, once. The only file that knows Hydra."""
 
 import difflib
 import functools
@@ -106,7 +106,9 @@ def load_tree(tree: Mapping[str, Any], run_dir: str) -> Settings:
 def _load(overrides: tuple[str, ...]) -> Settings:
     tree = _compose(overrides)
     run_dir = str(tree.hydra.run.dir)
-    return _settings(OmegaConf.masked_copy(tree, [key for key in tree if key != "hydra"]), run_dir)
+    return _settings(
+        OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"]), run_dir
+    )
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -153,13 +155,14 @@ def _settings(tree: DictConfig, run_dir: str) -> Settings:
     except OmegaConfBaseException as error:
         raise ConfigError(_line(error)) from error
     data = {key: value for key, value in resolved["data"].items() if key != "partitioner"}
-    sections = {
+    sections: dict[str, Any] = {
         name: _typed(name, kind, data if name == "data" else resolved[name])
         for name, kind in SECTIONS.items()
     }
     settings = Settings(
         **sections,
-        **_scalars(resolved),
+        seed=_whole(resolved, "seed", 0),
+        batch_size=_whole(resolved, "batch_size", 1),
         task=build("task", resolved["task"]),
         model=build("model", resolved["model"]),
         tree=resolved,
@@ -169,12 +172,11 @@ def _settings(tree: DictConfig, run_dir: str) -> Settings:
     return settings
 
 
-def _scalars(tree: Mapping[str, Any]) -> dict[str, int]:
-    for option, least in (("seed", 0), ("batch_size", 1)):
-        value = tree[option]
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{option}={value}: must be a whole number of at least {least}")
-    return {"seed": tree["seed"], "batch_size": tree["batch_size"]}
+def _whole(tree: Mapping[str, Any], option: str, least: int) -> int:
+    value = tree[option]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{option}={value}: must be a whole number of at least {least}")
+    return value
 
 
 def _check_together(settings: Settings) -> None:
@@ -219,10 +221,10 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     with _composing:
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            groups = [o.input_line for o in parsed if o.key_or_group.split("@")[0] in GROUPS]
+            groups = [str(o.input_line) for o in parsed if o.key_or_group.split("@")[0] in GROUPS]
             for override in parsed:
                 _check_group(override)
-            known = _flat(_compose_or_explain([cast(str, group) for group in groups]))
+            known = _flat(_compose_or_explain(groups))
             for override in parsed:
                 _check_key(override, known)
             return _compose_or_explain(overrides)

@@ -1,13 +1,14 @@
 """The configuration as typed, checked, frozen objects. Field names are the options' names."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from collapipe.errors import ConfigError
 
 
-def _check_numbers(group: str, section: Any, least: dict[str, float]) -> None:
+def _check_numbers(group: str, section: Any, least: Mapping[str, float]) -> None:
     """Every number of ``section`` is finite, and not below what ``least`` says of it."""
     for field in fields(section):
         value, option = getattr(section, field.name), f"{group}.{field.name}".lstrip(".")

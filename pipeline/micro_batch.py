@@ -1,15 +1,25 @@
 """A batch cut into micro-batches whose sizes differ by at most one."""
 
-import torch
+from torch import Tensor
 
-from collapipe.batch import Batch
+from collapipe.batch import IGNORED, Batch
 
 
 def split(batch: Batch, num_micro_batches: int) -> list[Batch]:
-    """m micro-batches in the samples' order, b̂ = b/m (eq. 5) rounded up for the first ones.
+    """m micro-batches, b̂ = b/m (eq. 5) rounded up for the first ones; few samples: one each.
 
-    A batch of fewer than m samples is cut into single samples.
+    Samples of similar length share a micro-batch, which is padded to its own longest only: their
+    order does not matter to a sum, and padding costs as much as text.
     """
     count = min(num_micro_batches, batch.num_samples)
-    columns = (torch.tensor_split(t, count) for t in (batch.inputs, batch.mask, batch.targets))
-    return [Batch(*tensors) for tensors in zip(*columns, strict=True)]
+    if count == 1:
+        return [batch]
+    longest_first = batch.mask.sum(1).argsort(descending=True, stable=True)
+    return [_gather(batch, rows) for rows in longest_first.tensor_split(count)]
+
+
+def _gather(batch: Batch, rows: Tensor) -> Batch:
+    mask, targets = batch.mask[rows], batch.targets[rows]
+    sources = int(mask.sum(1).max())
+    width = int((targets != IGNORED).sum(1).max())
+    return Batch(batch.inputs[rows, :sources], mask[:, :sources], targets[:, :width])

@@ -1,9 +1,9 @@
 """A schedule is data: a list of actions per stage, which can be checked, counted and drawn.
 
 Stages 0 … S − 1 are the segments, stage S is the head (the decoder behind its link, or a local
-head). ``F2`` on a stage needs ``F2`` of the stage before it; ``B2`` needs ``B2`` of the stage behind
-it and its own ``F2``. Gradients always accumulate in the order of micro-batches, so that all
-schedules give the same bits.
+head). ``F2`` on a stage needs ``F2`` of the stage before it; ``B2`` needs ``B2`` of the stage
+behind it and its own ``F2``. Gradients always accumulate in the order of micro-batches, so that
+all schedules give the same bits.
 """
 
 from collections.abc import Callable

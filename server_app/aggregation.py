@@ -13,7 +13,9 @@ def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     """Σₙ wₙ θₙ / Σₙ wₙ, name by name and in the models' order (FedAvg)."""
     total = sum(weights)
     return {
-        name: torch.stack([m[name] * (w / total) for m, w in zip(models, weights, strict=True)]).sum(0)
+        name: torch.stack(
+            [m[name] * (w / total) for m, w in zip(models, weights, strict=True)]
+        ).sum(0)
         for name in models[0]
     }
 

@@ -116,7 +116,9 @@ class DecoderSession:
     def finish(self) -> None:
         """All steps are done. Raises ``WireError`` if they are not."""
         if self._step is not None or self._steps_done != len(self.plan.steps):
-            raise WireError(f"the round ends after {self._steps_done} of {len(self.plan.steps)} steps")
+            raise WireError(
+                f"the round ends after {self._steps_done} of {len(self.plan.steps)} steps"
+            )
         self.complete = True
 
     def abandon(self) -> None:

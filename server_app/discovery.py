@@ -14,9 +14,7 @@ _WAIT_S = 30.0  # for simulated or deployed nodes to connect
 _POLL_S = 0.5
 
 
-def discover(
-    grid: Grid, federation: FederationSettings, tokenizer: str
-) -> dict[int, ClusterState]:
+def discover(grid: Grid, federation: FederationSettings, tokenizer: str) -> dict[int, ClusterState]:
     """State of each node's cluster, after giving it the tokeniser.
 
     Raises

@@ -61,7 +61,9 @@ class DecoderLinkServer:
         try:
             port = self._server.add_secure_port(wanted, credentials)
         except RuntimeError as error:
-            raise LinkError(f"link.host, link.port={wanted}: cannot listen there; {error}") from error
+            raise LinkError(
+                f"link.host, link.port={wanted}: cannot listen there; {error}"
+            ) from error
         self._address = f"{settings.host}:{port}"
 
     def __enter__(self) -> "DecoderLinkServer":
@@ -93,9 +95,7 @@ class DecoderLinkServer:
         if stream is not None:
             stream.cancel()
 
-    def _serve(
-        self, messages: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def _serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             with self._claimed(context) as session:
                 for message in messages:
@@ -119,7 +119,9 @@ class DecoderLinkServer:
             matches = [t for t in self._sessions if hmac.compare_digest(t.encode(), offered)]
             if not matches or matches[0] in self._streams:
                 _log.warning("decoder link: refused a stream without the token of an open round")
-                raise _RefusedError("no open round has this token, or its stream was opened already")
+                raise _RefusedError(
+                    "no open round has this token, or its stream was opened already"
+                )
             self._streams[matches[0]] = context
             session = self._sessions[matches[0]]
         try:

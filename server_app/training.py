@@ -153,13 +153,13 @@ class _Run:
         line = asdict(report)
         line["seconds"] = {**seconds, **report.seconds}
         line["wall_s"] = time.perf_counter() - self._history.start
-        writer.add_scalar("train/loss", report.train_loss, report.round)  # type: ignore[no-untyped-call]
+        writer.add_scalar("train/loss", report.train_loss, report.round)
         if evaluation is not None:
             line["evaluation_loss"] = evaluation.loss
             line["metric"] = asdict(evaluation.score)
             name = f"evaluation/{evaluation.score.name}"
-            writer.add_scalar(name, evaluation.score.value, report.round)  # type: ignore[no-untyped-call]
-            writer.add_scalar("evaluation/loss", evaluation.loss, report.round)  # type: ignore[no-untyped-call]
+            writer.add_scalar(name, evaluation.score.value, report.round)
+            writer.add_scalar("evaluation/loss", evaluation.loss, report.round)
         self._folder.append_metrics(line)
 
 

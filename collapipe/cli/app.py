@@ -1,4 +1,4 @@
-"""Commands and exit statuses; what each does is in a file of its own, imported when it is asked for."""
+"""Commands and exit statuses; what a command does is imported when it is asked for."""
 
 import logging
 import sys
@@ -27,7 +27,9 @@ def main() -> None:
 
 
 @app.callback()
-def root(verbose: Annotated[bool, typer.Option("--verbose", help="Show debug logs.")] = False) -> None:
+def root(
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show debug logs.")] = False,
+) -> None:
     """Train Transformers together on clusters of edge devices."""
     level = logging.DEBUG if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s: %(message)s")

@@ -37,14 +37,14 @@ def run_sweep(overrides: Sequence[str]) -> None:
 
 def _run_local(overrides: Sequence[str], settings: Settings) -> None:
     # Imported here: simulations run these rooms in other processes.
-    from flwr.app import Context, RecordDict
+    from flwr.app import Context, RecordDict, UserConfig
 
     from client_app.app import app as client
     from server_app.app import app as server
     from server_app.grid import InlineGrid
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    run_config = {"overrides": config.join(overrides)}
+    run_config: UserConfig = {"overrides": config.join(overrides)}
     grid = InlineGrid(client, settings.federation.num_units, run_config)
     context = Context(
         run_id=grid.run.run_id,

@@ -332,7 +332,9 @@ def _same(one: _Process, other: _Process | None) -> bool:
 def _has_home(pid: int, home: Path) -> bool:
     """Tell whether the process was started with this FLWR_HOME; known on Linux only."""
     with suppress(OSError):
-        return f"FLWR_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"FLWR_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
+            b"\0"
+        )
     return False
 
 

@@ -109,7 +109,7 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
 
 class Sublayer(nn.Module):
@@ -209,10 +209,9 @@ class Decoder(nn.Module):
         before = targets.masked_fill(targets == IGNORED, self.vocabulary.pad)[:, :-1]
         start = targets.new_full((targets.shape[0], 1), self.vocabulary.bos)
         memories = self._memories(hidden)
-        logits, _ = self._step(torch.cat((start, before), 1), 0, memories, mask, None)
-        return functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        x, _ = self._step(torch.cat((start, before), 1), 0, memories, mask, None)
+        real = targets != IGNORED  # the output layer is the dearest: it sees no padding
+        return functional.cross_entropy(self._logits(x[real]), targets[real], reduction="sum")
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
         """Greedy decoding of a batch at once, with cached keys and values."""
@@ -221,8 +220,8 @@ class Decoder(nn.Module):
         done = mask.new_zeros(len(hidden), dtype=torch.bool)
         past: list[KeysValues] | None = None
         for position in range(max_length):
-            logits, past = self._step(ids[:, -1:], position, memories, mask, past)
-            following = logits[:, -1].argmax(-1).masked_fill(done, self.vocabulary.eos)
+            x, past = self._step(ids[:, -1:], position, memories, mask, past)
+            following = self._logits(x[:, -1]).argmax(-1).masked_fill(done, self.vocabulary.eos)
             ids = torch.cat((ids, following[:, None]), 1)
             done |= following == self.vocabulary.eos
             if bool(done.all()):
@@ -247,10 +246,12 @@ class Decoder(nn.Module):
             earlier = past[index] if past is not None else None
             x, kept = block(x, memories[index], mask[:, None, None, :], earlier)
             present.append(kept)
-        x = self.norm(x)
+        return self.norm(x), present
+
+    def _logits(self, x: Tensor) -> Tensor:
         if self.output is None:
-            return functional.linear(x, self.embedding.tokens.weight), present
-        return self.output(x), present
+            return functional.linear(x, self.embedding.tokens.weight)
+        return self.output(x)  # type: ignore[no-any-return]
 
     def _decoder_blocks(self) -> list[DecoderBlock]:
         return [block for block in self.blocks if isinstance(block, DecoderBlock)]
