@@ -68,3 +68,7 @@ def predict(
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,11 +33,12 @@ _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until a run is noticed; 1 by default
     "RAY_USAGE_STATS_ENABLED": "0",
     "TERM": "dumb",  # FORCE_COLOR would colour Flower's JSON
 }
 _START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
-_GRACE_SECONDS = 8.0  # Flower's processes leave by force 5 s after a signal
+_GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers, then 5 s at most
 _POLL_SECONDS = 0.1
 
 
@@ -55,14 +56,6 @@ class _Site:
     @property
     def super_link_log(self) -> Path:
         return self.home / "superlink.log"
-
-
-@dataclass(frozen=True)
-class _Process:
-    """A row of the process table; its birth tells two owners of one id apart."""
-
-    parent: int
-    birth: str
 
 
 def run_simulation(
@@ -95,17 +88,12 @@ def run_simulation(
     CollaPipeError
         Flower could not be started, refused the app, or was ended from outside.
     KeyboardInterrupt
-        After the run was told to stop and everything was cleaned up.
+        After the ServerApp was told to stop and everything was cleaned up, 5 to 20 s later.
     """
     with _site() as site, _super_link(site):
         run_id = _submit(site, app_dir, overrides, num_units, cpus_per_unit)
-        try:
-            _stream_log(site, run_id)
-            status = _final_status(site, run_id)
-        except KeyboardInterrupt:
-            with suppress(CollaPipeError):
-                _flwr(site, "stop", run_id)
-            raise
+        _stream_log(site, run_id)
+        status = _final_status(site, run_id)
     return 0 if status == "finished:completed" else 1
 
 
@@ -148,9 +136,17 @@ def _site() -> Iterator[_Site]:
 
 def _environment(home: Path) -> dict[str, str]:
     """Return this process' environment for Flower: quiet, offline, and with its own commands."""
+    defaults = {
+        "FLWR_LOG_LEVEL": "ERROR",  # of Flower itself; all lines of the app come
+        "PYTHONWARNINGS": "ignore:Tip:FutureWarning",  # Ray's, about GPUs
+    }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    only_errors = {"FLWR_LOG_LEVEL": "ERROR"}  # of Flower itself; the app's own lines all come
-    return {**only_errors, **os.environ, **_QUIET, "FLWR_HOME": str(home), "PATH": path}
+    direct = {name: _with_loopback(os.environ.get(name)) for name in ("no_proxy", "NO_PROXY")}
+    return {**defaults, **os.environ, **_QUIET, **direct, "FLWR_HOME": str(home), "PATH": path}
+
+
+def _with_loopback(hosts: str | None) -> str:
+    return f"{hosts},127.0.0.1" if hosts else "127.0.0.1"
 
 
 @contextmanager
@@ -162,14 +158,15 @@ def _super_link(site: _Site) -> Iterator[None]:
         f'[superlink.local]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     command = "flower-superlink --insecure --simulation --isolation subprocess --host 127.0.0.1"
-    with site.super_link_log.open("wb") as log:
-        process = _popen(site, [*command.split(), "--port", str(port)], log, log)
-    try:
-        _wait_until_open(process, port, site.super_link_log)
-        yield
-    finally:
-        _end_all(site.home, process.pid)
-        process.wait()
+    with (
+        site.super_link_log.open("wb") as log,
+        _popen(site, [*command.split(), "--port", str(port)], log, log) as process,
+    ):
+        try:
+            _wait_until_open(process, port, site.super_link_log)
+            yield
+        finally:
+            _end_all(site.home, process.pid)
 
 
 def _free_port() -> int:
@@ -256,7 +253,8 @@ def _stream_log(site: _Site, run_id: str) -> None:
     with _child(_popen(unbuffered, command, subprocess.PIPE, subprocess.DEVNULL)) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            print(line.decode(errors="replace"), end="", flush=True)
+            if not line.startswith(b"Using SuperLink:"):  # Flower's command, not the app
+                print(line.decode(errors="replace"), end="", flush=True)
 
 
 @contextmanager
@@ -278,86 +276,111 @@ def _last_line(text: str) -> str:
 # ── the end of all processes ─────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class _Process:
+    """A row of the process table; its birth tells two owners of one id apart."""
+
+    parent: int
+    birth: str
+    command: str
+
+
 def _end_all(home: Path, root: int | None = None) -> None:
     """End ``root`` and everything that descends from it or has ``home`` as its FLWR_HOME.
 
-    The topmost are asked to leave; Flower's others follow them, through their exit handlers.
-    What is still there after the time of grace, or at a second Ctrl-C, is killed.
+    The simulation first, as ``flwr stop`` would but at once: SIGINT runs Flower's exit handlers.
+    (Its SIGTERM belongs to Ray, which would run none.)  Whoever outstays the time of grace or
+    a second Ctrl-C is killed.
     """
-    family = _family(home, root, {})
+    family = _Family(home, root)
     try:
-        for pid, process in family.items():
-            if process.parent not in family:
-                _signal(pid, signal.SIGTERM)
-        family = _wait_for(home, root, family, _GRACE_SECONDS)
+        family.signal(signal.SIGINT, "flwr-simulation")
+        family.signal(signal.SIGTERM, "flower-superlink")
     finally:
-        for pid in family:
-            _signal(pid, signal.SIGKILL)
-        _wait_for(home, root, family, _GRACE_SECONDS)
+        family.signal(signal.SIGKILL)
 
 
-def _wait_for(
-    home: Path, root: int | None, family: dict[int, _Process], seconds: float
-) -> dict[int, _Process]:
-    """Return who is left of a family, its new members included, after at most ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while (family := _family(home, root, family)) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    return family
+class _Family:
+    """The living processes of one FLWR_HOME.
 
-
-def _family(home: Path, root: int | None, known: dict[int, _Process]) -> dict[int, _Process]:
-    """Return the living processes of ``known``, of this FLWR_HOME, and all their descendants.
-
-    Ray's workers overwrite their environment with their title: only their parents give them away.
+    Ray's workers overwrite their environment with their title, so that only their parents give
+    them away: whoever was seen once is remembered, should its parent go first.
     """
-    processes = _processes()
-    members = {
-        pid
-        for pid, process in processes.items()
-        if pid == root or _same(process, known.get(pid)) or _has_home(pid, home)
-    }
-    grown = True
-    while grown:
-        children = {pid for pid, process in processes.items() if process.parent in members}
-        grown = not children <= members
-        members |= children
-    return {pid: processes[pid] for pid in members}
 
+    def __init__(self, home: Path, root: int | None) -> None:
+        self._home = home
+        self._root = root
+        self._members: dict[int, _Process] = {}
 
-def _same(one: _Process, other: _Process | None) -> bool:
-    return other is not None and one.birth == other.birth
+    def signal(self, number: signal.Signals, name: str = "") -> None:
+        """Send a signal to the members with this command and wait until they are gone."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        asked: set[int] = set()
+        while (targets := self._named(name)) and time.monotonic() < deadline:
+            for pid in targets - asked:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            asked |= targets
+            time.sleep(_POLL_SECONDS)
+
+    def _named(self, name: str) -> set[int]:
+        self._look()
+        return {pid for pid, process in self._members.items() if name in process.command}
+
+    def _look(self) -> None:
+        processes = _processes()
+        found = {pid for pid, process in processes.items() if self._is_member(pid, process)}
+        new = found
+        while new:
+            new = {pid for pid, process in processes.items() if process.parent in new} - found
+            found |= new
+        self._members = {pid: processes[pid] for pid in found}
+
+    def _is_member(self, pid: int, process: _Process) -> bool:
+        known = self._members.get(pid)
+        seen_before = known is not None and known.birth == process.birth
+        return seen_before or pid == self._root or _has_home(pid, self._home)
 
 
 def _has_home(pid: int, home: Path) -> bool:
     """Tell whether the process was started with this FLWR_HOME; known on Linux only."""
-    with suppress(OSError):
-        return f"FLWR_HOME={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
-            b"\0"
-        )
-    return False
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"FLWR_HOME={home}".encode() in variables
 
 
 def _processes() -> dict[int, _Process]:
     """Return the machine's living processes by their id."""
-    if Path("/proc/self/stat").exists():
-        found = {int(path.name): _from_proc(path) for path in Path("/proc").glob("[0-9]*")}
-        return {pid: process for pid, process in found.items() if process is not None}
-    columns = ["-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "lstart="]
-    listing = subprocess.run(["ps", "-A", *columns], capture_output=True, text=True, check=True)  # noqa: S603, S607
-    rows = [line.split(maxsplit=3) for line in listing.stdout.splitlines()]
-    return {int(row[0]): _Process(int(row[1]), row[3]) for row in rows if row[2][0] != "Z"}
+    if not Path("/proc/self/stat").exists():
+        return _from_ps()
+    found = {int(folder.name): _from_proc(folder) for folder in Path("/proc").glob("[0-9]*")}
+    return {pid: process for pid, process in found.items() if process is not None}
 
 
 def _from_proc(folder: Path) -> _Process | None:
-    """Read ``/proc/PID/stat``; None for a zombie and for a process that is gone by now."""
+    """Read ``/proc/PID``; None for a zombie and for a process that is gone by now."""
     try:
         fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        command = (folder / "cmdline").read_text(errors="replace")
     except OSError:
         return None
-    return None if fields[0] == "Z" else _Process(parent=int(fields[1]), birth=fields[19])
+    return None if fields[0] == "Z" else _Process(int(fields[1]), fields[19], command)
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+def _from_ps() -> dict[int, _Process]:
+    """Ask ``ps``, where there is no ``/proc``; its ``lstart`` is a date of five words."""
+    columns = [f"-o{name}=" for name in ("pid", "ppid", "state", "lstart", "args")]
+    listing = subprocess.run(  # noqa: S603 - no shell, nothing from outside
+        ["ps", "-A", *columns],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [line.split(maxsplit=8) for line in listing.stdout.splitlines()]
+    return {
+        int(row[0]): _Process(int(row[1]), " ".join(row[3:8]), row[-1])
+        for row in rows
+        if not row[2].startswith("Z")
+    }

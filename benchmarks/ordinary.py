@@ -1,0 +1,93 @@
+"""An ordinary PyTorch loop: one process, one model, one optimiser, no federation.
+
+The other side of the benchmarks' ratios. Each of its steps takes the union of the units' batches of
+that step, so that it sees the same samples in the same order.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from collapipe.batch import Batch
+from collapipe.config import Settings
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import build_optimizer, set_rate
+from collapipe.models.split import SplitModel
+from collapipe.run_folder import initial_model
+from collapipe.seeds import derive
+from collapipe.tasks.rows import load_shard, load_splits
+from collapipe.tasks.shards import batch_rows
+from collapipe.tasks.task import Examples
+from collapipe.tasks.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Ordinary:
+    """A model, the rows it learns from, and how."""
+
+    settings: Settings
+    tokenizer: Tokenizer
+    model: SplitModel
+    examples: Examples
+    shards: list[range]  # each unit's rows among ``examples``
+
+    @classmethod
+    def prepare(cls, settings: Settings) -> "Ordinary":
+        """The same tokeniser, rows and first weights as a run of ``settings``."""
+        from datasets import concatenate_datasets
+
+        tokenizer = settings.task.train_tokenizer(load_splits(settings).train)
+        rows = [load_shard(settings, unit) for unit in range(settings.federation.num_units)]
+        shards, first = [], 0
+        for shard in rows:
+            shards.append(range(first, first + len(shard)))
+            first += len(shard)
+        examples = settings.task.encode(concatenate_datasets(rows), tokenizer)
+        return cls(settings, tokenizer, initial_model(settings, tokenizer), examples, shards)
+
+    def batches(self, unions: bool) -> Iterator[tuple[int, list[Batch]]]:
+        """Each global step's batches: one union, or each unit's."""
+        settings = self.settings
+        for step in range(settings.federation.total_steps):
+            rows = [
+                [shard[row] for row in self._rows(unit, step)]
+                for unit, shard in enumerate(self.shards)
+            ]
+            if unions:
+                rows = [[row for unit in rows for row in unit]]
+            yield step, [self.examples.batch(each) for each in rows]
+
+    def train(self, unions: bool, each_step: Callable[[int, float], None]) -> tuple[int, float]:
+        """Train; target tokens seen and seconds spent on them, ``each_step`` not counted."""
+        settings, tokens, seconds = self.settings, 0, 0.0
+        optimizer = build_optimizer(settings.optimizer, self.model.parameters())
+        for step, batches in self.batches(unions):
+            self.model.train()
+            start = time.perf_counter()
+            for batch in batches:
+                key = DropoutKey(settings.seed, 0, step)
+                loss = self.model.loss(batch, key) / batch.num_targets
+                loss.backward()
+                if settings.optimizer.clip_norm is not None:
+                    clip_grad_norm_(self.model.parameters(), settings.optimizer.clip_norm)
+                set_rate(optimizer, settings.optimizer.rate(step, settings.federation.total_steps))
+                optimizer.step()
+                optimizer.zero_grad()
+                tokens += batch.num_targets
+            seconds += time.perf_counter() - start
+            each_step(step, float(loss.detach()))
+        return tokens, seconds
+
+    def _rows(self, unit: int, step: int) -> list[int]:
+        settings = self.settings
+        seed = derive(settings.seed, "data", unit)
+        rows = batch_rows(len(self.shards[unit]), settings.batch_size, step, seed)
+        return [int(row) for row in rows]
+
+
+def use_threads(count: int) -> None:
+    """torch's threads of the loop: all cores that the federated side may use."""
+    torch.set_num_threads(count)

@@ -1,0 +1,135 @@
+"""The parts of a simulation that need no Flower run: quoting, environment, the end of processes."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.common.config import parse_config_args
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.cli import simulation
+from collapipe.errors import CollaPipeError
+
+
+def through_flower(overrides: list[str]) -> list[str]:
+    """Return what an app gets when ``flwr run --run-config`` was given these overrides."""
+    parsed = parse_config_args([simulation.run_config(overrides)])
+    assert list(parsed) == ["overrides"]
+    return shlex.split(parsed["overrides"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [""],
+        ["task=dates", "federation.rounds=3"],
+        ["name=a b", "fleet.memory=[1,2,3]", "+x={a: [1, 'b'], c: \"d\"}"],
+        ["it's", '"', '"""', "'''", '\\"', "\\", "\\u0022", "a=\"b\" c='d'"],
+        ["$HOME `id` ;|&", "nl\nx", "tab\t", "cr\r\n", "\x00\x1b\x7f\x85\u2028", "ü😀"],
+        ["pyproject.toml"],
+        ["path=/tmp/my runs/x#1", "a==b", "=", "[tool]"],
+    ],
+)
+def test_overrides_come_through_flowers_parser(overrides: list[str]) -> None:
+    assert through_flower(overrides) == overrides
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_any_text_comes_through_flowers_parser(overrides: list[str]) -> None:
+    assert through_flower(overrides) == overrides
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(CollaPipeError, match="not UTF-8"):
+        simulation.run_config([os.fsdecode(b"path=/\xff")])
+
+
+def test_every_process_of_a_site_ends_with_it() -> None:
+    """A child in a session of its own, which ignores SIGTERM, and its orphaned child."""
+    program = (
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        " start_new_session=True)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with simulation._site() as site:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=site.environment,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        with child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            family = simulation._Family(site.home, child.pid)
+            assert len(family._named("")) == 2
+            simulation._end_all(site.home, child.pid)
+        assert child.returncode == -signal.SIGKILL
+        assert family._named("") == set()
+    assert not site.home.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_a_site_ends_its_own_processes_only() -> None:
+    with (
+        simulation._site() as mine,
+        simulation._site() as other,
+        subprocess.Popen(["sleep", "60"], env=other.environment) as process,
+    ):
+        simulation._end_all(mine.home)
+        assert process.poll() is None
+        simulation._end_all(other.home)
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_the_environment_is_private_quiet_and_finds_flowers_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", "/somewhere/else")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    with simulation._site() as site:
+        assert site.environment["FLWR_HOME"] == str(site.home)
+        assert site.environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+        assert site.environment["NO_PROXY"] == "example.org,127.0.0.1"
+        assert site.environment["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert list(site.neutral_folder.iterdir()) == []
+    assert os.environ["FLWR_HOME"] == "/somewhere/else"
+
+
+def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation.shutil, "which", lambda *_, **__: None)
+    with (
+        simulation._site() as site,
+        pytest.raises(CollaPipeError, match="flower-superlink was not found"),
+        simulation._super_link(site),
+    ):
+        pass
+
+
+def test_a_refusing_super_link_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "_free_port", lambda: 0)
+    with (
+        simulation._site() as site,
+        pytest.raises(CollaPipeError, match=r"flower-superlink ended with status 2: .*65535"),
+        simulation._super_link(site),
+    ):
+        pass
+
+
+def test_this_process_is_in_the_process_table() -> None:
+    assert simulation._processes()[os.getpid()].parent == os.getppid()
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_ps_tells_the_same() -> None:
+    assert simulation._from_ps()[os.getpid()].parent == os.getppid()
