@@ -104,7 +104,7 @@ class ControlUnit:
         first = Part(EMBEDDING, embedding, settings.optimizer, state)
         limit = settings.link.max_message_bytes
         with (
-            DecoderLink(address, request.round, limit) as link,
+            DecoderLink(address, self._unit, request.round, limit) as link,
             Pipeline(request.plan, first, parts, link) as pipeline,
         ):
             yield pipeline, link

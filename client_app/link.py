@@ -13,7 +13,7 @@ from collapipe import cancellation, frames
 from collapipe.batch import Batch
 from collapipe.errors import LinkError, WireError
 from collapipe.frames import Frame, Kind
-from collapipe.link import METHOD, SERVER_NAME, channel_options, credentials_metadata
+from collapipe.link import METHOD, SERVER_NAME, channel_options, credentials
 from collapipe.models.dropout import DropoutKey
 from collapipe.wire import LinkAddress
 
@@ -26,7 +26,7 @@ class DecoderLink:
     Raises ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
     """
 
-    def __init__(self, link: LinkAddress, round_: int, max_message_bytes: int) -> None:
+    def __init__(self, link: LinkAddress, unit: int, round_: int, max_message_bytes: int) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self._round = round_
@@ -41,7 +41,7 @@ class DecoderLink:
         ]
         self._channel = grpc.secure_channel(link.address, certificate, options=options)
         self._call = self._channel.stream_stream(METHOD)(
-            iter(self._outgoing.get, None), metadata=credentials_metadata(link.token)
+            iter(self._outgoing.get, None), metadata=credentials(unit, link.token)
         )
         self._reader = threading.Thread(target=self._read, daemon=True, name="decoder-link")
 

@@ -1,8 +1,10 @@
 """What both ends of the decoder link agree on: a gRPC method that carries frames."""
 
+from collections.abc import Mapping
+
 METHOD = "/collapipe.DecoderLink/Train"
 SERVER_NAME = "decoder.collapipe"  # in the server's certificate, whatever its address is
-_AUTHORIZATION = "authorization"
+_AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
 
 
 def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -22,11 +24,11 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def credentials_metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """Metadata that carries the bearer token of a unit and round."""
-    return ((_AUTHORIZATION, f"Bearer {token}"),)
+def credentials(unit: int, token: str) -> tuple[tuple[str, str], ...]:
+    """Metadata with the caller's number and its bearer token for the round."""
+    return ((_AUTHORIZATION, f"Bearer {token}"), (_UNIT, str(unit)))
 
 
-def bearer_token(metadata: dict[str, str]) -> str:
-    """The token in a call's metadata, empty where there is none."""
-    return metadata.get(_AUTHORIZATION, "").removeprefix("Bearer ")
+def read_credentials(metadata: Mapping[str, str]) -> tuple[str, str]:
+    """Unit and token of a call, empty where there is none."""
+    return metadata.get(_UNIT, ""), metadata.get(_AUTHORIZATION, "").removeprefix("Bearer ")

@@ -1,9 +1,13 @@
 """The ServerApp: configuration in, a trained model in the run's folder."""
 
+from pathlib import Path
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from collapipe import config
+from collapipe.config import Settings
+from collapipe.errors import ConfigError
 from server_app.training import train
 
 app = ServerApp()
@@ -12,4 +16,13 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run a whole training, as Flower calls it."""
-    train(grid, config.load(context.run_config))
+    settings = config.load(context.run_config)
+    _check_paths(settings)
+    train(grid, settings)
+
+
+def _check_paths(settings: Settings) -> None:
+    """Flower's processes work in a folder of their own, where a relative path means another one."""
+    root = settings.data.root
+    if root is not None and not Path(root).is_absolute():
+        raise ConfigError(f"data.root={root}: give an absolute path; the apps run in {Path.cwd()}")

@@ -19,7 +19,7 @@ import torch
 from collapipe import frames
 from collapipe.errors import CollaPipeError, LinkError, WireError
 from collapipe.frames import Frame, Kind
-from collapipe.link import METHOD, bearer_token, channel_options
+from collapipe.link import METHOD, read_credentials, channel_options
 from collapipe.settings import LinkSettings
 from collapipe.wire import LinkAddress
 from server_app.certificate import self_signed
@@ -114,20 +114,28 @@ class DecoderLinkServer:
     @contextmanager
     def _claimed(self, context: grpc.ServicerContext) -> Iterator[DecoderSession]:
         """The session that the caller's token opens, for one stream only."""
-        offered = bearer_token(dict(context.invocation_metadata())).encode()
+        unit, offered = read_credentials(dict(context.invocation_metadata()))
         with self._lock:
-            matches = [t for t in self._sessions if hmac.compare_digest(t.encode(), offered)]
-            if not matches or matches[0] in self._streams:
+            token = self._find(unit, offered)
+            if token is None or token in self._streams:
                 _log.warning("decoder link: refused a stream without the token of an open round")
                 raise _RefusedError(
                     "no open round has this token, or its stream was opened already"
                 )
-            self._streams[matches[0]] = context
-            session = self._sessions[matches[0]]
+            self._streams[token] = context
+            session = self._sessions[token]
         try:
             yield session
         finally:
             session.abandon()
+
+    def _find(self, unit: str, offered: str) -> str | None:
+        """The token, if it is that of an open session of this unit."""
+        for token, session in self._sessions.items():
+            same = hmac.compare_digest(token.encode(), offered.encode())
+            if same and unit == str(session.plan.unit):
+                return token
+        return None
 
 
 class _RefusedError(LinkError):

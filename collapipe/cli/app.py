@@ -1,6 +1,7 @@
 """Commands and exit statuses; what a command does is imported when it is asked for."""
 
 import logging
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 def main() -> None:
     """Run the command; errors of ours are one line on standard error, and a status."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
     try:
         app()
     except CollaPipeError as error:

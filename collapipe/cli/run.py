@@ -7,6 +7,7 @@ from pathlib import Path
 
 from collapipe import config
 from collapipe.config import Settings
+from collapipe.errors import RoundFailedError
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -58,9 +59,14 @@ def _run_local(overrides: Sequence[str], settings: Settings) -> None:
 
 def _run_simulated(overrides: Sequence[str], settings: Settings) -> None:
     from collapipe.cli.simulation import run_simulation
+    from collapipe.run_folder import RunFolder
+    from collapipe.tasks.rows import load_splits
 
-    root = Path(__file__).parents[2]
-    run_simulation(root, overrides, settings.federation.num_units)
+    # What is wrong with folders and data is said here, before Flower has started anything.
+    RunFolder(Path(settings.run_dir))
+    load_splits(settings)
+    if run_simulation(Path(__file__).parents[2], overrides, settings.federation.num_units):
+        raise RoundFailedError("the simulated run failed; its last lines above say why")
 
 
 def _absolute(overrides: Sequence[str], settings: Settings) -> list[str]:

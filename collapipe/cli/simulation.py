@@ -88,7 +88,7 @@ def run_simulation(
     CollaPipeError
         Flower could not be started, refused the app, or was ended from outside.
     KeyboardInterrupt
-        After the ServerApp was told to stop and everything was cleaned up, 5 to 20 s later.
+        The ServerApp was told to stop and everything was cleaned up, in about 6 s.
     """
     with _site() as site, _super_link(site):
         run_id = _submit(site, app_dir, overrides, num_units, cpus_per_unit)
