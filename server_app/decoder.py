@@ -1,6 +1,6 @@
 """Trains the head on activations: one session per unit and round."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from collapipe.batch import IGNORED
 from collapipe.errors import WireError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Tensors, clip_scale
+from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.split import HEAD
 from collapipe.settings import OptimizerSettings
 
@@ -25,6 +25,8 @@ class SessionPlan:
     ----------
     num_blocks
         L; the unit has L + 1 parts, so it sends as many squared norms.
+    dim
+        d, the width of the activations.
     steps
         Global steps that the unit will train, in order.
     total_steps
@@ -35,6 +37,7 @@ class SessionPlan:
     round: int
     seed: int
     num_blocks: int
+    dim: int
     steps: range
     total_steps: int
     vocabulary_size: int
@@ -141,6 +144,7 @@ class DecoderSession:
         fits = (
             hidden.dim() == 3
             and hidden.numel() > 0
+            and hidden.shape[2] == self.plan.dim
             and hidden.dtype == weight.dtype
             and mask.shape == hidden.shape[:2]
             and mask.dtype == torch.bool
@@ -156,8 +160,3 @@ class DecoderSession:
         wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.plan.vocabulary_size))
         if bool(wrong.any()):
             raise WireError(f"target ids outside of 0 … {self.plan.vocabulary_size - 1}")
-
-
-def trained(sessions: Mapping[int, DecoderSession]) -> dict[int, Tensors]:
-    """Head weights of the sessions that are complete, by unit."""
-    return {unit: s.part.weights() for unit, s in sessions.items() if s.complete}

@@ -113,10 +113,13 @@ class InlineGrid(Grid):
             error = Error(_APP_ERROR, "still busy with an earlier round, which it does not give up")
             reply.set_result(Message(error, reply_to=message))
         else:
-            work = threading.Thread(
-                target=context.run, args=(self._call, message, reply), daemon=True
-            )
-            work.start()
+            unit = self._contexts[node_id].node_config["partition-id"]
+            threading.Thread(
+                target=context.run,
+                args=(self._call, message, reply),
+                name=f"unit-{unit}",
+                daemon=True,
+            ).start()
         return key
 
     def _call(self, message: Message, reply: "Future[Message]") -> None:

@@ -165,6 +165,7 @@ class CollaPipeStrategy(Strategy):
             now.number,
             settings.seed,
             settings.model.num_blocks,
+            settings.model.dim,
             settings.federation.steps_of(now.number),
             settings.federation.total_steps,
             self._vocabulary.size,

@@ -79,7 +79,9 @@ class _Run:
     ) -> None:
         self._grid, self._settings, self._folder = grid, settings, folder
         self._tokenizer, self._history, self._console = tokenizer, history, console
-        self._arrays = wire.pack_tensors(_weights(initial_model(settings, tokenizer)))
+        weights = _weights(initial_model(settings, tokenizer))
+        self._arrays = wire.pack_tensors(weights)
+        folder.write_weights(weights)
 
     def model(self) -> SplitModel:
         """The global model as it is now."""

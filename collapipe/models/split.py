@@ -36,6 +36,10 @@ class ModelSpec(Protocol):
     def num_blocks(self) -> int:
         """L."""
 
+    @property
+    def dim(self) -> int:
+        """d, the width of the activations."""
+
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         """inputs [b, s] → hidden [b, s, d]."""
 

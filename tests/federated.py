@@ -1,0 +1,59 @@
+"""A federation small enough for tests, in this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr.clientapp import ClientApp
+from safetensors.torch import load_file
+from torch import Tensor
+
+from collapipe import config
+from collapipe.config import Settings
+from server_app.grid import InlineGrid
+from server_app.training import train
+
+TINY = (
+    "task.train_rows=40",
+    "task.validation_rows=4",
+    "task.test_rows=4",
+    "task.vocabulary=300",
+    "task.max_length=24",
+    "model.num_blocks=4",
+    "model.num_decoder_blocks=1",
+    "model.dim=16",
+    "model.num_heads=2",
+    "model.feed_forward_dim=16",
+    "batch_size=6",
+    "optimizer.warmup_steps=0",
+    "federation.rounds=2",
+    "federation.local_steps=2",
+    "federation.eval_every=9",
+)
+# 40 rows in the proportion 1 : 2 : 3
+UNEVEN = "data.partitioner._target_=flwr_datasets.partitioner.LinearPartitioner"
+
+
+def settings_of(run_dir: Path, overrides: Sequence[str]) -> tuple[Settings, list[str]]:
+    """Settings of a tiny run, and the overrides that give them."""
+    settled = [*TINY, *overrides, f"hydra.run.dir={run_dir}"]
+    return config.load_overrides(settled), settled
+
+
+def run(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> dict[str, Tensor]:
+    """Train and return the global weights; ``client`` stands in for the real ClientApp."""
+    settings, settled = settings_of(run_dir, overrides)
+    train(grid_of(settings, settled, client), settings)
+    return weights(run_dir)
+
+
+def grid_of(settings: Settings, overrides: Sequence[str], client: ClientApp | None) -> InlineGrid:
+    """The grid that a run uses."""
+    from client_app.app import app
+
+    run_config = {"overrides": config.join(overrides)}
+    return InlineGrid(client or app, settings.federation.num_units, run_config)
+
+
+def weights(run_dir: Path) -> dict[str, Tensor]:
+    """A run's global weights."""
+    return load_file(run_dir / "model" / "model.safetensors")

@@ -1,0 +1,356 @@
+"""However the model is cut, the pipeline computes what the unsplit model computes."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.cancellation import Cancellation, cancellable
+from collapipe.errors import CancelledRoundError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import HeadPart, Part, Tensors
+from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
+from collapipe.models.transformer import TransformerSpec
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.settings import OptimizerSettings
+from collapipe.tasks.tokenizer import Vocabulary
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.schedule import BACKWARD, FORWARD, SCHEDULES, build
+
+VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
+NUM_BLOCKS, NUM_SAMPLES = 4, 5
+CUTS = [
+    tuple(stop - start for start, stop in zip((0, *inner), (*inner, NUM_BLOCKS), strict=True))
+    for size in range(NUM_BLOCKS)
+    for inner in combinations(range(1, NUM_BLOCKS), size)
+]
+KEY = DropoutKey(seed=5, unit=1, step=7)
+RATE = 0.01  # not that of the settings: the rate is set for every step
+# AdamW divides noise by eps: where a gradient is 0 but for rounding, a tiny eps would magnify it.
+ADAMW = OptimizerSettings(eps=1e-4, weight_decay=0.1)
+SGD = OptimizerSettings("sgd", momentum=0.9, weight_decay=0.1)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A pipeline with a local head, and all its parts as one model."""
+
+    pipeline: Pipeline
+    head: HeadPart
+    model: SplitModel
+
+    def train(self, batch: Batch, steps: Sequence[int], clip_norm: float | None) -> None:
+        """A few steps on the same batch."""
+        for step in steps:
+            self.pipeline.run(batch, DropoutKey(KEY.seed, KEY.unit, step))
+            self.pipeline.step(RATE, clip_norm)
+
+    def weights(self) -> Tensors:
+        """Those of the whole model."""
+        return self.pipeline.weights() | self.head.weights()
+
+    def optimizer_state(self) -> Tensors:
+        """That of the whole model."""
+        return self.pipeline.optimizer_state() | self.head.optimizer_state()
+
+
+def transformer(norm: str = "pre", dropout: float = 0.0) -> TransformerSpec:
+    """Four blocks, so that there are eight ways to cut them."""
+    return TransformerSpec(NUM_BLOCKS, 1, 16, 2, 24, dropout, norm)
+
+
+def fresh(spec: TransformerSpec, dtype: torch.dtype) -> SplitModel:
+    """A model in training, with the same weights every time."""
+    torch.manual_seed(3)
+    return SplitModel(spec, VOCABULARY).to(dtype).train()
+
+
+def plan_of(cut: Sequence[int], num_micro_batches: int, schedule: str) -> ClusterPlan:
+    """A device for each of the cut's segments."""
+    firsts = accumulate(cut[:-1], initial=0)
+    spans = [Span(first, blocks) for first, blocks in zip(firsts, cut, strict=True)]
+    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
+    return ClusterPlan(KEY.unit, segments, num_micro_batches, schedule)
+
+
+def cluster(
+    plan: ClusterPlan,
+    spec: TransformerSpec,
+    weights: Tensors,
+    settings: OptimizerSettings = ADAMW,
+    state: Tensors | None = None,
+) -> Cluster:
+    """A cluster with copies of ``weights``."""
+    copies = {name: tensor.clone() for name, tensor in weights.items()}
+    model = build_empty(lambda: SplitModel(spec, VOCABULARY), copies)
+    assert isinstance(model, SplitModel)
+    modules = model.parts()
+    blocks = [
+        Part(name, modules[name], settings, state) for name in map(block_name, range(NUM_BLOCKS))
+    ]
+    embedding = Part(EMBEDDING, modules[EMBEDDING], settings, state)
+    head = HeadPart(HEAD, modules[HEAD], settings, state)
+    return Cluster(Pipeline(plan, embedding, blocks, LocalHead(head)), head, model)
+
+
+def ragged(num_samples: int = NUM_SAMPLES) -> Batch:
+    """Sources and targets of different lengths, neither in order of the other."""
+    generator = torch.Generator().manual_seed(11)
+    inputs = torch.randint(3, VOCABULARY.size, (num_samples, 7), generator=generator)
+    targets = torch.randint(2, VOCABULARY.size, (num_samples, 6), generator=generator)
+    mask = torch.arange(7) < torch.tensor([4, 7, 1, 5, 2])[:num_samples, None]
+    real = torch.arange(6) < torch.tensor([6, 2, 3, 1, 5])[:num_samples, None]
+    return Batch(inputs, mask, targets.masked_fill(~real, IGNORED))
+
+
+def unsplit_loss(model: SplitModel, batch: Batch, step: int = KEY.step) -> float:
+    """Forward and backward in one piece; the oracle."""
+    loss = model.loss(batch, DropoutKey(KEY.seed, KEY.unit, step)) / batch.num_targets
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.item()
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter's gradient; none may be missing."""
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    present = {name: gradient for name, gradient in found.items() if gradient is not None}
+    assert present.keys() == found.keys()
+    return present
+
+
+def assert_same_bits(left: Tensors, right: Tensors) -> None:
+    """Names and values."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("num_micro_batches", range(1, NUM_SAMPLES + 2))
+def test_split_equals_unsplit(schedule: str, norm: str, num_micro_batches: int) -> None:
+    """Loss and every gradient, for all cuts; m need not divide b, and may exceed it."""
+    spec, batch = transformer(norm), ragged()
+    whole = fresh(spec, torch.float64)
+    expected_loss = unsplit_loss(whole, batch)
+    expected = gradients(whole)
+    for cut in CUTS:
+        split = cluster(plan_of(cut, num_micro_batches, schedule), spec, whole.state_dict())
+        loss = split.pipeline.run(batch, KEY)
+        assert loss == pytest.approx(expected_loss, rel=0, abs=1e-10)
+        for name, gradient in gradients(split.model).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-10, msg=name)
+
+
+def test_dropout_depends_neither_on_the_cut_nor_on_the_schedule() -> None:
+    """The same micro-batches and seed give the same bits after two clipped steps."""
+    spec, batch = transformer(dropout=0.3), ragged()
+    start = fresh(spec, torch.float32).state_dict()
+    results = []
+    for cut in CUTS:
+        for schedule in SCHEDULES:
+            trained = cluster(plan_of(cut, 3, schedule), spec, start)
+            trained.train(batch, (0, 1), clip_norm=0.1)
+            results.append(trained.weights())
+    assert not torch.equal(results[0]["head.norm.weight"], start["head.norm.weight"])
+    for result in results[1:]:
+        assert_same_bits(results[0], result)
+
+
+def test_one_micro_batch_has_the_dropout_of_the_unsplit_model() -> None:
+    """With m = 1 even the random numbers are the same, and differ from step to step."""
+    spec, batch = transformer(dropout=0.3), ragged()
+    losses = []
+    for step in (0, 1):
+        whole = fresh(spec, torch.float64)
+        losses.append(unsplit_loss(whole, batch, step))
+        split = cluster(plan_of((1, 3), 1, "one_f_one_b"), spec, whole.state_dict())
+        key = DropoutKey(KEY.seed, KEY.unit, step)
+        assert split.pipeline.run(batch, key) == pytest.approx(losses[-1], rel=0, abs=1e-12)
+        for name, gradient in gradients(split.model).items():
+            expected = gradients(whole)[name]
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12, msg=name)
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
+@pytest.mark.parametrize("clip_norm", [None, 0.1, 1e3])
+def test_parts_step_as_one_optimiser(settings: OptimizerSettings, clip_norm: float | None) -> None:
+    """Three steps against torch's own optimiser and clipping over the whole model."""
+    spec, batch = transformer(), ragged()
+    whole = fresh(spec, torch.float64)
+    split = cluster(plan_of((2, 1, 1), 2, "one_f_one_b"), spec, whole.state_dict(), settings)
+    optimizer: torch.optim.Optimizer
+    if settings.name == "sgd":
+        optimizer = torch.optim.SGD(whole.parameters(), RATE, momentum=0.9, weight_decay=0.1)
+    else:
+        optimizer = torch.optim.AdamW(
+            whole.parameters(), RATE, (0.9, 0.98), eps=1e-4, weight_decay=0.1
+        )
+    split.train(batch, range(3), clip_norm)
+    for step in range(3):
+        unsplit_loss(whole, batch, step)
+        if clip_norm is not None:
+            norm = clip_grad_norm_(whole.parameters(), clip_norm)
+            assert (norm > clip_norm) == (clip_norm == 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = split.weights()
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(trained[name], weight, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
+def test_optimiser_state_follows_its_block(settings: OptimizerSettings) -> None:
+    """Another cut after each step gives the same bits as the uninterrupted run."""
+    spec, batch = transformer(dropout=0.3), ragged()
+    start = fresh(spec, torch.float32).state_dict()
+    stayed = cluster(plan_of((1, 3), 3, "one_f_one_b"), spec, start, settings)
+    stayed.train(batch, (0, 1, 2), clip_norm=0.1)
+    weights, state = start, Tensors()
+    for step, cut in enumerate([(1, 3), (2, 1, 1), (4,)]):
+        moved = cluster(plan_of(cut, 3, "one_f_one_b"), spec, weights, settings, state)
+        moved.train(batch, (step,), clip_norm=0.1)
+        weights, state = moved.weights(), moved.optimizer_state()
+        assert {name.partition("/")[0] for name in state} == weights.keys()
+    assert_same_bits(stayed.weights(), weights)
+    assert_same_bits(stayed.optimizer_state(), state)
+    forgetful = cluster(plan_of((4,), 3, "one_f_one_b"), spec, start, settings)
+    forgetful.train(batch, (0, 1), clip_norm=0.1)
+    forgetful = cluster(plan_of((4,), 3, "one_f_one_b"), spec, forgetful.weights(), settings)
+    forgetful.train(batch, (2,), clip_norm=0.1)
+    name = "blocks.0.attention.value.weight"
+    assert not torch.equal(forgetful.weights()[name], weights[name])
+
+
+@pytest.mark.parametrize("num_micro_batches", range(1, NUM_SAMPLES + 1))
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
+    cut: tuple[int, ...], num_micro_batches: int
+) -> None:
+    """GPipe m, 1F1B S + 1 − s on segment s; counted by the graphs that are alive."""
+    spec, batch, num_segments = transformer(), ragged(), len(cut)
+    weights = fresh(spec, torch.float64).state_dict()
+    expected = {
+        "gpipe": [num_micro_batches] * num_segments,
+        "one_f_one_b": [min(num_micro_batches, num_segments + 1 - s) for s in range(num_segments)],
+    }
+    for schedule, peaks in expected.items():
+        split = cluster(plan_of(cut, num_micro_batches, schedule), spec, weights)
+        counters = [_LiveOutputs(segment.parts[-1].module) for segment in split.pipeline.segments]
+        split.pipeline.run(batch, KEY)
+        assert [counter.peak for counter in counters] == peaks
+        assert [segment.peak_micro_batches for segment in split.pipeline.segments] == peaks
+
+
+class _LiveOutputs:
+    """Weak references to what a module returned in training; ``peak`` counts those alive."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._outputs: list[weakref.ref[Tensor]] = []
+        self.peak = 0
+        module.register_forward_hook(self._add)
+
+    def _add(self, module: nn.Module, inputs: object, output: Tensor) -> None:
+        self._outputs.append(weakref.ref(output))
+        self.peak = max(self.peak, self.alive)
+
+    @property
+    def alive(self) -> int:
+        """Outputs not yet freed."""
+        return sum(output() is not None for output in self._outputs)
+
+
+class _CancellingHead(LocalHead):
+    """Cancels the round when a micro-batch's activation arrives, and counts what comes after."""
+
+    def __init__(self, part: HeadPart, scope: Cancellation, at: int) -> None:
+        super().__init__(part)
+        self._scope, self._at = scope, at
+        self.submitted: list[int] = []
+
+    def submit(self, micro_batch: int, hidden: Tensor) -> None:
+        """Compute as usual, then cancel."""
+        super().submit(micro_batch, hidden)
+        self.submitted.append(micro_batch)
+        if micro_batch == self._at:
+            self._scope.cancel()
+
+
+@pytest.fixture
+def scope() -> Iterator[Cancellation]:
+    """A scope that can be cancelled."""
+    with cancellable() as scope:
+        yield scope
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Cancellation) -> None:
+    """No action runs after the cancelled one; activations and gradients are given up."""
+    spec, batch, last = transformer(), ragged(), 3
+    weights = fresh(spec, torch.float64).state_dict()
+    split = cluster(plan_of((1, 3), NUM_SAMPLES, schedule), spec, weights)
+    head = _CancellingHead(split.head, scope, last)
+    split.pipeline._head = head
+    modules = [segment.parts[0].module for segment in split.pipeline.segments]
+    outputs = [_LiveOutputs(segment.parts[-1].module) for segment in split.pipeline.segments]
+    segments = [part for segment in split.pipeline.segments for part in segment.parts]
+    parameters = [
+        parameter
+        for module in (split.model.embedding, *(part.module for part in segments))
+        for parameter in module.parameters()
+    ]
+    calls: list[nn.Module] = []
+    for module in modules:
+        module.register_forward_hook(lambda module, *_: calls.append(module))
+    with split.pipeline as pipeline:
+        with pytest.raises(CancelledRoundError, match="cancelled"):
+            pipeline.run(batch, KEY)
+        assert head.submitted == list(range(last + 1))
+        # The stage nearest to the head goes first: nobody has run ahead of its activation.
+        assert len(calls) < 2 * NUM_SAMPLES
+        assert all(counter.alive for counter in outputs)
+        started = schedule == "one_f_one_b"  # the others' backwards had not begun
+        assert any(parameter.grad is not None for parameter in parameters) == started
+        with pytest.raises(CancelledRoundError):
+            pipeline.run(batch, KEY)
+        assert head.submitted == list(range(last + 1))
+    assert [parameter.grad for parameter in parameters] == [None] * len(parameters)
+    assert [counter.alive for counter in outputs] == [0, 0]
+
+
+def test_a_scope_that_is_not_cancelled_disturbs_nothing(scope: Cancellation) -> None:
+    """A step inside a scope is a step."""
+    spec, batch = transformer(), ragged()
+    whole = fresh(spec, torch.float64)
+    split = cluster(plan_of((2, 2), 2, "gpipe"), spec, whole.state_dict())
+    with split.pipeline as pipeline:
+        assert pipeline.run(batch, KEY) == pytest.approx(unsplit_loss(whole, batch), abs=1e-10)
+
+
+def test_an_action_list_is_run_once_per_stage() -> None:
+    """The engine runs the schedule's actions in their order, the head's too."""
+    spec, batch = transformer(), ragged()
+    weights = fresh(spec, torch.float64).state_dict()
+    for name in SCHEDULES:
+        split = cluster(plan_of((2, 2), 3, name), spec, weights)
+        seen: list[list[str]] = [[], []]
+        for actions, segment in zip(seen, split.pipeline.segments, strict=True):
+            _record(actions, segment.parts[-1].module)
+        split.pipeline.run(batch, KEY)
+        kinds = [[action.kind for action in actions] for actions in build(name, 2, 3)]
+        assert seen == kinds[:2]
+
+
+def _record(actions: list[str], module: nn.Module) -> None:
+    def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
+        actions.append(FORWARD)
+        output.register_hook(lambda gradient: actions.append(BACKWARD))
+
+    module.register_forward_hook(hook)

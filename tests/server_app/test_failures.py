@@ -1,0 +1,171 @@
+"""Units that raise, hang or diverge; the round and the run that go on, or stop, and say so."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from federated import run, weights
+from flwr.app import Context, Message
+
+from client_app.app import app as client_app
+from collapipe import cancellation
+from collapipe.errors import NonFiniteLossError, RoundFailedError
+from collapipe.run_folder import initial_model, load_model
+from pipeline.engine import Pipeline
+
+
+class Faulty:
+    """The real ClientApp, but for what these units do in a round."""
+
+    def __init__(self, fault: Callable[[], None], units: set[int], rounds: set[int]) -> None:
+        self._fault, self._units, self._rounds = fault, units, rounds
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        due = message.metadata.message_type == "train"
+        due = due and int(message.metadata.group_id) in self._rounds
+        if due and context.node_config["partition-id"] in self._units:
+            self._fault()
+        return client_app(message, context)
+
+
+def explode() -> None:
+    raise ValueError("the battery is empty")
+
+
+def hang_until_cancelled() -> None:
+    while True:
+        cancellation.check()
+        time.sleep(0.01)
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_unit_that_raises_is_left_out_of_the_round_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == [0, 2]
+    assert "ValueError: the battery is empty" in first["failures"]["1"]
+    assert second["units"] == [0, 1, 2]
+    assert "round 1: ended without unit 1" in capsys.readouterr().out
+
+
+def test_a_unit_that_fails_late_leaves_no_more_trace_than_one_that_never_began(
+    tmp_path: Path,
+) -> None:
+    """Neither in the weights nor in an optimiser's state."""
+    never_began = run(tmp_path / "absent", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
+    steps = []
+
+    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> None:
+        real(pipeline, rate, clip_norm)
+        if "unit-1" in threading.current_thread().name:
+            steps.append(rate)
+            if len(steps) == 2:  # the last step of round 1: the server's head has made it, too
+                explode()
+
+    real = Pipeline.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, "step", give_up)
+        failed_late = run(tmp_path / "late")
+    assert lines(tmp_path / "late")[0]["units"] == [0, 2]
+    assert all(torch.equal(never_began[name], failed_late[name]) for name in never_began)
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    """An event that is not set before the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_unit_that_hangs_is_cancelled_at_its_next_action(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = Faulty(hang_until_cancelled, {2}, {1})
+    run(tmp_path / "run", "federation.round_timeout_s=5", client=client)  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == [0, 1]
+    assert "no answer in 5 s" in first["failures"]["2"]
+    assert second["units"] == [0, 1, 2]
+    assert "round 1: ended without unit 2" in capsys.readouterr().out
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unit")]
+
+
+def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
+    tmp_path: Path, never: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server_app.grid._GRACE_S", 0.1)
+    client = Faulty(lambda: never.wait() and None, {0}, {1})
+    run(tmp_path / "run", "federation.round_timeout_s=5", client=client)  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == second["units"] == [1, 2]
+    assert "still busy" in second["failures"]["0"]
+    stuck = [thread for thread in threading.enumerate() if thread.name.startswith("unit")]
+    assert [thread.daemon for thread in stuck] == [True]
+
+
+def test_a_round_without_any_unit_ends_the_run_with_every_cause(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailedError) as failed:
+        run(tmp_path / "run", client=Faulty(explode, {0, 1, 2}, {2}))  # type: ignore[arg-type]
+    for unit in range(3):
+        assert f"unit {unit}: ClientApp: ValueError: the battery is empty" in str(failed.value)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["rounds_completed"] == 1
+    assert summary["error"] == str(failed.value)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights(
+    tmp_path: Path,
+) -> None:
+    diverging = ("optimizer=sgd", "optimizer.lr=1e30", "federation.local_steps=1")
+    with pytest.raises(NonFiniteLossError, match=r"unit \d, round \d, step \d: the loss is"):
+        run(tmp_path / "run", *diverging, "federation.rounds=5")
+    done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds_completed"]
+    kept = weights(tmp_path / "run")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.values())
+    settings, _, tokenizer = load_model(tmp_path / "run")
+    assert done >= 1
+    fresh = initial_model(settings, tokenizer).state_dict()
+    assert not torch.equal(
+        kept["blocks.0.attention.key.weight"], fresh["blocks.0.attention.key.weight"]
+    )
+
+
+@pytest.mark.parametrize("mode", ["per_cluster", "shared"])
+def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: str) -> None:
+    """Its stream is gone after one micro-batch; the others are not disturbed."""
+    import client_app.link as link
+
+    real, broken = link.DecoderLink.submit, []
+
+    def submit(self: link.DecoderLink, micro_batch: int, hidden: torch.Tensor) -> None:
+        if micro_batch == 1 and not broken:
+            broken.append(True)
+            raise ConnectionResetError("pulled the plug")
+        real(self, micro_batch, hidden)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link.DecoderLink, "submit", submit)
+        run(tmp_path / "run", f"decoder.mode={mode}")
+    first, second = lines(tmp_path / "run")
+    assert len(first["units"]) == 2
+    assert "pulled the plug" in str(first["failures"])
+    assert second["units"] == [0, 1, 2]
+
+
+def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailedError):
+        run(tmp_path / "run", client=Faulty(explode, {0, 1, 2}, {1}))  # type: ignore[arg-type]
+    settings, model, tokenizer = load_model(tmp_path / "run")
+    fresh = initial_model(settings, tokenizer).state_dict()
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in model.state_dict().items())

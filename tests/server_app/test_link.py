@@ -1,0 +1,232 @@
+"""The decoder link: who is heard, what is refused, and that the round goes on."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import grpc
+import pytest
+import torch
+
+from client_app.link import DecoderLink
+from collapipe import frames
+from collapipe.batch import Batch
+from collapipe.errors import LinkError
+from collapipe.frames import Frame, Kind
+from collapipe.link import METHOD, SERVER_NAME, credentials
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import HeadPart
+from collapipe.models.split import HEAD
+from collapipe.models.transformer import TransformerSpec
+from collapipe.settings import LinkSettings, OptimizerSettings
+from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.wire import LinkAddress
+from server_app.decoder import DecoderSession, SessionPlan
+from server_app.link import DecoderLinkServer
+
+SPEC = TransformerSpec(
+    num_blocks=2, num_decoder_blocks=1, dim=8, num_heads=2, feed_forward_dim=8, dropout=0.0
+)
+VOCABULARY = Vocabulary(20, 0, 1, 2)
+LIMIT = 2**20
+WEIGHT = "head.embedding.tokens.weight"
+
+
+def session(unit: int, round_: int = 3) -> DecoderSession:
+    """Two steps of a unit with two blocks."""
+    settings = OptimizerSettings()
+    steps = range(round_ * 2, round_ * 2 + 2)
+    plan = SessionPlan(unit, round_, 0, SPEC.num_blocks, SPEC.dim, steps, 100, VOCABULARY.size)
+    part = HeadPart(HEAD, SPEC.build_head(VOCABULARY), settings)
+    return DecoderSession(plan, part, settings, nullcontext(), lambda *step: None)
+
+
+@pytest.fixture
+def server() -> Iterator[DecoderLinkServer]:
+    with DecoderLinkServer(LinkSettings(max_message_bytes=LIMIT), 3) as running:
+        yield running
+
+
+def batch() -> Batch:
+    ids = torch.tensor([[5, 6, 2], [7, 2, 0]])
+    return Batch(ids, ids != 0, torch.tensor([[5, 2], [6, 2]]))
+
+
+def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2) -> list[float]:
+    """What an honest unit does; its losses."""
+    losses = []
+    with DecoderLink(address, unit, round_, LIMIT) as link:
+        for step in range(round_ * 2, round_ * 2 + steps):
+            link.begin(DropoutKey(0, unit, step), [batch()], batch().num_targets)
+            link.submit(0, torch.ones(2, 3, 8))
+            loss, gradient = link.answer(0)
+            assert gradient.shape == (2, 3, 8)
+            link.exchange_norms([1.0, 1.0, 1.0])
+            losses.append(loss)
+        link.finish()
+    return losses
+
+
+def test_an_honest_unit_trains_its_session(server: DecoderLinkServer) -> None:
+    mine = session(0)
+    before = mine.part.weights()[WEIGHT].clone()
+    first, second = train_round(server.open(mine), 0)
+    assert mine.complete
+    assert second < first
+    assert not torch.equal(before, mine.part.weights()[WEIGHT])
+
+
+@pytest.mark.parametrize("token", ["", "guessed"])
+def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
+    server: DecoderLinkServer, token: str
+) -> None:
+    mine = session(0)
+    address = server.open(mine)
+    stranger = LinkAddress(address.address, address.certificate, token)
+    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+        train_round(stranger, 0)
+    train_round(address, 0)
+    assert mine.complete
+
+
+def test_no_metadata_at_all_is_refused(server: DecoderLinkServer) -> None:
+    address = server.open(session(0))
+    trusted = grpc.ssl_channel_credentials(address.certificate)
+    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    with grpc.secure_channel(address.address, trusted, options=options) as channel:
+        call = channel.stream_stream(METHOD)(iter([b""]))
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_the_token_of_another_unit_is_refused_and_its_owner_goes_on(
+    server: DecoderLinkServer,
+) -> None:
+    sessions = [session(unit) for unit in range(2)]
+    addresses = [server.open(each) for each in sessions]
+    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+        train_round(addresses[1], unit=0)
+    for unit in range(2):
+        train_round(addresses[unit], unit)
+    assert all(each.complete for each in sessions)
+
+
+def test_the_token_of_an_old_round_is_refused_and_the_new_round_goes_on(
+    server: DecoderLinkServer,
+) -> None:
+    old = server.open(session(0, round_=2))
+    server.close(old)
+    now = session(0, round_=3)
+    address = server.open(now)
+    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+        train_round(old, 0, round_=2)
+    train_round(address, 0)
+    assert now.complete
+
+
+def test_a_token_opens_one_stream(server: DecoderLinkServer) -> None:
+    address = server.open(session(0))
+    train_round(address, 0)
+    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+        train_round(address, 0)
+
+
+def test_a_stream_without_tls_is_not_heard(server: DecoderLinkServer) -> None:
+    address = server.open(session(0))
+    with grpc.insecure_channel(address.address) as channel:
+        call = channel.stream_stream(METHOD)(
+            iter([b""]), metadata=credentials(0, address.token), timeout=5
+        )
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer) -> None:
+    address = server.open(session(0))
+    with DecoderLink(address, 0, 3, LIMIT) as link:
+        link.begin(DropoutKey(0, 0, 6), [batch()], batch().num_targets)
+        link.submit(0, torch.ones(2, 3, 8))
+        link.answer(0)
+        server.close(address)
+        with pytest.raises(LinkError, match="CANCELLED"):
+            link.answer(0)
+
+
+def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> None:
+    mine = session(0)
+    with pytest.raises(LinkError, match="after 1 of 2 steps"):
+        train_round(server.open(mine), 0, steps=1)
+    assert not mine.complete
+
+
+def good(kind: Kind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0) -> bytes:
+    return frames.encode(Frame(kind, 3, step, micro_batch, tensors))
+
+
+HIDDEN, MASK, TARGETS = torch.ones(2, 3, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
+BEGIN = good(Kind.BEGIN, torch.tensor([1, 4]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([b"nonsense"], "truncated"),
+        ([BEGIN[:-1]], "header says"),
+        ([frames.encode(Frame(Kind.BEGIN, 2, 6, 0, (torch.tensor([1, 4]),)))], "of round 2"),
+        ([good(Kind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 6"),
+        ([good(Kind.BEGIN, torch.tensor([1.0, 4.0]))], "two whole numbers"),
+        ([good(Kind.BEGIN, torch.tensor([0, 4]))], "0 micro-batches"),
+        ([BEGIN, BEGIN], "another is under way"),
+        ([good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)], "no step has begun"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK)], "expected 3"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN.double(), MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN[:, :, :4], MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
+        ([BEGIN, good(Kind.NORMS, torch.ones(3))], "0 of 1 micro-batches"),
+        ([good(Kind.BYE)], "0 of 2 steps"),
+        ([good(Kind.GRADIENT)], "does not send GRADIENT"),
+    ],
+)
+def test_a_stream_that_makes_no_sense_ends_with_the_reason_and_leaves_no_trace(
+    server: DecoderLinkServer, messages: list[bytes], says: str
+) -> None:
+    mine = session(0)
+    before = {name: tensor.clone() for name, tensor in mine.part.weights().items()}
+    address = server.open(mine)
+    trusted = grpc.ssl_channel_credentials(address.certificate)
+    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    with grpc.secure_channel(address.address, trusted, options=options) as channel:
+        call = channel.stream_stream(METHOD)(iter(messages), metadata=credentials(0, address.token))
+        with pytest.raises(grpc.RpcError) as refused:
+            for _ in call:
+                pass
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert says in refused.value.details()
+    assert not mine.complete
+    assert all(torch.equal(before[name], tensor) for name, tensor in mine.part.weights().items())
+    assert all(parameter.grad is None for parameter in mine.part.module.parameters())
+
+
+def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> None:
+    address = server.open(session(0))
+    with (
+        pytest.raises(LinkError, match="RESOURCE_EXHAUSTED"),
+        DecoderLink(address, 0, 3, 2**30) as link,
+    ):
+        link.begin(DropoutKey(0, 0, 6), [batch()], 4)
+        link.submit(0, torch.ones(1, LIMIT // 16, 8))
+        link.answer(0)
+
+
+def test_an_address_shows_no_token(server: DecoderLinkServer) -> None:
+    address = server.open(session(0))
+    assert address.token not in repr(address)
+
+
+def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
+    port = int(server.open(session(0)).address.rsplit(":", 1)[1])
+    with pytest.raises(LinkError, match=rf"127\.0\.0\.1:{port}: cannot listen"):
+        DecoderLinkServer(LinkSettings(port=port), 1)
