@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 import torch
+from ordinary import Ordinary, use_threads
 
 import collapipe
 from collapipe.config import load_overrides
 from collapipe.tasks.rows import load_splits
-from ordinary import Ordinary, use_threads
 from server_app.evaluation import Evaluator
 
 

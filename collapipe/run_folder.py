@@ -34,7 +34,7 @@ class RunFolder:
         self.path = path.resolve()
         try:
             (self.path / "model").mkdir(parents=True, exist_ok=True)
-            used = (self.path / "config.yaml").exists()
+            used = (self.path / "metrics.jsonl").exists()  # what never trained may go
             probe = self.path / ".writable"
             probe.touch()
             probe.unlink()

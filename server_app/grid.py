@@ -91,16 +91,18 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Replies within ``timeout`` seconds; the other nodes are cancelled."""
-        keys = list(self.push_messages(messages))
-        calls = [self._calls[key] for key in keys]
+        keys: list[str] = []
         try:
-            wait([call.reply for call in calls], timeout)
-            return self.pull_messages(keys)
+            for message in messages:
+                keys.append(self._start(message))
+            wait([self._calls[key].reply for key in keys], timeout)
         finally:
-            late = [call for call in calls if not call.reply.done()]
+            late = [self._calls[key] for key in keys if not self._calls[key].reply.done()]
             for call in late:
                 call.cancellation.cancel()
             wait([call.reply for call in late], _GRACE_S)
+        # A cancelled unit's reply came too late to count.
+        return self.pull_messages([key for key in keys if self._calls[key] not in late])
 
     def _start(self, message: Message) -> str:
         node_id, key = message.metadata.dst_node_id, str(next(self._ids))

@@ -19,7 +19,7 @@ import torch
 from collapipe import frames
 from collapipe.errors import CollaPipeError, LinkError, WireError
 from collapipe.frames import Frame, Kind
-from collapipe.link import METHOD, read_credentials, channel_options
+from collapipe.link import METHOD, channel_options, read_credentials
 from collapipe.settings import LinkSettings
 from collapipe.wire import LinkAddress
 from server_app.certificate import self_signed

@@ -198,15 +198,17 @@ def _summarised(
             "bytes_down": history.bytes_down,
         }
         folder.write_summary(summary)
-        _print_end(console, folder, history, status, wall_s)
+        if losses:
+            _print_end(console, folder, history, status, wall_s)
 
 
 def _print_end(
     console: Console, folder: RunFolder, history: _History, status: str, wall_s: float
 ) -> None:
-    rows = {"run": f"{status} after {len(history.losses)} rounds, {wall_s:.1f} s"}
-    if history.losses:
-        rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
+    rows = {
+        "run": f"{status} after {len(history.losses)} rounds, {wall_s:.1f} s",
+        "train loss": f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}",
+    }
     if history.test:
         rows[f"test {history.test.score.name}"] = (
             f"{history.test.score.value:.2f}  ({history.test.score.signature})"

@@ -1,11 +1,14 @@
 """Commands and exit statuses; what a command does is imported when it is asked for."""
 
 import logging
+import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from collapipe import __version__
@@ -19,13 +22,29 @@ def main() -> None:
     """Run the command; errors of ours are one line on standard error, and a status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
     try:
-        app()
+        status = app(standalone_mode=False) or 0
+    except typer.Exit as error:
+        status = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
     except CollaPipeError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_status) from None
-    except KeyboardInterrupt:
+        status = error.exit_status
+    if status == _INTERRUPTED:  # which typer makes of a KeyboardInterrupt
         print("interrupted; what was finished is saved", file=sys.stderr)
-        raise SystemExit(_INTERRUPTED) from None
+    _leave_stuck_threads(status)
+    raise SystemExit(status)
+
+
+def _leave_stuck_threads(status: int) -> None:
+    """End the process here if a unit's thread would not: the interpreter's own end tears such
+    threads out of torch, which aborts."""
+    if any(thread.name.startswith("unit-") for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 @app.callback()

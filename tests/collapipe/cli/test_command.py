@@ -1,0 +1,214 @@
+"""The command as a stranger meets it: statuses, one-line errors, what a run leaves behind."""
+
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federated import TINY
+
+from collapipe.cli.app import main
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run ``collapipe ARGUMENTS``: status, standard output, standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["collapipe", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def corpus(folder: Path, **files: bytes | None) -> Path:
+    """A parallel corpus of two made-up pairs a split; ``train_de=None`` leaves a file out."""
+    texts = {"de": b"ein Boot\nzwei Boote\n", "en": b"a boat\ntwo boats\n"}
+    for split in ("train", "valid", "test"):
+        for language, text in texts.items():
+            content = files.get(f"{split}_{language}", text)
+            if content is not None:
+                (folder / f"{split}.{language}.gz").write_bytes(gzip.compress(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["federation.round=3"], "unknown option federation.round; nearest: federation.rounds"),
+        (["optimiser=sgd"], "unknown option optimiser; nearest: optimizer"),
+        (["task=date"], "there is no conf/task/date.yaml; nearest: dates"),
+        (["strategy=dates"], "known: all, random"),
+        (["nonsense"], "not an override KEY=VALUE"),
+        (["cluster.num_devices=7"], "more than model.num_blocks=6"),
+        (["pipeline.num_segments=4"], "more than cluster.num_devices=3"),
+        (["pipeline.num_micro_batches=65"], "more than batch_size=64"),
+        (["batch_size=0"], "batch_size=0: must be a whole number of at least 1"),
+        (["batch_size=2.5"], "batch_size=2.5: must be a whole number"),
+        (["federation.rounds=-1"], "federation.rounds=-1: must be at least 1"),
+        (["federation.num_units=0"], "federation.num_units=0: must be at least 1"),
+        (["federation.local_steps=x"], "federation.local_steps: Value 'x'"),
+        (["federation.round_timeout_s=0"], "federation.round_timeout_s=0: must be above 0"),
+        (["federation.round_timeout_s=inf"], "must be a finite number"),
+        (["cluster.num_devices=0"], "cluster.num_devices=0: must be at least 1"),
+        (["optimizer.lr=nan"], "optimizer.lr=nan"),
+        (["optimizer.lr=0"], "optimizer.lr=0: must be above 0"),
+        (["optimizer.clip_norm=-1"], "optimizer.clip_norm=-1: must be above 0"),
+        (["model.num_blocks=0"], "model.num_blocks=0: must be at least 1"),
+        (["model.dropout=1"], "model.dropout=1.0: must be at least 0 and below 1"),
+        (["model.dim=63"], "model.dim=63: must be even and a multiple"),
+        (["pipeline.schedule=zigzag"], "must be one of gpipe, one_f_one_b"),
+        (["pipeline.dtype=int8"], "must be one of float32, float64"),
+        (["strategy=random", "strategy.num_scheduled=0"], "strategy.num_scheduled=0"),
+        (["strategy._target_=no.such.Thing"], "no.such.Thing"),
+        (["task.vocabulary=3"], "task.vocabulary is 3"),
+        (["data.root=/no/such/folder"], "data.root=/no/such/folder: no such folder"),
+        (["task.train_rows=2"], "cannot cut 2 rows"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    command: Command, tmp_path: Path, options: list[str], says: str
+) -> None:
+    status, out, err = command("run", *options, f"hydra.run.dir={tmp_path / 'run'}")
+    assert status == 2, err
+    assert err.startswith("error: ")
+    assert says in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"valid_en": None}, "has neither valid.en nor valid.en.gz"),
+        ({"train_en": b"a boat\n"}, "has 2 lines"),
+        ({"test_de": b"ein Boot\nzwei \xff\n"}, "test.de.gz:2 is not UTF-8"),
+        ({"train_de": b"", "train_en": b""}, "hold no text"),
+    ],
+)
+def test_bad_data_is_named_with_file_and_line(
+    command: Command, tmp_path: Path, files: dict[str, bytes | None], says: str
+) -> None:
+    root = corpus(tmp_path, **files)
+    status, _, err = command(
+        "run", "task=multi30k", f"data.root={root}", f"hydra.run.dir={tmp_path / 'run'}"
+    )
+    assert (status, err.count("\n")) == (2, 1)
+    assert says in err
+
+
+def test_an_output_folder_that_cannot_be_written_is_said_before_training(
+    command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    status, out, err = command("run", f"hydra.run.dir={tmp_path / 'file' / 'run'}")
+    assert status == 2
+    assert "cannot be written" in err
+    assert "round" not in out
+
+
+def test_a_folder_with_a_run_in_it_is_not_overwritten(command: Command, tmp_path: Path) -> None:
+    assert command("run", *TINY, f"hydra.run.dir={tmp_path}")[0] == 0
+    before = (tmp_path / "summary.json").read_bytes()
+    status, _, err = command("run", *TINY, f"hydra.run.dir={tmp_path}")
+    assert status == 2
+    assert "holds a run already" in err
+    assert (tmp_path / "summary.json").read_bytes() == before
+
+
+def test_a_run_leaves_its_folder(command: Command, tmp_path: Path) -> None:
+    status, out, _ = command("run", *TINY, "federation.eval_every=1", f"hydra.run.dir={tmp_path}")
+    assert status == 0
+    assert str(tmp_path) in out.replace("\n", "")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["task"] == "dates"
+    assert summary["metric"]["name"] == "BLEU"
+    assert "version:" in summary["metric"]["signature"]
+    assert summary["train_loss"].keys() == {"first", "last"}
+    assert summary["rounds_completed"] == 2
+    assert summary["samples"] == 2 * 2 * 3 * 6
+    assert summary["wall_s"] > 0
+    assert summary["bytes_up"] > summary["bytes_down"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    assert all(line["units"] == [0, 1, 2] and line["metric"]["value"] >= 0 for line in lines)
+    assert {"plan", "train", "aggregate", "evaluate", "unit/forward"} <= lines[0]["seconds"].keys()
+    assert (tmp_path / "config.yaml").read_text().startswith("# CollaPipe ")
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        "model.safetensors",
+        "model.json",
+        "tokenizer.json",
+    }
+
+    status, out, _ = command("predict", str(tmp_path), "Dienstag", "Mittwoch")
+    assert (status, out.count("\n")) == (0, 2)
+
+
+def test_prediction_reads_lines_of_standard_input(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("run", *TINY, f"hydra.run.dir={tmp_path}")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Dienstag\nMittwoch\n\n"))
+    status, out, _ = command("predict", str(tmp_path))
+    assert (status, out.count("\n")) == (0, 3)
+
+
+def test_prediction_without_a_run_is_one_line(command: Command, tmp_path: Path) -> None:
+    status, _, err = command("predict", str(tmp_path / "nowhere"), "text")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "config.yaml is missing" in err
+
+
+def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> None:
+    options = ["seed=0,1", "strategy=all,random", f"hydra.sweep.dir={tmp_path}"]
+    assert command("run", "-m", *TINY, *options)[0] == 0
+    seeds = [
+        json.loads((tmp_path / str(job) / "summary.json").read_text())["seed"] for job in range(4)
+    ]
+    assert seeds == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
+    options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "collapipe.cli.app", "run", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert err.decode().splitlines() == ["interrupted; what was finished is saved"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    lines = metrics.read_text().splitlines()
+    assert summary["status"] == "interrupted"
+    assert summary["rounds_completed"] in (len(lines), len(lines) + 1)
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_a_diverging_run_ends_with_status_1_and_the_place(command: Command, tmp_path: Path) -> None:
+    status, _, err = command(
+        "run", *TINY, "optimizer=sgd", "optimizer.lr=1e30", f"hydra.run.dir={tmp_path}"
+    )
+    assert (status, err.count("\n")) == (1, 1)
+    assert "the loss is" in err
