@@ -9,16 +9,14 @@ units' batches in each step. Prints a table, writes ``multi30k.json`` and ``mult
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import torch
+from machine import machine
 from ordinary import Ordinary, use_threads
 
-import collapipe
 from collapipe.config import load_overrides
 from collapipe.tasks.rows import load_splits
 from server_app.evaluation import Evaluator
@@ -110,16 +108,6 @@ def from_run(run_dir: Path) -> dict[str, object]:
     }
 
 
-def machine() -> dict[str, object]:
-    return {
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "collapipe": collapipe.__version__,
-    }
-
-
 def table(result: dict) -> None:
     print(f"{'samples':>10} {'ordinary':>10} {'collapipe':>10}   validation BLEU")
     pairs = zip(result["ordinary"]["curve"], result["collapipe"]["curve"], strict=True)
@@ -127,9 +115,8 @@ def table(result: dict) -> None:
         print(f"{samples:>10,} {loop:>10.2f} {federated:>10.2f}")
     loop, federated = result["ordinary"]["test"], result["collapipe"]["test"]
     print(f"{'test':>10} {loop:>10.2f} {federated:>10.2f}   difference {federated - loop:+.2f}")
-    print(
-        f"{'seconds':>10} {result['ordinary']['wall_s']:>10.0f} {result['collapipe']['wall_s']:>10.0f}"
-    )
+    seconds = [result[side]["wall_s"] for side in ("ordinary", "collapipe")]
+    print(f"{'seconds':>10} {seconds[0]:>10.0f} {seconds[1]:>10.0f}")
 
 
 def draw(result: dict, path: Path) -> None:

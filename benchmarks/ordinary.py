@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from datasets import concatenate_datasets
 from torch.nn.utils import clip_grad_norm_
 
 from collapipe.batch import Batch
@@ -37,8 +38,6 @@ class Ordinary:
     @classmethod
     def prepare(cls, settings: Settings) -> "Ordinary":
         """The same tokeniser, rows and first weights as a run of ``settings``."""
-        from datasets import concatenate_datasets
-
         tokenizer = settings.task.train_tokenizer(load_splits(settings).train)
         rows = [load_shard(settings, unit) for unit in range(settings.federation.num_units)]
         shards, first = [], 0
@@ -60,14 +59,19 @@ class Ordinary:
                 rows = [[row for unit in rows for row in unit]]
             yield step, [self.examples.batch(each) for each in rows]
 
-    def train(self, unions: bool, each_step: Callable[[int, float], None]) -> tuple[int, float]:
-        """Train; target tokens seen and seconds spent on them, ``each_step`` not counted."""
-        settings, tokens, seconds = self.settings, 0, 0.0
+    def train(
+        self,
+        unions: bool,
+        each_step: Callable[[int, float], None] = lambda step, loss: None,
+        each_batch: Callable[[int, float], None] = lambda tokens, seconds: None,
+    ) -> None:
+        """Train; ``each_step`` and ``each_batch`` are told what was done."""
+        settings = self.settings
         optimizer = build_optimizer(settings.optimizer, self.model.parameters())
         for step, batches in self.batches(unions):
             self.model.train()
-            start = time.perf_counter()
             for batch in batches:
+                start = time.perf_counter()
                 key = DropoutKey(settings.seed, 0, step)
                 loss = self.model.loss(batch, key) / batch.num_targets
                 loss.backward()
@@ -76,10 +80,8 @@ class Ordinary:
                 set_rate(optimizer, settings.optimizer.rate(step, settings.federation.total_steps))
                 optimizer.step()
                 optimizer.zero_grad()
-                tokens += batch.num_targets
-            seconds += time.perf_counter() - start
+                each_batch(batch.num_targets, time.perf_counter() - start)
             each_step(step, float(loss.detach()))
-        return tokens, seconds
 
     def _rows(self, unit: int, step: int) -> list[int]:
         settings = self.settings

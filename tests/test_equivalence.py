@@ -1,4 +1,4 @@
-"""The federation against what it must equal: the unsplit model, large batches, one after another."""
+"""The federation against what it must equal: unsplit models, large batches, one unit at a time."""
 
 import json
 from collections.abc import Iterable

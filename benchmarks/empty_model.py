@@ -1,0 +1,52 @@
+"""A model that weighs something and computes nothing, for benchmarks/overhead.py."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.tasks.tokenizer import Vocabulary
+
+
+@dataclass(frozen=True)
+class EmptySpec:
+    """``payload_bytes`` in one block; a number each in the embedding and the head."""
+
+    payload_bytes: int
+    num_blocks: int = 1
+    dim: int = 1
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        return Scale(1)
+
+    def build_block(self) -> nn.Module:
+        return Scale(self.payload_bytes // 4)
+
+    def build_head(self, vocabulary: Vocabulary) -> nn.Module:
+        return EmptyHead()
+
+
+class Scale(nn.Module):
+    """Multiplies by the first of its numbers."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.numbers = nn.Parameter(torch.ones(numbers))
+
+    def forward(self, x: Tensor, *mask: Tensor) -> Tensor:
+        x = x if x.is_floating_point() else x.unsqueeze(-1).float()
+        return x * self.numbers[0]
+
+
+class EmptyHead(nn.Module):
+    """The mean of what it gets as loss; predicts nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.ones(1))
+
+    def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+        return hidden.mean() * self.number[0]
+
+    def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
+        return [[] for _ in hidden]

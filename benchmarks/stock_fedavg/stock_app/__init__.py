@@ -1,0 +1,1 @@
+"""Stock Flower, which sends arrays to and fro and averages them."""

@@ -1,0 +1,13 @@
+"""A client that returns what it gets."""
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    arrays = next(iter(message.content.array_records.values()))
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

@@ -1,0 +1,60 @@
+"""A plan that exists can be run: its segments follow each other from block 0."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.errors import ConfigError
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+
+
+def segments(*spans: tuple[int, int]) -> tuple[SegmentPlan, ...]:
+    """A device for each (first, blocks)."""
+    return tuple(SegmentPlan(f"device-{k}", Span(*span)) for k, span in enumerate(spans))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_contiguous_segments_cover_every_block_once(sizes: list[int]) -> None:
+    """L and S are what the segments say."""
+    spans = [(sum(sizes[:k]), size) for k, size in enumerate(sizes)]
+    plan = ClusterPlan(0, segments(*spans), 1, "gpipe")
+    assert plan.num_segments == len(sizes)
+    assert plan.num_blocks == sum(sizes)
+    covered = [index for segment in plan.segments for index in segment.span.indices()]
+    assert covered == list(range(plan.num_blocks))
+
+
+@pytest.mark.parametrize(("first", "blocks"), [(-1, 2), (0, 0), (3, -1)])
+def test_impossible_spans_are_refused(first: int, blocks: int) -> None:
+    """Before anyone is told of them."""
+    with pytest.raises(ConfigError, match=f"span of {blocks} blocks from block {first} is"):
+        Span(first, blocks)
+
+
+@pytest.mark.parametrize(
+    ("spans", "device", "start", "expected"),
+    [
+        ([(1, 2)], "device-0", 1, 0),
+        ([(0, 2), (3, 1)], "device-1", 3, 2),  # a block is missing
+        ([(0, 2), (1, 1)], "device-1", 1, 2),  # a block is held twice
+        ([(2, 2), (0, 2)], "device-0", 2, 0),
+    ],
+)
+def test_gaps_and_overlaps_are_named(
+    spans: list[tuple[int, int]], device: str, start: int, expected: int
+) -> None:
+    """With the device and the block where it should have started."""
+    with pytest.raises(ConfigError, match=f"unit 7: .*{device} .* {start}, expected {expected};"):
+        ClusterPlan(7, segments(*spans), 2, "gpipe")
+
+
+def test_a_plan_needs_a_micro_batch() -> None:
+    """m is at least 1."""
+    with pytest.raises(ConfigError, match="unit 7: 0 micro-batches; at least 1"):
+        ClusterPlan(7, segments((0, 1)), 0, "gpipe")
+
+
+def test_a_plan_without_segments_has_no_blocks() -> None:
+    """A unit that trains by itself."""
+    plan = ClusterPlan(0, (), 1, "gpipe")
+    assert (plan.num_segments, plan.num_blocks) == (0, 0)

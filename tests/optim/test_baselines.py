@@ -1,0 +1,110 @@
+"""Blocks split evenly; units all or by chance; the same generator, the same plan."""
+
+from collections import Counter
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.plan import ClusterPlan
+from collapipe.state import ClusterState, DeviceProfile
+from optim.baselines import EvenSplit, RandomUnits
+from optim.partition import even_partition
+from optim.planner import RoundRequest
+
+
+def devices(count: int) -> tuple[DeviceProfile, ...]:
+    """Named by their order."""
+    return tuple(DeviceProfile(f"device-{k}") for k in range(count))
+
+
+def request(num_units: int, num_segments: int | None = 2) -> RoundRequest:
+    """Units 10, 20, … with three devices each, and five blocks."""
+    clusters = tuple(ClusterState(10 * (n + 1), devices(3), 50 + n) for n in range(num_units))
+    return RoundRequest(4, clusters, 5, num_segments, 7, "one_f_one_b")
+
+
+def units(clusters: tuple[ClusterPlan, ...]) -> list[int]:
+    """Who takes part."""
+    return [cluster.unit for cluster in clusters]
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.data())
+def test_even_partition(num_blocks: int, num_devices: int, data: st.DataObject) -> None:
+    """Contiguous, covers L blocks, sizes differ by one at most, the larger ones first."""
+    most = min(num_blocks, num_devices)
+    num_segments = data.draw(st.integers(1, most))
+    plans = even_partition(num_blocks, devices(num_devices), num_segments)
+    assert [plan.device for plan in plans] == [f"device-{k}" for k in range(num_segments)]
+    assert [index for plan in plans for index in plan.span.indices()] == list(range(num_blocks))
+    sizes = [plan.span.blocks for plan in plans]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    if num_devices <= num_blocks:
+        every = even_partition(num_blocks, devices(num_devices))
+        assert every == even_partition(num_blocks, devices(num_devices), num_devices)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_devices", "num_segments"),
+    [(6, 3, 4), (2, 3, 3), (2, 3, None), (6, 0, None), (6, 3, -1)],
+)
+def test_impossible_partitions_are_refused(
+    num_blocks: int, num_devices: int, num_segments: int | None
+) -> None:
+    """With the numbers and the option."""
+    asked = num_devices if num_segments is None else num_segments
+    words = f"{asked} segments for {num_devices} devices and {num_blocks} blocks"
+    with pytest.raises(InfeasibleRoundError, match=words) as caught:
+        even_partition(num_blocks, devices(num_devices), num_segments)
+    assert str(caught.value).endswith("lower pipeline.num_segments")
+
+
+@given(st.integers(1, 8), st.none() | st.integers(1, 3))
+def test_even_split_schedules_every_unit(num_units: int, num_segments: int | None) -> None:
+    """In the units' order, with the request's numbers; chance plays no part."""
+    asked, rng = request(num_units, num_segments), np.random.default_rng(0)
+    before = rng.bit_generator.state
+    plan = EvenSplit().plan_round(asked, rng)
+    assert rng.bit_generator.state == before
+    assert plan.round == 4
+    assert units(plan.clusters) == [cluster.unit for cluster in asked.clusters]
+    for cluster in plan.clusters:
+        assert cluster.segments == even_partition(5, devices(3), num_segments)
+        assert (cluster.num_micro_batches, cluster.schedule) == (7, "one_f_one_b")
+
+
+@given(st.integers(1, 8), st.integers(1, 10), st.integers(0, 2**32))
+def test_random_units(num_units: int, num_scheduled: int, seed: int) -> None:
+    """J different ones in the units' order; all where there are fewer. Same seed, same plan."""
+    strategy, asked = RandomUnits(num_scheduled), request(num_units)
+    plan = strategy.plan_round(asked, np.random.default_rng(seed))
+    assert plan == strategy.plan_round(asked, np.random.default_rng(seed))
+    chosen = units(plan.clusters)
+    assert len(chosen) == min(num_scheduled, num_units)
+    assert chosen == sorted(set(chosen))
+    everyone = EvenSplit().plan_round(asked, np.random.default_rng(seed))
+    assert set(plan.clusters) <= set(everyone.clusters)
+
+
+def test_every_set_of_units_has_its_turn() -> None:
+    """In one stream of random numbers, about equally often."""
+    rng, rounds = np.random.default_rng(1), 600
+    strategy, asked = RandomUnits(2), request(4)
+    seen = Counter(tuple(units(strategy.plan_round(asked, rng).clusters)) for _ in range(rounds))
+    assert len(seen) == comb(4, 2)
+    expected = rounds / comb(4, 2)
+    # χ² with 5 degrees of freedom exceeds 20.5 by chance once in a thousand seeds; this one is fixed.
+    assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5
+
+
+def test_nobody_is_no_strategy() -> None:
+    """J is at least 1; an infeasible cluster is an error, not left out."""
+    with pytest.raises(ConfigError, match=r"strategy\.num_scheduled=0: must be at least 1"):
+        RandomUnits(0)
+    for strategy in (EvenSplit(), RandomUnits(2)):
+        with pytest.raises(InfeasibleRoundError, match="4 segments for 3 devices"):
+            strategy.plan_round(request(2, num_segments=4), np.random.default_rng(0))

@@ -1,0 +1,82 @@
+"""Micro-batches hold every sample once, with its own targets, and little padding."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from collapipe.batch import IGNORED, Batch
+from pipeline.micro_batch import split
+
+Sample = tuple[tuple[int, ...], tuple[int, ...]]  # real tokens of source and target
+tokens = st.lists(st.integers(0, 99), min_size=1, max_size=6).map(tuple)
+samples = st.lists(st.tuples(tokens, tokens), min_size=1, max_size=12)
+counts = st.integers(1, 15)
+
+
+def batch_of(samples: list[Sample]) -> Batch:
+    """Padded on the right; the inputs' padding holds a valid id, as it may."""
+    sources, targets = zip(*samples, strict=True)
+    mask = _padded([[1] * len(source) for source in sources], 0).bool()
+    return Batch(_padded(sources, 7), mask, _padded(targets, IGNORED))
+
+
+def samples_of(batch: Batch) -> list[Sample]:
+    """What ``batch_of`` was given."""
+    return [
+        (tuple(inputs[mask].tolist()), tuple(targets[targets != IGNORED].tolist()))
+        for inputs, mask, targets in zip(batch.inputs, batch.mask, batch.targets, strict=True)
+    ]
+
+
+@given(samples, counts)
+def test_every_sample_comes_once_with_its_targets(samples: list[Sample], count: int) -> None:
+    """None is lost, doubled, cut or given another's targets."""
+    batch = batch_of(samples)
+    micro_batches = split(batch, count)
+    assert sorted(sample for part in micro_batches for sample in samples_of(part)) == sorted(
+        samples
+    )
+    assert sum(part.num_targets for part in micro_batches) == batch.num_targets
+
+
+@given(samples, counts)
+def test_sizes_differ_by_one_at_most(samples: list[Sample], count: int) -> None:
+    """The larger ones come first; fewer samples than m: one each."""
+    sizes = [part.num_samples for part in split(batch_of(samples), count)]
+    assert len(sizes) == min(count, len(samples))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    assert sum(sizes) == len(samples)
+
+
+@given(samples, counts)
+def test_padding_is_that_of_the_longest_in_the_micro_batch(
+    samples: list[Sample], count: int
+) -> None:
+    """Both sides are trimmed; samples of similar length share a micro-batch."""
+    micro_batches = split(batch_of(samples), count)
+    for part in micro_batches:
+        assert part.inputs.shape == part.mask.shape
+        assert part.mask.shape[1] == int(part.mask.sum(1).max())
+        assert part.targets.shape[1] == int((part.targets != IGNORED).sum(1).max())
+    for longer, shorter in zip(micro_batches, micro_batches[1:], strict=False):
+        assert longer.mask.sum(1).min() >= shorter.mask.sum(1).max()
+
+
+def test_one_micro_batch_is_the_batch_itself() -> None:
+    """Not even the order changes, as in the unsplit model."""
+    batch = batch_of([((1,), (2, 3)), ((4, 5), (6,))])
+    assert split(batch, 1) == [batch]
+    assert split(batch, 1)[0] is batch
+
+
+def test_equal_lengths_keep_their_order() -> None:
+    """The same batch is cut in the same way everywhere."""
+    batch = batch_of([((number,), (number,)) for number in range(5)])
+    assert [part.inputs.flatten().tolist() for part in split(batch, 2)] == [[0, 1, 2], [3, 4]]
+
+
+def _padded(rows: list[list[int]] | tuple[tuple[int, ...], ...], fill: int) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])

@@ -1,0 +1,207 @@
+"""A schedule is proved before it runs: complete, and nobody waits for ever."""
+
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.errors import ConfigError, ScheduleError
+from pipeline.schedule import (
+    BACKWARD,
+    FORWARD,
+    SCHEDULES,
+    Action,
+    Schedule,
+    build,
+    gpipe,
+    one_f_one_b,
+    render,
+    verify,
+)
+
+segment_counts = st.integers(1, 6)
+micro_batch_counts = st.integers(1, 8)
+names = st.sampled_from(sorted(SCHEDULES))
+
+
+def schedule_of(*stages: str) -> Schedule:
+    """One string per stage, ``"F0 B0"``."""
+    return tuple(
+        tuple(Action(word[0], int(word[1:])) for word in stage.split()) for stage in stages
+    )
+
+
+def can_end(schedule: Schedule) -> bool:
+    """Whether the actions and all they wait for form a graph without a cycle; the oracle."""
+    graph: TopologicalSorter[tuple[int, Action]] = TopologicalSorter()
+    last = len(schedule) - 1
+    for stage, actions in enumerate(schedule):
+        for before, action in zip((None, *actions), actions, strict=False):
+            graph.add((stage, action))
+            if before is not None:
+                graph.add((stage, action), (stage, before))
+            if action.kind == FORWARD and stage > 0:
+                graph.add((stage, action), (stage - 1, action))
+            if action.kind == BACKWARD:
+                graph.add((stage, action), (stage, Action(FORWARD, action.micro_batch)))
+            if action.kind == BACKWARD and stage < last:
+                graph.add((stage, action), (stage + 1, action))
+    try:
+        graph.prepare()
+    except CycleError:
+        return False
+    return True
+
+
+@st.composite
+def disturbed(draw: st.DrawFn) -> Schedule:
+    """A good schedule in which a few neighbours have changed places, or a random order."""
+    stages = [list(stage) for stage in build(draw(names), draw(st.integers(1, 3)), draw(counts))]
+    if draw(st.booleans()):
+        return tuple(tuple(draw(st.permutations(stage))) for stage in stages)
+    for _ in range(draw(st.integers(0, 6))):
+        stage = draw(st.sampled_from(stages))
+        place = draw(st.integers(0, len(stage) - 2))
+        stage[place : place + 2] = reversed(stage[place : place + 2])
+    return tuple(map(tuple, stages))
+
+
+counts = st.integers(1, 4)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("num_segments", range(1, 7))
+def test_the_schedules_are_good(name: str, num_segments: int) -> None:
+    """For every number of micro-batches; gradients accumulate in one order on every stage."""
+    for num_micro_batches in range(1, 9):
+        schedule = build(name, num_segments, num_micro_batches)
+        verify(schedule)
+        assert can_end(schedule)
+        assert len(schedule) == num_segments + 1
+        for actions in schedule:
+            for kind in (FORWARD, BACKWARD):
+                order = [action.micro_batch for action in actions if action.kind == kind]
+                assert order == list(range(num_micro_batches))
+
+
+def test_what_the_schedules_look_like() -> None:
+    """Written out by hand, after the papers' figures."""
+    gpipe_head = "F0 B0 F1 B1 F2 B2"
+    assert gpipe(1, 3) == schedule_of("F0 F1 F2 B0 B1 B2", gpipe_head)
+    assert one_f_one_b(2, 3) == schedule_of("F0 F1 F2 B0 B1 B2", "F0 F1 B0 F2 B1 B2", gpipe_head)
+
+
+@given(segment_counts, micro_batch_counts)
+def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batches: int) -> None:
+    """GPipe m; 1F1B S + 1 − s on stage s, or m if there are fewer."""
+
+    def peak(actions: tuple[Action, ...]) -> int:
+        forwards = [
+            sum(1 if action.kind == FORWARD else -1 for action in actions[: place + 1])
+            for place in range(len(actions))
+        ]
+        return max(forwards)
+
+    everything = gpipe(num_segments, num_micro_batches)[:-1]
+    assert {peak(actions) for actions in everything} == {num_micro_batches}
+    assert [peak(actions) for actions in one_f_one_b(num_segments, num_micro_batches)] == [
+        min(num_micro_batches, num_segments + 1 - stage) for stage in range(num_segments + 1)
+    ]
+
+
+@given(disturbed())
+def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
+    """Whatever the order of actions."""
+    if can_end(schedule):
+        verify(schedule)
+    else:
+        with pytest.raises(ScheduleError, match="deadlock"):
+            verify(schedule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1"),  # each waits for the other
+            "deadlock: stage 0 before B0, stage 1 before F1",
+        ),
+        (
+            schedule_of("B0 F0", "F0 B0"),  # a stage waits for itself
+            "deadlock: stage 0 before B0, stage 1 before F0",
+        ),
+        (
+            schedule_of("F0 F1 B0 B1", "F0 F1 B1 B0", "B1 F1 F0 B0"),
+            "deadlock: stage 0 before B0, stage 1 before B1, stage 2 before B1",
+        ),
+        (
+            schedule_of("F0 F1 B0 B1", "F0 F1 B1 B0", "F1 B1 F0 B0"),
+            None,
+        ),
+    ],
+)
+def test_planted_deadlocks_are_found(schedule: Schedule, message: str | None) -> None:
+    """The message names what each stage waits before; unusual orders are none."""
+    if message is None:
+        verify(schedule)
+    else:
+        with pytest.raises(ScheduleError) as caught:
+            verify(schedule)
+        assert str(caught.value) == message
+
+
+@given(st.data(), names, segment_counts, micro_batch_counts)
+def test_missing_and_repeated_actions_are_named(
+    data: st.DataObject, name: str, num_segments: int, num_micro_batches: int
+) -> None:
+    """On any stage, with the number of times that they came."""
+    stages = [list(stage) for stage in build(name, num_segments, num_micro_batches)]
+    stage = data.draw(st.integers(0, num_segments))
+    place = data.draw(st.integers(0, 2 * num_micro_batches - 1))
+    action, repeated = stages[stage][place], data.draw(st.booleans())
+    if repeated:
+        stages[stage].insert(data.draw(st.integers(0, 2 * num_micro_batches)), action)
+    else:
+        del stages[stage][place]
+    with pytest.raises(ScheduleError) as caught:
+        verify(tuple(map(tuple, stages)))
+    assert str(caught.value) == f"stage {stage} has {action} {2 * repeated} times, not once"
+
+
+@given(names, segment_counts, micro_batch_counts)
+def test_render_draws_every_action_once(
+    name: str, num_segments: int, num_micro_batches: int
+) -> None:
+    """A line per stage, in its order; nothing is drawn before what it needs."""
+    schedule = build(name, num_segments, num_micro_batches)
+    lines = render(schedule).splitlines()
+    labels = [*(f"segment {stage}" for stage in range(num_segments)), "head"]
+    assert [line[: len("segment 0")].rstrip() for line in lines] == labels
+    cells = [line[len("segment 0") :].split() for line in lines]
+    for row, actions in zip(cells, schedule, strict=True):
+        assert [cell for cell in row if cell != "·"] == list(map(str, actions))
+    columns = {
+        (stage, cell): column
+        for stage, row in enumerate(cells)
+        for column, cell in enumerate(row)
+        if cell != "·"
+    }
+    for (stage, cell), column in columns.items():
+        needed = (stage - 1 if cell.startswith(FORWARD) else stage + 1, cell)
+        assert columns.get(needed, -1) < column
+    busy = Counter(column for column in columns.values())
+    assert set(busy) == set(range(max(map(len, cells))))  # in no slot all are idle
+
+
+def test_render_verifies_first() -> None:
+    """A deadlock is an error, not an endless drawing."""
+    with pytest.raises(ScheduleError, match="deadlock"):
+        render(schedule_of("F0 B0 F1 B1", "F0 F1 B0 B1"))
+
+
+def test_an_unknown_schedule_is_named() -> None:
+    """With the known ones."""
+    with pytest.raises(ConfigError, match=r"pipeline\.schedule=zigzag: .* gpipe, one_f_one_b"):
+        build("zigzag", 2, 2)
