@@ -36,6 +36,7 @@ EMPTY = [
     "batch_size=1",
     "pipeline.num_micro_batches=1",
     "optimizer=sgd",
+    "optimizer.lr=1e-12",
     "federation.local_steps=1",
     "federation.eval_every=99999",
     "task.train_rows=30",

@@ -34,11 +34,12 @@ def state(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Run a round and keep the optimiser's state for the next."""
     try:
-        request = wire.unpack_request(message.content)
+        request, weights = wire.unpack_request(message.content)
         settings = config.load(context.run_config)
         torch.set_num_threads(settings.pipeline.threads)
         with cancellable(request.timeout_s):
-            finished = _control_unit(context).train(request, _optimizer_state(context))
+            unit = _control_unit(context)
+            finished = unit.train(request, weights, _optimizer_state(context))
     except CollaPipeError as error:
         return _failed(message, error)
     context.state[_OPTIMIZER] = wire.pack_tensors(finished.optimizer_state)
@@ -60,7 +61,7 @@ def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
 
 def _optimizer_state(context: Context) -> dict[str, torch.Tensor]:
     if isinstance(context.state.get(_OPTIMIZER), ArrayRecord):
-        return wire.unpack_tensors(context.state, _OPTIMIZER)
+        return wire.unpack_record(context.state, _OPTIMIZER)
     return {}
 
 

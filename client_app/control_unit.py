@@ -68,7 +68,7 @@ class ControlUnit:
         devices = tuple(DeviceProfile(name) for name in names)
         return ClusterState(self._unit, devices, len(self._examples))
 
-    def train(self, request: TrainRequest, optimizer_state: Tensors) -> Round:
+    def train(self, request: TrainRequest, weights: Tensors, optimizer_state: Tensors) -> Round:
         """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
         ``CancelledRoundError``."""
         settings = self._settings
@@ -77,27 +77,27 @@ class ControlUnit:
             trainer = UnsplitTrainer(
                 settings.model,
                 self._tokenizer.vocabulary,
-                request.weights,
+                weights,
                 settings.optimizer,
                 kept,
             )
             return self._run(request, trainer)
-        with self._pipeline(request, request.link, kept) as (pipeline, link):
+        with self._pipeline(request, request.link, weights, kept) as (pipeline, link):
             finished = self._run(request, pipeline, link)
             link.finish()
             return finished
 
     @contextmanager
     def _pipeline(
-        self, request: TrainRequest, address: LinkAddress, state: Tensors
+        self, request: TrainRequest, address: LinkAddress, weights: Tensors, state: Tensors
     ) -> Iterator[tuple[Pipeline, DecoderLink]]:
         settings, spec = self._settings, self._settings.model
         vocabulary = self._tokenizer.vocabulary
         embedding = build_empty(
-            lambda: spec.build_embedding(vocabulary), select(request.weights, EMBEDDING)
+            lambda: spec.build_embedding(vocabulary), select(weights, EMBEDDING)
         )
         blocks = {
-            name: build_empty(spec.build_block, select(request.weights, name))
+            name: build_empty(spec.build_block, select(weights, name))
             for name in map(block_name, range(spec.num_blocks))
         }
         parts = [Part(name, block, settings.optimizer, state) for name, block in blocks.items()]

@@ -35,11 +35,11 @@ class LinkAddress:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """The server's message to a scheduled unit; ``link`` is None where the unit has the head."""
+    """The server's message to a scheduled unit, beside the weights that travel with it; ``link`` is
+    None where the unit has the head."""
 
     round: int
     plan: ClusterPlan
-    weights: Tensors
     timeout_s: float
     link: LinkAddress | None
 
@@ -82,14 +82,14 @@ def unpack_state(content: RecordDict) -> ClusterState | Failure:
     return _parse(ClusterState, _value(content, "state", "state"))
 
 
-def pack_request(request: TrainRequest) -> RecordDict:
-    """A ``train`` message's content."""
+def pack_request(request: TrainRequest, weights: ArrayRecord) -> RecordDict:
+    """A ``train`` message's content; ``weights`` can be shared by many."""
     config: dict[str, Any] = {
         "round": request.round,
         "plan": _json(request.plan),
         "timeout_s": request.timeout_s,
     }
-    records = RecordDict({"weights": pack_tensors(request.weights), "round": ConfigRecord(config)})
+    records = RecordDict({"weights": weights, "round": ConfigRecord(config)})
     if request.link is not None:
         link = request.link
         records["link"] = ConfigRecord(
@@ -98,19 +98,19 @@ def pack_request(request: TrainRequest) -> RecordDict:
     return records
 
 
-def unpack_request(content: RecordDict) -> TrainRequest:
+def unpack_request(content: RecordDict) -> tuple[TrainRequest, Tensors]:
     """See ``pack_request``. Raises ``WireError``."""
     link = None
     if "link" in content:
         fields = [_value(content, "link", key) for key in ("address", "certificate", "token")]
         link = LinkAddress(*fields)
-    return TrainRequest(
+    request = TrainRequest(
         round=_value(content, "round", "round"),
         plan=_parse(ClusterPlan, _value(content, "round", "plan")),
-        weights=unpack_tensors(content, "weights"),
         timeout_s=_value(content, "round", "timeout_s"),
         link=link,
     )
+    return request, unpack_record(content, "weights")
 
 
 def pack_reply(reply: TrainReply) -> RecordDict:
@@ -124,7 +124,7 @@ def unpack_reply(content: RecordDict) -> TrainReply | Failure:
     if "failure" in content:
         return _failure(content)
     report = _parse(ClusterReport, _value(content, "report", "report"))
-    return TrainReply(unpack_tensors(content, "weights"), report)
+    return TrainReply(unpack_record(content, "weights"), report)
 
 
 def pack_failure(error: Exception) -> RecordDict:
@@ -144,15 +144,26 @@ def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord(arrays)
 
 
-def unpack_tensors(content: RecordDict, key: str) -> Tensors:
-    """Named tensors, each with memory of its own. Raises ``WireError``."""
+def unpack_record(content: RecordDict, key: str) -> Tensors:
+    """The named tensors of a record in a message. Raises ``WireError``."""
     record = content.get(key)
     if not isinstance(record, ArrayRecord):
         raise WireError(f"message without arrays {key!r}; has {sorted(content)}")
+    return unpack_tensors(record)
+
+
+def unpack_tensors(record: ArrayRecord) -> Tensors:
+    """Named tensors, each with memory of its own. Raises ``WireError``."""
     try:
         return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
     except (TypeError, ValueError, EOFError) as error:
-        raise WireError(f"arrays {key!r} cannot be read: {error}") from error
+        raise WireError(f"arrays cannot be read: {error}") from error
+
+
+def select_arrays(record: ArrayRecord, leave_out: str) -> ArrayRecord:
+    """The arrays whose names do not begin with ``leave_out``; nothing is copied."""
+    kept = {name: array for name, array in record.items() if not name.startswith(leave_out)}
+    return ArrayRecord(OrderedDict(kept))
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -12,12 +12,11 @@ from collapipe.settings import ServerOptimizerSettings
 def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     """Σₙ wₙ θₙ / Σₙ wₙ, name by name and in the models' order (FedAvg)."""
     total = sum(weights)
-    return {
-        name: torch.stack(
-            [m[name] * (w / total) for m, w in zip(models, weights, strict=True)]
-        ).sum(0)
-        for name in models[0]
-    }
+    averaged = {name: tensor * (weights[0] / total) for name, tensor in models[0].items()}
+    for model, weight in zip(models[1:], weights[1:], strict=True):
+        for name, tensor in averaged.items():
+            tensor.add_(model[name], alpha=weight / total)
+    return averaged
 
 
 class ServerOptimizer:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
@@ -23,6 +23,7 @@ from collapipe.tasks.rows import load_splits
 from collapipe.tasks.tokenizer import Tokenizer
 from server_app.discovery import discover
 from server_app.evaluation import Evaluation, Evaluator
+from server_app.heads import Heads
 from server_app.link import DecoderLinkServer
 from server_app.progress import RunProgress, end_table
 from server_app.strategy import CollaPipeStrategy
@@ -85,7 +86,7 @@ class _Run:
 
     def model(self) -> SplitModel:
         """The global model as it is now."""
-        weights = wire.unpack_tensors(RecordDict({"arrays": self._arrays}), "arrays")
+        weights = wire.unpack_tensors(self._arrays)
         spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
         model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
         assert isinstance(model, SplitModel)
@@ -105,14 +106,13 @@ class _Run:
         steps = len(states) * federation.local_steps
         with ExitStack() as stack:
             writer = stack.enter_context(SummaryWriter(str(self._folder.path / "tensorboard")))
-            link = None
-            if settings.framework.name == "collapipe":
-                link = stack.enter_context(DecoderLinkServer(settings.link, len(states)))
             progress = stack.enter_context(RunProgress(self._console, federation.rounds, steps))
             progress.say(_opening(settings, self._folder))
-            strategy = CollaPipeStrategy(
-                settings, planner, self._tokenizer.vocabulary, states, link, progress.step
-            )
+            heads = None
+            if settings.framework.name == "collapipe":
+                link = stack.enter_context(DecoderLinkServer(settings.link, len(states)))
+                heads = Heads(settings, self._tokenizer.vocabulary, link, progress.step)
+            strategy = CollaPipeStrategy(settings, planner, states, heads)
             for number in range(1, federation.rounds + 1):
                 seconds = self._round(number, strategy)
                 report = strategy.report
@@ -139,7 +139,7 @@ class _Run:
         assert arrays is not None
         self._arrays = arrays
         marks.append(time.perf_counter())
-        self._folder.write_weights(_unpacked(arrays))
+        self._folder.write_weights(strategy.weights)
         marks.append(time.perf_counter())
         phases = ("plan", "train", "aggregate", "save")
         spans = zip(phases, marks, marks[1:], strict=False)
@@ -229,7 +229,3 @@ def _opening(settings: Settings, folder: RunFolder) -> str:
 
 def _weights(model: SplitModel) -> Tensors:
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
-
-
-def _unpacked(arrays: ArrayRecord) -> Tensors:
-    return wire.unpack_tensors(RecordDict({"arrays": arrays}), "arrays")

@@ -1,5 +1,45 @@
 """What all tests share."""
 
+import os
+from collections.abc import Generator
+from typing import TypeVar
+
+import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)  # tiny tensors gain nothing from threads, and waiting for them costs much
+# Property tests do not depend on chance, nor on how busy the machine is.
+settings.register_profile("steady", derandomize=True, database=None, deadline=None)
+settings.load_profile("steady")
+
+# Set where the real data are present: then a test that is skipped is a test that was forgotten.
+NO_SKIPS = os.environ.get("COLLAPIPE_REQUIRE_DATA") == "1"
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test's report, once pytest has made it."""
+    return _judged((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A file's report, which a skip of the whole file ends in."""
+    return _judged((yield))
+
+
+def _judged(report: Report) -> Report:
+    """The report, failed where it was skipped and nothing may be."""
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped although COLLAPIPE_REQUIRE_DATA=1: {why}"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """What a test draws does not depend on the tests before it."""
+    torch.manual_seed(0)

@@ -97,7 +97,7 @@ def test_every_set_of_units_has_its_turn() -> None:
     seen = Counter(tuple(units(strategy.plan_round(asked, rng).clusters)) for _ in range(rounds))
     assert len(seen) == comb(4, 2)
     expected = rounds / comb(4, 2)
-    # χ² with 5 degrees of freedom exceeds 20.5 by chance once in a thousand seeds; this one is fixed.
+    # χ² with 5 degrees of freedom exceeds 20.5 once in a thousand seeds; this one is fixed.
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5
 
 

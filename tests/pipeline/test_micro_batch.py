@@ -1,5 +1,7 @@
 """Micro-batches hold every sample once, with its own targets, and little padding."""
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ def test_padding_is_that_of_the_longest_in_the_micro_batch(
         assert part.inputs.shape == part.mask.shape
         assert part.mask.shape[1] == int(part.mask.sum(1).max())
         assert part.targets.shape[1] == int((part.targets != IGNORED).sum(1).max())
-    for longer, shorter in zip(micro_batches, micro_batches[1:], strict=False):
+    for longer, shorter in pairwise(micro_batches):
         assert longer.mask.sum(1).min() >= shorter.mask.sum(1).max()
 
 

@@ -58,7 +58,10 @@ def can_end(schedule: Schedule) -> bool:
 @st.composite
 def disturbed(draw: st.DrawFn) -> Schedule:
     """A good schedule in which a few neighbours have changed places, or a random order."""
-    stages = [list(stage) for stage in build(draw(names), draw(st.integers(1, 3)), draw(counts))]
+    stages = [
+        list(stage)
+        for stage in build(draw(names), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    ]
     if draw(st.booleans()):
         return tuple(tuple(draw(st.permutations(stage))) for stage in stages)
     for _ in range(draw(st.integers(0, 6))):
@@ -66,9 +69,6 @@ def disturbed(draw: st.DrawFn) -> Schedule:
         place = draw(st.integers(0, len(stage) - 2))
         stage[place : place + 2] = reversed(stage[place : place + 2])
     return tuple(map(tuple, stages))
-
-
-counts = st.integers(1, 4)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -1,0 +1,43 @@
+# Needs Python 3.11 or newer and make. The first target makes .venv, the others use it.
+#
+#   make run                               train: three clusters learn to translate dates
+#   make run ARGS="federation.rounds=3"    the same with options
+#   make test                              all tests;  ARGS="-k link" for some of them
+#   make check                             lint, format, strict types, who imports whom
+#   make clean                             remove .venv and caches
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: run test check env clean
+
+run: $(STAMP)
+	$(BIN)/collapipe run $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -qq tests/test_architecture.py
+
+env: $(STAMP)
+
+$(STAMP): $(BIN)/pip pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# --clear: an environment without pip is what a failed attempt left behind.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	"error: CollaPipe needs Python 3.11 or newer, $(PYTHON) is %d.%d; set PYTHON=" % v[:2])'
+	$(PYTHON) -m venv --clear $(VENV)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,93 @@
+"""Dropout draws from the generator it was given, and from nothing else."""
+
+import pytest
+import torch
+
+from collapipe.models.dropout import Dropout, DropoutKey, drawing_from
+
+KEY = DropoutKey(seed=1, unit=2, step=3)
+
+
+def dropped(x: torch.Tensor, key: DropoutKey = KEY, part: str = "head", m: int = 0) -> torch.Tensor:
+    """One pass with probability 0.3."""
+    with drawing_from(key.generator(part, m)):
+        return Dropout(0.3)(x)  # type: ignore[no-any-return]
+
+
+def test_training_without_a_generator_is_an_error() -> None:
+    """Silent numbers from torch's own generator would not be reproducible."""
+    x = torch.ones(3)
+    with pytest.raises(RuntimeError, match="drawing_from"):
+        Dropout(0.3)(x)
+    with drawing_from(KEY.generator("head", 0)):
+        Dropout(0.3)(x)
+    with pytest.raises(RuntimeError, match="drawing_from"):
+        Dropout(0.3)(x)
+
+
+def test_nothing_is_dropped_in_evaluation_or_with_probability_0() -> None:
+    """And no generator is needed."""
+    x = torch.randn(5)
+    assert Dropout(0.3).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+
+
+def test_a_mask_depends_on_its_key_alone() -> None:
+    """Not on torch's own generator, nor on what was drawn before; each field of the key counts."""
+    x = torch.ones(64)
+    torch.manual_seed(1)
+    first = dropped(x)
+    dropped(x, part="blocks.0")
+    torch.manual_seed(2)
+    assert torch.equal(dropped(x), first)
+    others = [
+        dropped(x, part="blocks.1"),
+        dropped(x, m=1),
+        dropped(x, DropoutKey(seed=2, unit=2, step=3)),
+        dropped(x, DropoutKey(seed=1, unit=3, step=3)),
+        dropped(x, DropoutKey(seed=1, unit=2, step=4)),
+        dropped(x, DropoutKey(seed=1, unit=3, step=2)),
+    ]
+    assert len({tuple(mask.tolist()) for mask in (first, *others)}) == 1 + len(others)
+
+
+def test_torchs_own_generator_is_left_alone() -> None:
+    """What a user draws does not depend on whether a model was trained in between."""
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    dropped(torch.ones(64))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_one_generator_gives_one_mask_after_another() -> None:
+    """Two layers of a part do not share a mask."""
+    with drawing_from(KEY.generator("head", 0)):
+        first, second = Dropout(0.3)(torch.ones(64)), Dropout(0.3)(torch.ones(64))
+    assert not torch.equal(first, second)
+
+
+def test_inner_generators_go_back_to_the_outer_one() -> None:
+    """``drawing_from`` nests, also when an error leaves it."""
+    x = torch.ones(64)
+    with drawing_from(KEY.generator("head", 0)):
+        with pytest.raises(KeyError), drawing_from(KEY.generator("blocks.0", 0)):
+            raise KeyError
+        assert torch.equal(Dropout(0.3)(x), dropped(x))
+
+
+def test_the_mean_is_kept() -> None:
+    """Kept elements are scaled by 1 / (1 − p); 3 of 10 are zero, within 5 σ."""
+    count = 100_000
+    y = dropped(torch.ones(count, dtype=torch.float64))
+    assert set(y.tolist()) == {0.0, 1 / 0.7}
+    assert abs((y == 0).double().mean().item() - 0.3) < 5 * (0.3 * 0.7 / count) ** 0.5
+
+
+def test_the_gradient_passes_where_the_value_did() -> None:
+    """With the same scale."""
+    x = torch.randn(64, dtype=torch.float64, requires_grad=True)
+    y = dropped(x)
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert torch.equal(x.grad * x, y)

@@ -1,0 +1,257 @@
+"""Parts train by themselves as one optimiser over the whole model would."""
+
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from collapipe.batch import IGNORED
+from collapipe.models.dropout import DropoutKey, drawing_from
+from collapipe.models.part import (
+    HeadPart,
+    Part,
+    build_optimizer,
+    clip_scale,
+    load_optimizer_state,
+    optimizer_state,
+    prefixed,
+    select,
+    set_rate,
+)
+from collapipe.models.transformer import Decoder, TransformerSpec
+from collapipe.settings import OptimizerSettings
+from collapipe.tasks.tokenizer import Vocabulary
+
+SETTINGS = [
+    OptimizerSettings("adamw", lr=0.1, weight_decay=0.1),
+    OptimizerSettings("sgd", lr=0.1, momentum=0.9, weight_decay=0.1),
+    OptimizerSettings("sgd", lr=0.1),
+]
+each_optimizer = pytest.mark.parametrize(
+    "settings", SETTINGS, ids=["adamw", "momentum", "plain sgd"]
+)
+finite = st.floats(-1e6, 1e6)
+
+
+def linear(seed: int = 0) -> nn.Linear:
+    """A small module."""
+    torch.manual_seed(seed)
+    return nn.Linear(3, 2).double()
+
+
+def give_gradients(module: nn.Module, seed: int) -> None:
+    """Made up."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def assert_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """Names and bits."""
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@given(st.lists(st.lists(finite, min_size=1), min_size=1, max_size=5), st.floats(1e-3, 1e6))
+def test_clip_scale_is_torchs(parts: list[list[float]], clip_norm: float) -> None:
+    """From the parts' squared norms, what torch takes from all gradients at once."""
+    parameters = [nn.Parameter(torch.ones(len(part), dtype=torch.float64)) for part in parts]
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = torch.tensor(part, dtype=torch.float64)
+    squared_norms = [sum(x * x for x in part) for part in parts]
+    scale = clip_scale(squared_norms, clip_norm)
+    assert scale <= 1
+    clip_grad_norm_(parameters, clip_norm)
+    for parameter, part in zip(parameters, parts, strict=True):
+        expected = torch.tensor(part, dtype=torch.float64) * scale
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-12, atol=0)
+
+
+def test_clip_scale_at_its_edges() -> None:
+    """No limit, no gradient, exactly the limit, an infinite norm."""
+    assert clip_scale([9.0, 16.0], None) == 1
+    assert clip_scale([0.0], 1.0) == 1
+    assert clip_scale([], 1.0) == 1
+    assert clip_scale([9.0, 16.0], 5.0) == pytest.approx(1, abs=1e-6)
+    assert clip_scale([9.0, 16.0], 2.5) == pytest.approx(0.5, abs=1e-6)
+    assert clip_scale([math.inf], 1.0) == 0
+
+
+@each_optimizer
+def test_optimizer_state_round_trip(settings: OptimizerSettings) -> None:
+    """A part that goes on from weights and state takes the same steps, bit for bit."""
+    stayed = Part("blocks.3", linear(), settings)
+    for seed in range(2):
+        give_gradients(stayed.module, seed)
+        stayed.step(0.05, 1.0)
+    weights = select({k: v.clone() for k, v in stayed.weights().items()}, "blocks.3")
+    state = {name: tensor.clone() for name, tensor in stayed.optimizer_state().items()}
+    others = {"blocks.30.weight/exp_avg": torch.ones(2, 3), "head.bias/exp_avg": torch.ones(2)}
+    moved = Part("blocks.3", linear(1), settings, state | others)
+    moved.module.load_state_dict(weights)
+    assert_equal(moved.optimizer_state(), state)
+    assert bool(state) == (settings.name == "adamw" or settings.momentum > 0)
+    for seed in range(2, 4):
+        for part in (stayed, moved):
+            give_gradients(part.module, seed)
+            part.step(0.05, 1.0)
+    assert_equal(moved.weights(), stayed.weights())
+    assert_equal(moved.optimizer_state(), stayed.optimizer_state())
+
+
+def test_optimizer_state_is_named_after_the_weights() -> None:
+    """So that it can follow them."""
+    part = Part("blocks.3", linear(), SETTINGS[0])
+    assert part.optimizer_state() == {}
+    give_gradients(part.module, 0)
+    part.step(0.1, 1.0)
+    quantities = ("step", "exp_avg", "exp_avg_sq")
+    assert set(part.optimizer_state()) == {
+        f"blocks.3.{name}/{quantity}" for name in ("weight", "bias") for quantity in quantities
+    }
+
+
+def test_loaded_state_is_a_copy() -> None:
+    """The replica stays what it was while the part trains on."""
+    first = Part("head", linear(), SETTINGS[0])
+    give_gradients(first.module, 0)
+    first.step(0.1, 1.0)
+    state = {name: tensor.clone() for name, tensor in first.optimizer_state().items()}
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    second = Part("head", linear(), SETTINGS[0], state)
+    give_gradients(second.module, 1)
+    second.step(0.1, 1.0)
+    assert_equal(state, kept)
+    assert not torch.equal(second.optimizer_state()["head.bias/exp_avg"], kept["head.bias/exp_avg"])
+
+
+def test_unknown_state_is_left_out() -> None:
+    """Of weights that the module has not."""
+    module = linear()
+    optimizer = build_optimizer(SETTINGS[0], module.parameters())
+    load_optimizer_state(module, optimizer, {"scale/exp_avg": torch.ones(2)})
+    assert optimizer_state(module, optimizer) == {}
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_optimisers_have_the_settings_numbers(name: str) -> None:
+    """Every one of them."""
+    settings = OptimizerSettings(name, 0.3, 0.7, 0.8, 0.95, 1e-5, 0.02)
+    optimizer = build_optimizer(settings, linear().parameters())
+    group = optimizer.param_groups[0]
+    assert type(optimizer) is (torch.optim.AdamW if name == "adamw" else torch.optim.SGD)
+    expected = (
+        {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-5, "weight_decay": 0.02, "amsgrad": False}
+        if name == "adamw"
+        else {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.02, "dampening": 0, "nesterov": False}
+    )
+    assert {key: group[key] for key in expected} == expected
+
+
+def test_a_rate_is_for_every_group() -> None:
+    """``set_rate`` counts from the next step on."""
+    left, right = linear(0), linear(1)
+    optimizer = torch.optim.SGD(left.parameters(), lr=1.0)
+    optimizer.add_param_group({"params": right.parameters(), "lr": 5.0})
+    set_rate(optimizer, 0.25)
+    for module in (left, right):
+        before = deepcopy(module)
+        give_gradients(module, 0)
+        assert module.bias.grad is not None
+        optimizer.step()
+        torch.testing.assert_close(module.bias, before.bias - 0.25 * module.bias.grad)
+        optimizer.zero_grad()
+
+
+def test_a_step_scales_gradients_and_forgets_them() -> None:
+    """The rate is the step's, not the settings'."""
+    part = Part("head", linear(), SETTINGS[2])
+    before = {name: tensor.clone() for name, tensor in part.weights().items()}
+    give_gradients(part.module, 0)
+    gradients = {f"head.{name}": p.grad for name, p in part.module.named_parameters()}
+    expected = {
+        name: before[name] - 0.5 * 0.25 * gradient.clone()
+        for name, gradient in gradients.items()
+        if gradient is not None
+    }
+    part.step(rate=0.5, scale=0.25)
+    for name, weight in part.weights().items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-15)
+    assert [parameter.grad for parameter in part.module.parameters()] == [None, None]
+    assert part.squared_norm() == 0
+
+
+def test_a_squared_norm_is_over_all_of_a_parts_weights() -> None:
+    """And 0 where nothing was accumulated."""
+    part = Part("head", linear(), SETTINGS[0])
+    assert part.squared_norm() == 0
+    part.module.get_parameter("bias").grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert part.squared_norm() == pytest.approx(25)
+    part.module.get_parameter("weight").grad = torch.full((2, 3), 2.0, dtype=torch.float64)
+    assert part.squared_norm() == pytest.approx(49)
+    part.forget_gradients()
+    assert part.squared_norm() == 0
+
+
+def test_a_part_trains() -> None:
+    """Whatever mode the module was in."""
+    assert Part("head", linear().eval(), SETTINGS[0]).module.training
+
+
+def test_names_with_a_common_beginning_are_told_apart() -> None:
+    """``blocks.1`` is not ``blocks.10``; ``select`` undoes ``prefixed``."""
+    one, ten = {"weight": torch.ones(1)}, {"weight": torch.zeros(1)}
+    tensors = prefixed("blocks.1", one) | prefixed("blocks.10", ten)
+    assert list(tensors) == ["blocks.1.weight", "blocks.10.weight"]
+    assert_equal(select(tensors, "blocks.1"), one)
+    assert_equal(select(tensors, "blocks.10"), ten)
+    assert select(tensors, "blocks") == {
+        "1.weight": tensors["blocks.1.weight"],
+        "10.weight": tensors["blocks.10.weight"],
+    }
+
+
+def test_the_heads_answers_add_up_to_the_batchs() -> None:
+    """Loss and gradients of micro-batches, each divided by the batch's target tokens."""
+    spec = TransformerSpec(1, 1, 16, 2, 24, dropout=0.0)
+    torch.manual_seed(0)
+    whole = Decoder(spec, Vocabulary(9, 0, 1, 2)).double()
+    part = HeadPart("head", deepcopy(whole), SETTINGS[0])
+    hidden = torch.randn(3, 4, 16, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(4) < torch.tensor([4, 2, 3])[:, None]
+    targets = torch.tensor([[3, 4, 2], [5, 2, IGNORED], [2, IGNORED, IGNORED]])
+    expected = whole.loss(hidden, mask, targets) / 6
+    expected.backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+    generator, total = torch.Generator(), 0.0
+    for rows in (slice(0, 1), slice(1, 3)):
+        given_ = hidden[rows].detach()
+        loss, gradient = part.answer(given_, mask[rows], targets[rows], 6, generator)
+        assert not given_.requires_grad
+        torch.testing.assert_close(gradient, hidden.grad[rows], rtol=0, atol=1e-12)
+        total += loss
+    assert total == pytest.approx(expected.item(), abs=1e-12)
+    for own, theirs in zip(part.module.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, theirs.grad, rtol=0, atol=1e-12)
+
+
+def test_the_heads_dropout_is_that_of_the_generator_given() -> None:
+    """Which depends on the key alone."""
+    spec = TransformerSpec(1, 1, 16, 2, 24, dropout=0.3)
+    part = HeadPart("head", Decoder(spec, Vocabulary(9, 0, 1, 2)), SETTINGS[0])
+    hidden, mask = torch.randn(2, 3, 16), torch.ones(2, 3, dtype=torch.bool)
+    targets, key = torch.tensor([[3, 2], [4, 2]]), DropoutKey(1, 2, 3)
+    losses = [
+        part.answer(hidden, mask, targets, 4, key.generator("head", micro_batch))[0]
+        for micro_batch in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+    with drawing_from(key.generator("head", 0)):
+        assert isinstance(part.module, Decoder)
+        expected = part.module.loss(hidden, mask, targets) / 4
+    assert losses[0] == expected.item()

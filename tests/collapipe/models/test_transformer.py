@@ -1,0 +1,350 @@
+"""The Transformer against torch's own layers, and greedy decoding against the loss."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.errors import ConfigError
+from collapipe.models.dropout import Dropout, DropoutKey, drawing_from
+from collapipe.models.split import SplitModel
+from collapipe.models.transformer import (
+    Attention,
+    Decoder,
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    Sublayer,
+    TransformerSpec,
+    positions,
+)
+from collapipe.tasks.tokenizer import Vocabulary
+
+VOCABULARY = Vocabulary(size=9, pad=0, bos=1, eos=2)
+SPEC = TransformerSpec(2, 2, 16, 2, 24, dropout=0.0)
+KEY = DropoutKey(1, 2, 3)
+norms = pytest.mark.parametrize("norm", ["pre", "post"])
+ties = pytest.mark.parametrize("tied", [True, False])
+
+
+def model_of(spec: TransformerSpec, seed: int = 0) -> SplitModel:
+    """In double precision; all weights random, norms and biases too, and large enough to differ."""
+    model = SplitModel(spec, VOCABULARY).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.05 if name.endswith("bias") else 0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            if name.endswith("norm.weight"):
+                parameter.add_(1)
+    return model
+
+
+def ragged() -> Batch:
+    """Three sources and targets of different lengths."""
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randint(3, VOCABULARY.size, (3, 6), generator=generator)
+    targets = torch.randint(2, VOCABULARY.size, (3, 5), generator=generator)
+    mask = torch.arange(6) < torch.tensor([6, 1, 4])[:, None]
+    real = torch.arange(5) < torch.tensor([2, 5, 3])[:, None]
+    return Batch(inputs, mask, targets.masked_fill(~real, IGNORED))
+
+
+def decoder_of(model: SplitModel) -> Decoder:
+    """The head, typed."""
+    assert isinstance(model.head, Decoder)
+    return model.head
+
+
+@norms
+def test_an_encoder_block_is_torchs(norm: str) -> None:
+    """The same weights in ``nn.TransformerEncoderLayer``, masked."""
+    block = model_of(replace(SPEC, norm=norm)).blocks[0]
+    assert isinstance(block, EncoderBlock)
+    theirs = nn.TransformerEncoderLayer(
+        16, 2, 24, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    _copy_attention(block.attention, theirs.self_attn)
+    _copy_feed_forward(block.feed_forward, theirs)
+    _copy_norms(theirs, block.around_attention, block.feed_forward.around)
+    hidden, mask = torch.randn(3, 6, 16, dtype=torch.float64), ragged().mask
+    expected = theirs(hidden, src_key_padding_mask=~mask)  # in training: no fused path
+    torch.testing.assert_close(block(hidden, mask)[mask], expected[mask], rtol=0, atol=1e-12)
+
+
+@norms
+def test_a_decoder_block_is_torchs(norm: str) -> None:
+    """The same weights in ``nn.TransformerDecoderLayer``: causal, and masked over the memory."""
+    block = decoder_of(model_of(replace(SPEC, norm=norm))).blocks[0]
+    assert isinstance(block, DecoderBlock)
+    theirs = nn.TransformerDecoderLayer(
+        16, 2, 24, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    _copy_attention(block.self_attention, theirs.self_attn)
+    _copy_attention(block.cross_attention, theirs.multihead_attn)
+    _copy_feed_forward(block.feed_forward, theirs)
+    _copy_norms(theirs, block.around_self, block.around_cross, block.feed_forward.around)
+    x, memory = torch.randn(2, 3, 5, 16, dtype=torch.float64)
+    mask = ragged().mask[:, :5]
+    causal = torch.ones(5, 5).triu(1).bool()
+    expected = theirs(x, memory, tgt_mask=causal, memory_key_padding_mask=~mask)
+    keys_values = block.cross_attention.keys_values(memory)
+    output, _ = block(x, keys_values, mask[:, None, None, :], None)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+
+
+def test_positions_are_those_of_the_paper() -> None:
+    """Section 3.5: sin(pos / 10000^(2i/d)) and cos in turn, from any start."""
+    expected = [
+        [
+            (math.cos if column % 2 else math.sin)(place / 1e4 ** ((column - column % 2) / 6))
+            for column in range(6)
+        ]
+        for place in range(3, 8)
+    ]
+    table = positions(3, 5, 6, torch.empty(0, dtype=torch.float64))
+    torch.testing.assert_close(table, torch.tensor(expected, dtype=torch.float64))
+    assert positions(0, 2, 4, torch.empty(0)).dtype == torch.float32
+
+
+def test_an_embedding_is_scaled_and_knows_its_place() -> None:
+    """√d times the token's vector, plus the position's."""
+    embedding = model_of(SPEC).embedding
+    ids = torch.tensor([[3, 4, 3]])
+    vectors = embedding.tokens.weight[ids] * 4  # type: ignore[index,union-attr]
+    places = positions(0, 3, 16, vectors)
+    torch.testing.assert_close(embedding(ids), vectors + places, rtol=0, atol=1e-12)
+    later = embedding(ids[:, 1:], 1)
+    torch.testing.assert_close(embedding(ids)[:, 1:], later, rtol=0, atol=1e-12)
+
+
+@norms
+@ties
+def test_greedy_decoding_takes_the_token_of_least_loss(norm: str, tied: bool) -> None:
+    """Token by token, the whole prefix anew, without anything cached, padded or batched."""
+    spec, batch, longest = replace(SPEC, norm=norm, tie_embeddings=tied), ragged(), 7
+    models = [model_of(spec, seed) for seed in range(20)]
+    predictions = [model.generate(batch, longest) for model in models]
+    telling = [place for place, rows in enumerate(predictions) if len(set(map(tuple, rows))) == 3]
+    assert len(telling) >= 2  # most random models say the same to all samples
+    for place in telling[:2]:
+        for inputs, mask, prediction in zip(
+            batch.inputs, batch.mask, predictions[place], strict=True
+        ):
+            assert prediction == _naive(models[place], inputs[None, mask], longest)
+
+
+@norms
+def test_decoding_together_is_decoding_one_by_one(norm: str) -> None:
+    """Some samples end early, some never; padding and neighbours change nothing."""
+    batch, longest, mixed = ragged(), 8, 0
+    for seed in range(20):
+        model = model_of(replace(SPEC, norm=norm), seed)
+        together = model.generate(batch, longest)
+        for inputs, mask, prediction in zip(batch.inputs, batch.mask, together, strict=True):
+            ids = inputs[None, mask]
+            alone = Batch(ids, torch.ones_like(ids, dtype=torch.bool), ids[:, :0])
+            assert model.generate(alone, longest) == [prediction]
+            assert VOCABULARY.eos not in prediction
+        lengths = sorted(map(len, together))
+        mixed += lengths[0] < lengths[-1] == longest
+    assert mixed
+
+
+def test_decoding_ends_at_its_greatest_length() -> None:
+    """Also at once."""
+    model = model_of(SPEC)
+    assert model.generate(ragged(), 0) == [[], [], []]
+    assert max(map(len, model.generate(ragged(), 3))) <= 3
+
+
+@norms
+@ties
+def test_padding_does_not_change_the_loss(norm: str, tied: bool) -> None:
+    """Neither its width, on both sides, nor the ids that it holds; nor any gradient."""
+    model, batch = model_of(replace(SPEC, norm=norm, tie_embeddings=tied)), ragged()
+    inputs = torch.cat((batch.inputs.masked_fill(~batch.mask, 5), torch.full((3, 4), 8)), 1)
+    mask = functional.pad(batch.mask, (0, 4), value=False)
+    targets = functional.pad(batch.targets, (0, 3), value=IGNORED)
+    results = []
+    for each in (batch, Batch(inputs, mask, targets)):
+        model.zero_grad()
+        loss = model.loss(each, KEY)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in model.parameters()]
+        results.append([loss.detach(), *gradients])
+    for left, right in zip(*results, strict=True):
+        assert left is not None
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-11)
+
+
+@norms
+def test_the_batchs_loss_is_the_sum_of_its_samples(norm: str) -> None:
+    """Of their cross-entropies, so that micro-batches add up."""
+    model, batch = model_of(replace(SPEC, norm=norm)), ragged()
+    losses = [
+        model.loss(
+            Batch(batch.inputs[row : row + 1], batch.mask[row : row + 1], targets[None]), KEY
+        )
+        for row, targets in enumerate(batch.targets)
+    ]
+    torch.testing.assert_close(sum(losses), model.loss(batch, KEY), rtol=0, atol=1e-11)
+
+
+def test_a_target_does_not_see_itself_or_what_follows() -> None:
+    """The loss of a prefix is part of the loss of the whole."""
+    model, batch = model_of(SPEC), ragged()
+    row = Batch(batch.inputs[1:2], batch.mask[1:2], batch.targets[1:2])  # five targets
+    assert row.num_targets == 5
+    losses = [
+        model.loss(Batch(row.inputs, row.mask, row.targets[:, :count]), KEY).item()
+        for count in range(1, 6)
+    ]
+    steps = [after - before for before, after in zip([0.0, *losses], losses, strict=False)]
+    hidden = model.encode(row.inputs, row.mask)
+    for place in range(5):
+        every = [
+            row.targets[:, : place + 1].clone().index_fill(1, torch.tensor([place]), token)
+            for token in range(VOCABULARY.size)
+        ]
+        before = losses[place - 1] if place else 0.0
+        chances = [
+            math.exp(before - decoder_of(model).loss(hidden, row.mask, targets).item())
+            for targets in every
+        ]
+        assert sum(chances) == pytest.approx(1, abs=1e-10)
+        assert chances[int(row.targets[0, place])] == pytest.approx(math.exp(-steps[place]))
+
+
+def test_a_tied_output_is_the_embedding() -> None:
+    """Without weights of its own; an untied one with the same weights gives the same loss."""
+    tied, free = model_of(SPEC), model_of(replace(SPEC, tie_embeddings=False))
+    assert not any("output" in name for name, _ in tied.head.named_children())
+    weights = tied.state_dict()
+    assert set(free.state_dict()) - set(weights) == {"head.output.weight", "head.output.bias"}
+    weights["head.output.weight"] = weights["head.embedding.tokens.weight"].clone()
+    weights["head.output.bias"] = torch.zeros(VOCABULARY.size, dtype=torch.float64)
+    free.load_state_dict(weights)
+    batch = ragged()
+    torch.testing.assert_close(free.loss(batch, KEY), tied.loss(batch, KEY), rtol=0, atol=1e-12)
+    with torch.no_grad():
+        free.state_dict()["head.output.bias"][3] += 1
+    assert not torch.equal(free.loss(batch, KEY), tied.loss(batch, KEY))
+    assert "embedding.tokens.weight" in weights  # the source side keeps its own
+    assert not torch.equal(
+        weights["embedding.tokens.weight"], weights["head.embedding.tokens.weight"]
+    )
+
+
+def test_dropout_falls_on_every_sublayer_and_embedding() -> None:
+    """Two of an encoder block; an embedding and three a block in the decoder's two."""
+    model, batch = model_of(replace(SPEC, dropout=0.4)).train(), ragged()
+    with pytest.raises(RuntimeError, match="drawing_from"):
+        model.encode(batch.inputs, batch.mask)
+    drawn: list[str] = []
+    for name, part in model.parts().items():
+        for module in part.modules():
+            if isinstance(module, Dropout):
+                module.register_forward_hook(
+                    lambda _, inputs, output, name=name: drawn.extend(
+                        [name] * (not torch.equal(inputs[0], output))
+                    )
+                )
+    model.loss(batch, KEY)
+    assert Counter(drawn) == {"embedding": 1, "blocks.0": 2, "blocks.1": 2, "head": 7}
+    drawn.clear()
+    assert torch.equal(model.eval().loss(batch, KEY), model_of(SPEC).loss(batch, KEY))
+    assert drawn == []
+
+
+def test_each_part_of_the_loss_draws_from_its_own_stream() -> None:
+    """Which the key fixes."""
+    model, batch = model_of(replace(SPEC, dropout=0.4)).train(), ragged()
+    assert torch.equal(model.loss(batch, KEY), model.loss(batch, KEY))
+    assert not torch.equal(model.loss(batch, KEY), model.loss(batch, replace(KEY, step=4)))
+
+
+@norms
+def test_dropout_spares_the_residual(norm: str) -> None:
+    """A sublayer whose output is wholly dropped passes x on."""
+    around = Sublayer(replace(SPEC, norm=norm, dropout=0.999999)).double()
+    x, output = torch.randn(2, 3, 16, dtype=torch.float64).unbind(0)
+    with drawing_from(torch.Generator().manual_seed(0)):
+        after = around.after(x, output)
+    assert torch.equal(after, x if norm == "pre" else around.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("num_blocks", 0),
+        ("num_decoder_blocks", 0),
+        ("dim", 0),
+        ("dim", 15),
+        ("dim", -16),
+        ("num_heads", 0),
+        ("num_heads", 3),
+        ("feed_forward_dim", 0),
+        ("dropout", -0.1),
+        ("dropout", 1.0),
+        ("dropout", math.nan),
+        ("norm", "Pre"),
+    ],
+)
+def test_impossible_sizes_are_refused(option: str, value: object) -> None:
+    """The message names the option and its value."""
+    with pytest.raises(ConfigError) as caught:
+        replace(SPEC, **{option: value})  # type: ignore[arg-type]
+    assert f"model.{option}={value}" in str(caught.value)
+
+
+def test_an_odd_dimension_has_no_positions() -> None:
+    """Sines and cosines come in pairs."""
+    with pytest.raises(ConfigError, match=r"model\.dim=15: must be even and a multiple"):
+        TransformerSpec(dim=15, num_heads=3)
+
+
+def _naive(model: SplitModel, inputs: Tensor, longest: int) -> list[int]:
+    """Greedy decoding by the loss alone: the next token is the one that adds least to it."""
+    mask = torch.ones_like(inputs, dtype=torch.bool)
+    hidden = model.encode(inputs, mask)
+    prefix: list[int] = []
+    for _ in range(longest):
+        losses = [
+            decoder_of(model).loss(hidden, mask, torch.tensor([[*prefix, token]])).item()
+            for token in range(VOCABULARY.size)
+        ]
+        token = losses.index(min(losses))
+        if token == VOCABULARY.eos:
+            break
+        prefix.append(token)
+    return prefix
+
+
+def _copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
+    projections = (ours.query, ours.key, ours.value)
+    _copy(theirs.in_proj_weight, torch.cat([layer.weight for layer in projections]))
+    _copy(theirs.in_proj_bias, torch.cat([layer.bias for layer in projections]))
+    theirs.out_proj.load_state_dict(ours.output.state_dict())
+
+
+def _copy_feed_forward(
+    ours: FeedForward, theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+) -> None:
+    theirs.linear1.load_state_dict(ours.inner.state_dict())
+    theirs.linear2.load_state_dict(ours.outer.state_dict())
+
+
+def _copy_norms(theirs: nn.Module, *ours: Sublayer) -> None:
+    for index, sublayer in enumerate(ours, start=1):
+        theirs.get_submodule(f"norm{index}").load_state_dict(sublayer.norm.state_dict())
+
+
+def _copy(parameter: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        parameter.copy_(value)

@@ -1,0 +1,227 @@
+"""Who may import whom: every import of every room is read, and an offence is named with its line.
+
+Deciding (``optim``) and doing (``pipeline``) never meet, and what is foreign stays at the edges.
+Who moves a wall changes the tables below in the same commit.
+"""
+
+import ast
+import functools
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app")
+
+# Our own modules that a file may import: the first line that its path begins with.
+OWN = {
+    "collapipe/cli/": ROOMS,  # the command starts the rooms
+    "collapipe/": ("collapipe",),
+    "optim/": ("optim", "collapipe.state", "collapipe.plan", "collapipe.errors"),
+    "pipeline/": (
+        "pipeline",
+        "collapipe.batch",
+        "collapipe.cancellation",
+        "collapipe.errors",
+        "collapipe.frames",
+        "collapipe.models",
+        "collapipe.plan",
+        "collapipe.report",
+        "collapipe.state",
+        "collapipe.timing",
+    ),
+    "client_app/": ("client_app", "pipeline", "collapipe", "optim.partition"),
+    "server_app/": ("server_app", "optim", "collapipe"),
+}
+
+# Modules that only these files may import; of two lines the longer module's counts.
+EDGES = {
+    "click": ("collapipe/cli/",),
+    "collapipe.cli": ("collapipe/cli/",),
+    "flwr": ("collapipe/cli/", "collapipe/wire.py", "client_app/app.py", "server_app/"),
+    "flwr.supercore": ("server_app/grid.py",),  # Flower's own inside, which may move
+    "hydra": ("collapipe/config.py",),
+    "omegaconf": ("collapipe/config.py", "collapipe/run_folder.py"),
+    "typer": ("collapipe/cli/",),
+}
+
+# Rooms that get by with these libraries alone.
+LIBRARIES = {"optim/": ("numpy", "scipy", "cvxpy")}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    files = sorted((ROOT / room).rglob("*.py"))
+    assert files
+    found = [offence for file in files for offence in _offences(_name(file), file.read_text())]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_every_library_is_a_declared_dependency() -> None:
+    files = [file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
+    found = [text for file in files for text in _undeclared(_name(file), file.read_text())]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("collapipe/new.py", "import hydra"),
+        ("collapipe/new.py", "from omegaconf import OmegaConf"),
+        ("collapipe/new.py", "import typer"),
+        ("collapipe/new.py", "from flwr.app import Message"),
+        ("collapipe/new.py", "from collapipe.cli.run import run_job"),
+        ("collapipe/new.py", "import server_app"),
+        ("collapipe/models/new.py", "from pipeline import schedule"),
+        ("collapipe/tasks/new.py", "from ..cli import run"),
+        ("optim/new.py", "import torch"),
+        ("optim/new.py", "from torch import Tensor"),
+        ("optim/new.py", "from collapipe.config import Settings"),
+        ("optim/new.py", "from collapipe import models"),
+        ("optim/new.py", "from pipeline.schedule import gpipe"),
+        ("pipeline/new.py", "from flwr.app import Message"),
+        ("pipeline/new.py", "from optim.partition import even_partition"),
+        ("pipeline/new.py", "import client_app.link as link"),
+        ("pipeline/new.py", "from collapipe import wire"),
+        ("client_app/new.py", "from optim.planner import Planner"),
+        ("client_app/new.py", "from optim import planner"),
+        ("client_app/new.py", "import server_app.decoder"),
+        ("client_app/control_unit.py", "from flwr.app import Context"),
+        ("server_app/new.py", "import pipeline.engine"),
+        ("server_app/new.py", "from client_app.link import DecoderLink"),
+        ("server_app/new.py", "from flwr.supercore.run import Run"),
+        ("server_app/new.py", "from flwr import supercore"),
+        ("server_app/new.py", "from collapipe.cli import run"),
+    ],
+)
+@pytest.mark.parametrize(
+    "frame", ["{}", "def later():\n    {}", "if TYPE_CHECKING:\n    {}"], ids=["top", "def", "if"]
+)
+def test_a_planted_import_is_found(file: str, source: str, frame: str) -> None:
+    text = frame.format(source)
+    (offence,) = _offences(file, text)
+    assert offence.startswith(f"{file}:{len(text.splitlines())}: imports ")
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("collapipe/new.py", "import importlib\nimportlib.import_module('optim.planner')"),
+        ("pipeline/new.py", "\n__import__('flwr.app')"),
+    ],
+)
+def test_an_import_by_name_is_found(file: str, source: str) -> None:
+    (offence,) = _offences(file, source)
+    assert offence.startswith(f"{file}:2: imports ")
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("collapipe/config.py", "import hydra, omegaconf"),
+        ("collapipe/cli/new.py", "import typer\nfrom server_app.app import app"),
+        ("optim/new.py", "import math\nimport numpy as np\nfrom collapipe.plan import Span"),
+        ("pipeline/new.py", "import torch\nfrom collapipe import frames\nfrom . import schedule"),
+        ("client_app/new.py", "from optim.partition import even_partition"),
+        ("server_app/grid.py", "from flwr.supercore.run import Run"),
+    ],
+)
+def test_an_honest_import_is_not(file: str, source: str) -> None:
+    assert [*_offences(file, source), *_undeclared(file, source)] == []
+
+
+@pytest.mark.parametrize("source", ["import requests", "import yaml", "import tests.federated"])
+def test_a_planted_undeclared_library_is_found(source: str) -> None:
+    (offence,) = _undeclared("collapipe/new.py", source)
+    assert offence.startswith("collapipe/new.py:1: ")
+
+
+def _offences(file: str, source: str) -> list[str]:
+    """Lines ``FILE:LINE: imports MODULE …`` for what the tables forbid."""
+    imports = _imports(file, source)
+    return [
+        f"{file}:{line}: imports {module}; {why}"
+        for line, module in imports
+        if (why := _why_not(file, module))
+    ]
+
+
+def _why_not(file: str, module: str) -> str | None:
+    """The rule that ``module`` breaks in ``file``; None where it may stand."""
+    top = module.split(".")[0]
+    if top in ROOMS:
+        prefix, allowed = next((p, own) for p, own in OWN.items() if file.startswith(p))
+        if not any(_within(module, own) for own in allowed):
+            return f"{prefix} may import {', '.join(allowed)}"
+    elif top not in sys.stdlib_module_names:
+        for prefix, libraries in LIBRARIES.items():
+            if file.startswith(prefix) and top not in libraries:
+                return f"{prefix} may import {', '.join(libraries)}"
+    edges = [edge for edge in EDGES if _within(module, edge)]
+    if edges and not file.startswith(EDGES[max(edges, key=len)]):
+        return f"only {', '.join(EDGES[max(edges, key=len)])} may"
+    return None
+
+
+def _undeclared(file: str, source: str) -> list[str]:
+    """Lines ``FILE:LINE: …`` for libraries that pyproject.toml does not list."""
+    known = {*ROOMS, *sys.stdlib_module_names}
+    return [
+        f"{file}:{line}: {module} belongs to no dependency in pyproject.toml"
+        for line, module in _imports(file, source)
+        if module.split(".")[0] not in known and not _providers(module) & _dependencies()
+    ]
+
+
+def _imports(file: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of each import, ``a.b`` for ``from a import b``."""
+    for node in ast.walk(ast.parse(source, file)):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                package = file.split("/")[:-level] if level else []
+                base = ".".join([*package, *([module] if module else [])])
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="__import__"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+
+
+def _within(module: str, prefix: str) -> bool:
+    return f"{module}.".startswith(f"{prefix}.")
+
+
+def _name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def _providers(module: str) -> set[str]:
+    """Installed distributions that the module may come from."""
+    return {_normal(name) for name in _distributions().get(module.split(".")[0], ())}
+
+
+@functools.cache
+def _distributions() -> dict[str, list[str]]:
+    return dict(packages_distributions())
+
+
+@functools.cache
+def _dependencies() -> frozenset[str]:
+    """Distributions that users install: not those of the extra ``dev``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {k: v for k, v in project["optional-dependencies"].items() if k != "dev"}
+    requirements = [*project["dependencies"], *(r for each in extras.values() for r in each)]
+    names = (re.match(r"[\w.-]+", requirement) for requirement in requirements)
+    return frozenset(_normal(name.group()) for name in names if name)
+
+
+def _normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
