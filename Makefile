@@ -1,4 +1,4 @@
-# Needs Python 3.11 or newer and make. The first target makes .venv, the others use it.
+# Needs Python 3.11 or newer and make. Whichever target comes first makes .venv.
 #
 #   make run                               train: three clusters learn to translate dates
 #   make run ARGS="federation.rounds=3"    the same with options
@@ -30,13 +30,14 @@ check: $(STAMP)
 env: $(STAMP)
 
 $(STAMP): $(BIN)/pip pyproject.toml constraints.txt
+	@echo "installing into $(VENV), which takes a few minutes the first time"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # --clear: an environment without pip is what a failed attempt left behind.
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
-	"error: CollaPipe needs Python 3.11 or newer, $(PYTHON) is %d.%d; set PYTHON=" % v[:2])'
+	"error: CollaPipe needs Python 3.11 or newer, $(PYTHON) is %d.%d; add PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv --clear $(VENV)
 
 clean:

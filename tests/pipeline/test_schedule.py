@@ -195,6 +195,7 @@ def test_render_draws_every_action_once(
     assert set(busy) == set(range(max(map(len, cells))))  # in no slot all are idle
 
 
+@pytest.mark.timeout(30)  # without the proof it would draw for ever
 def test_render_verifies_first() -> None:
     """A deadlock is an error, not an endless drawing."""
     with pytest.raises(ScheduleError, match="deadlock"):

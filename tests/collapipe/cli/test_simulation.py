@@ -13,7 +13,7 @@ from flwr.common.config import parse_config_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.cli import simulation
+from collapipe.cli import processes, simulation
 from collapipe.errors import CollaPipeError
 
 
@@ -71,9 +71,9 @@ def test_every_process_of_a_site_ends_with_it() -> None:
         with child:
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
-            family = simulation._Family(site.home, child.pid)
+            family = processes._Family(site.home, child.pid)
             assert len(family._named("")) == 2
-            simulation._end_all(site.home, child.pid)
+            processes.end_all(site.home, child.pid)
         assert child.returncode == -signal.SIGKILL
         assert family._named("") == set()
     assert not site.home.exists()
@@ -86,9 +86,9 @@ def test_a_site_ends_its_own_processes_only() -> None:
         simulation._site() as other,
         subprocess.Popen(["sleep", "60"], env=other.environment) as process,
     ):
-        simulation._end_all(mine.home)
+        processes.end_all(mine.home)
         assert process.poll() is None
-        simulation._end_all(other.home)
+        processes.end_all(other.home)
         assert process.wait() == -signal.SIGKILL
 
 
@@ -127,9 +127,9 @@ def test_a_refusing_super_link_is_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_this_process_is_in_the_process_table() -> None:
-    assert simulation._processes()[os.getpid()].parent == os.getppid()
+    assert processes._processes()[os.getpid()].parent == os.getppid()
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
 def test_ps_tells_the_same() -> None:
-    assert simulation._from_ps()[os.getpid()].parent == os.getppid()
+    assert processes._from_ps()[os.getpid()].parent == os.getppid()

@@ -15,10 +15,11 @@ from omegaconf import OmegaConf
 
 from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks import translation
+from collapipe.tasks import parallel_corpus
 from collapipe.tasks.task import Task
 from collapipe.tasks.tokenizer import Tokenizer, Vocabulary
-from collapipe.tasks.translation import ParallelCorpus, SequencePairs
+from collapipe.tasks.parallel_corpus import ParallelCorpus
+from collapipe.tasks.translation import SequencePairs
 
 GERMAN = ["Ein Igel liest Zeitung.", "Zwei Öfen schlafen schon.", "Niemand grüßt den Mond."]
 ENGLISH = ["A hedgehog reads the paper.", "Two ovens are asleep.", "Nobody greets the moon."]
@@ -186,7 +187,7 @@ def test_hub_columns_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a root, the languages name the hub's columns."""
     hub = ROWS.rename_columns({"source": "de", "target": "en"})
     splits = {"train": hub, "validation": hub, "test": hub}
-    monkeypatch.setattr(translation, "load_dataset", {"nobody/tiny": splits}.__getitem__)
+    monkeypatch.setattr(parallel_corpus, "load_dataset", {"nobody/tiny": splits}.__getitem__)
     assert corpus(None).splits(0).validation.to_dict() == ROWS.to_dict()
 
 
@@ -199,7 +200,7 @@ def test_unreachable_hub_names_the_way_out(
     def fail(name: str) -> None:
         raise error
 
-    monkeypatch.setattr(translation, "load_dataset", fail)
+    monkeypatch.setattr(parallel_corpus, "load_dataset", fail)
     with pytest.raises(DataError, match=r"nobody/tiny.*set data\.root=FOLDER") as caught:
         corpus(None).splits(0)
     assert "\n" not in str(caught.value)
