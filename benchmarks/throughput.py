@@ -79,7 +79,7 @@ def ordinary(overrides: list[str]) -> float:
 def report(speeds: dict[str, list[float]], phases: dict[str, dict[str, float]]) -> None:
     medians = {side: statistics.median(values) for side, values in speeds.items()}
     print(
-        f"{'side':<12} {'tokens/s':>9} {'least':>9} {'most':>9}   collapipe / side (median of turns)"
+        f"{'side':<12} {'tokens/s':>9} {'least':>9} {'most':>9}   collapipe / side, median of turns"
     )
     for side, values in speeds.items():
         ratios = [a / b for a, b in zip(speeds["collapipe"], values, strict=True)]

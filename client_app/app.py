@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.control_unit import ControlUnit
-from collapipe import config, wire
+from collapipe import cancellation, config, wire
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError
@@ -40,9 +40,11 @@ def train(message: Message, context: Context) -> Message:
         with cancellable(request.timeout_s):
             unit = _control_unit(context)
             finished = unit.train(request, weights, _optimizer_state(context))
+            cancellation.check()  # a round that the server has given up leaves no state
     except CollaPipeError as error:
         return _failed(message, error)
-    context.state[_OPTIMIZER] = wire.pack_tensors(finished.optimizer_state)
+    if settings.optimizer.state == "keep":
+        context.state[_OPTIMIZER] = wire.pack_tensors(finished.optimizer_state)
     return Message(wire.pack_reply(finished.reply), reply_to=message)
 
 

@@ -1,5 +1,6 @@
 """A control unit's round: its batches through its trainer. Knows nothing of Flower."""
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError
+from collapipe.messages import LinkAddress, TrainReply, TrainRequest
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, Tensors, select
 from collapipe.models.split import EMBEDDING, block_name, build_empty
@@ -22,8 +24,9 @@ from collapipe.tasks.rows import load_shard
 from collapipe.tasks.shards import batch_rows
 from collapipe.tasks.tokenizer import Tokenizer
 from collapipe.timing import PhaseTimer
-from collapipe.wire import LinkAddress, TrainReply, TrainRequest
 from pipeline.engine import Pipeline
+
+_log = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
@@ -61,6 +64,13 @@ class ControlUnit:
     def __init__(self, settings: Settings, unit: int, tokenizer: Tokenizer) -> None:
         self._settings, self._unit, self._tokenizer = settings, unit, tokenizer
         self._examples = settings.task.encode(load_shard(settings, unit), tokenizer)
+        if len(self._examples) < settings.batch_size:
+            _log.warning(
+                "unit %d has %d rows, fewer than batch_size=%d: each step takes all of them",
+                unit,
+                len(self._examples),
+                settings.batch_size,
+            )
 
     def state(self) -> ClusterState:
         """The cluster as it is now."""
@@ -72,17 +82,16 @@ class ControlUnit:
         """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
         ``CancelledRoundError``."""
         settings = self._settings
-        kept = {} if settings.optimizer.state == "reset" else optimizer_state
         if request.link is None:
             trainer = UnsplitTrainer(
                 settings.model,
                 self._tokenizer.vocabulary,
                 weights,
                 settings.optimizer,
-                kept,
+                optimizer_state,
             )
             return self._run(request, trainer)
-        with self._pipeline(request, request.link, weights, kept) as (pipeline, link):
+        with self._pipeline(request, request.link, weights, optimizer_state) as (pipeline, link):
             finished = self._run(request, pipeline, link)
             link.finish()
             return finished
@@ -117,15 +126,13 @@ class ControlUnit:
         for step in settings.federation.steps_of(request.round):
             cancellation.check()
             batch = self._batch(step)
-            loss = trainer.run(batch, DropoutKey(settings.seed, self._unit, step))
-            if not math.isfinite(loss):
+            try:
+                losses.append(self._step(trainer, batch, step))
+            except NonFiniteLossError as error:
                 raise NonFiniteLossError(
-                    f"unit {self._unit}, round {request.round}, step {step}: the loss is {loss}; "
+                    f"unit {self._unit}, round {request.round}, step {step}: {error}; "
                     "lower optimizer.lr or set optimizer.clip_norm"
-                )
-            rate = settings.optimizer.rate(step, settings.federation.total_steps)
-            trainer.step(rate, settings.optimizer.clip_norm)
-            losses.append(loss)
+                ) from error
             samples += batch.num_samples
             tokens += batch.num_targets
         report = ClusterReport(
@@ -138,6 +145,15 @@ class ControlUnit:
             link.bytes_down if link else 0,
         )
         return Round(TrainReply(trainer.weights(), report), trainer.optimizer_state())
+
+    def _step(self, trainer: Trainer, batch: Batch, step: int) -> float:
+        settings = self._settings
+        loss = trainer.run(batch, DropoutKey(settings.seed, self._unit, step))
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"the loss is {loss}")
+        rate = settings.optimizer.rate(step, settings.federation.total_steps)
+        trainer.step(rate, settings.optimizer.clip_norm)
+        return loss
 
     def _batch(self, step: int) -> Batch:
         seed = derive(self._settings.seed, "data", self._unit)

@@ -14,14 +14,14 @@ from collapipe.batch import Batch
 from collapipe.errors import LinkError, WireError
 from collapipe.frames import Frame, Kind
 from collapipe.link import METHOD, SERVER_NAME, channel_options, credentials
+from collapipe.messages import LinkAddress
 from collapipe.models.dropout import DropoutKey
-from collapipe.wire import LinkAddress
 
 _POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
 
 
 class DecoderLink:
-    """A ``Head`` that streams activations to the server and gets losses and gradients back.
+    """A ``HeadStage`` that streams activations to the server and gets losses and gradients back.
 
     Raises ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
     """
@@ -61,35 +61,35 @@ class DecoderLink:
         self._reader.join(timeout=5)
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         self._step, self._micro_batches = key.step, micro_batches
         self._send(Kind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """See ``Head``; returns as soon as the frame is handed to gRPC."""
+        """See ``HeadStage``; returns as soon as the frame is handed to gRPC."""
         batch = self._micro_batches[micro_batch]
         self._send(Kind.ACTIVATION, micro_batch, hidden, batch.mask, batch.targets)
 
     def ready(self, micro_batch: int) -> bool:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         while micro_batch not in self._answers and not self._incoming.empty():
             self._keep(self._receive(Kind.GRADIENT))
         return micro_batch in self._answers
 
     def answer(self, micro_batch: int) -> tuple[float, Tensor]:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         while micro_batch not in self._answers:
             self._keep(self._receive(Kind.GRADIENT))
         return self._answers.pop(micro_batch)
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
-        """See ``Head``; the server steps its decoder by the same norms."""
+        """See ``HeadStage``; the server steps its decoder by the same norms."""
         self._send(Kind.NORMS, 0, torch.tensor(squared_norms, dtype=torch.float64))
         (norms,) = self._receive(Kind.NORMS).tensors
         return [float(norm) for norm in norms.flatten()]
 
     def step(self, rate: float, scale: float) -> None:
-        """See ``Head``; the server has what it needs since ``exchange_norms``."""
+        """See ``HeadStage``; the server has what it needs since ``exchange_norms``."""
 
     def finish(self) -> None:
         """Tell the server that all steps are done, and wait until it knows."""

@@ -4,12 +4,14 @@ Shares no code with the pipeline: one model, one optimiser, torch's own clipping
 oracle that the pipeline is held against.
 """
 
+import math
 from collections.abc import Mapping
 
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from collapipe.batch import Batch
+from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import (
     Tensors,
@@ -51,9 +53,11 @@ class UnsplitTrainer:
 
     def step(self, rate: float, clip_norm: float | None) -> None:
         """Clip by the global norm and step."""
-        if clip_norm is not None:
-            with self.timer.phase("norms"):
-                clip_grad_norm_(self._model.parameters(), clip_norm)
+        with self.timer.phase("norms"):
+            limit = math.inf if clip_norm is None else clip_norm
+            norm = float(clip_grad_norm_(self._model.parameters(), limit))
+        if not math.isfinite(norm):
+            raise NonFiniteLossError(f"the gradients' norm is {norm}")
         with self.timer.phase("step"):
             set_rate(self._optimizer, rate)
             self._optimizer.step()

@@ -81,7 +81,12 @@ SECTIONS = {
 
 def load(run_config: Mapping[str, Any]) -> Settings:
     """Settings of a Flower app: its run configuration has all overrides in one string."""
-    return load_overrides(tuple(shlex.split(str(run_config.get("overrides", "")))))
+    text = str(run_config.get("overrides", ""))
+    try:
+        overrides = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"overrides={text!r}: cannot be split into options ({error})") from error
+    return load_overrides(overrides)
 
 
 def join(overrides: Sequence[str]) -> str:
@@ -106,9 +111,12 @@ def load_tree(tree: Mapping[str, Any], run_dir: str) -> Settings:
 def _load(overrides: tuple[str, ...]) -> Settings:
     tree = _compose(overrides)
     run_dir = str(tree.hydra.run.dir)
-    return _settings(
-        OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"]), run_dir
-    )
+    kept = [str(key) for key in tree if key != "hydra"]
+    settings = _settings(OmegaConf.masked_copy(tree, kept), run_dir)
+    root = settings.data.root
+    if root is not None and not Path(root).is_dir():
+        raise ConfigError(f"data.root={root}: no such folder (seen from {Path.cwd()})")
+    return settings
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -172,10 +180,18 @@ def _settings(tree: DictConfig, run_dir: str) -> Settings:
     return settings
 
 
+def quoted(value: object) -> str:
+    """A value as an override may hold it, whatever characters it has."""
+    escaped = str(value).replace("'", "\\'").replace("${", "\\${")
+    return f"'{escaped}'"
+
+
 def _whole(tree: Mapping[str, Any], option: str, least: int) -> int:
     value = tree[option]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{option}={value}: must be a whole number of at least {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+        raise ConfigError(
+            f"{option}={value}: must be a whole number of at least {least}, below 2⁶³"
+        )
     return value
 
 
@@ -197,9 +213,6 @@ def _check_together(settings: Settings) -> None:
             f"{segments} segments (cluster.num_devices={devices}): more than model.num_blocks="
             f"{settings.model.num_blocks}; lower cluster.num_devices or set pipeline.num_segments"
         )
-    root = settings.data.root
-    if root is not None and not Path(root).is_dir():
-        raise ConfigError(f"data.root={root}: no such folder (seen from {Path.cwd()})")
 
 
 def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:

@@ -21,6 +21,7 @@ from collapipe.errors import WireError
 MAGIC = b"CPF1"
 MAX_TENSORS = 8
 MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 2**40  # also of an empty tensor's other sizes, whose strides torch multiplies
 _HEADER = struct.Struct("<4sBBHIII")
 _SHAPE = struct.Struct("<BBH")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
@@ -98,7 +99,10 @@ def _shapes(data: bytes, count: int) -> tuple[list[tuple[torch.dtype, tuple[int,
             raise WireError(f"unknown dtype {code} or too many dimensions ({dimensions})")
         if len(data) < offset + 4 * dimensions:
             raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes")
-        shapes.append((_DTYPES[code], struct.unpack_from(f"<{dimensions}I", data, offset)))
+        shape = struct.unpack_from(f"<{dimensions}I", data, offset)
+        if math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
+            raise WireError(f"a tensor of shape {list(shape)}; at most {MAX_ELEMENTS} elements")
+        shapes.append((_DTYPES[code], shape))
         offset += 4 * dimensions
     return shapes, _up(offset)
 

@@ -12,6 +12,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.enable_http_proxy", 0),  # a unit dials its server, also where HTTP has a proxy
         ("grpc.keepalive_time_ms", 2000),
         ("grpc.keepalive_timeout_ms", 2000),
         ("grpc.keepalive_permit_without_calls", 1),

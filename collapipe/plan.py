@@ -72,16 +72,6 @@ class ClusterPlan:
                 )
             expected = segment.span.stop
 
-    @property
-    def num_segments(self) -> int:
-        """S."""
-        return len(self.segments)
-
-    @property
-    def num_blocks(self) -> int:
-        """L = Σ δ_k."""
-        return self.segments[-1].span.stop if self.segments else 0
-
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:

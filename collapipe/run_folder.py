@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from collapipe import __version__
@@ -53,11 +54,11 @@ class RunFolder:
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """A line of ``metrics.jsonl``."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """``summary.json``."""
-        text = json.dumps({"version": __version__, **summary}, indent=2) + "\n"
+        text = json.dumps({"version": __version__, **summary}, indent=2, allow_nan=False) + "\n"
         _replace(self.path / "summary.json", text.encode())
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -84,9 +85,13 @@ def load_model(run_dir: Path) -> tuple[Settings, SplitModel, Tokenizer]:
     assert isinstance(tree, dict)
     settings = load_tree({str(key): value for key, value in tree.items()}, str(run_dir))
     tokenizer = Tokenizer.load(run_dir / "model" / "tokenizer.json")
-    model = build_empty(
-        lambda: SplitModel(settings.model, tokenizer.vocabulary), load_file(weights)
-    )
+    try:
+        model = build_empty(
+            lambda: SplitModel(settings.model, tokenizer.vocabulary), load_file(weights)
+        )
+    except (SafetensorError, RuntimeError) as error:
+        cause = str(error).splitlines()[0]
+        raise ConfigError(f"{weights}: not the weights of this run's model ({cause})") from error
     assert isinstance(model, SplitModel)
     return settings, model.eval(), tokenizer
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from collapipe.errors import ConfigError
 
+_MONTH_S = 30 * 24 * 3600.0
+
 
 def _check_numbers(group: str, section: Any, least: Mapping[str, float]) -> None:
     """Every number of ``section`` is finite, and not below what ``least`` says of it."""
@@ -18,6 +20,11 @@ def _check_numbers(group: str, section: Any, least: Mapping[str, float]) -> None
             raise ConfigError(f"{option}={value}: must be a finite number")
         if field.name in least and value < least[field.name]:
             raise ConfigError(f"{option}={value}: must be at least {least[field.name]:g}")
+
+
+def _check_most(option: str, value: float, most: float) -> None:
+    if value > most:
+        raise ConfigError(f"{option}={value:g}: must be at most {most:g}")
 
 
 def _check_positive(option: str, value: float | None) -> None:
@@ -118,6 +125,11 @@ class ServerOptimizerSettings:
         _check_numbers("server_optimizer", self, {"momentum": 0, "beta2": 0})
         for option in ("lr", "eps"):
             _check_positive(f"server_optimizer.{option}", getattr(self, option))
+        for option in ("momentum", "beta2"):
+            if getattr(self, option) >= 1:
+                raise ConfigError(
+                    f"server_optimizer.{option}={getattr(self, option)}: must be below 1"
+                )
         choices = ("fedavg", "sgd", "momentum", "adam")
         _check_choice("server_optimizer.name", self.name, choices)
 
@@ -137,6 +149,7 @@ class FederationSettings:
         counts = ("rounds", "num_units", "local_steps", "eval_every")
         _check_numbers("federation", self, dict.fromkeys(counts, 1))
         _check_positive("federation.round_timeout_s", self.round_timeout_s)
+        _check_most("federation.round_timeout_s", self.round_timeout_s, _MONTH_S)
         _check_choice("federation.weighting", self.weighting, ("tokens", "uniform"))
 
     @property
@@ -169,6 +182,8 @@ class LinkSettings:
 
     def __post_init__(self) -> None:
         _check_numbers("link", self, {"port": 0, "max_message_bytes": 2**16})
+        _check_most("link.port", self.port, 65535)
+        _check_most("link.max_message_bytes", self.max_message_bytes, 2**31 - 1)
 
 
 @dataclass(frozen=True)

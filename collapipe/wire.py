@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from collapipe.errors import WireError
+from collapipe.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from collapipe.models.part import Tensors
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
@@ -19,45 +19,6 @@ from collapipe.state import ClusterState
 T = TypeVar("T")
 STATE = "query.state"  # message types, as Flower addresses them
 TRAIN = "train"
-
-
-@dataclass(frozen=True, slots=True)
-class LinkAddress:
-    """How a unit reaches the decoder for one round. ``token`` never appears in a log."""
-
-    address: str
-    certificate: bytes
-    token: str
-
-    def __repr__(self) -> str:
-        return f"LinkAddress(address={self.address!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainRequest:
-    """The server's message to a scheduled unit, beside the weights that travel with it; ``link`` is
-    None where the unit has the head."""
-
-    round: int
-    plan: ClusterPlan
-    timeout_s: float
-    link: LinkAddress | None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainReply:
-    """A unit's answer after its round."""
-
-    weights: Tensors
-    report: ClusterReport
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a unit did not finish: the error's name and its one line."""
-
-    kind: str
-    message: str
 
 
 def pack_state_request(tokenizer: str) -> RecordDict:

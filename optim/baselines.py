@@ -31,9 +31,14 @@ class RandomUnits:
             raise ConfigError(f"strategy.num_scheduled={self.num_scheduled}: must be at least 1")
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``; of fewer than J units, all take part."""
-        count = min(self.num_scheduled, len(request.clusters))
-        chosen = sorted(rng.choice(len(request.clusters), size=count, replace=False).tolist())
+        """See ``Planner.plan_round``. Raises ``ConfigError`` for fewer than J units."""
+        units = len(request.clusters)
+        if self.num_scheduled > units:
+            raise ConfigError(
+                f"strategy.num_scheduled={self.num_scheduled}: more than "
+                f"federation.num_units={units}"
+            )
+        chosen = sorted(rng.choice(units, size=self.num_scheduled, replace=False).tolist())
         return RoundPlan(request.round, tuple(_even(request, request.clusters[i]) for i in chosen))
 
 

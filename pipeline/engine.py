@@ -12,7 +12,7 @@ from collapipe.models.part import Part, Tensors, clip_scale
 from collapipe.plan import ClusterPlan
 from collapipe.timing import PhaseTimer
 from pipeline import schedule
-from pipeline.head import Head
+from pipeline.head import HeadStage
 from pipeline.inline import Stage, run_inline
 from pipeline.micro_batch import split
 from pipeline.schedule import BACKWARD, Action
@@ -78,10 +78,10 @@ class _InnerStage:
 
 
 @dataclass
-class _HeadStage:
+class _LastStage:
     """The head; forward hands over, backward waits for the answer."""
 
-    head: Head
+    head: HeadStage
     step: _Step
     loss: float = 0.0
 
@@ -114,7 +114,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, plan: ClusterPlan, embedding: Part, blocks: Sequence[Part], head: Head
+        self, plan: ClusterPlan, embedding: Part, blocks: Sequence[Part], head: HeadStage
     ) -> None:
         self._plan, self._head = plan, head
         self._parts = [embedding, *blocks]
@@ -141,7 +141,7 @@ class Pipeline:
         """Forward and backward of a batch; its loss, a sum over target tokens divided by them."""
         micro_batches = split(batch, self._plan.num_micro_batches)
         step = _Step(key, micro_batches, self.timer)
-        head = _HeadStage(self._head, step)
+        head = _LastStage(self._head, step)
         first, *others = self.segments
         stages: list[Stage] = [
             _FirstStage(self._embedding, first, step),
@@ -157,6 +157,7 @@ class Pipeline:
         """Step every part and the head, clipped by the global norm over all of them."""
         with self.timer.phase("norms"):
             own = [part.squared_norm() for part in self._parts]
+            clip_scale(own, clip_norm)  # before the head hears of a norm that is not finite
             norms = [*own, *self._head.exchange_norms(own)]
         with self.timer.phase("step"):
             scale = clip_scale(norms, clip_norm)

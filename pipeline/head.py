@@ -13,7 +13,7 @@ from collapipe.models.split import HEAD
 Answer = tuple[float, Tensor]
 
 
-class Head(Protocol):
+class HeadStage(Protocol):
     """The pipeline's last stage. It may work while the segments do: ``submit`` does not wait."""
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
@@ -43,11 +43,11 @@ class LocalHead:
         self._answers: dict[int, Answer] = {}
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         self._key, self._micro_batches, self._tokens = key, micro_batches, target_tokens
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """See ``Head``; computes at once."""
+        """See ``HeadStage``; computes at once."""
         batch = self._micro_batches[micro_batch]
         generator = self._key.generator(HEAD, micro_batch)
         self._answers[micro_batch] = self._part.answer(
@@ -55,17 +55,17 @@ class LocalHead:
         )
 
     def ready(self, micro_batch: int) -> bool:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         return micro_batch in self._answers
 
     def answer(self, micro_batch: int) -> Answer:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         return self._answers.pop(micro_batch)
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         return [self._part.squared_norm()]
 
     def step(self, rate: float, scale: float) -> None:
-        """See ``Head``."""
+        """See ``HeadStage``."""
         self._part.step(rate, scale)

@@ -20,6 +20,11 @@ def split(batch: Batch, num_micro_batches: int) -> list[Batch]:
 
 def _gather(batch: Batch, rows: Tensor) -> Batch:
     mask, targets = batch.mask[rows], batch.targets[rows]
-    sources = int(mask.sum(1).max())
-    width = int((targets != IGNORED).sum(1).max())
+    sources, width = _used(mask), _used(targets != IGNORED)
     return Batch(batch.inputs[rows, :sources], mask[:, :sources], targets[:, :width])
+
+
+def _used(mask: Tensor) -> int:
+    """Columns up to the last one that any row uses; at least one."""
+    columns = mask.any(0).nonzero()
+    return int(columns.max()) + 1 if len(columns) else 1

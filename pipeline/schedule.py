@@ -6,6 +6,7 @@ behind it and its own ``F2``. Gradients always accumulate in the order of micro-
 all schedules give the same bits.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,11 +47,14 @@ def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
 SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "one_f_one_b": one_f_one_b}
 
 
+@functools.lru_cache
 def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
-    """The schedule called ``name``. Raises ``ConfigError`` for an unknown one."""
+    """The schedule called ``name``, verified. Raises ``ConfigError`` for an unknown one."""
     if name not in SCHEDULES:
         raise ConfigError(f"pipeline.schedule={name}: must be one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name](num_segments, num_micro_batches)
+    schedule = SCHEDULES[name](num_segments, num_micro_batches)
+    verify(schedule)
+    return schedule
 
 
 def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:

@@ -1,5 +1,6 @@
 """Trains the head on activations: one session per unit and round."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -58,7 +59,8 @@ class DecoderSession:
     """One unit's head during one round.
 
     ``turn`` is held from the begin to the end of a step: where units share a head, their gradients
-    must not mix. Nothing here is kept unless ``complete`` is True at the round's end.
+    must not mix. Nothing here is kept unless ``complete`` is True at the round's end;
+    ``target_tokens`` counts those of the finished steps.
     """
 
     plan: SessionPlan
@@ -67,6 +69,7 @@ class DecoderSession:
     turn: AbstractContextManager[object]
     on_step: OnStep
     complete: bool = False
+    target_tokens: int = 0
     _step: _Step | None = None
     _steps_done: int = field(default=0)
 
@@ -108,11 +111,16 @@ class DecoderSession:
             )
         if len(squared_norms) != self.plan.num_blocks + 1:
             raise WireError(f"{len(squared_norms)} norms, expected {self.plan.num_blocks + 1}")
+        if not all(math.isfinite(norm) and norm >= 0 for norm in squared_norms):
+            raise WireError("squared norms that are negative, NaN or infinite")
         own = [self.part.squared_norm()]
+        if not math.isfinite(own[0]):
+            return own  # the unit ends its round by it; the step is left undone
         scale = clip_scale([*squared_norms, *own], self.optimizer.clip_norm)
         self.part.step(self.optimizer.rate(step.number, self.plan.total_steps), scale)
         self._leave_step()
         self._steps_done += 1
+        self.target_tokens += step.target_tokens
         self.on_step(self.plan.unit, step.number, step.loss, step.target_tokens)
         return own
 

@@ -7,6 +7,7 @@ from flwr.serverapp import Grid
 
 from collapipe import wire
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.messages import Failure
 from collapipe.settings import FederationSettings
 from collapipe.state import ClusterState
 
@@ -29,6 +30,11 @@ def discover(grid: Grid, federation: FederationSettings, tokenizer: str) -> dict
     messages = [Message(content, node, wire.STATE) for node in nodes]
     replies = grid.send_and_receive(messages, timeout=federation.round_timeout_s)
     states = {reply.metadata.src_node_id: _state(reply) for reply in replies}
+    if len(states) < len(nodes):
+        raise RoundFailedError(
+            f"{len(nodes) - len(states)} of {len(nodes)} units did not tell their state within "
+            f"federation.round_timeout_s={federation.round_timeout_s:g}; raise it"
+        )
     units = sorted(state.unit for state in states.values())
     if units != list(range(federation.num_units)):
         raise RoundFailedError(
@@ -56,6 +62,6 @@ def _state(reply: Message) -> ClusterState:
     if reply.has_error():
         raise RoundFailedError(f"a unit cannot tell its state: {reply.error.reason}")
     answer = wire.unpack_state(reply.content)
-    if isinstance(answer, wire.Failure):
+    if isinstance(answer, Failure):
         raise ConfigError(answer.message)
     return answer

@@ -1,5 +1,6 @@
 """The global model on rows that no unit trains on."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -7,8 +8,8 @@ from typing import cast
 import torch
 from datasets import Dataset
 
-from collapipe import cancellation
 from collapipe.batch import Batch
+from collapipe.errors import NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
 from collapipe.tasks.task import Score, Task
 from collapipe.tasks.tokenizer import Tokenizer
@@ -35,12 +36,14 @@ class Evaluator:
 
     @torch.inference_mode()
     def evaluate(self, model: SplitModel) -> Evaluation:
-        """Loss and metric of ``model``, with greedy predictions."""
+        """Loss and metric of ``model``, with greedy predictions.
+
+        Raises ``NonFiniteLossError`` for a model that has diverged.
+        """
         model.eval()
         loss, tokens = 0.0, 0
         predictions: list[list[int]] = [[] for _ in self._order]
         for rows, batch in self._batches():
-            cancellation.check()
             hidden = model.encode(batch.inputs, batch.mask)
             head = cast(Head, model.head)
             loss += float(head.loss(hidden, batch.mask, batch.targets))
@@ -48,6 +51,8 @@ class Evaluator:
             generated = head.generate(hidden, batch.mask, self._task.max_length)
             for row, ids in zip(rows, generated, strict=True):
                 predictions[row] = ids
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"the evaluation's loss is {loss}; lower optimizer.lr")
         texts = self._task.decode(predictions, self._tokenizer)
         return Evaluation(loss / tokens, self._task.score(texts, self._rows))
 

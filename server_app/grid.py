@@ -26,6 +26,7 @@ class _Call:
     node_id: int
     reply: "Future[Message]"
     cancellation: Cancellation
+    given_up: bool = False
 
 
 class InlineGrid(Grid):
@@ -99,14 +100,20 @@ class InlineGrid(Grid):
         finally:
             late = [self._calls[key] for key in keys if not self._calls[key].reply.done()]
             for call in late:
+                call.given_up = True
                 call.cancellation.cancel()
             wait([call.reply for call in late], _GRACE_S)
         # A cancelled unit's reply came too late to count.
-        return self.pull_messages([key for key in keys if self._calls[key] not in late])
+        return self.pull_messages([key for key in keys if not self._calls[key].given_up])
 
     def _start(self, message: Message) -> str:
         node_id, key = message.metadata.dst_node_id, str(next(self._ids))
         reply: Future[Message] = Future()
+        self._calls = {
+            other: call
+            for other, call in self._calls.items()
+            if not (call.node_id == node_id and call.given_up and call.reply.done())
+        }
         busy = any(c.node_id == node_id and not c.reply.done() for c in self._calls.values())
         with cancellable() as scope:
             context = contextvars.copy_context()
@@ -127,7 +134,7 @@ class InlineGrid(Grid):
     def _call(self, message: Message, reply: "Future[Message]") -> None:
         try:
             answer = self._client_app(message, self._contexts[message.metadata.dst_node_id])
-        except Exception as error:
+        except BaseException as error:  # a reply is due whatever ends the call
             _log.debug("a unit raised", exc_info=True)
             reason = f"{type(error).__name__}: {error}"
             answer = Message(Error(_APP_ERROR, reason), reply_to=message)

@@ -8,26 +8,33 @@ import hmac
 import logging
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 import grpc
 import torch
 
 from collapipe import frames
-from collapipe.errors import CollaPipeError, LinkError, WireError
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.frames import Frame, Kind
 from collapipe.link import METHOD, channel_options, read_credentials
+from collapipe.messages import LinkAddress
 from collapipe.settings import LinkSettings
-from collapipe.wire import LinkAddress
 from server_app.certificate import self_signed
 from server_app.decoder import DecoderSession
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 2.0  # for streams to end when the link closes
 _REFUSERS = 4  # threads left to refuse strangers while every session streams
+
+
+@dataclass(frozen=True)
+class _Stream:
+    context: grpc.ServicerContext
+    left: threading.Event
 
 
 class DecoderLinkServer:
@@ -41,7 +48,7 @@ class DecoderLinkServer:
 
     def __init__(self, settings: LinkSettings, max_sessions: int) -> None:
         self._sessions: dict[str, DecoderSession] = {}
-        self._streams: dict[str, grpc.ServicerContext] = {}
+        self._streams: dict[str, _Stream] = {}
         self._lock = threading.Lock()
         self._max_sessions = max_sessions
         key, self._certificate = self_signed()
@@ -61,8 +68,8 @@ class DecoderLinkServer:
         try:
             port = self._server.add_secure_port(wanted, credentials)
         except RuntimeError as error:
-            raise LinkError(
-                f"link.host, link.port={wanted}: cannot listen there; {error}"
+            raise ConfigError(
+                f"link.host, link.port={wanted}: cannot listen there ({error}); set another"
             ) from error
         self._address = f"{settings.host}:{port}"
 
@@ -87,13 +94,16 @@ class DecoderLinkServer:
             self._sessions[token] = session
         return LinkAddress(self._address, self._certificate, token)
 
-    def close(self, address: LinkAddress) -> None:
-        """Forget the session and end its stream, wherever that is."""
+    def close(self, addresses: Sequence[LinkAddress]) -> None:
+        """Forget the sessions and end their streams; none is in its session any more on return."""
         with self._lock:
-            self._sessions.pop(address.token, None)
-            stream = self._streams.pop(address.token, None)
-        if stream is not None:
-            stream.cancel()
+            for address in addresses:
+                self._sessions.pop(address.token, None)
+            streams = [self._streams.pop(a.token) for a in addresses if a.token in self._streams]
+        for stream in streams:
+            stream.context.cancel()
+        for stream in streams:
+            stream.left.wait()
 
     def _serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -122,12 +132,13 @@ class DecoderLinkServer:
                 raise _RefusedError(
                     "no open round has this token, or its stream was opened already"
                 )
-            self._streams[token] = context
+            stream = self._streams[token] = _Stream(context, threading.Event())
             session = self._sessions[token]
         try:
             yield session
         finally:
             session.abandon()
+            stream.left.set()
 
     def _find(self, unit: str, offered: str) -> str | None:
         """The token, if it is that of an open session of this unit."""

@@ -21,7 +21,7 @@ class RunProgress:
     def __init__(self, console: Console, rounds: int, steps_per_round: int) -> None:
         self._console = console
         self._lock = threading.Lock()
-        self._tokens, self._start = 0, time.perf_counter()
+        self._restart()
         self._rounds, self._steps = rounds, steps_per_round
         self._live = Progress(
             TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
@@ -66,20 +66,33 @@ class RunProgress:
             speed = self._tokens / (time.perf_counter() - self._start)
         self._live.update(self._task, advance=1, loss=f"{loss:.3f}", speed=f"{speed:,.0f}")
 
+    def _restart(self) -> None:
+        """Count tokens per second anew: rounds are measured, not what lies between them."""
+        with self._lock:
+            self._tokens, self._start = 0, time.perf_counter()
+
     def round(self, report: RoundReport, wall_s: float) -> None:
         """A round is done."""
-        done = report.round * self._steps
-        self._live.update(self._task, completed=done, round=min(report.round + 1, self._rounds))
+        speed = report.target_tokens / wall_s
+        self._live.update(
+            self._task,
+            completed=report.round * self._steps,
+            round=min(report.round + 1, self._rounds),
+            loss=f"{report.train_loss:.3f}",
+            speed=f"{speed:,.0f}",
+        )
+        self._restart()
         for unit, cause in report.failures.items():
             self.say(f"round {report.round}: ended without unit {unit}: {cause}")
         if not self._console.is_terminal:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {report.train_loss:.4f}  "
-                f"{report.target_tokens / wall_s:,.0f} tokens/s  {wall_s:.1f} s"
+                f"{speed:,.0f} tokens/s  {wall_s:.1f} s"
             )
 
     def evaluation(self, round_: int, evaluation: Evaluation) -> None:
         """The model was evaluated."""
+        self._restart()
         score = evaluation.score
         self._live.update(self._task, metric=f"{score.name} {score.value:.2f}")
         self.say(

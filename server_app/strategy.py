@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -11,13 +12,13 @@ from flwr.serverapp.strategy import Strategy
 from collapipe import wire
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError, RoundFailedError, WireError
+from collapipe.messages import Failure, TrainReply, TrainRequest
 from collapipe.models.part import Tensors
 from collapipe.models.split import HEAD
 from collapipe.plan import RoundPlan
-from collapipe.report import RoundReport
+from collapipe.report import ClusterReport, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
-from collapipe.wire import Failure, TrainReply, TrainRequest
 from optim.planner import Planner, RoundRequest
 from server_app.aggregation import ServerOptimizer, average
 from server_app.heads import Heads
@@ -144,13 +145,20 @@ class CollaPipeStrategy(Strategy):
             reply = wire.unpack_reply(message.content)
             if isinstance(reply, Failure):
                 return reply
-            unfinished = self._heads is not None and not self._heads.complete(unit)
-            if reply.report.unit != unit or unfinished:
-                raise WireError(f"unit {unit} answered, but not after all steps of its own round")
+            self._check_report(unit, reply.report)
             wire.check_like(reply.weights, now.uploads, f"unit {unit}")
         except WireError as error:
             return Failure(type(error).__name__, str(error))
         return reply
+
+    def _check_report(self, unit: int, report: ClusterReport) -> None:
+        """The report is the unit's own, and the head has seen what it says."""
+        seen = self._heads.target_tokens(unit) if self._heads else report.target_tokens
+        if report.unit != unit or not report.losses or seen != report.target_tokens:
+            raise WireError(
+                f"unit {unit} reports unit {report.unit}, {len(report.losses)} steps and "
+                f"{report.target_tokens} target tokens; its round had {seen or 'not ended'}"
+            )
 
     def _aggregate(self, finished: Mapping[int, TrainReply], now: _Round) -> Tensors:
         models = [
@@ -159,9 +167,15 @@ class CollaPipeStrategy(Strategy):
         ]
         averaged = average(models, [self._weight(reply) for reply in finished.values()])
         if self._heads is not None and self._heads.shared:
-            # One head, trained by all: an average of it with itself would only round.
-            averaged.update(self._heads.weights(next(iter(finished))))
-        return self._server_optimizer.step(now.weights, averaged)
+            averaged.update(self._heads.common_weights())
+        new = self._server_optimizer.step(now.weights, averaged)
+        odd = next((name for name, t in new.items() if not bool(torch.isfinite(t).all())), None)
+        if odd is not None:
+            raise NonFiniteLossError(
+                f"round {now.plan.round}: {odd} is NaN or infinite after the aggregation; "
+                "lower optimizer.lr or server_optimizer.lr"
+            )
+        return new
 
     def _weight(self, reply: TrainReply) -> float:
         uniform = self._settings.federation.weighting == "uniform"

@@ -125,6 +125,7 @@ class _Run:
                     evaluation = validation.evaluate(self.model())
                     seconds["evaluate"] = time.perf_counter() - began
                     progress.evaluation(number, evaluation)
+                self._folder.write_weights(strategy.weights)
                 self._record(report, evaluation, seconds, writer)
 
     def _round(self, number: int, strategy: CollaPipeStrategy) -> dict[str, float]:
@@ -139,9 +140,7 @@ class _Run:
         assert arrays is not None
         self._arrays = arrays
         marks.append(time.perf_counter())
-        self._folder.write_weights(strategy.weights)
-        marks.append(time.perf_counter())
-        phases = ("plan", "train", "aggregate", "save")
+        phases = ("plan", "train", "aggregate")
         spans = zip(phases, marks, marks[1:], strict=False)
         return {name: end - begin for name, begin, end in spans} | {"round": marks[-1] - marks[0]}
 
@@ -170,14 +169,18 @@ def _summarised(
     folder: RunFolder, settings: Settings, history: _History, console: Console
 ) -> Iterator[None]:
     """Write the summary when the run ends, however it does."""
-    status, cause = "completed", None
+    status, cause, exit_status = "failed", None, 1
     try:
         yield
+        status, exit_status = "completed", 0
     except KeyboardInterrupt:
-        status, cause = "interrupted", "interrupted"
+        status = cause = "interrupted"
         raise
     except CollaPipeError as error:
-        status, cause = "failed", str(error)
+        cause, exit_status = str(error), error.exit_status
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
         raise
     finally:
         wall_s = time.perf_counter() - history.start
@@ -185,6 +188,7 @@ def _summarised(
         summary = {
             "status": status,
             "error": cause,
+            "exit_status": exit_status,
             "task": settings.task.name,
             "framework": settings.framework.name,
             "seed": settings.seed,

@@ -31,7 +31,9 @@ def main() -> None:
     except CollaPipeError as error:
         print(f"error: {error}", file=sys.stderr)
         status = error.exit_status
-    if status == _INTERRUPTED:  # which typer makes of a KeyboardInterrupt
+    except (KeyboardInterrupt, click.Abort):
+        status = _INTERRUPTED
+    if status == _INTERRUPTED:  # some versions of typer make it of a KeyboardInterrupt themselves
         print("interrupted; what was finished is saved", file=sys.stderr)
     _leave_stuck_threads(status)
     raise SystemExit(status)

@@ -1,5 +1,6 @@
 """``collapipe run``: one job or a sweep, in this process or on Flower's simulation engine."""
 
+import json
 import logging
 import os
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.errors import RoundFailedError
+from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -33,7 +34,7 @@ def run_sweep(overrides: Sequence[str]) -> None:
     folder = Path(config.sweep_dir(overrides))
     for number, job in enumerate(config.expand(overrides)):
         print(f"job {number}: {config.join(job)}")
-        run_job([*job, f"hydra.run.dir={folder / str(number)}"])
+        run_job([*job, f"hydra.run.dir={config.quoted(folder / str(number))}"])
 
 
 def _run_local(overrides: Sequence[str], settings: Settings) -> None:
@@ -66,12 +67,21 @@ def _run_simulated(overrides: Sequence[str], settings: Settings) -> None:
     RunFolder(Path(settings.run_dir))
     load_splits(settings)
     if run_simulation(Path(__file__).parents[2], overrides, settings.federation.num_units):
-        raise RoundFailedError("the simulated run failed; its last lines above say why")
+        raise _cause(Path(settings.run_dir) / "summary.json")
+
+
+def _cause(summary: Path) -> CollaPipeError:
+    """What ended a simulated run, as its ServerApp wrote it down."""
+    if not summary.exists():
+        return RoundFailedError("the simulated run failed; its last lines above say why")
+    ended = json.loads(summary.read_text(encoding="utf-8"))
+    kind = ConfigError if ended["exit_status"] == ConfigError.exit_status else RoundFailedError
+    return kind(ended["error"])
 
 
 def _absolute(overrides: Sequence[str], settings: Settings) -> list[str]:
     """Overrides that mean the same in another working directory, and at another second."""
-    settled = [*overrides, f"hydra.run.dir='{Path(settings.run_dir).resolve()}'"]
+    settled = [*overrides, f"hydra.run.dir={config.quoted(Path(settings.run_dir).resolve())}"]
     if settings.data.root is not None:
-        settled.append(f"data.root='{Path(settings.data.root).resolve()}'")
+        settled.append(f"data.root={config.quoted(Path(settings.data.root).resolve())}")
     return settled

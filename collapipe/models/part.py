@@ -4,6 +4,7 @@ An optimiser belongs to its part, so that its state can follow a block to anothe
 parts together step exactly as one optimiser over the unsplit model would.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import Head
 from collapipe.settings import OptimizerSettings
@@ -70,9 +72,12 @@ def load_optimizer_state(
 def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float:
     """Factor for all gradients from the parts' squared norms, summed in the order given.
 
-    The same as ``torch.nn.utils.clip_grad_norm_`` over all parts at once.
+    The same as ``torch.nn.utils.clip_grad_norm_`` over all parts at once. Raises
+    ``NonFiniteLossError`` where the norm is NaN or infinite.
     """
     norm = sum(squared_norms) ** 0.5
+    if not math.isfinite(norm):
+        raise NonFiniteLossError(f"the gradients' norm is {norm}")
     return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + 1e-6))
 
 

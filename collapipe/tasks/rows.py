@@ -6,6 +6,7 @@ import threading
 from datasets import Dataset
 
 from collapipe.config import Settings
+from collapipe.errors import ConfigError
 from collapipe.tasks.shards import shard
 from collapipe.tasks.task import Splits
 
@@ -20,7 +21,15 @@ def load_splits(settings: Settings) -> Splits:
 
 def load_shard(settings: Settings, unit: int) -> Dataset:
     """A unit's training rows. Raises ``DataError``."""
-    return shard(load_splits(settings).train, settings.build("data.partitioner"), unit)
+    partitioner = settings.build("data.partitioner")
+    units = settings.federation.num_units
+    rows = shard(load_splits(settings).train, partitioner, unit)
+    if partitioner.num_partitions != units:
+        raise ConfigError(
+            f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
+            f"{units}; both must be the same, or rows stay unused"
+        )
+    return rows
 
 
 @functools.lru_cache(maxsize=1)

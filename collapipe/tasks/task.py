@@ -47,10 +47,6 @@ class Task(Protocol):
         """As in ``task=NAME``."""
 
     @property
-    def metric(self) -> str:
-        """Name of the score."""
-
-    @property
     def max_length(self) -> int:
         """Most tokens that a prediction may have."""
 

@@ -18,10 +18,8 @@ def test_contiguous_segments_cover_every_block_once(sizes: list[int]) -> None:
     """L and S are what the segments say."""
     spans = [(sum(sizes[:k]), size) for k, size in enumerate(sizes)]
     plan = ClusterPlan(0, segments(*spans), 1, "gpipe")
-    assert plan.num_segments == len(sizes)
-    assert plan.num_blocks == sum(sizes)
     covered = [index for segment in plan.segments for index in segment.span.indices()]
-    assert covered == list(range(plan.num_blocks))
+    assert covered == list(range(sum(sizes)))
 
 
 @pytest.mark.parametrize(("first", "blocks"), [(-1, 2), (0, 0), (3, -1)])
@@ -52,9 +50,3 @@ def test_a_plan_needs_a_micro_batch() -> None:
     """m is at least 1."""
     with pytest.raises(ConfigError, match="unit 7: 0 micro-batches; at least 1"):
         ClusterPlan(7, segments((0, 1)), 0, "gpipe")
-
-
-def test_a_plan_without_segments_has_no_blocks() -> None:
-    """A unit that trains by itself."""
-    plan = ClusterPlan(0, (), 1, "gpipe")
-    assert (plan.num_segments, plan.num_blocks) == (0, 0)

@@ -11,11 +11,15 @@ import torch
 from federated import run, weights
 from flwr.app import Context, Message
 
+from client_app import link
 from client_app.app import app as client_app
+from client_app.control_unit import ControlUnit
 from collapipe import cancellation
-from collapipe.errors import NonFiniteLossError, RoundFailedError
+from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFailedError
+from collapipe.models.transformer import EncoderBlock
 from collapipe.run_folder import initial_model, load_model
 from pipeline.engine import Pipeline
+from server_app import heads
 
 
 class Faulty:
@@ -144,8 +148,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights
 @pytest.mark.parametrize("mode", ["per_cluster", "shared"])
 def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: str) -> None:
     """Its stream is gone after one micro-batch; the others are not disturbed."""
-    import client_app.link as link
-
     real, broken = link.DecoderLink.submit, []
 
     def submit(self: link.DecoderLink, micro_batch: int, hidden: torch.Tensor) -> None:
@@ -169,3 +171,101 @@ def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -
     settings, model, tokenizer = load_model(tmp_path / "run")
     fresh = initial_model(settings, tokenizer).state_dict()
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_head_that_is_not_finite_stops_the_run_before_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = heads.Heads.weights
+
+    def poisoned(self: heads.Heads, unit: int) -> dict[str, torch.Tensor]:
+        return {name: tensor / 0 - tensor / 0 for name, tensor in real(self, unit).items()}
+
+    monkeypatch.setattr(heads.Heads, "weights", poisoned)
+    with pytest.raises(NonFiniteLossError, match=r"round 1: head\.\S+ is NaN or infinite"):
+        run(tmp_path / "run")
+    assert all(bool(torch.isfinite(t).all()) for t in weights(tmp_path / "run").values())
+
+
+def test_a_model_that_diverged_in_its_last_step_is_not_called_completed(tmp_path: Path) -> None:
+    once = ("federation.rounds=1", "federation.local_steps=1")
+    with pytest.raises(NonFiniteLossError):
+        run(tmp_path / "run", *once, "optimizer=sgd", "optimizer.lr=1e25")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["exit_status"]) == ("failed", 1)
+
+
+@pytest.mark.parametrize("framework", ["collapipe", "vanilla_fl"])
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path, framework: str) -> None:
+    """Clipping by a norm that is NaN would be no clipping."""
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.nan
+
+    real = EncoderBlock.forward
+
+    def forward(self: EncoderBlock, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        output = real(self, hidden, mask)
+        if output.requires_grad:
+            output.register_hook(poison)
+        return output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EncoderBlock, "forward", forward)
+        with pytest.raises(
+            NonFiniteLossError, match="unit 0, round 1, step 0: the gradients' norm"
+        ):
+            run(tmp_path / "run", f"framework={framework}", "federation.num_units=1")
+
+
+def test_an_unexpected_error_is_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("server_app.strategy.average", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", "ZeroDivisionError: a bug")
+
+
+def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path) -> None:
+    """Units step the same head in turn, so a failed unit's steps can only go with the others'."""
+    once = ("decoder.mode=shared", "federation.rounds=1")
+    real = Pipeline.step
+
+    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> None:
+        real(pipeline, rate, clip_norm)
+        if "unit-1" in threading.current_thread().name:
+            explode()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, "step", give_up)
+        trained = run(tmp_path / "run", *once)
+    settings, _, tokenizer = load_model(tmp_path / "run")
+    fresh = initial_model(settings, tokenizer).state_dict()
+    moved = {name for name, tensor in fresh.items() if not torch.equal(tensor, trained[name])}
+    assert moved == {name for name in fresh if not name.startswith("head.")}
+
+
+def test_an_answer_after_the_time_is_up_leaves_no_state(tmp_path: Path) -> None:
+    """The server discards it, so the unit must not go on from its optimiser's new state."""
+    real = ControlUnit.train
+    late = []
+
+    def too_late(self: ControlUnit, *arguments: object) -> object:
+        finished = real(self, *arguments)  # type: ignore[arg-type]
+        if "unit-2" in threading.current_thread().name and not late:
+            late.append(True)
+            with pytest.raises(CancelledRoundError):
+                hang_until_cancelled()
+        return finished
+
+    options = ("federation.round_timeout_s=5",)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ControlUnit, "train", too_late)
+        given_up = run(tmp_path / "late", *options)
+    absent = run(tmp_path / "absent", *options, client=Faulty(explode, {2}, {1}))  # type: ignore[arg-type]
+    assert all(torch.equal(given_up[name], absent[name]) for name in absent)

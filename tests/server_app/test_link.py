@@ -10,16 +10,16 @@ import torch
 from client_app.link import DecoderLink
 from collapipe import frames
 from collapipe.batch import Batch
-from collapipe.errors import LinkError
+from collapipe.errors import ConfigError, LinkError
 from collapipe.frames import Frame, Kind
 from collapipe.link import METHOD, SERVER_NAME, credentials
+from collapipe.messages import LinkAddress
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
 from collapipe.settings import LinkSettings, OptimizerSettings
 from collapipe.tasks.tokenizer import Vocabulary
-from collapipe.wire import LinkAddress
 from server_app.decoder import DecoderSession, SessionPlan
 from server_app.link import DecoderLinkServer
 
@@ -115,7 +115,7 @@ def test_the_token_of_an_old_round_is_refused_and_the_new_round_goes_on(
     server: DecoderLinkServer,
 ) -> None:
     old = server.open(session(0, round_=2))
-    server.close(old)
+    server.close([old])
     now = session(0, round_=3)
     address = server.open(now)
     with pytest.raises(LinkError, match="UNAUTHENTICATED"):
@@ -148,7 +148,7 @@ def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer)
         link.begin(DropoutKey(0, 0, 6), [batch()], batch().num_targets)
         link.submit(0, torch.ones(2, 3, 8))
         link.answer(0)
-        server.close(address)
+        server.close([address])
         with pytest.raises(LinkError, match="CANCELLED"):
             link.answer(0)
 
@@ -228,5 +228,5 @@ def test_an_address_shows_no_token(server: DecoderLinkServer) -> None:
 
 def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
     port = int(server.open(session(0)).address.rsplit(":", 1)[1])
-    with pytest.raises(LinkError, match=rf"127\.0\.0\.1:{port}: cannot listen"):
+    with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: cannot listen"):
         DecoderLinkServer(LinkSettings(port=port), 1)

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks import parallel_corpus
+from collapipe.tasks.parallel_corpus import ParallelCorpus
 from collapipe.tasks.task import Task
 from collapipe.tasks.tokenizer import Tokenizer, Vocabulary
-from collapipe.tasks.parallel_corpus import ParallelCorpus
 from collapipe.tasks.translation import SequencePairs
 
 GERMAN = ["Ein Igel liest Zeitung.", "Zwei Öfen schlafen schon.", "Niemand grüßt den Mond."]
