@@ -34,6 +34,7 @@ class DecoderLink:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._answers: dict[int, tuple[float, Tensor]] = {}
+        self._submitted: dict[int, Tensor] = {}
         certificate = grpc.ssl_channel_credentials(link.certificate)
         options = [
             *channel_options(max_message_bytes),
@@ -68,6 +69,7 @@ class DecoderLink:
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
         """See ``HeadStage``; returns as soon as the frame is handed to gRPC."""
         batch = self._micro_batches[micro_batch]
+        self._submitted[micro_batch] = hidden
         self._send(Kind.ACTIVATION, micro_batch, hidden, batch.mask, batch.targets)
 
     def ready(self, micro_batch: int) -> bool:
@@ -85,8 +87,10 @@ class DecoderLink:
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         """See ``HeadStage``; the server steps its decoder by the same norms."""
         self._send(Kind.NORMS, 0, torch.tensor(squared_norms, dtype=torch.float64))
-        (norms,) = self._receive(Kind.NORMS).tensors
-        return [float(norm) for norm in norms.flatten()]
+        tensors = self._receive(Kind.NORMS).tensors
+        if len(tensors) != 1 or tensors[0].shape != (1,):
+            raise WireError("the decoder's answer to the norms is not one number")
+        return [float(tensors[0])]
 
     def step(self, rate: float, scale: float) -> None:
         """See ``HeadStage``; the server has what it needs since ``exchange_norms``."""
@@ -119,11 +123,16 @@ class DecoderLink:
             return received
 
     def _keep(self, frame: Frame) -> None:
-        batch = self._micro_batches[frame.micro_batch]
-        if len(frame.tensors) != 2 or frame.tensors[1].shape[:2] != batch.inputs.shape:
-            raise WireError(
-                f"the decoder's gradient of micro-batch {frame.micro_batch} does not fit"
-            )
+        sent = self._submitted.pop(frame.micro_batch, None)
+        fits = (
+            sent is not None
+            and len(frame.tensors) == 2
+            and frame.tensors[0].shape == ()
+            and frame.tensors[1].shape == sent.shape
+            and frame.tensors[1].dtype == sent.dtype
+        )
+        if not fits:
+            raise WireError(f"the decoder's answer to micro-batch {frame.micro_batch} does not fit")
         loss, gradient = frame.tensors
         self._answers[frame.micro_batch] = (float(loss), gradient)
 
@@ -137,6 +146,8 @@ class DecoderLink:
                 self.bytes_down += len(data)
                 yield frames.decode(data)
         except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                yield LinkError("decoder link: refused: no open round has this unit's token")
             yield LinkError(f"decoder link: {error.code().name}: {error.details()}")
         except WireError as error:
             yield error

@@ -7,6 +7,7 @@ import re
 import shlex
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -19,6 +20,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.models.split import ModelSpec
@@ -102,9 +104,40 @@ def load_overrides(overrides: Sequence[str]) -> Settings:
     return _load(tuple(overrides))
 
 
-def load_tree(tree: Mapping[str, Any], run_dir: str) -> Settings:
-    """Settings from a saved ``config.yaml``, already resolved."""
-    return _settings(OmegaConf.create(dict(tree)), run_dir)
+def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
+    """Settings from a run's ``config.yaml``, which may be somebody else's.
+
+    Its plug-ins are imported, so they must be dataclasses of CollaPipe itself or of a ``trusted``
+    package; and it is resolved already, so nothing in it is looked up in the environment. Raises
+    ``ConfigError`` otherwise.
+    """
+    text = file.read_text(encoding="utf-8")
+    if "${" in text or "&" in text:
+        raise ConfigError(f"{file}: has references, which a saved configuration has not")
+    try:
+        tree = OmegaConf.create(text)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{file}: not a saved configuration ({_line(error)})") from error
+    if not isinstance(tree, DictConfig):
+        raise ConfigError(f"{file}: not a saved configuration")
+    for option in ("task", "model"):
+        _check_trusted(option, OmegaConf.select(tree, f"{option}._target_"), trusted)
+    return _settings(tree, str(file.parent))
+
+
+def _check_trusted(option: str, target: object, trusted: Sequence[str]) -> None:
+    packages = ("collapipe", *trusted)
+    name = str(target)
+    if name.partition(".")[0] in packages:  # before anything is imported
+        with suppress(ImportError, ValueError, AttributeError, HydraException):
+            found = get_class(name)
+            # A name may lead through a module of ours to one that it imported.
+            if is_dataclass(found) and found.__module__.partition(".")[0] in packages:
+                return
+    raise ConfigError(
+        f"{option}._target_={name}: a saved run may name dataclasses of {', '.join(packages)} "
+        f"only; if you trust it, add --trust {name.partition('.')[0]}"
+    )
 
 
 @functools.lru_cache(maxsize=8)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from collapipe import __version__
-from collapipe.config import Settings, load_tree
+from collapipe.config import Settings, load_saved
 from collapipe.errors import ConfigError
 from collapipe.models.part import Tensors
 from collapipe.models.split import SplitModel, build_empty
@@ -75,16 +75,20 @@ class RunFolder:
         partial.replace(target)
 
 
-def load_model(run_dir: Path) -> tuple[Settings, SplitModel, Tokenizer]:
-    """A run's settings, trained model and tokeniser. Raises ``ConfigError`` for another folder."""
-    config, weights = run_dir / "config.yaml", run_dir / "model" / "model.safetensors"
-    for file in (config, weights):
+def load_model(
+    run_dir: Path, trusted: Sequence[str] = ()
+) -> tuple[Settings, SplitModel, Tokenizer]:
+    """A run's settings, trained model and tokeniser; plug-ins of ``trusted`` packages, too.
+
+    Raises ``ConfigError`` for another folder.
+    """
+    config, model_dir = run_dir / "config.yaml", run_dir / "model"
+    weights, words = model_dir / "model.safetensors", model_dir / "tokenizer.json"
+    for file in (config, weights, words):
         if not file.is_file():
             raise ConfigError(f"{run_dir}: not the folder of a run that trained, {file} is missing")
-    tree = OmegaConf.to_container(OmegaConf.load(config))
-    assert isinstance(tree, dict)
-    settings = load_tree({str(key): value for key, value in tree.items()}, str(run_dir))
-    tokenizer = Tokenizer.load(run_dir / "model" / "tokenizer.json")
+    settings = load_saved(config, trusted)
+    tokenizer = Tokenizer.load(words)
     try:
         model = build_empty(
             lambda: SplitModel(settings.model, tokenizer.vocabulary), load_file(weights)

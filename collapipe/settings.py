@@ -179,9 +179,11 @@ class LinkSettings:
     host: str = "127.0.0.1"
     port: int = 0
     max_message_bytes: int = 256 * 2**20
+    frame_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         _check_numbers("link", self, {"port": 0, "max_message_bytes": 2**16})
+        _check_positive("link.frame_timeout_s", self.frame_timeout_s)
         _check_most("link.port", self.port, 65535)
         _check_most("link.max_message_bytes", self.max_message_bytes, 2**31 - 1)
 

@@ -1,9 +1,13 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
+import io
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.lib.format as npy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import TypeAdapter, ValidationError
@@ -115,10 +119,22 @@ def unpack_record(content: RecordDict, key: str) -> Tensors:
 
 def unpack_tensors(record: ArrayRecord) -> Tensors:
     """Named tensors, each with memory of its own. Raises ``WireError``."""
+    return {name: _tensor(name, array) for name, array in record.items()}
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    """An array's tensor, once its header claims no more than came with it."""
+    data = io.BytesIO(array.data)
     try:
-        return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+        if npy.read_magic(data) != (1, 0):
+            raise ValueError("another version of the format")
+        shape, _, dtype = npy.read_array_header_1_0(data)
+        claimed, came = math.prod(shape) * dtype.itemsize, len(array.data) - data.tell()
+        if dtype.hasobject or claimed != came:
+            raise ValueError(f"{came} bytes for {dtype} {list(shape)}")
+        return torch.from_numpy(np.frombuffer(data.read(), dtype).reshape(shape).copy())
     except (TypeError, ValueError, EOFError) as error:
-        raise WireError(f"arrays cannot be read: {error}") from error
+        raise WireError(f"array {name} cannot be read: {error}") from error
 
 
 def select_arrays(record: ArrayRecord, leave_out: str) -> ArrayRecord:

@@ -32,6 +32,9 @@ class SessionPlan:
         Global steps that the unit will train, in order.
     total_steps
         Of the whole run, for the schedule of the learning rate.
+    vocabulary_size, batch_size, max_length
+        Bounds of what a frame may hold: logits cost far more memory than the targets that ask
+        for them.
     """
 
     unit: int
@@ -42,6 +45,8 @@ class SessionPlan:
     steps: range
     total_steps: int
     vocabulary_size: int
+    batch_size: int
+    max_length: int
 
 
 @dataclass
@@ -73,13 +78,19 @@ class DecoderSession:
     _step: _Step | None = None
     _steps_done: int = field(default=0)
 
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._step is not None
+
     def begin(self, step: int, num_micro_batches: int, target_tokens: int) -> None:
         """Start a step. Raises ``WireError`` for another step than the plan's next."""
         if self._step is not None or self._steps_done >= len(self.plan.steps):
             raise WireError(f"step {step} begins, but another is under way or all are done")
         if step != self.plan.steps[self._steps_done]:
             raise WireError(f"step {step} begins, expected {self.plan.steps[self._steps_done]}")
-        if num_micro_batches < 1 or target_tokens < 1:
+        most = self.plan.batch_size * self.plan.max_length
+        if not 1 <= num_micro_batches <= self.plan.batch_size or not 1 <= target_tokens <= most:
             raise WireError(f"{num_micro_batches} micro-batches with {target_tokens} target tokens")
         self.turn.__enter__()
         self._step = _Step(step, num_micro_batches, target_tokens)
@@ -109,8 +120,6 @@ class DecoderSession:
                 f"step {step.number} ends after {step.answered} of {step.num_micro_batches} "
                 f"micro-batches and {step.seen_tokens} of {step.target_tokens} target tokens"
             )
-        if len(squared_norms) != self.plan.num_blocks + 1:
-            raise WireError(f"{len(squared_norms)} norms, expected {self.plan.num_blocks + 1}")
         if not all(math.isfinite(norm) and norm >= 0 for norm in squared_norms):
             raise WireError("squared norms that are negative, NaN or infinite")
         own = [self.part.squared_norm()]
@@ -151,13 +160,15 @@ class DecoderSession:
         weight = next(self.part.module.parameters())
         fits = (
             hidden.dim() == 3
-            and hidden.numel() > 0
+            and 1 <= hidden.shape[0] <= self.plan.batch_size
+            and 1 <= hidden.shape[1] <= self.plan.max_length
             and hidden.shape[2] == self.plan.dim
             and hidden.dtype == weight.dtype
             and mask.shape == hidden.shape[:2]
             and mask.dtype == torch.bool
             and targets.dim() == 2
             and targets.shape[0] == hidden.shape[0]
+            and 1 <= targets.shape[1] <= self.plan.max_length
             and targets.dtype == torch.int64
         )
         if not fits:

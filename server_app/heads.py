@@ -99,4 +99,6 @@ class Heads:
             settings.federation.steps_of(round_),
             settings.federation.total_steps,
             self._vocabulary.size,
+            settings.batch_size,
+            settings.task.max_length,
         )

@@ -5,20 +5,20 @@ session that is open and not in use; tokens live for one unit and one round.
 """
 
 import hmac
-import logging
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import grpc
 import torch
 
 from collapipe import frames
-from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
+from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.frames import Frame, Kind
 from collapipe.link import METHOD, channel_options, read_credentials
 from collapipe.messages import LinkAddress
@@ -26,15 +26,37 @@ from collapipe.settings import LinkSettings
 from server_app.certificate import self_signed
 from server_app.decoder import DecoderSession
 
-_log = logging.getLogger(__name__)
 _CLOSE_S = 2.0  # for streams to end when the link closes
-_REFUSERS = 4  # threads left to refuse strangers while every session streams
+_HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)  # silent connections end
+_WATCH_S = 1.0
 
 
-@dataclass(frozen=True)
+Metadata = Sequence[tuple[str, str]]
+
+
+@dataclass
 class _Stream:
     context: grpc.ServicerContext
-    left: threading.Event
+    session: DecoderSession
+    left: threading.Event = field(default_factory=threading.Event)
+    active: float = field(default_factory=time.monotonic)
+
+
+class _Doorkeeper(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Turns strangers away on gRPC's own thread, where they take no worker from the units.
+
+    To them there is no such method: they get UNIMPLEMENTED.
+    """
+
+    def __init__(
+        self, service: str, method: str, handler: object, knows: Callable[[Metadata], bool]
+    ) -> None:
+        self._handler = grpc.method_handlers_generic_handler(service, {method: handler})
+        self._knows = knows
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """gRPC's question who handles a call."""
+        return self._handler.service(call) if self._knows(call.invocation_metadata) else None
 
 
 class DecoderLinkServer:
@@ -51,18 +73,20 @@ class DecoderLinkServer:
         self._streams: dict[str, _Stream] = {}
         self._lock = threading.Lock()
         self._max_sessions = max_sessions
+        self._frame_timeout_s = settings.frame_timeout_s
+        self._closed = threading.Event()
         key, self._certificate = self_signed()
-        workers = max_sessions + _REFUSERS
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(workers, thread_name_prefix="decoder-link"),
-            options=[*channel_options(settings.max_message_bytes), ("grpc.so_reuseport", 0)],
-            maximum_concurrent_rpcs=workers,
+            futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
+            options=[
+                *channel_options(settings.max_message_bytes),
+                ("grpc.so_reuseport", 0),
+                _HANDSHAKE,
+            ],
         )
         service, method = METHOD.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
+        self._server.add_generic_rpc_handlers((_Doorkeeper(service, method, handler, self._knows),))
         credentials = grpc.ssl_server_credentials([(key, self._certificate)])
         wanted = f"{settings.host}:{settings.port}"
         try:
@@ -75,6 +99,7 @@ class DecoderLinkServer:
 
     def __enter__(self) -> "DecoderLinkServer":
         self._server.start()
+        threading.Thread(target=self._watch, daemon=True, name="decoder-watch").start()
         return self
 
     def __exit__(
@@ -83,6 +108,7 @@ class DecoderLinkServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._closed.set()
         self._server.stop(_CLOSE_S).wait()
 
     def open(self, session: DecoderSession) -> LinkAddress:
@@ -107,46 +133,56 @@ class DecoderLinkServer:
 
     def _serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            with self._claimed(context) as session:
+            with self._claimed(context) as stream:
                 for message in messages:
-                    answer = _answer(session, frames.decode(message))
+                    stream.active = time.monotonic()
+                    answer = _answer(stream.session, frames.decode(message))
+                    stream.active = time.monotonic()
                     if answer is not None:
                         yield frames.encode(answer)
-                    if session.complete:
+                    if stream.session.complete:
                         return
         except _RefusedError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except WireError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except CollaPipeError as error:
-            context.abort(grpc.StatusCode.CANCELLED, str(error))
 
     @contextmanager
-    def _claimed(self, context: grpc.ServicerContext) -> Iterator[DecoderSession]:
+    def _claimed(self, context: grpc.ServicerContext) -> Iterator["_Stream"]:
         """The session that the caller's token opens, for one stream only."""
-        unit, offered = read_credentials(dict(context.invocation_metadata()))
         with self._lock:
-            token = self._find(unit, offered)
+            token = self._find(context.invocation_metadata())
             if token is None or token in self._streams:
-                _log.warning("decoder link: refused a stream without the token of an open round")
-                raise _RefusedError(
-                    "no open round has this token, or its stream was opened already"
-                )
-            stream = self._streams[token] = _Stream(context, threading.Event())
-            session = self._sessions[token]
+                raise _RefusedError("this token's stream was opened already, or its round is over")
+            stream = self._streams[token] = _Stream(context, self._sessions[token])
         try:
-            yield session
+            yield stream
         finally:
-            session.abandon()
+            stream.session.abandon()
             stream.left.set()
 
-    def _find(self, unit: str, offered: str) -> str | None:
-        """The token, if it is that of an open session of this unit."""
+    def _knows(self, metadata: Metadata) -> bool:
+        with self._lock:
+            return self._find(metadata) is not None
+
+    def _find(self, metadata: Metadata) -> str | None:
+        """The caller's token, if it is that of an open session of the caller's unit."""
+        unit, offered = read_credentials(dict(metadata))
         for token, session in self._sessions.items():
             same = hmac.compare_digest(token.encode(), offered.encode())
             if same and unit == str(session.plan.unit):
                 return token
         return None
+
+    def _watch(self) -> None:
+        """End streams that are silent in the middle of a step, which may keep others waiting."""
+        while not self._closed.wait(_WATCH_S):
+            with self._lock:
+                streams = list(self._streams.values())
+            for stream in streams:
+                silent_s = time.monotonic() - stream.active
+                if stream.session.in_step and silent_s > self._frame_timeout_s:
+                    stream.context.cancel()
 
 
 class _RefusedError(LinkError):
@@ -169,8 +205,11 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
         tensors = (torch.tensor(loss, dtype=torch.float64), gradient)
         return Frame(Kind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
     if frame.kind == Kind.NORMS:
-        norms = _only(frame, 1)[0].flatten().tolist()
-        tensors = (torch.tensor(session.finish_step(norms), dtype=torch.float64),)
+        norms = _only(frame, 1)[0]
+        if norms.dtype != torch.float64 or norms.shape != (session.plan.num_blocks + 1,):
+            raise WireError(f"norms {norms.dtype} {list(norms.shape)}; a float64 for each part")
+        own = session.finish_step(norms.tolist())
+        tensors = (torch.tensor(own, dtype=torch.float64),)
         return Frame(Kind.NORMS, frame.round, frame.step, 0, tensors)
     if frame.kind == Kind.BYE:
         session.finish()

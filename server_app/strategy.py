@@ -1,5 +1,6 @@
 """The round as Flower messages: plan, send, collect, aggregate. Decides nothing by itself."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -140,11 +141,11 @@ class CollaPipeStrategy(Strategy):
 
     def _outcome(self, unit: int, message: Message, now: _Round) -> TrainReply | Failure:
         if message.has_error():
-            return Failure("ClientApp", str(message.error.reason).splitlines()[0])
+            return Failure("ClientApp", _one_line(str(message.error.reason)))
         try:
             reply = wire.unpack_reply(message.content)
             if isinstance(reply, Failure):
-                return reply
+                return Failure(_one_line(reply.kind), _one_line(reply.message))
             self._check_report(unit, reply.report)
             wire.check_like(reply.weights, now.uploads, f"unit {unit}")
         except WireError as error:
@@ -154,7 +155,15 @@ class CollaPipeStrategy(Strategy):
     def _check_report(self, unit: int, report: ClusterReport) -> None:
         """The report is the unit's own, and the head has seen what it says."""
         seen = self._heads.target_tokens(unit) if self._heads else report.target_tokens
-        if report.unit != unit or not report.losses or seen != report.target_tokens:
+        steps = self._settings.federation.local_steps
+        sound = (
+            report.unit == unit
+            and len(report.losses) == steps
+            and all(map(math.isfinite, report.losses))
+            and min(report.samples, report.target_tokens) > 0
+            and seen == report.target_tokens
+        )
+        if not sound:
             raise WireError(
                 f"unit {unit} reports unit {report.unit}, {len(report.losses)} steps and "
                 f"{report.target_tokens} target tokens; its round had {seen or 'not ended'}"
@@ -203,6 +212,11 @@ class CollaPipeStrategy(Strategy):
                 for p in phases
             },
         )
+
+
+def _one_line(text: str) -> str:
+    """A unit's words as a terminal may show them."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _stop_if_hopeless(

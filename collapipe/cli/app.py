@@ -80,11 +80,16 @@ def predict(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Inputs; without any, lines of standard input.")
     ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="A package whose task or model the run's folder may name."),
+    ] = None,
 ) -> None:
     """Use a run's trained model."""
     from collapipe.cli.predict import predict_texts
 
-    predict_texts(run_dir, texts or [line.rstrip("\n") for line in sys.stdin])
+    inputs = texts or [line.rstrip("\n") for line in sys.stdin]
+    predict_texts(run_dir, inputs, trust or [])
 
 
 @app.command()

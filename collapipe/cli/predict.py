@@ -6,9 +6,9 @@ from pathlib import Path
 from collapipe.run_folder import load_model
 
 
-def predict_texts(run_dir: Path, texts: Sequence[str]) -> None:
-    """Print a line per text."""
-    settings, model, tokenizer = load_model(run_dir)
+def predict_texts(run_dir: Path, texts: Sequence[str], trusted: Sequence[str]) -> None:
+    """Print a line per text. ``trusted`` packages may hold the run's task and model."""
+    settings, model, tokenizer = load_model(run_dir, trusted)
     if not texts:
         return
     task = settings.task

@@ -11,6 +11,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
 
 _QUIET = {
+    "GRPC_VERBOSITY": "NONE",  # what matters comes as an error of ours
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",

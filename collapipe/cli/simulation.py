@@ -13,6 +13,7 @@ Each of these starts a session of its own, and some outlive their parent; all of
 
 import json
 import os
+import secrets
 import shlex
 import shutil
 import socket
@@ -140,8 +141,18 @@ def _environment(home: Path) -> dict[str, str]:
         "PYTHONWARNINGS": "ignore:Tip:FutureWarning",  # Ray's, about GPUs
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    # Ray's ports listen on every address of the machine: only who has the token is heard.
+    ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     direct = {name: _with_loopback(os.environ.get(name)) for name in ("no_proxy", "NO_PROXY")}
-    return {**defaults, **os.environ, **_QUIET, **direct, "FLWR_HOME": str(home), "PATH": path}
+    return {
+        **defaults,
+        **os.environ,
+        **_QUIET,
+        **ray,
+        **direct,
+        "FLWR_HOME": str(home),
+        "PATH": path,
+    }
 
 
 def _with_loopback(hosts: str | None) -> str:

@@ -48,7 +48,7 @@ class Task(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Most tokens that a prediction may have."""
+        """Most tokens of an input, a target or a prediction."""
 
     def splits(self, seed: int) -> Splits:
         """All rows. Raises ``DataError`` that names file and line."""

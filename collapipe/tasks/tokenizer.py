@@ -7,6 +7,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from collapipe.errors import ConfigError
+
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 
 
@@ -21,14 +23,17 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Text to token ids and back. Raises ``ConfigError`` for JSON that is no tokeniser.
 
     The JSON text is the whole tokeniser: it travels to the units and is saved with the run.
     """
 
     def __init__(self, json_text: str) -> None:
         self.json_text = json_text
-        self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
+        except Exception as error:  # the library's own kind: Exception itself
+            raise ConfigError(f"not a tokeniser's JSON ({error})") from error
         self._tokenizer.encode_special_tokens = True  # a typed "</s>" is text, not a mark
 
     @classmethod

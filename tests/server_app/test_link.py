@@ -1,6 +1,9 @@
 """The decoder link: who is heard, what is refused, and that the round goes on."""
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import grpc
@@ -10,7 +13,7 @@ import torch
 from client_app.link import DecoderLink
 from collapipe import frames
 from collapipe.batch import Batch
-from collapipe.errors import ConfigError, LinkError
+from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.frames import Frame, Kind
 from collapipe.link import METHOD, SERVER_NAME, credentials
 from collapipe.messages import LinkAddress
@@ -20,6 +23,7 @@ from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
 from collapipe.settings import LinkSettings, OptimizerSettings
 from collapipe.tasks.tokenizer import Vocabulary
+from server_app.certificate import self_signed
 from server_app.decoder import DecoderSession, SessionPlan
 from server_app.link import DecoderLinkServer
 
@@ -35,7 +39,9 @@ def session(unit: int, round_: int = 3) -> DecoderSession:
     """Two steps of a unit with two blocks."""
     settings = OptimizerSettings()
     steps = range(round_ * 2, round_ * 2 + 2)
-    plan = SessionPlan(unit, round_, 0, SPEC.num_blocks, SPEC.dim, steps, 100, VOCABULARY.size)
+    plan = SessionPlan(
+        unit, round_, 0, SPEC.num_blocks, SPEC.dim, steps, 100, VOCABULARY.size, 4, 5
+    )
     part = HeadPart(HEAD, SPEC.build_head(VOCABULARY), settings)
     return DecoderSession(plan, part, settings, nullcontext(), lambda *step: None)
 
@@ -82,7 +88,7 @@ def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
     mine = session(0)
     address = server.open(mine)
     stranger = LinkAddress(address.address, address.certificate, token)
-    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+    with pytest.raises(LinkError, match="refused"):
         train_round(stranger, 0)
     train_round(address, 0)
     assert mine.complete
@@ -96,7 +102,7 @@ def test_no_metadata_at_all_is_refused(server: DecoderLinkServer) -> None:
         call = channel.stream_stream(METHOD)(iter([b""]))
         with pytest.raises(grpc.RpcError) as refused:
             next(call)
-    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_the_token_of_another_unit_is_refused_and_its_owner_goes_on(
@@ -104,7 +110,7 @@ def test_the_token_of_another_unit_is_refused_and_its_owner_goes_on(
 ) -> None:
     sessions = [session(unit) for unit in range(2)]
     addresses = [server.open(each) for each in sessions]
-    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+    with pytest.raises(LinkError, match="refused"):
         train_round(addresses[1], unit=0)
     for unit in range(2):
         train_round(addresses[unit], unit)
@@ -118,7 +124,7 @@ def test_the_token_of_an_old_round_is_refused_and_the_new_round_goes_on(
     server.close([old])
     now = session(0, round_=3)
     address = server.open(now)
-    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+    with pytest.raises(LinkError, match="refused"):
         train_round(old, 0, round_=2)
     train_round(address, 0)
     assert now.complete
@@ -166,6 +172,7 @@ def good(kind: Kind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0
 
 HIDDEN, MASK, TARGETS = torch.ones(2, 3, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
 BEGIN = good(Kind.BEGIN, torch.tensor([1, 4]))
+MICRO_BATCH = good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +192,16 @@ BEGIN = good(Kind.BEGIN, torch.tensor([1, 4]))
         ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
         ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
         ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
-        ([BEGIN, good(Kind.NORMS, torch.ones(3))], "0 of 1 micro-batches"),
+        ([BEGIN, good(Kind.NORMS, torch.ones(3).double())], "0 of 1 micro-batches"),
+        ([BEGIN, good(Kind.NORMS, torch.ones(3))], "a float64 for each part"),
+        ([BEGIN, good(Kind.NORMS, torch.ones(4).double())], "a float64 for each part"),
+        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, -torch.ones(3).double())], "negative"),
+        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, torch.ones(3).double() / 0)], "infinite"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN.repeat(3, 1, 1), MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS.repeat(1, 3))], "do not fit"),
+        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
+        ([good(Kind.BEGIN, torch.tensor([5, 4]))], "5 micro-batches"),
+        ([good(Kind.BEGIN, torch.tensor([1, 21]))], "21 target tokens"),
         ([good(Kind.BYE)], "0 of 2 steps"),
         ([good(Kind.GRADIENT)], "does not send GRADIENT"),
     ],
@@ -219,6 +235,88 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
         link.begin(DropoutKey(0, 0, 6), [batch()], 4)
         link.submit(0, torch.ones(1, LIMIT // 16, 8))
         link.answer(0)
+
+
+def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
+    """Where units share a head it would keep all of them waiting."""
+    turn = threading.Lock()
+    settings = LinkSettings(max_message_bytes=LIMIT, frame_timeout_s=0.1)
+    with DecoderLinkServer(settings, 2) as server:
+        silent, other = session(0), session(1)
+        silent.turn = other.turn = turn
+        address = server.open(silent)
+        with DecoderLink(address, 0, 3, LIMIT) as link:
+            link.begin(DropoutKey(0, 0, 6), [batch()], batch().num_targets)
+            while not silent.in_step:
+                time.sleep(0.01)
+            train_round(server.open(other), 1)
+            with pytest.raises(LinkError, match="CANCELLED"):
+                link.answer(0)
+    assert other.complete
+    assert not silent.complete
+
+
+def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> None:
+    """More of them at once than there are workers."""
+    mine = session(0)
+    address = server.open(mine)
+    trusted = grpc.ssl_channel_credentials(address.certificate)
+    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    never = threading.Event()
+    with grpc.secure_channel(address.address, trusted, options=options) as channel:
+        calls = [channel.stream_stream(METHOD)(iter(never.wait, None)) for _ in range(30)]
+        train_round(address, 0)
+        codes = {call.code() for call in calls}
+        never.set()
+    assert mine.complete
+    assert codes == {grpc.StatusCode.UNIMPLEMENTED}
+
+
+class Impostor:
+    """A server that answers an activation with whatever it was given."""
+
+    def __init__(self, *answer: Frame) -> None:
+        self._answer = answer
+
+    def __call__(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for message in messages:
+            if frames.decode(message).kind == Kind.ACTIVATION:
+                yield from map(frames.encode, self._answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "micro_batch", "tensors"),
+    [
+        (Kind.GRADIENT, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        (Kind.GRADIENT, 0, (torch.ones(3), torch.ones(2, 3, 8))),
+        (Kind.GRADIENT, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
+        (Kind.GRADIENT, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
+        (Kind.GRADIENT, 0, ()),
+        (Kind.NORMS, 0, ()),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
+    kind: Kind, micro_batch: int, tensors: tuple[torch.Tensor, ...]
+) -> None:
+    key, certificate = self_signed()
+    server = grpc.server(ThreadPoolExecutor(2))
+    handler = grpc.stream_stream_rpc_method_handler(
+        Impostor(Frame(kind, 3, 6, micro_batch, tensors))
+    )
+    service, method = METHOD.strip("/").split("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
+    server.start()
+    try:
+        address = LinkAddress(f"127.0.0.1:{port}", certificate, "token")
+        with pytest.raises(WireError), DecoderLink(address, 0, 3, LIMIT) as link:
+            link.begin(DropoutKey(0, 0, 6), [batch()], 4)
+            link.submit(0, torch.ones(2, 3, 8))
+            link.answer(0)
+    finally:
+        server.stop(0).wait()
 
 
 def test_an_address_shows_no_token(server: DecoderLinkServer) -> None:

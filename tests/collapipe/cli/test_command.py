@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -180,6 +181,70 @@ def test_prediction_without_a_run_is_one_line(command: Command, tmp_path: Path) 
     assert "config.yaml is missing" in err
 
 
+@pytest.fixture
+def finished(command: Command, tmp_path: Path) -> Path:
+    """The folder of a run."""
+    assert command("run", *TINY, f"hydra.run.dir={tmp_path / 'run'}")[0] == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "subprocess.Popen",
+        "collapipe.cli.simulation.subprocess.Popen",
+        "collapipe.cli.simulation.run_simulation",
+        "planted.Evil",
+    ],
+)
+def test_a_folder_of_somebody_else_runs_no_code(
+    command: Command, finished: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = finished / "trace"
+    (finished / "planted.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass\n")
+    monkeypatch.syspath_prepend(str(finished))
+    text = (finished / "config.yaml").read_text()
+    planted = text.replace("collapipe.tasks.dates.Dates", f"{target}\n  args: touch {trace}")
+    assert planted != text
+    (finished / "config.yaml").write_text(planted)
+    status, _, err = command("predict", str(finished), "Dienstag")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"task._target_={target}: a saved run may name dataclasses of collapipe only" in err
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.yaml", "seed: ${oc.env:HOME}", "has references"),
+        ("config.yaml", "a: [1", "not a saved configuration"),
+        ("config.yaml", "- 1", "not a saved configuration"),
+        ("model/tokenizer.json", "{}", "not a tokeniser's JSON"),
+        ("model/model.safetensors", "nonsense", "not the weights of this run's model"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(
+    command: Command, finished: Path, file: str, content: str, says: str
+) -> None:
+    (finished / file).write_text(content)
+    status, _, err = command("predict", str(finished), "Dienstag")
+    assert (status, err.count("\n")) == (2, 1)
+    assert says in err
+
+
+def test_prediction_does_not_need_the_training_data(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    root = corpus(tmp_path / "data")
+    options = ["task=multi30k", "task.vocabulary=300", f"data.root={root}", "batch_size=4"]
+    tiny = [option for option in TINY if not option.startswith(("task.", "batch_size"))]
+    status, _, err = command(
+        "run", *tiny, *options, "federation.num_units=1", f"hydra.run.dir={tmp_path / 'run'}"
+    )
+    assert status == 0, err
+    shutil.rmtree(root)
+    assert command("predict", str(tmp_path / "run"), "ein Boot")[0] == 0
+
+
 def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> None:
     options = ["seed=0,1", "strategy=all,random", f"hydra.sweep.dir={tmp_path}"]
     assert command("run", "-m", *TINY, *options)[0] == 0
@@ -196,6 +261,8 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: sign
         [sys.executable, "-m", "collapipe.cli.app", "run", *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        # A test runner in the background has SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     metrics = tmp_path / "metrics.jsonl"

@@ -1,0 +1,109 @@
+"""What comes in a message is checked before it is believed."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe import wire
+from collapipe.errors import WireError
+from collapipe.messages import Failure, LinkAddress, TrainReply, TrainRequest
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.report import ClusterReport
+from collapipe.state import ClusterState, DeviceProfile
+
+PLAN = ClusterPlan(2, (SegmentPlan("a", Span(0, 1)), SegmentPlan("b", Span(1, 3))), 4, "gpipe")
+TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor(3.5, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("link", [None, LinkAddress("127.0.0.1:1", b"pem", "secret")])
+def test_a_request_comes_as_it_went(link: LinkAddress | None) -> None:
+    request = TrainRequest(7, PLAN, 30.0, link)
+    content = wire.pack_request(request, wire.pack_tensors(TENSORS))
+    received, weights = wire.unpack_request(content)
+    assert received == request
+    assert all(torch.equal(weights[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_a_reply_a_failure_and_a_state_come_as_they_went() -> None:
+    report = ClusterReport(1, (2.5, 1.5), 12, 99, {"forward": 0.5}, 10, 20)
+    reply = wire.unpack_reply(wire.pack_reply(TrainReply(TENSORS, report)))
+    assert isinstance(reply, TrainReply)
+    assert reply.report == report
+    failure = wire.unpack_reply(wire.pack_failure(ValueError("no")))
+    assert failure == Failure("ValueError", "no")
+    state = ClusterState(1, (DeviceProfile("a"),), 5)
+    assert wire.unpack_state(wire.pack_state(state)) == state
+
+
+def record(data: bytes) -> ArrayRecord:
+    return ArrayRecord(OrderedDict(x=Array("float32", (2,), "numpy.ndarray", data)))
+
+
+def header(dtype: str, shape: str) -> bytes:
+    text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    padding = b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text + padding).to_bytes(2, "little") + text + padding
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PK\x03\x04" + bytes(100),
+        header("<f4", "(100000000000000,)") + bytes(8),
+        header("<f4", "(2,)") + bytes(7),
+        header("<f4", "(2,)") + bytes(9),
+        header("<f4", "(-1,)") + bytes(8),
+        header("|O", "(1,)") + bytes(8),
+        header("<U2", "(1,)") + bytes(8),
+        b"\x93NUMPY\x02\x00" + bytes(50),
+    ],
+)
+def test_arrays_that_claim_what_did_not_come_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError, match="array x cannot be read"):
+        wire.unpack_tensors(record(data))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_an_array_or_refused(data: bytes) -> None:
+    try:
+        wire.unpack_tensors(record(header("<f4", "(2,)")[:10] + data))
+    except WireError:
+        return
+
+
+def test_flowers_own_arrays_are_read() -> None:
+    array = np.arange(12, dtype=np.float64).reshape(3, 4)
+    read = wire.unpack_tensors(ArrayRecord(OrderedDict(x=Array(array))))
+    assert torch.equal(read["x"], torch.from_numpy(array))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"unit": "x"}', '{"unit": 1, "losses": 3}'])
+def test_a_report_that_is_none_is_refused(text: str) -> None:
+    content = RecordDict(
+        {"report": ConfigRecord({"report": text}), "weights": wire.pack_tensors(TENSORS)}
+    )
+    with pytest.raises(WireError, match="not a ClusterReport"):
+        wire.unpack_reply(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.pop("x"), "other weights"),
+        (lambda t: t.update(z=t["x"]), "other weights"),
+        (lambda t: t.update(x=t["x"][:1]), "expected torch.float32 \\[2, 3\\]"),
+        (lambda t: t.update(x=t["x"].double()), "sent x as torch.float64"),
+        (lambda t: t.update(x=t["x"] / 0), "NaN or infinite"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change: object, says: str) -> None:
+    sent = dict(TENSORS)
+    change(sent)  # type: ignore[operator]
+    with pytest.raises(WireError, match=says):
+        wire.check_like(sent, TENSORS, "unit 1")
