@@ -77,14 +77,15 @@ def test_even_split_schedules_every_unit(num_units: int, num_segments: int | Non
         assert (cluster.num_micro_batches, cluster.schedule) == (7, "one_f_one_b")
 
 
-@given(st.integers(1, 8), st.integers(1, 10), st.integers(0, 2**32))
-def test_random_units(num_units: int, num_scheduled: int, seed: int) -> None:
-    """J different ones in the units' order; all where there are fewer. Same seed, same plan."""
+@given(st.data(), st.integers(1, 8), st.integers(0, 2**32))
+def test_random_units(data: st.DataObject, num_units: int, seed: int) -> None:
+    """J different ones in the units' order. Same seed, same plan."""
+    num_scheduled = data.draw(st.integers(1, num_units))
     strategy, asked = RandomUnits(num_scheduled), request(num_units)
     plan = strategy.plan_round(asked, np.random.default_rng(seed))
     assert plan == strategy.plan_round(asked, np.random.default_rng(seed))
     chosen = units(plan.clusters)
-    assert len(chosen) == min(num_scheduled, num_units)
+    assert len(chosen) == num_scheduled
     assert chosen == sorted(set(chosen))
     everyone = EvenSplit().plan_round(asked, np.random.default_rng(seed))
     assert set(plan.clusters) <= set(everyone.clusters)
@@ -101,10 +102,17 @@ def test_every_set_of_units_has_its_turn() -> None:
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5
 
 
-def test_nobody_is_no_strategy() -> None:
-    """J is at least 1; an infeasible cluster is an error, not left out."""
+def test_impossible_numbers_of_units_are_named() -> None:
+    """With the options."""
     with pytest.raises(ConfigError, match=r"strategy\.num_scheduled=0: must be at least 1"):
         RandomUnits(0)
+    few = r"strategy\.num_scheduled=3: more than federation\.num_units=2"
+    with pytest.raises(ConfigError, match=few):
+        RandomUnits(3).plan_round(request(2), np.random.default_rng(0))
+
+
+def test_an_infeasible_cluster_is_an_error() -> None:
+    """It is not left out in silence."""
     for strategy in (EvenSplit(), RandomUnits(2)):
         with pytest.raises(InfeasibleRoundError, match="4 segments for 3 devices"):
             strategy.plan_round(request(2, num_segments=4), np.random.default_rng(0))

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.cancellation import Cancellation, cancellable
-from collapipe.errors import CancelledRoundError
+from collapipe.errors import CancelledRoundError, NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, Part, Tensors
 from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
@@ -22,6 +22,7 @@ from collapipe.settings import OptimizerSettings
 from collapipe.tasks.tokenizer import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead
+from pipeline.micro_batch import split as micro_batches_of
 from pipeline.schedule import SCHEDULES, build
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
@@ -175,20 +176,36 @@ def test_dropout_depends_neither_on_the_cut_nor_on_the_schedule() -> None:
         assert_same_bits(results[0], result)
 
 
-def test_one_micro_batch_has_the_dropout_of_the_unsplit_model() -> None:
-    """With m = 1 even the random numbers are the same, and differ from step to step."""
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_dropout_is_that_of_the_step_and_the_micro_batch(num_micro_batches: int) -> None:
+    """With m = 1 that of the unsplit model; else that of each micro-batch by itself."""
     spec, batch = transformer(dropout=0.3), ragged()
     losses = []
     for step in (0, 1):
         whole = fresh(spec, torch.float64)
-        losses.append(unsplit_loss(whole, batch, step))
-        split = cluster(plan_of((1, 3), 1, "one_f_one_b"), spec, whole.state_dict())
-        key = DropoutKey(KEY.seed, KEY.unit, step)
-        assert split.pipeline.run(batch, key) == pytest.approx(losses[-1], rel=0, abs=1e-12)
-        for name, gradient in gradients(split.model).items():
-            expected = gradients(whole)[name]
-            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12, msg=name)
-    assert losses[0] != losses[1]
+        for number, micro_batch in enumerate(micro_batches_of(batch, num_micro_batches)):
+            key = _NumberedKey(KEY.seed, KEY.unit, step, number)
+            (whole.loss(micro_batch, key) / batch.num_targets).backward()  # type: ignore[no-untyped-call]
+            losses.append(whole.loss(micro_batch, key).item() / batch.num_targets)
+        expected = pytest.approx(sum(losses[-num_micro_batches:]), rel=0, abs=1e-12)
+        plan = plan_of((1, 3), num_micro_batches, "one_f_one_b")
+        apart = cluster(plan, spec, whole.state_dict())
+        assert apart.pipeline.run(batch, DropoutKey(KEY.seed, KEY.unit, step)) == expected
+        for name, gradient in gradients(apart.model).items():
+            theirs = gradients(whole)[name]
+            torch.testing.assert_close(gradient, theirs, rtol=0, atol=1e-12, msg=name)
+    assert len(set(losses)) == 2 * num_micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class _NumberedKey(DropoutKey):
+    """The unsplit model draws for micro-batch 0; here it draws for this one."""
+
+    micro_batch: int
+
+    def generator(self, part: str, micro_batch: int) -> torch.Generator:
+        """As if the model had said its number."""
+        return DropoutKey.generator(self, part, self.micro_batch)
 
 
 @pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
@@ -216,6 +233,22 @@ def test_parts_step_as_one_optimiser(settings: OptimizerSettings, clip_norm: flo
     trained = split.weights()
     for name, weight in whole.state_dict().items():
         torch.testing.assert_close(trained[name], weight, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
+def test_a_gradient_that_is_not_finite_moves_no_weight(settings: OptimizerSettings) -> None:
+    """Wherever it is; an optimiser would carry it into every weight for good."""
+    spec, batch = transformer(), ragged()
+    start = fresh(spec, torch.float32).state_dict()
+    for name in ("embedding.tokens.weight", "blocks.2.attention.key.bias", "head.norm.weight"):
+        split = cluster(plan_of((2, 2), 2, "gpipe"), spec, start, settings)
+        split.pipeline.run(batch, KEY)
+        gradient = gradients(split.model)[name]
+        gradient.view(-1)[0] = torch.nan
+        with pytest.raises(NonFiniteLossError):
+            split.pipeline.step(RATE, None)
+        assert_same_bits(split.weights(), start)
+        assert split.optimizer_state() == {}
 
 
 @pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
@@ -258,6 +291,7 @@ def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
         counters = [_LiveOutputs(segment.parts[-1].module) for segment in split.pipeline.segments]
         split.pipeline.run(batch, KEY)
         assert [counter.peak for counter in counters] == peaks
+        split.pipeline.run(ragged(1), KEY)  # which keeps one only
         assert [segment.peak_micro_batches for segment in split.pipeline.segments] == peaks
 
 

@@ -66,6 +66,24 @@ def test_padding_is_that_of_the_longest_in_the_micro_batch(
         assert longer.mask.sum(1).min() >= shorter.mask.sum(1).max()
 
 
+def test_targets_may_have_gaps() -> None:
+    """A label for the first piece of each word only: columns stay where they are."""
+    ids = torch.tensor([[5, 6, 7, 8], [5, 6, 0, 0]])
+    targets = torch.tensor([[IGNORED, 3, IGNORED, 4], [IGNORED, 9, IGNORED, IGNORED]])
+    first, second = split(Batch(ids, ids > 0, targets), 2)
+    assert torch.equal(first.targets, targets[:1])
+    assert torch.equal(second.targets, targets[1:, :2])
+    assert torch.equal(second.inputs, ids[1:, :2])
+
+
+def test_a_micro_batch_without_targets_keeps_a_column() -> None:
+    """So that its shapes are those of any other; it adds nothing to the loss."""
+    targets = torch.tensor([[3, 4], [IGNORED, IGNORED]])
+    second = split(Batch(torch.ones(2, 2).long(), torch.ones(2, 2).bool(), targets), 2)[1]
+    assert second.targets.tolist() == [[IGNORED]]
+    assert second.num_targets == 0
+
+
 def test_one_micro_batch_is_the_batch_itself() -> None:
     """Not even the order changes, as in the unsplit model."""
     batch = batch_of([((1,), (2, 3)), ((4, 5), (6,))])

@@ -54,13 +54,18 @@ def test_average_is_exact_where_the_numbers_are() -> None:
     averaged = average(models, [3, 1])
     assert torch.equal(averaged["w"], torch.tensor([1.25, 1.0]))
     assert averaged["w"].dtype == torch.float32
+    assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))  # no model is written to
+    alone = average(models[:1], [3])
+    alone["w"].zero_()
     assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))
 
 
 def test_a_weight_for_every_model() -> None:
     """One too few is no average."""
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="zip"):
         average([random_model(0), random_model(1)], [1.0])
+    with pytest.raises(ValueError, match="zip"):
+        average([random_model(0)], [1.0, 1.0])
 
 
 def test_fedavg_returns_the_average() -> None:

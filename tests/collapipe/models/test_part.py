@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from collapipe.batch import IGNORED
+from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import (
     HeadPart,
@@ -73,13 +74,20 @@ def test_clip_scale_is_torchs(parts: list[list[float]], clip_norm: float) -> Non
 
 
 def test_clip_scale_at_its_edges() -> None:
-    """No limit, no gradient, exactly the limit, an infinite norm."""
+    """No limit, no gradient, exactly the limit."""
     assert clip_scale([9.0, 16.0], None) == 1
     assert clip_scale([0.0], 1.0) == 1
     assert clip_scale([], 1.0) == 1
     assert clip_scale([9.0, 16.0], 5.0) == pytest.approx(1, abs=1e-6)
     assert clip_scale([9.0, 16.0], 2.5) == pytest.approx(0.5, abs=1e-6)
-    assert clip_scale([math.inf], 1.0) == 0
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_norm_that_is_not_finite_ends_the_step(bad: float, clip_norm: float | None) -> None:
+    """Whether gradients are clipped or not: no weight may become NaN."""
+    with pytest.raises(NonFiniteLossError, match=f"norm is {bad}"):
+        clip_scale([1.0, bad, 1.0], clip_norm)
 
 
 @each_optimizer

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import torch
@@ -65,15 +66,8 @@ def decoder_of(model: SplitModel) -> Decoder:
 def test_an_encoder_block_is_torchs(norm: str) -> None:
     """The same weights in ``nn.TransformerEncoderLayer``, masked."""
     block = model_of(replace(SPEC, norm=norm)).blocks[0]
-    assert isinstance(block, EncoderBlock)
-    theirs = nn.TransformerEncoderLayer(
-        16, 2, 24, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
-    )
-    _copy_attention(block.attention, theirs.self_attn)
-    _copy_feed_forward(block.feed_forward, theirs)
-    _copy_norms(theirs, block.around_attention, block.feed_forward.around)
     hidden, mask = torch.randn(3, 6, 16, dtype=torch.float64), ragged().mask
-    expected = theirs(hidden, src_key_padding_mask=~mask)  # in training: no fused path
+    expected = _torchs_encoder_layer(block, norm)(hidden, src_key_padding_mask=~mask)
     torch.testing.assert_close(block(hidden, mask)[mask], expected[mask], rtol=0, atol=1e-12)
 
 
@@ -82,20 +76,41 @@ def test_a_decoder_block_is_torchs(norm: str) -> None:
     """The same weights in ``nn.TransformerDecoderLayer``: causal, and masked over the memory."""
     block = decoder_of(model_of(replace(SPEC, norm=norm))).blocks[0]
     assert isinstance(block, DecoderBlock)
-    theirs = nn.TransformerDecoderLayer(
-        16, 2, 24, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
-    )
-    _copy_attention(block.self_attention, theirs.self_attn)
-    _copy_attention(block.cross_attention, theirs.multihead_attn)
-    _copy_feed_forward(block.feed_forward, theirs)
-    _copy_norms(theirs, block.around_self, block.around_cross, block.feed_forward.around)
     x, memory = torch.randn(2, 3, 5, 16, dtype=torch.float64)
     mask = ragged().mask[:, :5]
-    causal = torch.ones(5, 5).triu(1).bool()
-    expected = theirs(x, memory, tgt_mask=causal, memory_key_padding_mask=~mask)
+    expected = _torchs_decoder_layer(block, norm)(
+        x, memory, tgt_mask=_causal(5), memory_key_padding_mask=~mask
+    )
     keys_values = block.cross_attention.keys_values(memory)
     output, _ = block(x, keys_values, mask[:, None, None, :], None)
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+
+
+@norms
+@ties
+def test_the_loss_is_that_of_torchs_layers(norm: str, tied: bool) -> None:
+    """Pre-norm has a last norm behind both stacks, post-norm none; EOS is predicted, BOS shifts."""
+    model, batch = model_of(replace(SPEC, norm=norm, tie_embeddings=tied)), ragged()
+    head = decoder_of(model)
+    hidden = model.embedding(batch.inputs)
+    for block in model.blocks:
+        hidden = _torchs_encoder_layer(block, norm)(hidden, src_key_padding_mask=~batch.mask)
+    memory = head.memory_norm(hidden) if norm == "pre" else hidden
+    start = torch.full((3, 1), VOCABULARY.bos)
+    x = head.embedding(torch.cat((start, batch.targets[:, :-1]), 1).clamp(min=0))
+    for block in head.blocks:
+        x = _torchs_decoder_layer(block, norm)(
+            x, memory, tgt_mask=_causal(5), memory_key_padding_mask=~batch.mask
+        )
+    x = head.norm(x) if norm == "pre" else x
+    output = head.output if head.output is not None else _Untied(head.embedding.tokens.weight)
+    logits = output(x).flatten(0, 1)
+    expected = functional.cross_entropy(
+        logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    torch.testing.assert_close(model.loss(batch, KEY), expected, rtol=0, atol=1e-11)
+    norms = [head.memory_norm, head.norm]
+    assert all(isinstance(module, nn.LayerNorm) == (norm == "pre") for module in norms)
 
 
 def test_positions_are_those_of_the_paper() -> None:
@@ -156,6 +171,26 @@ def test_decoding_together_is_decoding_one_by_one(norm: str) -> None:
     assert mixed
 
 
+def test_decoding_ends_with_the_last_sample() -> None:
+    """A row is what it would be without an end mark, up to its first one."""
+    batch, longest, early, steps = ragged(), 8, 0, Counter[str]()
+    for seed in range(10):
+        model = model_of(SPEC, seed)
+        head = decoder_of(model)
+        head.blocks[0].register_forward_hook(lambda *_: steps.update(["step"]))
+        head.vocabulary = replace(VOCABULARY, eos=-1)  # is never predicted
+        rows = model.generate(batch, longest)
+        assert [len(row) for row in rows] == [longest] * batch.num_samples
+        for eos in set(chain(*rows)):
+            head.vocabulary = replace(VOCABULARY, eos=eos)
+            expected = [row[: row.index(eos)] if eos in row else row for row in rows]
+            steps.clear()
+            assert model.generate(batch, longest) == expected
+            assert steps["step"] == min(longest, max(map(len, expected)) + 1)
+            early += len(set(map(len, expected))) > 1 and steps["step"] < longest
+    assert early
+
+
 def test_decoding_ends_at_its_greatest_length() -> None:
     """Also at once."""
     model = model_of(SPEC)
@@ -194,6 +229,17 @@ def test_the_batchs_loss_is_the_sum_of_its_samples(norm: str) -> None:
         for row, targets in enumerate(batch.targets)
     ]
     torch.testing.assert_close(sum(losses), model.loss(batch, KEY), rtol=0, atol=1e-11)
+
+
+def test_samples_without_targets_have_no_loss() -> None:
+    """A micro-batch may consist of them: 0 and gradients of 0, not NaN."""
+    model, batch = model_of(SPEC), ragged()
+    loss = model.loss(Batch(batch.inputs, batch.mask, torch.full((3, 1), IGNORED)), KEY)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == 0
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(found) > 0
+    assert not any(gradient.any() for gradient in found)
 
 
 def test_a_target_does_not_see_itself_or_what_follows() -> None:
@@ -324,6 +370,44 @@ def _naive(model: SplitModel, inputs: Tensor, longest: int) -> list[int]:
             break
         prefix.append(token)
     return prefix
+
+
+class _Untied(nn.Module):
+    """Logits from an embedding's weights."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self._weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self._weight.T
+
+
+def _causal(length: int) -> Tensor:
+    return torch.ones(length, length).triu(1).bool()  # torch's masks say what is not seen
+
+
+def _torchs_encoder_layer(block: nn.Module, norm: str) -> nn.Module:
+    assert isinstance(block, EncoderBlock)
+    layer = nn.TransformerEncoderLayer(
+        16, 2, 24, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    _copy_attention(block.attention, layer.self_attn)
+    _copy_feed_forward(block.feed_forward, layer)
+    _copy_norms(layer, block.around_attention, block.feed_forward.around)
+    return layer  # in training: no fused path
+
+
+def _torchs_decoder_layer(block: nn.Module, norm: str) -> nn.Module:
+    assert isinstance(block, DecoderBlock)
+    layer = nn.TransformerDecoderLayer(
+        16, 2, 24, dropout=0.0, batch_first=True, norm_first=norm == "pre", dtype=torch.float64
+    )
+    _copy_attention(block.self_attention, layer.self_attn)
+    _copy_attention(block.cross_attention, layer.multihead_attn)
+    _copy_feed_forward(block.feed_forward, layer)
+    _copy_norms(layer, block.around_self, block.around_cross, block.feed_forward.around)
+    return layer
 
 
 def _copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
