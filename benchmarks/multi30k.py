@@ -3,7 +3,8 @@
     python benchmarks/multi30k.py --data ../shared/data/multi30k --output outputs/multi30k
 
 Both sides start from the same weights and see the same samples; the loop takes the union of the
-units' batches in each step. Prints a table, writes ``multi30k.json`` and ``multi30k.png``.
+units' batches in each step, at a learning rate of its own. Prints a table, writes
+``multi30k.json`` and ``multi30k.png``.
 """
 
 import argparse
@@ -37,13 +38,17 @@ def main() -> None:
     try:
         if not arguments.together:
             federated.wait()
-        loop = ordinary(overrides, threads=1 if arguments.together else os.cpu_count() or 1)
+        rate = f"optimizer.lr={arguments.loop_lr}"
+        loop = ordinary(
+            [*overrides, rate], threads=1 if arguments.together else os.cpu_count() or 1
+        )
         status = federated.wait()
     finally:
         federated.terminate()
     if status:
         raise SystemExit(status)
     result = {"ordinary": loop, "collapipe": from_run(run_dir), "machine": machine()}
+    result["loop_lr"] = arguments.loop_lr
     result["overrides"] = overrides
     (arguments.output / "multi30k.json").write_text(json.dumps(result, indent=2) + "\n")
     table(result)
@@ -56,6 +61,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=default)
     parser.add_argument("--output", type=Path, default=Path("outputs/multi30k"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loop-lr", type=float, default=1e-3, help="learning rate of the loop")
     parser.add_argument("--together", action="store_true", help="both sides at once, a core each")
     parser.add_argument("overrides", nargs="*", help="options of the run, of both sides")
     return parser.parse_args()

@@ -39,6 +39,7 @@ from collapipe.settings import (
 from collapipe.tasks.task import Task
 
 CONF = Path(__file__).parents[1] / "conf"
+_PLUGINS = ("strategy.", "task.", "model.", "data.partitioner.")
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 T = TypeVar("T")
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
@@ -279,7 +280,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
 def _compose_or_explain(overrides: Sequence[str]) -> DictConfig:
     try:
         return compose("config", list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{_line(error)} (overrides: {join(overrides)})") from error
 
 
@@ -311,7 +312,10 @@ def _check_key(override: Override, known: set[str]) -> None:
         return
     if key.startswith("hydra."):
         return
-    raise ConfigError(f"unknown option {key}{_nearest(key, sorted(known | set(GROUPS)))}")
+    raise ConfigError(
+        f"unknown option {key}{_nearest(key, sorted(known | set(GROUPS)))}"
+        + (f"; an option of your own class is added: +{key}=…" if key.startswith(_PLUGINS) else "")
+    )
 
 
 def _flat(tree: DictConfig) -> set[str]:

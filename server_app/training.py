@@ -210,7 +210,7 @@ def _print_end(
     console: Console, folder: RunFolder, history: _History, status: str, wall_s: float
 ) -> None:
     rows = {
-        "run": f"{status} after {len(history.losses)} rounds, {wall_s:.1f} s",
+        "run": f"{status} after {_counted(len(history.losses), 'round')}, {wall_s:.1f} s",
         "train loss": f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}",
     }
     if history.test:
@@ -223,12 +223,18 @@ def _print_end(
 
 
 def _opening(settings: Settings, folder: RunFolder) -> str:
-    federation = settings.federation
+    federation, devices = settings.federation, settings.cluster.num_devices
+    units = f"{_counted(federation.num_units, 'unit')} of {_counted(devices, 'device')}"
+    steps = _counted(federation.local_steps, "local step")
     return (
-        f"{settings.framework.name}: task {settings.task.name}, {federation.num_units} units of "
-        f"{settings.cluster.num_devices} devices, {federation.rounds} rounds of "
-        f"{federation.local_steps} local steps, seed {settings.seed}; folder {folder.path}"
+        f"{settings.framework.name}: task {settings.task.name}, {units}, "
+        f"{_counted(federation.rounds, 'round')} of {steps}, seed {settings.seed}; "
+        f"folder {folder.path}"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 def _weights(model: SplitModel) -> Tensors:

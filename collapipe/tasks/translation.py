@@ -102,7 +102,7 @@ class Translation:
         """BLEU against the rows' whole targets, cut or not."""
         bleu = BLEU()
         value = bleu.corpus_score(list(predictions), [list(rows["target"])]).score
-        return Score(self.metric, float(value), str(bleu.get_signature()))
+        return Score(self.metric, round(float(value), 6), str(bleu.get_signature()))
 
     def _ids(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
         encoded = tokenizer.encode(texts)
