@@ -117,7 +117,6 @@ class _Run:
                 seconds = self._round(number, strategy)
                 report = strategy.report
                 assert report is not None
-                self._history.add(report)
                 progress.round(report, seconds["round"])
                 evaluation = None
                 if number % federation.eval_every == 0 or number == federation.rounds:
@@ -126,6 +125,7 @@ class _Run:
                     seconds["evaluate"] = time.perf_counter() - began
                     progress.evaluation(number, evaluation)
                 self._folder.write_weights(strategy.weights)
+                self._history.add(report)
                 self._record(report, evaluation, seconds, writer)
 
     def _round(self, number: int, strategy: CollaPipeStrategy) -> dict[str, float]:
