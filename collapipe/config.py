@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,7 +21,6 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.models.split import ModelSpec
@@ -113,11 +113,12 @@ def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     ``ConfigError`` otherwise.
     """
     text = file.read_text(encoding="utf-8")
-    if "${" in text or "&" in text:
-        raise ConfigError(f"{file}: has references, which a saved configuration has not")
     try:
+        aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+        if "${" in text or aliases:  # which could look up a secret, or grow without bounds
+            raise ConfigError(f"{file}: has references, which a saved configuration has not")
         tree = OmegaConf.create(text)
-    except (OmegaConfBaseException, YAMLError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({_line(error)})") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{file}: not a saved configuration")

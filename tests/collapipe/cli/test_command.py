@@ -217,6 +217,7 @@ def test_a_folder_of_somebody_else_runs_no_code(
     ("file", "content", "says"),
     [
         ("config.yaml", "seed: ${oc.env:HOME}", "has references"),
+        ("config.yaml", "a: &a [1, 2]\nb: [*a, *a]", "has references"),
         ("config.yaml", "a: [1", "not a saved configuration"),
         ("config.yaml", "- 1", "not a saved configuration"),
         ("model/tokenizer.json", "{}", "not a tokeniser's JSON"),
@@ -233,9 +234,9 @@ def test_a_damaged_folder_is_one_line(
 
 
 def test_prediction_does_not_need_the_training_data(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    root = corpus(tmp_path / "data")
-    options = ["task=multi30k", "task.vocabulary=300", f"data.root={root}", "batch_size=4"]
+    (tmp_path / "data & more").mkdir()
+    root = corpus(tmp_path / "data & more")
+    options = ["task=multi30k", "task.vocabulary=300", f"data.root='{root}'", "batch_size=4"]
     tiny = [option for option in TINY if not option.startswith(("task.", "batch_size"))]
     status, _, err = command(
         "run", *tiny, *options, "federation.num_units=1", f"hydra.run.dir={tmp_path / 'run'}"
