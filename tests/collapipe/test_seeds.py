@@ -28,7 +28,10 @@ def test_a_seed_is_a_hash_that_torch_takes(seed: int, purpose: tuple[int | str, 
     assert torch.Generator().manual_seed(derived).initial_seed() == derived
 
 
-@given(st.lists(st.tuples(seeds, purposes), min_size=2, max_size=8, unique=True))
+alike = st.lists(st.integers(1, 12) | st.text("12", max_size=2), max_size=3).map(tuple)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), alike), min_size=2, max_size=20, unique=True))
 def test_purposes_do_not_meet(purposes: list[tuple[int, tuple[int | str, ...]]]) -> None:
     """Neither neighbours, nor ``"1"`` and ``1``, nor parts that are joined in another way."""
     derived = [derive(seed, *purpose) for seed, purpose in purposes]
