@@ -7,6 +7,7 @@ from types import TracebackType
 from torch import Tensor
 
 from collapipe.batch import Batch
+from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, Tensors, clip_scale
 from collapipe.plan import ClusterPlan
@@ -111,11 +112,19 @@ class Pipeline:
         The encoder's L parts in order; the plan says which segment holds which.
     head
         What answers the last segment's activations.
+
+    Raises ``ConfigError`` for a plan that does not place every block.
     """
 
     def __init__(
         self, plan: ClusterPlan, embedding: Part, blocks: Sequence[Part], head: HeadStage
     ) -> None:
+        covered = sum(segment.span.blocks for segment in plan.segments)
+        if covered != len(blocks):
+            raise ConfigError(
+                f"unit {plan.unit}: the plan's segments hold {covered} of {len(blocks)} blocks; "
+                "a plan must place every block"
+            )
         self._plan, self._head = plan, head
         self._parts = [embedding, *blocks]
         self._embedding = Segment([embedding])

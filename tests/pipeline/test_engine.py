@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.cancellation import Cancellation, cancellable
-from collapipe.errors import CancelledRoundError, NonFiniteLossError
+from collapipe.errors import CancelledRoundError, ConfigError, NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, Part, Tensors
 from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
@@ -405,3 +405,15 @@ def test_a_scope_that_is_not_cancelled_disturbs_nothing(scope: Cancellation) -> 
     split = cluster(plan_of((2, 2), 2, "gpipe"), spec, whole.state_dict())
     with split.pipeline as pipeline:
         assert pipeline.run(batch, KEY) == pytest.approx(unsplit_loss(whole, batch), abs=1e-10)
+
+
+def test_a_plan_that_leaves_blocks_out_is_refused() -> None:
+    """It would train a smaller model without a word."""
+    plan = ClusterPlan(3, (SegmentPlan("device-0", Span(0, 1)),), 1, "gpipe")
+    modules = SplitModel(transformer(), Vocabulary(20, 0, 1, 2)).parts()
+    parts = [
+        Part(name, module, OptimizerSettings()) for name, module in modules.items() if name != HEAD
+    ]
+    head = LocalHead(HeadPart(HEAD, modules[HEAD], OptimizerSettings()))
+    with pytest.raises(ConfigError, match=f"unit 3: .* hold 1 of {len(parts) - 1} blocks"):
+        Pipeline(plan, parts[0], parts[1:], head)
