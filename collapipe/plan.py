@@ -1,6 +1,6 @@
 """What shall happen: frozen plans, the only thing that passes from deciding to doing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collapipe.errors import ConfigError
 
@@ -38,6 +38,34 @@ class SegmentPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a solver can say for its answer: no solution is below ``lower_bound``.
+
+    A heuristic that knows no bound says 0. Times are not compared: the same plan is the same plan.
+    """
+
+    objective: float
+    lower_bound: float
+    solver: str
+    solve_time_s: float = field(compare=False)
+
+    @property
+    def gap(self) -> float:
+        """(objective - lower_bound) / |objective|; 0 where they agree."""
+        excess = self.objective - self.lower_bound
+        return excess / abs(self.objective) if excess else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkPlan:
+    """The channel j and transmit power p_n of a unit, and how long its upload then takes."""
+
+    channel: int
+    power_w: float
+    upload_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """What one cluster does in one round.
 
@@ -51,12 +79,18 @@ class ClusterPlan:
         m; a batch of fewer samples is cut into as many micro-batches as it has samples.
     schedule
         Name of the pipeline's schedule, ``gpipe`` or ``one_f_one_b``.
+    latency_s
+        What the strategy expects a step's pipeline to take; None: it does not model time.
+    uplink
+        None: the strategy plans no channels.
     """
 
     unit: int
     segments: tuple[SegmentPlan, ...]
     num_micro_batches: int
     schedule: str
+    latency_s: float | None = None
+    uplink: UplinkPlan | None = None
 
     def __post_init__(self) -> None:
         if self.num_micro_batches < 1:
@@ -75,7 +109,21 @@ class ClusterPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What one round t does: a plan for every scheduled unit, in the units' order."""
+    """What one round t does: a plan for every scheduled unit, in the units' order.
+
+    Attributes
+    ----------
+    gammas
+        Γ_n(t) of all N units (eq. 28), empty where the strategy keeps no queues.
+    queues
+        Y_n(t+1) of all N units, as this round leaves them (eq. 29); the next round's request
+        brings them back.
+    certificate
+        None: the strategy solves nothing.
+    """
 
     round: int
     clusters: tuple[ClusterPlan, ...]
+    gammas: tuple[float, ...] = ()
+    queues: tuple[float, ...] = ()
+    certificate: Certificate | None = None

@@ -1,13 +1,115 @@
-"""What is true now: what a unit tells of itself before a round is planned."""
+"""What is true now: what a unit tells of itself before a round is planned, in SI units."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class AffineLaw:
+    """An amount that a device spends on one micro-batch, forward and backward together.
+
+    amount(δ, b̂) = δ·(u·b̂ + v) + (w·b̂ + ell), for δ blocks and b̂ samples. Of time, in seconds, the
+    part with δ is the compute C and the rest is the hop H to the next device (eq. 15 has u = o/F,
+    v = o'/F, w = 0, ell = τ^dd); of energy, in joules, it is eq. 16's.
+
+    Attributes
+    ----------
+    u, v
+        Of each block: per sample, and per micro-batch.
+    w, ell
+        Of the hop: per sample, and per micro-batch (ℓ).
+    """
+
+    u: float
+    v: float
+    w: float
+    ell: float
+
+    def compute(self, blocks: int, micro_batch_size: float) -> float:
+        """C = δ·(u·b̂ + v)."""
+        return blocks * (self.u * micro_batch_size + self.v)
+
+    def hop(self, micro_batch_size: float) -> float:
+        """H = w·b̂ + ℓ."""
+        return self.w * micro_batch_size + self.ell
+
+    def chunk(self, blocks: int, micro_batch_size: float) -> float:
+        """C + H."""
+        return self.compute(blocks, micro_batch_size) + self.hop(micro_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyBudget:
+    """What a device may spend (E_k^max, C9).
+
+    Attributes
+    ----------
+    limit_j
+        Joules, per ``scope``.
+    law
+        Joules of one micro-batch.
+    scope
+        ``batch``: all m micro-batches of a batch together; ``micro_batch``: each by itself, as the
+        paper prints C9'.
+    """
+
+    limit_j: float
+    law: AffineLaw
+    scope: Literal["batch", "micro_batch"] = "batch"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """A device k that can hold a segment."""
+    """A device k that can hold a segment.
+
+    Attributes
+    ----------
+    time
+        Its chunk law, in seconds.
+    max_blocks
+        Blocks that its memory holds (C7); None: any number.
+    energy
+        Its energy budget; None: unlimited.
+    """
 
     name: str
+    time: AffineLaw
+    max_blocks: int | None = None
+    energy: EnergyBudget | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """A control unit's way to the edge server.
+
+    Attributes
+    ----------
+    max_power_w
+        P_n^max.
+    energy_j
+        E_n^max, for sending ``model_bits`` (C8).
+    model_bits
+        θ_n^enc: the tunable parameters, sent once a round.
+    activation_bits
+        z_n^enc: activations and targets of all local steps of a round.
+    gains
+        h_{n,j}, linear, for each channel j.
+    """
+
+    max_power_w: float
+    energy_j: float
+    model_bits: float
+    activation_bits: float
+    gains: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """An uplink channel j: B_j, I_j and N_0."""
+
+    bandwidth_hz: float
+    interference_w: float
+    noise_w_per_hz: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +124,11 @@ class ClusterState:
         The K devices in the order in which the cluster lists them.
     num_samples
         Rows of the unit's shard, |D_n|.
+    uplink
+        None where nobody modelled it: only strategies that plan no channels do without.
     """
 
     unit: int
     devices: tuple[DeviceProfile, ...]
     num_samples: int
+    uplink: Uplink | None = None

@@ -40,23 +40,16 @@ def run_sweep(overrides: Sequence[str]) -> None:
 
 def _run_local(overrides: Sequence[str], settings: Settings) -> None:
     # Imported here: simulations run these rooms in other processes.
-    from flwr.app import Context, RecordDict, UserConfig
+    from flwr.app import UserConfig
 
     from client_app.app import app as client
-    from server_app.app import app as server
     from server_app.grid import InlineGrid
+    from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     run_config: UserConfig = {"overrides": config.join(overrides)}
     grid = InlineGrid(client, settings.federation.num_units, run_config)
-    context = Context(
-        run_id=grid.run.run_id,
-        node_id=0,
-        node_config={},
-        state=RecordDict(),
-        run_config=run_config,
-    )
-    server(grid, context)
+    train(grid, config.load(run_config))
 
 
 def _run_simulated(overrides: Sequence[str], settings: Settings) -> None:

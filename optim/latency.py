@@ -1,0 +1,71 @@
+"""What a partition costs: the pipeline's time and the caps of memory and energy."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collapipe.state import DeviceProfile
+from optim.problem import ClusterProblem, Latency
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def pipeline_latency(
+    devices: Sequence[DeviceProfile],
+    blocks: Sequence[int],
+    batch_size: float,
+    num_micro_batches: int,
+    latency: Latency,
+) -> float:
+    """Seconds of a batch of b samples in m micro-batches of b/m.
+
+    With C the compute and H the hop of a chunk on each device that holds blocks:
+
+    - ``bound`` (eq. 15, without the hop that it takes off): (S + m - 1)·max (C + H).
+    - ``flow_shop``: Σ (C + H) + (m - 1)·max (C + H): a device computes, then sends, then goes on.
+    - ``overlap``: Σ (C + H) + (m - 1)·max max(C, H): it sends while it computes.
+    """
+    size = batch_size / num_micro_batches
+    held = [(device.time, count) for device, count in zip(devices, blocks, strict=True) if count]
+    computes = [law.compute(count, size) for law, count in held]
+    hops = [law.hop(size) for law, _ in held]
+    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
+    if latency == "bound":
+        return (len(held) + num_micro_batches - 1) * max(chunks)
+    slowest = max(chunks) if latency == "flow_shop" else max(*computes, *hops)
+    return sum(chunks) + (num_micro_batches - 1) * slowest
+
+
+def block_caps(problem: ClusterProblem) -> Ints:
+    """How many blocks each device can hold, [M, K]: row m - 1 is for m micro-batches; 0 … L.
+
+    Memory (C7) gives the same in every row, energy (C9') does not.
+    """
+    sizes = micro_batch_sizes(problem)
+    caps = np.empty((problem.max_micro_batches, len(problem.devices)), dtype=np.int64)
+    for column, device in enumerate(problem.devices):
+        limit = problem.num_blocks if device.max_blocks is None else device.max_blocks
+        caps[:, column] = min(limit, problem.num_blocks)
+        if device.energy is not None:
+            caps[:, column] = np.minimum(caps[:, column], _energy_caps(device, sizes, problem))
+    return caps
+
+
+def micro_batch_sizes(problem: ClusterProblem) -> Floats:
+    """b̂ = b/m for m = 1 … M, [M]."""
+    return problem.batch_size / np.arange(1, problem.max_micro_batches + 1)
+
+
+def _energy_caps(device: DeviceProfile, sizes: Floats, problem: ClusterProblem) -> Floats:
+    assert device.energy is not None
+    law = device.energy.law
+    times = problem.batch_size / sizes if device.energy.scope == "batch" else 1.0
+    left = device.energy.limit_j / times - (law.w * sizes + law.ell)
+    per_block = law.u * sizes + law.v
+    with np.errstate(divide="ignore", invalid="ignore"):
+        held = np.where(per_block > 0, left / per_block, np.where(left >= 0, math.inf, 0.0))
+    # A budget that holds exactly n blocks must not lose one to rounding.
+    return np.clip(np.floor(held * (1 + 1e-12)), 0, problem.num_blocks)

@@ -1,0 +1,175 @@
+"""What a planner is asked, and what it answers: the seams of every solver."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from collapipe.plan import Certificate
+from collapipe.state import Channel, DeviceProfile, Uplink
+
+Latency = Literal["bound", "flow_shop", "overlap"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProblem:
+    """Sub-1: which blocks on which device, S and m, for the smallest pipeline latency.
+
+    Attributes
+    ----------
+    devices
+        K of them.
+    num_blocks
+        L.
+    batch_size
+        b; a micro-batch has b̂ = b/m samples, a real number here (eq. 5).
+    max_micro_batches
+        m = 1 … this.
+    latency
+        The law of the pipeline's time, see ``optim.latency``.
+    """
+
+    devices: tuple[DeviceProfile, ...]
+    num_blocks: int
+    batch_size: int
+    max_micro_batches: int
+    latency: Latency
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A point of a cluster's Pareto front.
+
+    Attributes
+    ----------
+    blocks
+        δ_k for each of the K devices, 0 for those left out.
+    num_micro_batches
+        m.
+    latency_s
+        Of one batch, under the problem's law.
+    replicated
+        Every device holds the whole encoder and trains b/K samples (VanillaFL): no pipeline, S = 1.
+    """
+
+    blocks: tuple[int, ...]
+    num_micro_batches: int
+    latency_s: float
+    replicated: bool = False
+
+    @property
+    def num_segments(self) -> int:
+        """S, the devices that hold at least one block."""
+        return 1 if self.replicated else sum(held > 0 for held in self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSolution:
+    """A solver's answer to a ``ClusterProblem``.
+
+    Attributes
+    ----------
+    front
+        S ascending, latency strictly descending: an S above the fastest one's is dominated, since
+        the drift Γ grows with S. Heuristics answer with a single point.
+    certificate
+        Of the last point, the fastest.
+    """
+
+    front: tuple[Partition, ...]
+    certificate: Certificate
+
+    @property
+    def best(self) -> Partition:
+        """The fastest point."""
+        return self.front[-1]
+
+
+ClusterSolver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
+"""Raises ``InfeasibleRoundError`` where the caps cannot hold the model. The exact ones and most
+heuristics draw nothing from the generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOptions:
+    """What a round minimises: V·makespan plus the drift of the queues.
+
+    Attributes
+    ----------
+    drift
+        ``gamma``: Σ Y_n·Γ_n over all units. ``paper`` (eq. 32): Σ Y_n·(S_n + p_n) over the
+        scheduled ones, under which a longer queue makes selection less likely.
+    drift_weight
+        V, 1/s.
+    kappa
+        κ = βη²/(2N) of Γ (eq. 28).
+    gradient_bound
+        φ².
+    interference_constant_w
+        C, W.
+    gamma_max
+        Γ^max of the queues (eq. 29).
+    hard_gamma
+        C11: also Γ_n ≤ Γ^max of each scheduled unit in every round.
+    fading
+        ``rayleigh``: rates are expectations over a gain that is exponentially distributed.
+    """
+
+    drift: Literal["gamma", "paper"] = "gamma"
+    drift_weight: float = 0.1
+    kappa: float = 1.0
+    gradient_bound: float = 0.1
+    interference_constant_w: float = 0.08
+    gamma_max: float = 0.84
+    hard_gamma: bool = False
+    fading: Literal["none", "rayleigh"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProblem:
+    """The joint problem of a round, once each cluster's front is known.
+
+    Attributes
+    ----------
+    fronts
+        Of the N clusters; an empty front: the cluster cannot hold the model this round.
+    uplinks
+        Of the N control units.
+    channels
+        J of them, each for one unit.
+    queues
+        Y_n(t), N of them.
+    num_blocks
+        L, for Γ.
+    """
+
+    fronts: tuple[tuple[Partition, ...], ...]
+    uplinks: tuple[Uplink, ...]
+    channels: tuple[Channel, ...]
+    queues: tuple[float, ...]
+    num_blocks: int
+    options: RoundOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a scheduled unit gets: ``unit`` is its place among the problem's N."""
+
+    unit: int
+    channel: int
+    power_w: float
+    upload_s: float
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSolution:
+    """A solver's answer to a ``RoundProblem``; ``allocations`` in the units' order."""
+
+    allocations: tuple[Allocation, ...]
+    certificate: Certificate
+
+
+RoundSolver = Callable[[RoundProblem], RoundSolution]
+"""Raises ``InfeasibleRoundError`` where no unit can be scheduled."""
