@@ -19,7 +19,7 @@ from collapipe.models.part import Part, Tensors, select
 from collapipe.models.split import EMBEDDING, block_name, build_empty
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
-from collapipe.state import ClusterState, DeviceProfile
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.tasks.rows import load_shard
 from collapipe.tasks.shards import batch_rows
 from collapipe.tasks.tokenizer import Tokenizer
@@ -74,8 +74,9 @@ class ControlUnit:
 
     def state(self) -> ClusterState:
         """The cluster as it is now."""
+        alike = AffineLaw(u=1e-3, v=0.0, w=0.0, ell=0.0)
         names = (f"device-{k}" for k in range(self._settings.cluster.num_devices))
-        devices = tuple(DeviceProfile(name) for name in names)
+        devices = tuple(DeviceProfile(name, alike) for name in names)
         return ClusterState(self._unit, devices, len(self._examples))
 
     def train(self, request: TrainRequest, weights: Tensors, optimizer_state: Tensors) -> Round:

@@ -1,5 +1,6 @@
 """The decoder link's client: the server's decoder as the head of this cluster's pipeline."""
 
+import functools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,17 @@ from collapipe.models.dropout import DropoutKey
 _POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
 
 
+@functools.lru_cache(maxsize=2)
+def _channel(address: str, certificate: bytes, max_message_bytes: int) -> grpc.Channel:
+    """A connection that outlives the round, for its handshake costs more than a small round.
+
+    The certificate is the server's of one run; a channel of an earlier run closes when it is
+    forgotten.
+    """
+    options = [*channel_options(max_message_bytes), ("grpc.ssl_target_name_override", SERVER_NAME)]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
+
+
 class DecoderLink:
     """A ``HeadStage`` that streams activations to the server and gets losses and gradients back.
 
@@ -35,13 +47,8 @@ class DecoderLink:
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._answers: dict[int, tuple[float, Tensor]] = {}
         self._submitted: dict[int, Tensor] = {}
-        certificate = grpc.ssl_channel_credentials(link.certificate)
-        options = [
-            *channel_options(max_message_bytes),
-            ("grpc.ssl_target_name_override", SERVER_NAME),
-        ]
-        self._channel = grpc.secure_channel(link.address, certificate, options=options)
-        self._call = self._channel.stream_stream(METHOD)(
+        channel = _channel(link.address, link.certificate, max_message_bytes)
+        self._call = channel.stream_stream(METHOD)(
             iter(self._outgoing.get, None), metadata=credentials(unit, link.token)
         )
         self._reader = threading.Thread(target=self._read, daemon=True, name="decoder-link")
@@ -58,7 +65,6 @@ class DecoderLink:
     ) -> None:
         self._outgoing.put(None)
         self._call.cancel()
-        self._channel.close()
         self._reader.join(timeout=5)
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:

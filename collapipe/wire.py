@@ -1,5 +1,6 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
+import functools
 import io
 import math
 from collections import OrderedDict
@@ -132,7 +133,8 @@ def _tensor(name: str, array: Array) -> Tensor:
         claimed, came = math.prod(shape) * dtype.itemsize, len(array.data) - data.tell()
         if dtype.hasobject or claimed != came:
             raise ValueError(f"{came} bytes for {dtype} {list(shape)}")
-        return torch.from_numpy(np.frombuffer(data.read(), dtype).reshape(shape).copy())
+        values = np.frombuffer(array.data, dtype, offset=data.tell())
+        return torch.from_numpy(values.reshape(shape).copy())
     except (TypeError, ValueError, EOFError) as error:
         raise WireError(f"array {name} cannot be read: {error}") from error
 
@@ -164,13 +166,18 @@ def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], se
             raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
 
 
+@functools.cache  # an adapter costs a millisecond
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
 def _json(value: Any) -> str:
-    return TypeAdapter(type(value)).dump_json(value).decode()
+    return _adapter(type(value)).dump_json(value).decode()
 
 
 def _parse(kind: type[T], text: Any) -> T:
     try:
-        return TypeAdapter(kind).validate_json(text)
+        return _adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -14,9 +14,10 @@ from collapipe.errors import WireError
 from collapipe.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.report import ClusterReport
-from collapipe.state import ClusterState, DeviceProfile
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
 
 PLAN = ClusterPlan(2, (SegmentPlan("a", Span(0, 1)), SegmentPlan("b", Span(1, 3))), 4, "gpipe")
+DEVICE = DeviceProfile("a", AffineLaw(1, 2, 3, 4), 5, EnergyBudget(6, AffineLaw(7, 8, 9, 10)))
 TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor(3.5, dtype=torch.float64)}
 
 
@@ -36,7 +37,7 @@ def test_a_reply_a_failure_and_a_state_come_as_they_went() -> None:
     assert reply.report == report
     failure = wire.unpack_reply(wire.pack_failure(ValueError("no")))
     assert failure == Failure("ValueError", "no")
-    state = ClusterState(1, (DeviceProfile("a"),), 5)
+    state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
     assert wire.unpack_state(wire.pack_state(state)) == state
 
 

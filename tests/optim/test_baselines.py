@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan
-from collapipe.state import ClusterState, DeviceProfile
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from optim.baselines import EvenSplit, RandomUnits
 from optim.partition import even_partition
 from optim.planner import RoundRequest
@@ -18,7 +18,7 @@ from optim.planner import RoundRequest
 
 def devices(count: int) -> tuple[DeviceProfile, ...]:
     """Named by their order."""
-    return tuple(DeviceProfile(f"device-{k}") for k in range(count))
+    return tuple(DeviceProfile(f"device-{k}", AffineLaw(1.0, 0.0, 0.0, 0.0)) for k in range(count))
 
 
 def request(num_units: int, num_segments: int | None = 2) -> RoundRequest:
