@@ -32,6 +32,8 @@ EMPTY = [
     "~model.tie_embeddings",
     "model.num_blocks=1",
     "model.dim=1",
+    "strategy=even",
+    "cluster=even",
     "cluster.num_devices=1",
     "batch_size=1",
     "pipeline.num_micro_batches=1",

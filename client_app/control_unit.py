@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from client_app.link import DecoderLink
 from client_app.unsplit import UnsplitTrainer
 from collapipe import cancellation
@@ -14,12 +16,14 @@ from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError
 from collapipe.messages import LinkAddress, TrainReply, TrainRequest
+from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, Tensors, select
 from collapipe.models.split import EMBEDDING, block_name, build_empty
+from collapipe.presets import ChannelPreset, ClusterPreset
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from collapipe.state import ClusterState
 from collapipe.tasks.rows import load_shard
 from collapipe.tasks.shards import batch_rows
 from collapipe.tasks.tokenizer import Tokenizer
@@ -73,11 +77,22 @@ class ControlUnit:
             )
 
     def state(self) -> ClusterState:
-        """The cluster as it is now."""
-        alike = AffineLaw(u=1e-3, v=0.0, w=0.0, ell=0.0)
-        names = (f"device-{k}" for k in range(self._settings.cluster.num_devices))
-        devices = tuple(DeviceProfile(name, alike) for name in names)
-        return ClusterState(self._unit, devices, len(self._examples))
+        """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
+        settings, spec = self._settings, self._settings.model
+        cluster: ClusterPreset = settings.build("cluster")
+        channel: ChannelPreset = settings.build("channel")
+        cost = measure_cost(spec, settings.task.max_length, settings.batch_size)
+        samples = settings.federation.local_steps * settings.batch_size
+        uplink = channel.draw_uplink(
+            model_bits=upload_bits(spec, self._tokenizer.vocabulary),
+            activation_bits=samples * cost.activation_bits,
+            rng=self._generator("uplink"),
+        )
+        devices = cluster.draw(cost, self._generator("cluster"))
+        return ClusterState(self._unit, devices, len(self._examples), uplink)
+
+    def _generator(self, purpose: str) -> np.random.Generator:
+        return np.random.default_rng(derive(self._settings.seed, purpose, self._unit))
 
     def train(self, request: TrainRequest, weights: Tensors, optimizer_state: Tensors) -> Round:
         """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,

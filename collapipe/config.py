@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.models.split import ModelSpec
+from collapipe.presets import ClusterPreset
 from collapipe.settings import (
-    ClusterSettings,
     DataSettings,
     DecoderSettings,
     FederationSettings,
@@ -39,7 +39,7 @@ from collapipe.settings import (
 from collapipe.tasks.task import Task
 
 CONF = Path(__file__).parents[1] / "conf"
-_PLUGINS = ("strategy.", "task.", "model.", "data.partitioner.")
+_PLUGINS = ("strategy.", "task.", "model.", "cluster.", "channel.", "data.partitioner.")
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 T = TypeVar("T")
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
@@ -49,14 +49,14 @@ _composing = threading.Lock()  # Hydra keeps its state in a process-wide singlet
 class Settings:
     """Everything that a run is configured by.
 
-    ``task`` and ``model`` are the chosen plug-ins; ``partitioner`` and ``strategy`` are built by
-    who needs them, see ``build``. ``tree`` is the resolved configuration as it is saved.
+    ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster`` and
+    ``channel`` are built by who needs them, see ``build``. ``tree`` is the resolved configuration
+    as it is saved.
     """
 
     seed: int
     batch_size: int
     data: DataSettings
-    cluster: ClusterSettings
     pipeline: PipelineSettings
     optimizer: OptimizerSettings
     federation: FederationSettings
@@ -148,6 +148,8 @@ def _load(overrides: tuple[str, ...]) -> Settings:
     run_dir = str(tree.hydra.run.dir)
     kept = [str(key) for key in tree if key != "hydra"]
     settings = _settings(OmegaConf.masked_copy(tree, kept), run_dir)
+    _check_segments(settings, settings.build("cluster"))
+    settings.build("channel")
     root = settings.data.root
     if root is not None and not Path(root).is_dir():
         raise ConfigError(f"data.root={root}: no such folder (seen from {Path.cwd()})")
@@ -231,22 +233,27 @@ def _whole(tree: Mapping[str, Any], option: str, least: int) -> int:
 
 
 def _check_together(settings: Settings) -> None:
-    pipeline, devices = settings.pipeline, settings.cluster.num_devices
+    pipeline = settings.pipeline
     if pipeline.num_micro_batches > settings.batch_size:
         raise ConfigError(
             f"pipeline.num_micro_batches={pipeline.num_micro_batches}: more than "
             f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
         )
-    segments = pipeline.num_segments or devices
-    if segments > devices:
+
+
+def _check_segments(settings: Settings, cluster: ClusterPreset) -> None:
+    segments = settings.pipeline.num_segments
+    if segments is None:
+        return
+    if segments > cluster.num_devices:
         raise ConfigError(
-            f"pipeline.num_segments={segments}: more than cluster.num_devices={devices}; "
-            "a device holds one segment at most"
+            f"pipeline.num_segments={segments}: more than cluster.num_devices="
+            f"{cluster.num_devices}; a device holds one segment at most"
         )
     if segments > settings.model.num_blocks:
         raise ConfigError(
-            f"{segments} segments (cluster.num_devices={devices}): more than model.num_blocks="
-            f"{settings.model.num_blocks}; lower cluster.num_devices or set pipeline.num_segments"
+            f"pipeline.num_segments={segments}: more than model.num_blocks="
+            f"{settings.model.num_blocks}; a segment holds at least one block"
         )
 
 

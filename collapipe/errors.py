@@ -21,6 +21,10 @@ class InfeasibleRoundError(CollaPipeError):
     """No plan satisfies the round's constraints."""
 
 
+class PlanViolationError(CollaPipeError):
+    """A solver's answer breaks a constraint, or its certificate claims what is not so."""
+
+
 class ScheduleError(CollaPipeError):
     """A schedule is incomplete or would wait for ever."""
 

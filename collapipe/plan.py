@@ -80,7 +80,7 @@ class ClusterPlan:
     schedule
         Name of the pipeline's schedule, ``gpipe`` or ``one_f_one_b``.
     latency_s
-        What the strategy expects a step's pipeline to take; None: it does not model time.
+        What the strategy expects the round's pipelines to take; None: it does not model time.
     uplink
         None: the strategy plans no channels.
     """

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from collapipe.plan import RoundPlan
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
@@ -34,6 +36,8 @@ class RoundReport:
 
     Attributes
     ----------
+    plan
+        What was decided: who, which blocks, channels and powers; Γ and the queues.
     train_loss
         Mean over the units' steps, weighted as the aggregation weighs the units.
     failures
@@ -43,6 +47,7 @@ class RoundReport:
     """
 
     round: int
+    plan: RoundPlan
     units: tuple[int, ...]
     failures: dict[int, str]
     train_loss: float

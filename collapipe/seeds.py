@@ -8,5 +8,7 @@ def derive(seed: int, *purpose: int | str) -> int:
 
     A hash, so that neighbouring purposes share nothing and no order of calls matters.
     """
-    text = repr((seed, *purpose)).encode()
+    # numpy's whole numbers are written in another way, and are the same purpose
+    plain = tuple(part if isinstance(part, str) else int(part) for part in purpose)
+    text = repr((int(seed), *plain)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -45,16 +45,6 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
-class ClusterSettings:
-    """Each unit's cluster of devices."""
-
-    num_devices: int = 3
-
-    def __post_init__(self) -> None:
-        _check_numbers("cluster", self, {"num_devices": 1})
-
-
-@dataclass(frozen=True)
 class PipelineSettings:
     """How a cluster runs a batch."""
 

@@ -79,6 +79,30 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCost:
+    """What one encoder block asks of a device.
+
+    Attributes
+    ----------
+    num_blocks
+        L.
+    forward_flops, backward_flops
+        Per sample (o_l, o'_l).
+    activation_bits, gradient_bits
+        Per sample and hop (z^s, g^s).
+    block_bytes
+        Weights, gradients, optimiser state and what is kept for backward (γ_0).
+    """
+
+    num_blocks: int
+    forward_flops: float
+    backward_flops: float
+    activation_bits: float
+    gradient_bits: float
+    block_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Uplink:
     """A control unit's way to the edge server.
 

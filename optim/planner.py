@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from collapipe.plan import RoundPlan
-from collapipe.state import ClusterState
+from collapipe.state import Channel, ClusterState
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +20,33 @@ class RoundRequest:
         The N clusters that can be reached, in the units' order.
     num_blocks
         L.
+    batch_size, local_steps
+        b, and how many batches a round has.
     num_segments
-        S of every cluster, where the strategy does not choose it; None: one a device.
-    num_micro_batches, schedule
-        m and the schedule, where the strategy does not choose them.
+        S; the most of it where the strategy chooses S by itself. None: one a device.
+    num_micro_batches
+        m; the most of it where the strategy chooses m by itself.
+    schedule
+        Of the pipelines.
+    channels
+        J uplink channels.
+    queues
+        Y_n(t) of each cluster, as the last round's plan left them.
+    losses
+        Mean training loss of each cluster's last round; None before its first.
     """
 
     round: int
     clusters: tuple[ClusterState, ...]
     num_blocks: int
+    batch_size: int
+    local_steps: int
     num_segments: int | None
     num_micro_batches: int
     schedule: str
+    channels: tuple[Channel, ...]
+    queues: tuple[float, ...]
+    losses: tuple[float | None, ...]
 
 
 class Planner(Protocol):

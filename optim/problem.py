@@ -1,15 +1,24 @@
 """What a planner is asked, and what it answers: the seams of every solver."""
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 
+from collapipe.errors import ConfigError
 from collapipe.plan import Certificate
 from collapipe.state import Channel, DeviceProfile, Uplink
 
 Latency = Literal["bound", "flow_shop", "overlap"]
+LATENCIES = ("bound", "flow_shop", "overlap")
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ``ConfigError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{option}={value}: must be one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ ClusterSolver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
 heuristics draw nothing from the generator."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundOptions:
     """What a round minimises: V·makespan plus the drift of the queues.
 
@@ -116,14 +125,22 @@ class RoundOptions:
         ``rayleigh``: rates are expectations over a gain that is exponentially distributed.
     """
 
-    drift: Literal["gamma", "paper"] = "gamma"
+    drift: str = "gamma"
     drift_weight: float = 0.1
     kappa: float = 1.0
     gradient_bound: float = 0.1
     interference_constant_w: float = 0.08
     gamma_max: float = 0.84
     hard_gamma: bool = False
-    fading: Literal["none", "rayleigh"] = "none"
+    fading: str = "none"
+
+    def __post_init__(self) -> None:
+        check_choice("drift", self.drift, ("gamma", "paper"))
+        check_choice("fading", self.fading, ("none", "rayleigh"))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{field.name}={value}: must be finite and not negative")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from flwr.serverapp.strategy import Strategy
 
 from collapipe import wire
 from collapipe.config import Settings
-from collapipe.errors import NonFiniteLossError, RoundFailedError, WireError
+from collapipe.errors import InfeasibleRoundError, NonFiniteLossError, RoundFailedError, WireError
 from collapipe.messages import Failure, TrainReply, TrainRequest
 from collapipe.models.part import Tensors
 from collapipe.models.split import HEAD
 from collapipe.plan import RoundPlan
+from collapipe.presets import ChannelPreset
 from collapipe.report import ClusterReport, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
@@ -60,6 +61,10 @@ class CollaPipeStrategy(Strategy):
         self._units = {node: state.unit for node, state in states.items()}
         self._clusters = tuple(sorted(states.values(), key=lambda state: state.unit))
         self._server_optimizer = ServerOptimizer(settings.server_optimizer)
+        channel: ChannelPreset = settings.build("channel")
+        self._channels = channel.draw(np.random.default_rng(derive(settings.seed, "channels")))
+        self._queues = (0.0,) * len(self._clusters)
+        self._losses: dict[int, float] = {}
         self._round: _Round | None = None
 
     def summary(self) -> None:
@@ -111,6 +116,8 @@ class CollaPipeStrategy(Strategy):
         if self._heads is not None:
             self._heads.keep_states(finished)
         self.report = self._report(finished, failures, now)
+        self._queues = now.plan.queues or self._queues
+        self._losses.update({unit: _mean_loss(reply) for unit, reply in finished.items()})
         metrics = MetricRecord({"train_loss": self.report.train_loss})
         return wire.pack_tensors(self.weights), metrics
 
@@ -129,15 +136,23 @@ class CollaPipeStrategy(Strategy):
     def _plan(self, server_round: int) -> RoundPlan:
         settings = self._settings
         request = RoundRequest(
-            server_round,
-            self._clusters,
-            settings.model.num_blocks,
-            settings.pipeline.num_segments,
-            settings.pipeline.num_micro_batches,
-            settings.pipeline.schedule,
+            round=server_round,
+            clusters=self._clusters,
+            num_blocks=settings.model.num_blocks,
+            batch_size=settings.batch_size,
+            local_steps=settings.federation.local_steps,
+            num_segments=settings.pipeline.num_segments,
+            num_micro_batches=settings.pipeline.num_micro_batches,
+            schedule=settings.pipeline.schedule,
+            channels=self._channels,
+            queues=self._queues,
+            losses=tuple(self._losses.get(cluster.unit) for cluster in self._clusters),
         )
         rng = np.random.default_rng(derive(settings.seed, "plan", server_round))
-        return self._planner.plan_round(request, rng)
+        try:
+            return self._planner.plan_round(request, rng)
+        except InfeasibleRoundError as error:
+            raise InfeasibleRoundError(f"round {server_round}: {error}") from error
 
     def _outcome(self, unit: int, message: Message, now: _Round) -> TrainReply | Failure:
         if message.has_error():
@@ -195,11 +210,12 @@ class CollaPipeStrategy(Strategy):
     ) -> RoundReport:
         reports = [reply.report for reply in finished.values()]
         weights = [self._weight(reply) for reply in finished.values()]
-        losses = [sum(report.losses) / len(report.losses) for report in reports]
+        losses = [_mean_loss(reply) for reply in finished.values()]
         phases = sorted({phase for report in reports for phase in report.seconds})
         model_bytes = wire.num_bytes(now.uploads) * len(reports)
         return RoundReport(
             round=now.plan.round,
+            plan=now.plan,
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=float(np.average(losses, weights=weights)),
@@ -212,6 +228,10 @@ class CollaPipeStrategy(Strategy):
                 for p in phases
             },
         )
+
+
+def _mean_loss(reply: TrainReply) -> float:
+    return sum(reply.report.losses) / len(reply.report.losses)
 
 
 def _one_line(text: str) -> str:

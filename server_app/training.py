@@ -1,6 +1,7 @@
 """A whole run on the server: rounds, evaluation, and what is written down of them."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError
 from collapipe.models.part import Tensors
 from collapipe.models.split import SplitModel, build_empty
+from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
 from collapipe.run_folder import RunFolder, initial_model
 from collapipe.tasks.rows import load_splits
@@ -27,6 +29,8 @@ from server_app.heads import Heads
 from server_app.link import DecoderLinkServer
 from server_app.progress import RunProgress, end_table
 from server_app.strategy import CollaPipeStrategy
+
+_SHOWN_UNITS = 12  # in the table at the end
 
 
 @dataclass
@@ -39,12 +43,16 @@ class _History:
     bytes_up: int = 0
     bytes_down: int = 0
     test: Evaluation | None = None
+    rounds: Counter[int] = field(default_factory=Counter)  # that a unit finished
+    plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last
 
     def add(self, report: RoundReport) -> None:
         self.losses.append(report.train_loss)
         self.samples += report.samples
         self.bytes_up += report.bytes_up
         self.bytes_down += report.bytes_down
+        self.rounds.update(report.units)
+        self.plans.update({cluster.unit: cluster for cluster in report.plan.clusters})
 
 
 def train(grid: Grid, settings: Settings) -> None:
@@ -217,13 +225,25 @@ def _print_end(
         rows[f"test {history.test.score.name}"] = (
             f"{history.test.score.value:.2f}  ({history.test.score.signature})"
         )
+    for unit, count in sorted(history.rounds.items())[:_SHOWN_UNITS]:
+        rows[f"unit {unit}"] = (
+            f"{_counted(count, 'round')}, lately {_partition(history.plans[unit])}"
+        )
+    if len(history.rounds) > _SHOWN_UNITS:
+        rows["…"] = f"{len(history.rounds) - _SHOWN_UNITS} more units, see metrics.jsonl"
     rows["bytes"] = f"{history.bytes_up / 1e6:,.1f} MB up, {history.bytes_down / 1e6:,.1f} MB down"
     rows["folder"] = str(folder.path)
     console.print(end_table(rows), soft_wrap=True)
 
 
+def _partition(plan: ClusterPlan) -> str:
+    """Such as ``2 on phone-1, 4 on laptop-2; m = 4``."""
+    held = ", ".join(f"{segment.span.blocks} on {segment.device}" for segment in plan.segments)
+    return f"{held}; m = {plan.num_micro_batches}"
+
+
 def _opening(settings: Settings, folder: RunFolder) -> str:
-    federation, devices = settings.federation, settings.cluster.num_devices
+    federation, devices = settings.federation, settings.tree["cluster"]["num_devices"]
     units = f"{_counted(federation.num_units, 'unit')} of {_counted(devices, 'device')}"
     steps = _counted(federation.local_steps, "local step")
     return (

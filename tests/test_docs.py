@@ -60,7 +60,7 @@ def test_the_examples_of_extensions_train(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     commands = re.findall(r"^    collapipe run (.*_target_=\w+\.[A-Z].*)$", text, re.MULTILINE)
     options = [option for command in commands for option in command.split()]
-    assert len(options) == 5
+    assert len(options) == 6
     weights = run(tmp_path / "run", *options, "model.num_blocks=6")
     assert weights["blocks.5.gate"].mean().item() == pytest.approx(2, abs=0.1)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,3 +62,7 @@ def test_every_process_derives_the_same() -> None:
             },
         )
         assert int(printed) == derive(3, "data", 1, "ü")
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    assert derive(np.int64(3), "unit", np.int32(1)) == derive(3, "unit", 1)

@@ -1,6 +1,7 @@
 """Blocks split evenly; units all or by chance; the same generator, the same plan."""
 
 from collections import Counter
+from dataclasses import replace
 from math import comb
 
 import numpy as np
@@ -11,20 +12,37 @@ from hypothesis import strategies as st
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
-from optim.baselines import EvenSplit, RandomUnits
+from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
 from optim.partition import even_partition
 from optim.planner import RoundRequest
 
 
 def devices(count: int) -> tuple[DeviceProfile, ...]:
     """Named by their order."""
-    return tuple(DeviceProfile(f"device-{k}", AffineLaw(1.0, 0.0, 0.0, 0.0)) for k in range(count))
+    return tuple(device(f"device-{k}", 1.0) for k in range(count))
+
+
+def device(name: str, seconds: float) -> DeviceProfile:
+    """With so many for a sample and block, and a hop that is worth avoiding."""
+    return DeviceProfile(name, AffineLaw(seconds, 0.0, 0.0, 1.0))
 
 
 def request(num_units: int, num_segments: int | None = 2) -> RoundRequest:
     """Units 10, 20, … with three devices each, and five blocks."""
     clusters = tuple(ClusterState(10 * (n + 1), devices(3), 50 + n) for n in range(num_units))
-    return RoundRequest(4, clusters, 5, num_segments, 7, "one_f_one_b")
+    return RoundRequest(
+        round=4,
+        clusters=clusters,
+        num_blocks=5,
+        batch_size=8,
+        local_steps=1,
+        num_segments=num_segments,
+        num_micro_batches=7,
+        schedule="one_f_one_b",
+        channels=(),
+        queues=(0.0,) * num_units,
+        losses=(None,) * num_units,
+    )
 
 
 def units(clusters: tuple[ClusterPlan, ...]) -> list[int]:
@@ -43,20 +61,19 @@ def test_even_partition(num_blocks: int, num_devices: int, data: st.DataObject) 
     sizes = [plan.span.blocks for plan in plans]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] - sizes[-1] <= 1
-    if num_devices <= num_blocks:
-        every = even_partition(num_blocks, devices(num_devices))
-        assert every == even_partition(num_blocks, devices(num_devices), num_devices)
+    every = even_partition(num_blocks, devices(num_devices))
+    assert every == even_partition(num_blocks, devices(num_devices), most)
 
 
 @pytest.mark.parametrize(
     ("num_blocks", "num_devices", "num_segments"),
-    [(6, 3, 4), (2, 3, 3), (2, 3, None), (6, 0, None), (6, 3, -1)],
+    [(6, 3, 4), (2, 3, 3), (6, 0, None), (6, 3, -1)],
 )
 def test_impossible_partitions_are_refused(
     num_blocks: int, num_devices: int, num_segments: int | None
 ) -> None:
     """With the numbers and the option."""
-    asked = num_devices if num_segments is None else num_segments
+    asked = num_segments or 0
     words = f"{asked} segments for {num_devices} devices and {num_blocks} blocks"
     with pytest.raises(InfeasibleRoundError, match=words) as caught:
         even_partition(num_blocks, devices(num_devices), num_segments)
@@ -116,3 +133,28 @@ def test_an_infeasible_cluster_is_an_error() -> None:
     for strategy in (EvenSplit(), RandomUnits(2)):
         with pytest.raises(InfeasibleRoundError, match="4 segments for 3 devices"):
             strategy.plan_round(request(2, num_segments=4), np.random.default_rng(0))
+
+
+def test_the_highest_losses_go_first_and_the_unknown_before_them() -> None:
+    """In the units' order."""
+    asked = replace(request(4), losses=(2.0, 5.0, None, 3.0))
+    plan = HighestLoss(2).plan_round(asked, np.random.default_rng(0))
+    assert units(plan.clusters) == [20, 30]
+    plan = HighestLoss(3).plan_round(asked, np.random.default_rng(0))
+    assert units(plan.clusters) == [20, 30, 40]
+
+
+def test_the_fastest_pipelines_go_first() -> None:
+    """Each with a partition that suits its devices; all of them where all take part."""
+    clusters = tuple(
+        ClusterState(n, (device("slow", 9.0 / n), device("quick", 1.0 / n)), 50) for n in (1, 3, 2)
+    )
+    asked = replace(request(3, None), clusters=clusters)
+    plan = ShortestDelay(2).plan_round(asked, np.random.default_rng(0))
+    assert units(plan.clusters) == [3, 2]
+    assert plan.clusters[0].latency_s < plan.clusters[1].latency_s
+    for cluster in plan.clusters:
+        assert {segment.device for segment in cluster.segments} == {"quick"}
+    everyone = AllUnits().plan_round(asked, np.random.default_rng(0))
+    assert units(everyone.clusters) == [1, 3, 2]
+    assert everyone.clusters[1:] == plan.clusters

@@ -1,0 +1,137 @@
+"""DSSRA as a strategy: from the clusters' states to a round that the units can carry out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.plan import RoundPlan
+from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Uplink
+from optim.dssra import Dssra
+from optim.planner import RoundRequest
+
+BLOCKS = 6
+SOLVERS = pytest.mark.parametrize("solver", ["exact", "paper"])
+
+
+def cluster(unit: int, rng: np.random.Generator) -> ClusterState:
+    """Three uneven devices and two channels."""
+    devices = tuple(
+        DeviceProfile(f"device-{k}", AffineLaw(rng.uniform(0.01, 0.1), 0.01, 0.002, 0.02), 4)
+        for k in range(3)
+    )
+    gains = tuple(rng.uniform(0.5, 1.5, size=2))
+    return ClusterState(unit, devices, 50, Uplink(0.5, 10.0, 1e6, 2e6, gains))
+
+
+def request(num_units: int = 4) -> RoundRequest:
+    """N units for two channels."""
+    rng = np.random.default_rng(0)
+    return RoundRequest(
+        round=1,
+        clusters=tuple(cluster(10 * n, rng) for n in range(num_units)),
+        num_blocks=BLOCKS,
+        batch_size=8,
+        local_steps=3,
+        num_segments=None,
+        num_micro_batches=8,
+        schedule="one_f_one_b",
+        channels=(Channel(5e5, 0.07, 4e-21), Channel(4e5, 0.06, 4e-21)),
+        queues=(0.0,) * num_units,
+        losses=(None,) * num_units,
+    )
+
+
+def plan(asked: RoundRequest, strategy: Dssra | None = None) -> RoundPlan:
+    return (strategy or Dssra()).plan_round(asked, np.random.default_rng(0))
+
+
+@SOLVERS
+def test_a_round_is_as_many_units_as_channels_each_with_all_blocks(solver: str) -> None:
+    planned = plan(request(), Dssra(solver=solver))
+    assert len(planned.clusters) == 2
+    assert {one.uplink.channel for one in planned.clusters} == {0, 1}
+    for one in planned.clusters:
+        assert one.unit in {0, 10, 20, 30}
+        assert one.segments[-1].span.stop == BLOCKS
+        assert max(segment.span.blocks for segment in one.segments) <= 4
+        assert 1 <= one.num_micro_batches <= 8
+        assert 0 < one.uplink.power_w <= 0.5
+    assert planned.certificate.solver == solver
+    assert planned == plan(request(), Dssra(solver=solver))
+
+
+def test_the_paper_is_never_better_than_exact() -> None:
+    exact, paper = (plan(request(), Dssra(solver=solver)) for solver in ("exact", "paper"))
+    assert exact.certificate.gap <= 1e-9
+    assert paper.certificate.objective >= exact.certificate.objective * (1 - 1e-9)
+
+
+def test_queues_go_on_until_everybody_had_a_turn() -> None:
+    asked, seen = request(), []
+    for round_ in range(1, 13):
+        planned = plan(replace(asked, round=round_))
+        assert len(planned.gammas) == len(planned.queues) == 4
+        for before, gamma, after in zip(asked.queues, planned.gammas, planned.queues, strict=True):
+            assert after == pytest.approx(max(before + gamma - 0.84, 0.0))
+        asked = replace(asked, queues=planned.queues)
+        seen += [one.unit for one in planned.clusters]
+    assert set(seen) == {0, 10, 20, 30}
+    assert max(seen.count(unit) for unit in set(seen)) <= 8
+
+
+def test_a_round_of_more_steps_takes_longer_by_its_pipelines() -> None:
+    asked = request(1)
+    once, thrice = (plan(replace(asked, local_steps=steps)).clusters[0] for steps in (1, 3))
+    assert thrice.latency_s == pytest.approx(3 * once.latency_s)
+    assert thrice.uplink == once.uplink
+
+
+def test_segments_and_micro_batches_have_an_upper_limit() -> None:
+    free = plan(request(1)).clusters[0]
+    assert len(free.segments) == 3
+    limited = plan(replace(request(1), num_segments=2, num_micro_batches=2)).clusters[0]
+    assert len(limited.segments) == 2
+    assert limited.num_micro_batches <= 2
+    with pytest.raises(InfeasibleRoundError, match=r"needs 2 devices, pipeline\.num_segments=1"):
+        plan(replace(request(1), num_segments=1))
+
+
+def small(state: ClusterState) -> ClusterState:
+    """A cluster whose memories hold two of the six blocks."""
+    devices = tuple(replace(device, max_blocks=k) for k, device in enumerate(state.devices[:2]))
+    return replace(state, devices=(*devices, replace(state.devices[2], max_blocks=1)))
+
+
+def test_a_cluster_that_cannot_hold_the_model_sits_out() -> None:
+    asked = request(3)
+    first, *rest = asked.clusters
+    planned = plan(replace(asked, clusters=(small(first), *rest)))
+    assert [one.unit for one in planned.clusters] == [10, 20]
+    with pytest.raises(InfeasibleRoundError, match="unit 0: .*unit 10: .*unit 20: ") as caught:
+        plan(replace(asked, clusters=tuple(small(state) for state in asked.clusters)))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_uplink_is_an_error() -> None:
+    asked = request(1)
+    unknown = replace(asked.clusters[0], uplink=None)
+    with pytest.raises(InfeasibleRoundError, match="unit 0 did not say what its uplink is like"):
+        plan(replace(asked, clusters=(unknown,)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "best"}, r"strategy\.solver=best: must be one of exact, paper"),
+        ({"latency": "none"}, r"strategy\.latency=none"),
+        ({"drift": "up"}, "drift=up: must be one of gamma, paper"),
+        ({"fading": "snow"}, "fading=snow"),
+        ({"drift_weight": -1.0}, "drift_weight=-1.0"),
+        ({"gamma_max": float("nan")}, "gamma_max=nan"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Dssra(**options)

@@ -1,0 +1,79 @@
+"""DSSRA in the loop: what is planned is what is trained, and what is written down."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federated import run
+
+from collapipe.errors import InfeasibleRoundError
+
+PLANNED = (
+    "strategy=dssra",
+    "cluster=edge",
+    "cluster.num_devices=4",
+    "channel.num_channels=2",
+    "federation.num_units=4",
+    "federation.rounds=4",
+    "federation.local_steps=1",
+)
+
+
+def rounds(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_of_four_uneven_clusters_train_as_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, *PLANNED)
+    lines, queues = rounds(tmp_path), [0.0] * 4
+    for line in lines:
+        plan = line["plan"]
+        assert line["units"] == [cluster["unit"] for cluster in plan["clusters"]]
+        assert len(line["units"]) == 2
+        expected = [max(y + g - 0.84, 0) for y, g in zip(queues, plan["gammas"], strict=True)]
+        assert plan["queues"] == pytest.approx(expected)
+        queues = plan["queues"]
+        assert plan["certificate"]["objective"] == pytest.approx(plan["certificate"]["lower_bound"])
+    assert {unit for line in lines for unit in line["units"]} == {0, 1, 2, 3}
+    cuts = {
+        tuple(segment["device"] for segment in cluster["segments"])
+        for line in lines
+        for cluster in line["plan"]["clusters"]
+    }
+    assert len(cuts) == 4  # each cluster has devices of its own
+    table = capsys.readouterr().out.split("run ")[-1]
+    for unit in range(4):
+        assert f"unit {unit}" in table
+    assert "; m = " in table
+
+
+def test_the_same_seed_plans_and_trains_the_same(tmp_path: Path) -> None:
+    first, second = (run(tmp_path / name, *PLANNED) for name in ("first", "second"))
+    assert all(first[name].equal(second[name]) for name in first)
+    plans = [
+        [{**line["plan"], "certificate": None} for line in rounds(tmp_path / name)]
+        for name in ("first", "second")
+    ]
+    assert plans[0] == plans[1]
+
+
+def test_a_round_without_a_plan_stops_the_run_with_the_planners_words(tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleRoundError, match=r"^round 1: "):
+        run(tmp_path, *PLANNED, "channel.energy_j=1.0e-9")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "energy" in summary["error"]
+    assert "\n" not in summary["error"]
+
+
+@pytest.mark.parametrize("strategy", ["all", "even", "random", "loss_only", "delay_only"])
+def test_every_strategy_trains(strategy: str, tmp_path: Path) -> None:
+    run(tmp_path, *PLANNED, f"strategy={strategy}")
+    lines = rounds(tmp_path)
+    expected = 4 if strategy in ("all", "even") else 2
+    assert [len(line["units"]) for line in lines] == [expected] * 4
+    assert all(line["plan"]["queues"] == [] for line in lines)
