@@ -89,13 +89,24 @@ def test_a_round_of_more_steps_takes_longer_by_its_pipelines() -> None:
 
 
 def test_segments_and_micro_batches_have_an_upper_limit() -> None:
-    free = plan(request(1)).clusters[0]
+    hurried = Dssra(drift_weight=1e3)
+    quick = replace(request(1), clusters=(without_hops(request(1).clusters[0]),))
+    free = plan(quick, hurried).clusters[0]
     assert len(free.segments) == 3
-    limited = plan(replace(request(1), num_segments=2, num_micro_batches=2)).clusters[0]
+    assert free.num_micro_batches > 2
+    limited = plan(replace(quick, num_segments=2, num_micro_batches=2), hurried).clusters[0]
     assert len(limited.segments) == 2
     assert limited.num_micro_batches <= 2
     with pytest.raises(InfeasibleRoundError, match=r"needs 2 devices, pipeline\.num_segments=1"):
         plan(replace(request(1), num_segments=1))
+
+
+def without_hops(state: ClusterState) -> ClusterState:
+    """A cluster in which every further device helps."""
+    devices = tuple(
+        replace(device, time=AffineLaw(0.05, 0.0, 0.0, 0.0)) for device in state.devices
+    )
+    return replace(state, devices=devices)
 
 
 def small(state: ClusterState) -> ClusterState:
