@@ -24,18 +24,31 @@ class ClusterPreset(Protocol):
 
 
 @dataclass(frozen=True)
-class EvenCluster:
-    """Devices that are all alike: a millisecond for a sample and block, and nothing that limits."""
+class SyntheticCluster:
+    """Devices of which nothing is said but their times, which do not depend on the model.
+
+    Attributes
+    ----------
+    block_s, hop_s
+        Seconds of a block, and of a hop, for each sample: least and most.
+    """
 
     num_devices: int
+    block_s: Range
+    hop_s: Range
 
     def __post_init__(self) -> None:
         _check_count(self.num_devices)
 
     def draw(self, cost: ModelCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``."""
-        law = AffineLaw(u=1e-3, v=0.0, w=0.0, ell=0.0)
-        return tuple(DeviceProfile(f"device-{k}", law) for k in range(self.num_devices))
+        return tuple(
+            DeviceProfile(
+                f"device-{k}",
+                AffineLaw(rng.uniform(*self.block_s), 0.0, rng.uniform(*self.hop_s), 0.0),
+            )
+            for k in range(self.num_devices)
+        )
 
 
 @dataclass(frozen=True)

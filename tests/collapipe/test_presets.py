@@ -18,7 +18,7 @@ def preset(option: str, *overrides: str) -> ClusterPreset | ChannelPreset:
     return config.load_overrides(overrides).build(option)
 
 
-@pytest.mark.parametrize("name", ["even", "paper", "edge"])
+@pytest.mark.parametrize("name", ["even", "uneven", "paper", "edge"])
 def test_a_cluster_is_the_same_for_a_seed(name: str) -> None:
     cluster = preset("cluster", f"cluster={name}", "cluster.num_devices=5")
     first, again, other = (cluster.draw(COST, np.random.default_rng(seed)) for seed in (1, 1, 2))
@@ -87,6 +87,11 @@ def test_channels_and_uplinks_lie_within_their_ranges(name: str) -> None:
     assert uplink.activation_bits == 4e6
 
 
+def test_a_cluster_of_no_kinds_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.kinds=\[\]: name at least one kind"):
+        config.load_overrides(["cluster=edge", "cluster.kinds=[]"])
+
+
 def test_decibels() -> None:
     assert from_db(-30) == pytest.approx(1e-3)
     assert from_dbm(30) == pytest.approx(1)
@@ -98,8 +103,7 @@ def test_decibels() -> None:
     [
         ("cluster.num_devices=0", "cluster.num_devices=0: must be at least 1"),
         ("channel.num_channels=0", "channel.num_channels=0: must be at least 1"),
-        ("cluster.kinds=[]", "cluster.kinds"),
-        ("cluster.available=fast", "cluster.available"),
+        ("cluster.block_s=fast", "cluster.block_s"),
         ("channel=dry", "there is no conf/channel/dry.yaml"),
     ],
 )
