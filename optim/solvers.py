@@ -1,0 +1,52 @@
+"""Solvers by name. A solver's module, and what it imports, loads when it is first asked for."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import cast
+
+from collapipe.errors import ConfigError
+from optim.problem import ClusterSolver, RoundSolver
+
+CLUSTER_SOLVERS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "exact": ("optim.partition", "exact_partition"),
+        "paper": ("optim.partition_paper", "paper_partition"),
+        "vanilla_fl": ("optim.baselines_partition", "vanilla_fl"),
+        "pipeline": ("optim.baselines_partition", "pipeline_even"),
+        "titanic": ("optim.baselines_partition", "titanic"),
+        "no_segment_scheduling": ("optim.baselines_partition", "no_segment_scheduling"),
+        "gpipe": ("optim.baselines_partition", "gpipe"),
+        "pipedream": ("optim.slowest_stage", "pipedream"),
+        "pipeedge": ("optim.slowest_stage", "pipeedge"),
+    }
+)
+"""Module and function of each solver of a cluster."""
+
+
+def cluster_solver(name: str) -> ClusterSolver:
+    """The solver of Sub-1 of that name. Raises ``ConfigError`` for an unknown one."""
+    return cast(ClusterSolver, _load(_known(name)))
+
+
+def round_solver(name: str) -> RoundSolver:
+    """The solver of a round that goes with the cluster solver of that name.
+
+    ``paper`` has its own. All others, which say nothing of channels and power, take the exact one
+    on their fronts. Raises ``ConfigError`` for an unknown name.
+    """
+    _known(name)
+    if name == "paper":
+        return cast(RoundSolver, _load(("optim.allocation_paper", "paper_allocation")))
+    return cast(RoundSolver, _load(("optim.allocation", "exact_allocation")))
+
+
+def _known(name: str) -> tuple[str, str]:
+    if name not in CLUSTER_SOLVERS:
+        raise ConfigError(f"solver {name}: must be one of {', '.join(CLUSTER_SOLVERS)}")
+    return CLUSTER_SOLVERS[name]
+
+
+def _load(place: tuple[str, str]) -> object:
+    module, function = place
+    return getattr(import_module(module), function)

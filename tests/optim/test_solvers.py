@@ -1,0 +1,45 @@
+"""The register of solvers: every name leads somewhere, and nothing loads before it is asked for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collapipe.errors import ConfigError
+from collapipe.state import AffineLaw, DeviceProfile
+from optim.problem import ClusterProblem
+from optim.solvers import CLUSTER_SOLVERS, cluster_solver, round_solver
+from optim.verify import verify_cluster
+
+ROOT = Path(__file__).parents[2]
+LOADED = "import sys, optim.solvers; print([m for m in ('scipy', 'cvxpy') if m in sys.modules])"
+
+
+@pytest.mark.parametrize("name", CLUSTER_SOLVERS)
+def test_every_solver_answers_under_its_name(name: str) -> None:
+    laws = [AffineLaw(0.1 * k, 0.1, 0.0, 0.2) for k in (1, 2, 3)]
+    devices = tuple(DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws))
+    problem = ClusterProblem(devices, 6, 16, 16, "overlap")
+    solution = cluster_solver(name)(problem, np.random.default_rng(0))
+    verify_cluster(solution, problem)
+    assert solution.certificate.solver == name
+    assert callable(round_solver(name))
+
+
+def test_only_the_papers_way_has_a_round_of_its_own() -> None:
+    assert round_solver("paper") is not round_solver("exact")
+    assert round_solver("gpipe") is round_solver("exact")
+
+
+def test_an_unknown_name_is_refused() -> None:
+    for solver in (cluster_solver, round_solver):
+        with pytest.raises(ConfigError, match="solver exat: must be one of exact, paper"):
+            solver("exat")
+
+
+def test_nothing_loads_before_it_is_asked_for() -> None:
+    command = [sys.executable, "-c", LOADED]
+    ran = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == "[]"
