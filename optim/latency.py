@@ -12,6 +12,8 @@ from optim.problem import ClusterProblem, Latency
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_ROUNDING = 1e-12
+
 
 def pipeline_latency(
     devices: Sequence[DeviceProfile],
@@ -63,9 +65,10 @@ def _energy_caps(device: DeviceProfile, sizes: Floats, problem: ClusterProblem) 
     assert device.energy is not None
     law = device.energy.law
     times = problem.batch_size / sizes if device.energy.scope == "batch" else 1.0
-    left = device.energy.limit_j / times - (law.w * sizes + law.ell)
+    # A budget that holds exactly n blocks must not lose one to rounding.
+    limit = device.energy.limit_j * (1 + _ROUNDING)
+    left = limit / times - (law.w * sizes + law.ell)
     per_block = law.u * sizes + law.v
     with np.errstate(divide="ignore", invalid="ignore"):
         held = np.where(per_block > 0, left / per_block, np.where(left >= 0, math.inf, 0.0))
-    # A budget that holds exactly n blocks must not lose one to rounding.
-    return np.clip(np.floor(held * (1 + 1e-12)), 0, problem.num_blocks)
+    return np.clip(np.floor(held * (1 + _ROUNDING)), 0, problem.num_blocks)

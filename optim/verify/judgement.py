@@ -1,0 +1,46 @@
+"""How numbers are compared, and what is said of an answer that fails."""
+
+import math
+
+from collapipe.errors import PlanViolationError
+from collapipe.plan import Certificate
+
+TOLERANCE = 1e-9  # relative
+MARGIN = 1 - 1e-12  # of a budget, for what contradicts a bound: it must be feasible beyond rounding
+
+
+def violation(constraint: str, what: str) -> PlanViolationError:
+    """To be raised."""
+    return PlanViolationError(
+        f"{constraint}: {what}; the solver is at fault, not the input: take another and report it"
+    )
+
+
+def exceeds(value: float, limit: float) -> bool:
+    """Whether value > limit beyond rounding; NaN always is."""
+    return not value <= limit + TOLERANCE * abs(limit)
+
+
+def differs(value: float, expected: float) -> bool:
+    """Whether value ≠ expected beyond rounding; NaN and infinity always are."""
+    return not abs(value - expected) <= TOLERANCE * max(abs(value), abs(expected))
+
+
+def is_count(number: object) -> bool:
+    """Whether it is a whole number, 0 or more."""
+    # NumPy's integers count as such.
+    return hasattr(number, "__index__") and number >= 0  # type: ignore[operator]
+
+
+def check_certificate(certificate: Certificate, objective: float) -> None:
+    """The objective as recomputed; a finite lower bound that does not exceed it; the gap."""
+    claimed, bound = certificate.objective, certificate.lower_bound
+    if not math.isfinite(objective) or differs(claimed, objective):
+        raise violation("objective", f"certified as {claimed:.12g}, it is {objective:.12g}")
+    if not math.isfinite(bound) or exceeds(bound, claimed):
+        raise violation("lower bound", f"{bound:.12g}, the objective is {claimed:.12g}")
+    if claimed == 0 and bound != 0:
+        raise violation("gap", f"not defined for objective 0 and lower bound {bound:.12g}")
+    gap = (claimed - bound) / abs(claimed) if claimed != bound else 0.0
+    if differs(certificate.gap, gap):
+        raise violation("gap", f"{certificate.gap:.12g}, it is {gap:.12g}")

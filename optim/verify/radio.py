@@ -1,0 +1,167 @@
+"""Rates, energies and Γ of pairs of a unit and a channel, in the verifier's own words."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optim.problem import RoundOptions, RoundProblem
+from optim.verify.judgement import MARGIN
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# Nodes t = e^s of the trapezoidal rule, which meets ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
+# signal-to-noise ratios ρ from 1e-8 to 1e10.
+_STEP = 0.25
+_NODES = np.exp(np.arange(-52.0, 4.0, _STEP))
+_WEIGHTS = _STEP * _NODES * np.exp(-_NODES)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Units and channels in pairs: arrays of one shape, SI units.
+
+    Attributes
+    ----------
+    bits
+        What is uploaded, θ^enc + z^enc.
+    snr_per_w
+        h/(I + B·N_0).
+    """
+
+    max_power_w: Floats
+    energy_j: Floats
+    model_bits: Floats
+    bits: Floats
+    gain: Floats
+    bandwidth_hz: Floats
+    interference_w: Floats
+    snr_per_w: Floats
+
+    def at(self, index: Any) -> "Pairs":
+        """Each array at a NumPy index: some of the pairs, or another shape."""
+        return Pairs(*(getattr(self, field.name)[index] for field in fields(self)))
+
+
+def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> Pairs:
+    """Those of ``units`` with ``channels``, two arrays of one shape."""
+    uplinks, bands = problem.uplinks, problem.channels
+    gain = np.array([uplink.gains for uplink in uplinks])[units, channels]
+    bandwidth = np.array([band.bandwidth_hz for band in bands])[channels]
+    interference = np.array([band.interference_w for band in bands])[channels]
+    noise = bandwidth * np.array([band.noise_w_per_hz for band in bands])[channels]
+    model_bits = np.array([uplink.model_bits for uplink in uplinks])[units]
+    return Pairs(
+        max_power_w=np.array([uplink.max_power_w for uplink in uplinks])[units],
+        energy_j=np.array([uplink.energy_j for uplink in uplinks])[units],
+        model_bits=model_bits,
+        bits=model_bits + np.array([uplink.activation_bits for uplink in uplinks])[units],
+        gain=gain,
+        bandwidth_hz=bandwidth,
+        interference_w=interference,
+        snr_per_w=per(gain, interference + noise),
+    )
+
+
+def all_pairs(problem: RoundProblem) -> Pairs:
+    """Every unit with every channel, [N, J]."""
+    units, channels = np.indices((len(problem.uplinks), len(problem.channels)))
+    return pairs_of(problem, units, channels)
+
+
+def per(amount: Floats, rate: Floats) -> Floats:
+    """amount / rate: nothing takes nothing, and anything else takes for ever at rate 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.equal(amount, 0), 0.0, amount / rate)
+
+
+def rates(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+    """Eq. 10, bit/s: B·E log2(1 + ρg), with g = 1, or exponential of mean 1 if it fades.
+
+    Then E ln(1 + ρg) = ∫ e^{-t} ρ/(1 + ρt) dt over t > 0, by parts.
+    """
+    snr = pairs.snr_per_w * power_w
+    if options.fading == "none":
+        nats = np.log1p(snr)
+    else:
+        nats = np.sum(_WEIGHTS * snr[..., None] / (1 + snr[..., None] * _NODES), axis=-1)
+    return pairs.bandwidth_hz * nats / math.log(2)
+
+
+def uploads(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+    """Eq. 11, seconds."""
+    return per(pairs.bits, rates(pairs, power_w, options))
+
+
+def energies(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+    """Eq. 12, joules; at power 0 its limit of vanishing power, θ^enc·ln 2/(B·snr_per_w)."""
+    vanishing = per(pairs.model_bits * math.log(2), pairs.bandwidth_hz * pairs.snr_per_w)
+    sending = per(power_w * pairs.model_bits, rates(pairs, power_w, options))
+    return np.where(power_w > 0, sending, vanishing)
+
+
+def gammas(pairs: Pairs, power_w: Floats, segments: Ints, problem: RoundProblem) -> Floats:
+    """Eq. 28 of scheduled units."""
+    options = problem.options
+    corruption = per(
+        np.array(options.interference_constant_w), power_w * pairs.gain + pairs.interference_w
+    )
+    spread = options.gradient_bound * segments**2 / problem.num_blocks
+    return options.kappa * (spread + corruption + options.gradient_bound)
+
+
+def idle_gamma(problem: RoundProblem) -> float:
+    """Eq. 28 with S = 0, p = 0 and the channels' mean interference."""
+    options = problem.options
+    mean = np.mean([channel.interference_w for channel in problem.channels])
+    corruption = per(np.array(options.interference_constant_w), np.array(mean))
+    return options.kappa * (float(corruption) + options.gradient_bound)
+
+
+def feasible(problem: RoundProblem, ease: float) -> Bools:
+    """Pairs that some power makes feasible (C6, C8, C11), limits multiplied by ``ease``, [N, J].
+
+    The joules of a bit grow with the power: the least power that C11 asks for decides.
+    """
+    pairs = all_pairs(problem)
+    held = np.array([bool(front) for front in problem.fronts])[:, None]
+    usable: Bools = held & (pairs.max_power_w > 0) & (pairs.snr_per_w > 0)
+    needed = np.zeros_like(pairs.gain)
+    if problem.options.hard_gamma:
+        needed = _least_power(pairs, problem, ease)
+    spent = energies(pairs, np.minimum(needed, pairs.max_power_w), problem.options)
+    enough: Bools = (spent < pairs.energy_j * ease) | (pairs.model_bits == 0)
+    return usable & enough & (needed <= pairs.max_power_w * ease)
+
+
+def _least_power(pairs: Pairs, problem: RoundProblem, ease: float) -> Floats:
+    """From where on Γ ≤ Γ^max with the front's smallest S; infinite where no power is enough."""
+    options = problem.options
+    fewest = np.array([front[0].num_segments if front else 0 for front in problem.fronts])
+    spread = options.kappa * options.gradient_bound * (fewest**2 / problem.num_blocks + 1)
+    left = np.maximum(options.gamma_max * ease - spread, 0.0)[:, None]
+    signal = per(np.array(options.kappa * options.interference_constant_w), left)
+    power = np.maximum(per(signal - pairs.interference_w, pairs.gain), 0.0)
+    return np.where(options.gamma_max * ease < spread[:, None], math.inf, power)
+
+
+def largest_powers(pairs: Pairs, options: RoundOptions) -> Floats:
+    """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
+    powers = pairs.max_power_w.copy()
+    scarce = energies(pairs, powers, options) > pairs.energy_j * MARGIN
+    if scarce.any():
+        powers[scarce] = _bisected(pairs.at(scarce), options)
+    return powers
+
+
+def _bisected(pairs: Pairs, options: RoundOptions) -> Floats:
+    low, high = np.zeros_like(pairs.max_power_w), pairs.max_power_w
+    for _ in range(30):
+        middle = (low + high) / 2
+        enough = energies(pairs, middle, options) <= pairs.energy_j * MARGIN
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+    return low

@@ -1,0 +1,92 @@
+"""Runs a pipeline's schedule action by action on devices and links that do one thing at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.schedule import FORWARD, Action, Schedule
+
+Sender = Literal["device", "link"]
+"""Who is busy while a hop takes place: the device, or a link of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Seconds of one micro-batch on one segment, in one direction.
+
+    The hop is between the segment and the one behind it, the last segment's is to the head: a
+    forward chunk ends with it, a backward chunk begins with it.
+    """
+
+    compute_s: float
+    hop_s: float = 0.0
+
+
+def makespan(
+    schedule: Schedule, forward: Sequence[Chunk], backward: Sequence[Chunk], sender: Sender
+) -> float:
+    """Seconds until every action is done; the head takes none.
+
+    A link carries activations and gradients one at a time, in the order of its segment's actions.
+    """
+    run = _Run(len(forward), sender)
+    waiting = [list(actions) for actions in schedule]
+    while any(waiting):
+        for stage, actions in enumerate(waiting):
+            while actions and run.may_start(stage, actions[0]):
+                action = actions.pop(0)
+                if stage == len(forward):
+                    run.ended[stage, action] = run.ready_s(stage, action)
+                elif action.kind == FORWARD:
+                    run.send_forward(stage, action, forward[stage])
+                else:
+                    run.send_backward(stage, action, backward[stage])
+    return max(run.ended.values())
+
+
+class _Run:
+    """When each resource is free, and when each action has ended, its forward hop included."""
+
+    def __init__(self, num_segments: int, sender: Sender) -> None:
+        self.device_free_s = [0.0] * num_segments
+        self.link_free_s = [0.0] * num_segments
+        self.ended: dict[tuple[int, Action], float] = {}
+        self._head = num_segments
+        self._sender = sender
+
+    def may_start(self, stage: int, action: Action) -> bool:
+        """Whether the time at which its input is there is known."""
+        before = self._needs(stage, action)
+        return before is None or before in self.ended
+
+    def ready_s(self, stage: int, action: Action) -> float:
+        """When the stage before it is done with the micro-batch."""
+        before = self._needs(stage, action)
+        return 0.0 if before is None else self.ended[before]
+
+    def send_forward(self, stage: int, action: Action, chunk: Chunk) -> None:
+        """Compute, then send."""
+        begin = max(self.device_free_s[stage], self.ready_s(stage, action))
+        computed = self.device_free_s[stage] = begin + chunk.compute_s
+        self.ended[stage, action] = self._hop(stage, computed, chunk.hop_s)
+
+    def send_backward(self, stage: int, action: Action, chunk: Chunk) -> None:
+        """Receive, then compute."""
+        arrived = self._hop(stage, self.ready_s(stage, action), chunk.hop_s)
+        begin = max(self.device_free_s[stage], arrived)
+        self.ended[stage, action] = self.device_free_s[stage] = begin + chunk.compute_s
+
+    def _hop(self, stage: int, ready_s: float, hop_s: float) -> float:
+        busy = self.device_free_s if self._sender == "device" else self.link_free_s
+        busy[stage] = max(busy[stage], ready_s) + hop_s
+        return busy[stage]
+
+    def _needs(self, stage: int, action: Action) -> tuple[int, Action] | None:
+        if action.kind == FORWARD:
+            return (stage - 1, action) if stage else None
+        # The head's gradient needs the head's own forward, which its list has before it.
+        return (stage + 1, action) if stage < self._head else (stage, _forward_of(action))
+
+
+def _forward_of(action: Action) -> Action:
+    return Action(FORWARD, action.micro_batch)

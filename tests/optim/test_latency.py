@@ -1,0 +1,272 @@
+"""The laws of the pipeline's time against runs of real schedules; caps of memory and energy."""
+
+import statistics
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
+from optim.latency import block_caps, micro_batch_sizes, pipeline_latency
+from optim.problem import ClusterProblem, Latency
+from pipeline.schedule import gpipe, one_f_one_b
+from tests.optim.discrete_event import Chunk, Sender, makespan
+
+SENDERS: dict[Latency, Sender] = {"flow_shop": "device", "overlap": "link"}
+
+laws = st.builds(
+    AffineLaw, *[st.one_of(st.just(0.0), st.floats(1e-3, 10.0))] * 2, *[st.floats(0.0, 10.0)] * 2
+)
+"""Of one direction; a device may be free of either part of its compute."""
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[list[int], int, int]:
+    """Blocks of each segment, b and m."""
+    blocks = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    return blocks, draw(st.integers(1, 32)), draw(st.integers(1, 10))
+
+
+def profiles(laws: list[AffineLaw]) -> list[DeviceProfile]:
+    """Devices of these laws."""
+    return [DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws)]
+
+
+def chunks(laws: list[AffineLaw], blocks: list[int], size: float) -> list[Chunk]:
+    """Of one micro-batch."""
+    pairs = zip(laws, blocks, strict=True)
+    return [Chunk(law.compute(held, size), law.hop(size)) for law, held in pairs]
+
+
+@pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
+@given(clusters(), st.data())
+def test_gpipe_takes_the_laws_of_both_directions(
+    latency: Latency, cluster: tuple[list[int], int, int], data: st.DataObject
+) -> None:
+    """Forward and backward chunks, each under the law by itself, then added: exactly."""
+    blocks, batch_size, m = cluster
+    count = len(blocks)
+    forward = data.draw(st.lists(laws, min_size=count, max_size=count))
+    backward = data.draw(st.lists(laws, min_size=count, max_size=count))
+    size = batch_size / m
+    run = makespan(
+        gpipe(count, m),
+        chunks(forward, blocks, size),
+        chunks(backward, blocks, size),
+        SENDERS[latency],
+    )
+    law = sum(
+        pipeline_latency(profiles(way), blocks, batch_size, m, latency)
+        for way in (forward, backward)
+    )
+    assert run == pytest.approx(law, rel=1e-12)
+
+
+def random_cases(count: int, hops: bool) -> list[tuple[list[Chunk], list[Chunk], int]]:
+    """Forward and backward chunks of up to eight devices, and m.
+
+    Backward computes take twice as long on every device, and their hops as long as forward.
+    """
+    rng, cases = np.random.default_rng(1), []
+    for _ in range(count):
+        segments, m = int(rng.integers(1, 9)), int(rng.integers(1, 17))
+        computes = rng.uniform(0.1, 1.0, segments)
+        sent = rng.uniform(0.05, 1.0, segments) * hops
+        forward = [Chunk(*pair) for pair in zip(computes, sent, strict=True)]
+        cases.append((forward, [Chunk(2 * c.compute_s, c.hop_s) for c in forward], m))
+    return cases
+
+
+def law_of(chunks: list[Chunk], m: int, latency: Latency) -> float:
+    """Each chunk as a block of its own, a sample a micro-batch."""
+    devices = profiles([AffineLaw(chunk.compute_s, 0.0, 0.0, chunk.hop_s) for chunk in chunks])
+    return pipeline_latency(devices, [1] * len(chunks), m, m, latency)
+
+
+def together(forward: list[Chunk], backward: list[Chunk]) -> list[Chunk]:
+    """One chunk a micro-batch, as a planner sees it."""
+    pairs = zip(forward, backward, strict=True)
+    return [Chunk(f.compute_s + b.compute_s, f.hop_s + b.hop_s) for f, b in pairs]
+
+
+def test_one_f_one_b_takes_the_law_of_combined_chunks_at_most() -> None:
+    """Without hops, where all devices share one ratio of backward to forward; 0.97 in the mean."""
+    ratios = [
+        makespan(one_f_one_b(len(forward), m), forward, backward, "device")
+        / law_of(together(forward, backward), m, "flow_shop")
+        for forward, backward, m in random_cases(300, hops=False)
+    ]
+    assert max(ratios) <= 1 + 1e-12
+    assert 0.95 < statistics.mean(ratios) < 0.99
+    assert 0.75 < min(ratios) < 0.9
+
+
+def test_gpipe_takes_the_law_of_combined_chunks_where_one_device_is_slowest_both_ways() -> None:
+    """And longer otherwise: two devices, each slow in one direction."""
+    for forward, backward, m in random_cases(100, hops=False):
+        run = makespan(gpipe(len(forward), m), forward, backward, "device")
+        assert run == pytest.approx(law_of(together(forward, backward), m, "flow_shop"), rel=1e-12)
+    forward, backward = [Chunk(1.0), Chunk(3.0)], [Chunk(3.0), Chunk(1.0)]
+    assert makespan(gpipe(2, 5), forward, backward, "device") == 8 + 4 * 6
+    assert law_of(together(forward, backward), 5, "flow_shop") == 8 + 4 * 4
+
+
+@given(clusters(), st.data())
+def test_one_f_one_b_takes_the_laws_of_both_directions_at_most(
+    cluster: tuple[list[int], int, int], data: st.DataObject
+) -> None:
+    """Whatever the ratios and hops, while a device is busy with its hops."""
+    blocks, batch_size, m = cluster
+    count = len(blocks)
+    ways = [data.draw(st.lists(laws, min_size=count, max_size=count)) for _ in range(2)]
+    forward, backward = (chunks(way, blocks, batch_size / m) for way in ways)
+    run = makespan(one_f_one_b(count, m), forward, backward, "device")
+    law = sum(pipeline_latency(profiles(way), blocks, batch_size, m, "flow_shop") for way in ways)
+    assert run <= law * (1 + 1e-12)
+
+
+def test_overlap_is_no_bound_for_one_f_one_b_with_slow_links() -> None:
+    """It keeps too few micro-batches in flight to fill the links: no more than segments behind."""
+    ratios = [
+        makespan(one_f_one_b(len(forward), m), forward, backward, "link")
+        / law_of(together(forward, backward), m, "overlap")
+        for forward, backward, m in random_cases(300, hops=True)
+    ]
+    assert min(ratios) < 1 < max(ratios) < 2
+
+
+def test_additive_laws_overestimate_a_runtime_that_sends_while_it_computes() -> None:
+    """`flow_shop` is never below it; with hops like half the computes it is 0.8 of it."""
+    ratios = [
+        makespan(gpipe(len(forward), m), forward, backward, "link")
+        / law_of(together(forward, backward), m, "flow_shop")
+        for forward, backward, m in random_cases(300, hops=True)
+    ]
+    assert max(ratios) <= 1 + 1e-12
+    assert 0.7 < statistics.mean(ratios) < 0.9
+
+
+@given(clusters(), st.data())
+def test_the_laws_are_ordered(cluster: tuple[list[int], int, int], data: st.DataObject) -> None:
+    """`bound` ≥ `flow_shop` ≥ `overlap`; the first two agree where all devices are alike."""
+    blocks, batch_size, m = cluster
+    drawn = data.draw(st.lists(laws, min_size=len(blocks), max_size=len(blocks)))
+
+    def seconds(laws: list[AffineLaw], blocks: list[int], latency: Latency) -> float:
+        return pipeline_latency(profiles(laws), blocks, batch_size, m, latency)
+
+    bound, shop, overlap = (
+        seconds(drawn, blocks, law) for law in ("bound", "flow_shop", "overlap")
+    )
+    assert bound >= shop * (1 - 1e-12)
+    assert shop >= overlap * (1 - 1e-12)
+    alike, shares = [drawn[0]] * len(blocks), [blocks[0]] * len(blocks)
+    same = seconds(alike, shares, "flow_shop")
+    assert seconds(alike, shares, "bound") == pytest.approx(same, rel=1e-12)
+
+
+def test_devices_without_blocks_take_no_time() -> None:
+    """Nor a hop; and the numbers are those of the equations."""
+    devices = profiles([AffineLaw(1.0, 0.5, 0.25, 2.0)] * 3)
+    # b̂ = 4: C = 2·(4 + 0.5) = 9 and 4.5, H = 1 + 2 = 3, twice.
+    assert pipeline_latency(devices, (2, 0, 1), 12, 3, "bound") == 4 * 12
+    assert pipeline_latency(devices, (2, 0, 1), 12, 3, "flow_shop") == 19.5 + 2 * 12
+    assert pipeline_latency(devices, (2, 0, 1), 12, 3, "overlap") == 19.5 + 2 * 9
+
+
+# Caps of memory and energy
+
+
+def cluster_of(
+    energy: EnergyBudget | None, max_blocks: int | None = None, num_blocks: int = 9
+) -> ClusterProblem:
+    """One device, 12 samples, up to six micro-batches."""
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), max_blocks, energy)
+    return ClusterProblem((device,), num_blocks, 12, 6, "flow_shop")
+
+
+def test_micro_batches_are_as_large_as_real_numbers() -> None:
+    """12/5 is no whole number."""
+    assert micro_batch_sizes(cluster_of(None)).tolist() == [12, 6, 4, 3, 2.4, 2]
+
+
+@pytest.mark.parametrize(
+    ("max_blocks", "cap"), [(None, 9), (0, 0), (1, 1), (8, 8), (9, 9), (10, 9), (10**9, 9)]
+)
+def test_memory_caps_alike_for_every_m(max_blocks: int | None, cap: int) -> None:
+    """At L."""
+    caps = block_caps(cluster_of(None, max_blocks))
+    assert caps.tolist() == [[cap]] * 6
+
+
+def test_each_device_has_its_own_column() -> None:
+    """And the smaller of its caps counts."""
+    budget = EnergyBudget(12.0 * 5, AffineLaw(1.0, 0.0, 0.0, 0.0))
+    devices = tuple(
+        DeviceProfile(str(limit), AffineLaw(1.0, 0.0, 0.0, 0.0), limit, energy)
+        for limit, energy in ((7, None), (7, budget), (3, budget))
+    )
+    problem = replace(cluster_of(None), devices=devices)
+    assert block_caps(problem).tolist() == [[7, 5, 3]] * 6
+
+
+positive = st.floats(1e-3, 1e3)
+
+
+@pytest.mark.parametrize("scope", ["batch", "micro_batch"])
+@given(st.tuples(positive, positive, positive, positive), st.floats(1e-3, 1e6))
+def test_energy_holds_a_cap_and_no_block_more(
+    scope: str, law: tuple[float, float, float, float], limit_j: float
+) -> None:
+    """In exact arithmetic, up to rounding."""
+    budget = EnergyBudget(limit_j, AffineLaw(*law), "batch" if scope == "batch" else "micro_batch")
+    for m, (cap,) in enumerate(block_caps(cluster_of(budget)).tolist(), start=1):
+        assert _joules(budget, cap, m) <= limit_j * (1 + 1e-9) or cap == 0
+        assert cap == 9 or _joules(budget, cap + 1, m) > limit_j * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("scope", ["batch", "micro_batch"])
+@given(
+    st.tuples(st.floats(0.001, 10), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)),
+    st.integers(1, 9),
+    st.integers(1, 6),
+)
+def test_a_budget_of_exactly_n_blocks_holds_n(
+    scope: str, law: tuple[float, float, float, float], held: int, m: int
+) -> None:
+    """Rounding takes none away, and gives none."""
+    budget = EnergyBudget(0.0, AffineLaw(*law), "batch" if scope == "batch" else "micro_batch")
+    exact = replace(budget, limit_j=float(_joules(budget, held, m)))
+    assert block_caps(cluster_of(exact))[m - 1, 0] == held
+    short = replace(budget, limit_j=float(_joules(budget, held, m)) * (1 - 1e-6))
+    assert block_caps(cluster_of(short))[m - 1, 0] < held
+
+
+@pytest.mark.parametrize(("limit_j", "cap"), [(0.0, 0), (17.9, 0), (18.1, 9)])
+def test_blocks_that_cost_no_energy(limit_j: float, cap: int) -> None:
+    """Are held all or none: what decides is whether the hops are affordable, 6·(2·1 + 1) J."""
+    budget = EnergyBudget(limit_j, AffineLaw(0.0, 0.0, 1.0, 1.0))
+    assert block_caps(cluster_of(budget))[-1].tolist() == [cap]
+    free = replace(budget, law=AffineLaw(0.0, 0.0, 0.0, 0.0))
+    assert block_caps(cluster_of(free)).tolist() == [[9]] * 6
+
+
+def test_more_micro_batches_hold_fewer_blocks_a_batch_and_more_a_micro_batch() -> None:
+    """What is spent per micro-batch (v, ℓ) counts m times in a batch; its samples do not."""
+    law = AffineLaw(1.0, 1.0, 0.0, 2.0)
+    # m·(δ·(12/m + 1) + 2) ≤ 100: 98/13, 96/14, 94/15, 92/16, 90/17, 88/18.
+    batch = block_caps(cluster_of(EnergyBudget(100.0, law)))
+    assert batch[:, 0].tolist() == [7, 6, 6, 5, 5, 4]
+    # δ·(12/m + 1) + 2 ≤ 20: 18/13, 18/7, 18/5, 18/4, 18/3.4, 18/3.
+    each = block_caps(cluster_of(EnergyBudget(20.0, law, "micro_batch")))
+    assert each[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def _joules(budget: EnergyBudget, held: int, m: int) -> Fraction:
+    """Eq. 16 in the budget's scope."""
+    u, v, w, ell = (Fraction(getattr(budget.law, name)) for name in ("u", "v", "w", "ell"))
+    size = Fraction(12, m)
+    return (m if budget.scope == "batch" else 1) * (held * (u * size + v) + w * size + ell)
