@@ -1,0 +1,201 @@
+"""The joint round, exactly, against a scan of all deadlines: time, optimum, assignments solved.
+
+    python benchmarks/planner_round.py [--instances 20] [--units 30] [--channels 10] [--seed 0]
+
+Clusters' fronts are given, S up to 8; uplinks are those of the paper's Table II with adapters of
+1.2 MB, under `wide` with gains over 10 dB and energy for some pairs only. The scan solves one
+assignment for each deadline: under drift gamma the finish times of all options, which is exact
+too, and under drift paper, where deadlines are any number, 2,000 in a row. Every answer is
+verified. Times are medians over the instances, with the slowest in brackets.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment as assign
+
+from collapipe.state import Channel, Uplink
+from optim import matching
+from optim.allocation import exact_allocation
+from optim.allocation_options import Options, round_options
+from optim.channel import required_snr
+from optim.convergence import idle_gamma, interference_error, scheduled_gamma
+from optim.problem import Partition, RoundOptions, RoundProblem
+from optim.verify import verify_round
+
+Floats = NDArray[np.float64]
+
+NUM_BLOCKS, MOST_SEGMENTS, SCANNED_DEADLINES = 12, 8, 2000
+NOISE_W_PER_HZ = 10**-20.4
+MISSING = 1e9
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: seconds, assignments and objectives of every instance."""
+
+    name: str
+    seconds: list[float]
+    assignments: list[int]
+    objectives: list[float]
+    gaps: list[float]
+
+    def line(self) -> str:
+        milliseconds = [1e3 * each for each in self.seconds]
+        return (
+            f"{self.name:<28}{statistics.median(milliseconds):>9.2f} ({max(milliseconds):>8.2f})"
+            f"{statistics.median(self.assignments):>10g}{statistics.fmean(self.objectives):>14.6f}"
+            f"{max(self.gaps, default=0):>10.0e}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--instances", type=int, default=20)
+    parser.add_argument("--units", type=int, default=30)
+    parser.add_argument("--channels", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(
+        f"N={arguments.units} J={arguments.channels} S<={MOST_SEGMENTS}; {arguments.instances} "
+        f"instances, seed {arguments.seed}; {os.cpu_count()} cores, python "
+        f"{platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}"
+    )
+    print(f"{'':<28}{'median ms (slowest)':>20}{'assigned':>10}{'mean optimum':>14}{'gap':>10}")
+    for row in rows(arguments.instances, arguments.units, arguments.channels, arguments.seed):
+        print(row.line(), flush=True)
+
+
+def rows(instances: int, units: int, channels: int, seed: int = 0) -> Iterator[Row]:
+    """Ours and the scan on the same instances; no scan with fading, where it takes minutes."""
+    for drift, fading, wide in (
+        ("gamma", "none", False),
+        ("gamma", "none", True),
+        ("paper", "none", False),
+        ("paper", "none", True),
+        ("gamma", "rayleigh", False),
+        ("paper", "rayleigh", False),
+    ):
+        rng = np.random.default_rng(seed)
+        options = RoundOptions(drift=drift, fading=fading)
+        problems = [draw(rng, units, channels, options, wide) for _ in range(instances)]
+        name = f"{drift}{', fading' if fading == 'rayleigh' else ''}{', wide' if wide else ''}"
+        yield measure(f"{name}: ours", problems, ours)
+        if fading == "none":
+            scan = scan_gamma if drift == "gamma" else scan_paper
+            yield measure(f"{name}: scan", problems, scan)
+
+
+def draw(
+    rng: np.random.Generator, units: int, channels: int, options: RoundOptions, wide: bool
+) -> RoundProblem:
+    """N units with fronts of 3 to 8 points, J channels, queues up to 10."""
+    spread = 10.0 if wide else 0.04
+    gains = 10 ** ((-0.1 + spread * rng.uniform(-0.5, 0.5, (units, channels))) / 10)
+    energy = 4.0 if wide else 10.0
+    bands = zip(rng.uniform(4e5, 6e5, channels), rng.uniform(0.06, 0.08, channels), strict=True)
+    return RoundProblem(
+        fronts=tuple(_front(rng) for _ in range(units)),
+        uplinks=tuple(Uplink(0.5, energy, 9.6e6, 0.0, tuple(each)) for each in gains.tolist()),
+        channels=tuple(Channel(float(b), float(i), NOISE_W_PER_HZ) for b, i in bands),
+        queues=tuple(rng.uniform(0, 10, units).tolist()),
+        num_blocks=NUM_BLOCKS,
+        options=options,
+    )
+
+
+def _front(rng: np.random.Generator) -> tuple[Partition, ...]:
+    count = int(rng.integers(3, MOST_SEGMENTS + 1))
+    latencies = rng.uniform(100, 300) * np.cumprod([1.0, *rng.uniform(0.6, 0.95, count - 1)])
+    points = enumerate(latencies.tolist(), start=1)
+    return tuple(
+        Partition((NUM_BLOCKS + 1 - s,) + (1,) * (s - 1) + (0,) * (12 - s), 8, latency)
+        for s, latency in points
+    )
+
+
+def measure(
+    name: str, problems: list[RoundProblem], solve: Callable[[RoundProblem], tuple[float, float]]
+) -> Row:
+    """Each instance once against the clock, and once to count; a first one warms up."""
+    solve(problems[0])
+    row = Row(name, [], [], [], [])
+    for problem in problems:
+        start = time.perf_counter()
+        objective, gap = solve(problem)
+        row.seconds.append(time.perf_counter() - start)
+        row.objectives.append(objective)
+        row.gaps.append(gap)
+        with mock.patch.object(matching, "linear_sum_assignment", wraps=assign) as counter:
+            solve(problem)
+        row.assignments.append(counter.call_count)
+        if solve is ours:
+            verify_round(exact_allocation(problem), problem)
+    return row
+
+
+def ours(problem: RoundProblem) -> tuple[float, float]:
+    """Objective and gap."""
+    certificate = exact_allocation(problem).certificate
+    return certificate.objective, certificate.gap
+
+
+def scan_gamma(problem: RoundProblem) -> tuple[float, float]:
+    """The best over all finish times."""
+    options, idle = round_options(problem), idle_gamma(problem.channels, problem.options)
+    pairs, constant = options.pairs, problem.options.interference_constant_w
+    error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
+    gammas = scheduled_gamma(options.segments, error, NUM_BLOCKS, problem.options)
+    costs = np.array(problem.queues)[:, np.newaxis] * (gammas - idle)
+
+    def at(deadline: float) -> Floats:
+        return np.where(options.finish_s <= deadline, costs, MISSING)
+
+    deadlines = np.unique(options.finish_s[np.isfinite(options.finish_s)])
+    best = _scan(at, deadlines, problem.options.drift_weight)
+    return best + idle * sum(problem.queues), 0.0
+
+
+def scan_paper(problem: RoundProblem) -> tuple[float, float]:
+    """The best of a row of deadlines, up to twice the last finish at full power."""
+    options = round_options(problem)
+    finish = options.finish_s[np.isfinite(options.finish_s)]
+
+    def at(deadline: float) -> Floats:
+        return _slowest(problem, options, deadline)
+
+    deadlines = np.linspace(finish.min(), 2 * finish.max(), SCANNED_DEADLINES)
+    return _scan(at, deadlines, problem.options.drift_weight), 0.0
+
+
+def _slowest(problem: RoundProblem, options: Options, deadline: float) -> Floats:
+    """Costs at the least power that keeps the deadline, [S, N, J]."""
+    pairs = options.pairs
+    feasible = options.finish_s <= deadline
+    seconds = np.where(feasible, deadline - options.latency_s, 1.0)
+    nats = pairs.upload_bits * np.log(2) / pairs.bandwidth_hz / seconds
+    snr, _ = required_snr(np.where(feasible, nats, 1.0), pairs.fading)
+    queues = np.array(problem.queues)[:, np.newaxis]
+    return np.where(feasible, queues * (options.segments + snr / pairs.snr_per_watt), MISSING)
+
+
+def _scan(at: Callable[[float], Floats], deadlines: Floats, weight: float) -> float:
+    best = np.inf
+    for deadline in deadlines:
+        least = at(deadline).min(axis=0)
+        units, channels = matching.linear_sum_assignment(least)
+        best = min(best, weight * float(deadline) + float(least[units, channels].sum()))
+    return best
+
+
+if __name__ == "__main__":
+    main()

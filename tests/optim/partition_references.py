@@ -1,0 +1,136 @@
+"""Sub-1 by other ways: slow, plain, and without the solver's ideas."""
+
+import itertools
+import math
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from optim.latency import Floats, block_caps, micro_batch_sizes, pipeline_latency
+from optim.problem import ClusterProblem
+
+
+def by_enumeration(problem: ClusterProblem) -> Floats:
+    """The least latency with at most S segments, [Smax + 1], by trying every δ and m."""
+    caps, devices = block_caps(problem), len(problem.devices)
+    least = np.full(min(devices, problem.num_blocks) + 1, np.inf)
+    for blocks in itertools.product(range(problem.num_blocks + 1), repeat=devices):
+        if sum(blocks) != problem.num_blocks:
+            continue
+        segments = sum(held > 0 for held in blocks)
+        for row in np.flatnonzero((np.array(blocks) <= caps).all(axis=1)):
+            m = int(row) + 1
+            latency = pipeline_latency(
+                problem.devices, blocks, problem.batch_size, m, problem.latency
+            )
+            least[segments] = min(least[segments], latency)
+    return np.minimum.accumulate(least)
+
+
+def thresholds(problem: ClusterProblem, m: int) -> tuple[Floats, Floats, Floats]:
+    """For one m: what δ blocks cost, [K, L], what bottleneck they are, and every bottleneck."""
+    size = micro_batch_sizes(problem)[m - 1]
+    counts = range(1, problem.num_blocks + 1)
+    laws = [device.time for device in problem.devices]
+    chunk = np.array([[law.chunk(count, size) for count in counts] for law in laws])
+    slowest = chunk
+    if problem.latency == "overlap":
+        slowest = np.array(
+            [[max(law.compute(count, size), law.hop(size)) for count in counts] for law in laws]
+        )
+    allowed = np.arange(1, problem.num_blocks + 1) <= block_caps(problem)[m - 1][:, None]
+    slowest = np.where(allowed, slowest, np.inf)
+    return chunk, slowest, np.unique(slowest[allowed])
+
+
+def by_thresholds(problem: ClusterProblem) -> Floats:
+    """Law ``bound`` by trying every m, S and chunk."""
+    least = np.full(min(len(problem.devices), problem.num_blocks) + 1, np.inf)
+    for m in range(1, problem.max_micro_batches + 1):
+        _, slowest, levels = thresholds(problem, m)
+        held = (slowest <= levels[:, None, None]).sum(axis=2)
+        total = np.cumsum(np.sort(held, axis=1)[:, ::-1], axis=1)
+        for segments in range(1, len(least)):
+            enough = total[:, segments - 1] >= problem.num_blocks
+            if enough.any():
+                latency = (segments + m - 1) * levels[enough.argmax()]
+                least[segments] = min(least[segments], latency)
+    return np.minimum.accumulate(least)
+
+
+def by_dynamic_programme(problem: ClusterProblem) -> Floats:
+    """The additive laws by a programme over devices, S and blocks, for every m and bottleneck."""
+    least = np.full(min(len(problem.devices), problem.num_blocks) + 1, np.inf)
+    for m in range(1, problem.max_micro_batches + 1):
+        chunk, slowest, levels = thresholds(problem, m)
+        cost = np.full((len(levels), len(least), problem.num_blocks + 1), np.inf)
+        cost[:, 0, 0] = 0
+        for k in range(len(problem.devices)):
+            before = cost.copy()
+            for held in range(1, problem.num_blocks + 1):
+                first = np.searchsorted(levels, slowest[k, held - 1])
+                with_it = before[first:, :-1, : -held or None] + chunk[k, held - 1]
+                np.minimum(cost[first:, 1:, held:], with_it, out=cost[first:, 1:, held:])
+        latency = cost[:, :, -1] + (m - 1) * levels[:, None]
+        least = np.minimum(least, latency.min(axis=0))
+    return np.minimum.accumulate(least)
+
+
+def by_full_devices(problem: ClusterProblem) -> Floats:
+    """``by_dynamic_programme`` with all devices full but the one with the largest a.
+
+    Any partition becomes such a one when blocks move to smaller a; nothing is pruned.
+    """
+    num_blocks, most = problem.num_blocks, min(len(problem.devices), problem.num_blocks)
+    least = np.full(most + 1, np.inf)
+    for m in range(1, problem.max_micro_batches + 1):
+        chunk, slowest, levels = thresholds(problem, m)
+        order = np.argsort(np.diff(chunk, axis=1)[:, 0])
+        for level in levels:
+            caps = (slowest <= level).sum(axis=1)
+            cost = np.full((most, num_blocks), np.inf)
+            cost[0, 0] = 0
+            for k in (k for k in order if caps[k]):
+                first = max(0, num_blocks - caps[k])
+                last = cost[:, first:] + chunk[k, num_blocks - first - 1 :: -1]
+                latency = last.min(axis=1) + (m - 1) * level
+                np.minimum(least[1:], latency, out=least[1:])
+                if first:
+                    full = cost[:-1, :first] + chunk[k, caps[k] - 1]
+                    np.minimum(cost[1:, caps[k] :], full, out=cost[1:, caps[k] :])
+    return np.minimum.accumulate(least)
+
+
+def by_milp(problem: ClusterProblem, m: int, segments: int) -> float:
+    """The least latency with m micro-batches and at most S segments, by HiGHS.
+
+    Variables: δ_k, whether k is used, and the bottleneck. The latency is that of the rounded δ.
+    """
+    count, size = len(problem.devices), micro_batch_sizes(problem)[m - 1]
+    compute = np.diag([device.time.compute(1, size) for device in problem.devices])
+    hop = np.diag([device.time.hop(size) for device in problem.devices])
+    one, none, ones = np.eye(count), np.zeros((count, count)), np.ones((count, 1))
+    caps = np.diag(block_caps(problem)[m - 1])
+    within = [[compute, hop, -ones]]
+    if problem.latency == "overlap":
+        within = [[compute, none, -ones], [none, hop, -ones]]
+    rows = [LinearConstraint(np.block(blocks), ub=0) for blocks in within]
+    rows.append(LinearConstraint(np.block([one, -caps, 0 * ones]), ub=0))
+    sums = np.block([[ones.T, 0 * ones.T, 0], [0 * ones.T, ones.T, 0]])
+    rows.append(LinearConstraint(sums, [problem.num_blocks, 0], [problem.num_blocks, segments]))
+    cost = np.concatenate([compute.sum(axis=0), hop.sum(axis=0), [m - 1]])
+    if problem.latency == "bound":
+        cost[:] = np.arange(2 * count + 1) == 2 * count
+    highest = np.concatenate([np.full(count, problem.num_blocks), np.ones(count), [np.inf]])
+    solved = milp(
+        cost,
+        integrality=np.arange(2 * count + 1) < 2 * count,
+        bounds=Bounds(0, highest),
+        constraints=rows,
+        options={"mip_rel_gap": 0},
+    )
+    if solved.x is None:
+        return math.inf
+    blocks = [int(held) for held in np.rint(solved.x[:count])]
+    assert sum(blocks) == problem.num_blocks
+    return pipeline_latency(problem.devices, blocks, problem.batch_size, m, problem.latency)

@@ -1,0 +1,272 @@
+"""Small random rounds with every difficulty at once, and their best answer by enumeration.
+
+The enumeration shares nothing with the solvers: scalars, roots by bisection, all matchings.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.integrate import quad
+from scipy.optimize import brentq, minimize_scalar
+
+from collapipe.state import Channel, Uplink
+from optim.problem import Partition, RoundOptions, RoundProblem
+
+
+def random_round(
+    rng: np.random.Generator,
+    drift: str,
+    fading: str = "none",
+    most_units: int = 5,
+    most_channels: int = 4,
+    most_segments: int = 4,
+) -> RoundProblem:
+    """Empty fronts, pairs without energy, queues of 0, equal costs and latencies among them."""
+    num_units = int(rng.integers(1, most_units + 1))
+    num_channels = int(rng.integers(1, most_channels + 1))
+    hard = bool(rng.random() < 0.25)
+    gamma = float(rng.uniform(0.3, 0.9)) if hard else 0.84
+    options = RoundOptions(
+        drift=drift,
+        drift_weight=float(10 ** rng.uniform(-3, 1)),
+        interference_constant_w=0.0 if rng.random() < 0.1 else 0.08,
+        gamma_max=gamma,
+        hard_gamma=hard,
+        fading=fading,
+    )
+    channels = tuple(
+        Channel(float(rng.uniform(4e5, 6e5)), float(rng.uniform(0.06, 0.08)), 4e-21)
+        for _ in range(num_channels)
+    )
+    return RoundProblem(
+        fronts=tuple(_front(rng, most_segments) for _ in range(num_units)),
+        uplinks=tuple(_uplink(rng, channels) for _ in range(num_units)),
+        channels=channels,
+        queues=_queues(rng, num_units),
+        num_blocks=12,
+        options=options,
+    )
+
+
+def _front(rng: np.random.Generator, most_segments: int) -> tuple[Partition, ...]:
+    if rng.random() < 0.15:
+        return ()
+    count = int(rng.integers(1, most_segments + 1))
+    held = sorted((1 + rng.choice(4, size=count, replace=False)).tolist())
+    latencies = [float(x) for x in 20 + rng.choice(60, count, replace=False)]
+    if rng.random() < 0.7:
+        latencies = [float(x * rng.uniform(0.99, 1.0)) for x in latencies]
+    points = zip(held, sorted(latencies, reverse=True), strict=True)
+    return tuple(Partition((13 - s,) + (1,) * (s - 1), 4, latency) for s, latency in points)
+
+
+def _uplink(rng: np.random.Generator, channels: tuple[Channel, ...]) -> Uplink:
+    gains = tuple(float(10 ** rng.uniform(-1.5, 0)) for _ in channels)
+    if rng.random() < 0.2:
+        gains = (gains[0],) * len(gains)
+    if rng.random() < 0.1:
+        gains = (0.0, *gains[1:])
+    bits = float(rng.uniform(1e6, 1e7))
+    # From too little on every channel to more than enough.
+    energy = bits * math.log(2) * 0.07 / 5e5 * float(10 ** rng.uniform(-0.2, 1.8))
+    activations = float(rng.choice([0.0, 1e7]))
+    return Uplink(float(rng.uniform(0.1, 3.0)), energy, bits, activations, gains)
+
+
+def _queues(rng: np.random.Generator, num_units: int) -> tuple[float, ...]:
+    kind = rng.random()
+    if kind < 0.15:
+        return (0.0,) * num_units
+    if kind < 0.3:
+        return (3.0,) * num_units
+    queues = rng.uniform(0, 20, num_units) * (rng.random(num_units) < 0.8)
+    return tuple(float(queue) for queue in queues)
+
+
+def rate(problem: RoundProblem, unit: int, channel: int, power: float) -> float:
+    """Bit/s by the definition, the mean over fading by quadrature."""
+    band = problem.channels[channel]
+    noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
+    snr = power * problem.uplinks[unit].gains[channel] / noise
+    if problem.options.fading == "none":
+        return band.bandwidth_hz * math.log2(1 + snr)
+    mean, _ = quad(lambda x: math.exp(-x) * math.log2(1 + snr * x), 0, 60, epsrel=1e-12, limit=200)
+    return band.bandwidth_hz * mean
+
+
+def highest_power(problem: RoundProblem, unit: int, channel: int) -> float:
+    """P^max or where the energy is used up, by bisection; 0: never enough."""
+    uplink, band = problem.uplinks[unit], problem.channels[channel]
+    gain = uplink.gains[channel]
+    noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
+    least = uplink.model_bits * math.log(2) * noise / band.bandwidth_hz
+    if not gain or least / gain >= uplink.energy_j:
+        return 0.0
+
+    def left(power: float) -> float:
+        return uplink.energy_j * rate(problem, unit, channel, power) - power * uplink.model_bits
+
+    if left(uplink.max_power_w) >= 0:
+        return uplink.max_power_w
+    low = uplink.max_power_w
+    while left(low) < 0:
+        low /= 2
+    return float(brentq(left, low, 2 * low, xtol=1e-15))
+
+
+@dataclass(frozen=True)
+class Option:
+    """A point of a front on a channel: at full power, and the least power that C11 allows."""
+
+    partition: Partition
+    limit_w: float
+    floor_w: float
+    finish_s: float
+
+
+def pair_options(problem: RoundProblem, unit: int, channel: int) -> list[Option]:
+    """The feasible ones."""
+    uplink, options = problem.uplinks[unit], problem.options
+    limit = highest_power(problem, unit, channel)
+    if not limit:
+        return []
+    bits = uplink.model_bits + uplink.activation_bits
+    seconds = bits / rate(problem, unit, channel, limit)
+    found = []
+    for point in problem.fronts[unit]:
+        floor = 0.0
+        if options.hard_gamma:
+            if gamma(problem, unit, channel, point, limit) > options.gamma_max:
+                continue
+            if gamma(problem, unit, channel, point, 0.0) > options.gamma_max:
+
+                def excess(power: float, point: Partition = point) -> float:
+                    return gamma(problem, unit, channel, point, power) - options.gamma_max
+
+                floor = float(brentq(excess, 0.0, limit, xtol=1e-15))
+        found.append(Option(point, limit, floor, point.latency_s + seconds))
+    return found
+
+
+def gamma(problem: RoundProblem, unit: int, channel: int, point: Partition, power: float) -> float:
+    """Γ by its definition."""
+    options = problem.options
+    received = power * problem.uplinks[unit].gains[channel]
+    error = options.interference_constant_w / (received + problem.channels[channel].interference_w)
+    split = options.gradient_bound * point.num_segments**2 / problem.num_blocks
+    return options.kappa * (split + error + options.gradient_bound)
+
+
+def idle(problem: RoundProblem) -> float:
+    """Γ of a unit without a channel."""
+    options = problem.options
+    mean = sum(band.interference_w for band in problem.channels) / len(problem.channels)
+    error = options.interference_constant_w / mean
+    return options.kappa * (error + options.gradient_bound)
+
+
+def matchings(pairs: set[tuple[int, int]], units: int) -> Iterator[dict[int, int]]:
+    """Every matching of the pairs, unit → channel; the empty one too."""
+
+    def extend(unit: int, taken: dict[int, int]) -> Iterator[dict[int, int]]:
+        if unit == units:
+            yield taken
+            return
+        yield from extend(unit + 1, taken)
+        for n, j in pairs:
+            if n == unit and j not in taken.values():
+                yield from extend(unit + 1, {**taken, unit: j})
+
+    return extend(0, {})
+
+
+def best_by_enumeration(problem: RoundProblem) -> tuple[int, float]:
+    """ν, and the least objective of all rounds with ν units."""
+    places = itertools.product(range(len(problem.uplinks)), range(len(problem.channels)))
+    options = {pair: found for pair in places if (found := pair_options(problem, *pair))}
+    every = list(matchings(set(options), len(problem.uplinks)))
+    most = max(map(len, every))
+    if not most:
+        return 0, math.inf
+    least = least_gamma if problem.options.drift == "gamma" else least_paper
+    largest = (matching for matching in every if len(matching) == most)
+    return most, min(least(problem, matching, options) for matching in largest)
+
+
+Table = dict[tuple[int, int], list[Option]]
+
+
+def least_gamma(problem: RoundProblem, matching: dict[int, int], table: Table) -> float:
+    """The least objective of a matching, over all points of the fronts."""
+    finish, costs = [], []
+    for unit, channel in matching.items():
+        options, queue = table[unit, channel], problem.queues[unit]
+        finish.append(np.array([option.finish_s for option in options]))
+        costs.append(
+            np.array(
+                [
+                    queue * gamma(problem, unit, channel, each.partition, each.limit_w)
+                    for each in options
+                ]
+            )
+        )
+    idle_units = set(range(len(problem.uplinks))) - set(matching)
+    drift = sum(problem.queues[unit] for unit in idle_units) * idle(problem)
+    makespans = functools.reduce(np.maximum.outer, finish)
+    drifts = functools.reduce(np.add.outer, costs)
+    return float((problem.options.drift_weight * makespans + drifts).min()) + drift
+
+
+def least_paper(problem: RoundProblem, matching: dict[int, int], table: Table) -> float:
+    """The least objective of a matching, over all points of the fronts, each by a line search."""
+    pairs = list(matching.items())
+    return min(
+        _valley(problem, pairs, combination)
+        for combination in itertools.product(*(table[pair] for pair in pairs))
+    )
+
+
+def _valley(
+    problem: RoundProblem, pairs: list[tuple[int, int]], combination: tuple[Option, ...]
+) -> float:
+    weight = problem.options.drift_weight
+
+    def value(deadline: float) -> float:
+        total = weight * deadline
+        for (unit, channel), option in zip(pairs, combination, strict=True):
+            power = least_power(problem, unit, channel, deadline - option.partition.latency_s)
+            power = min(max(power, option.floor_w), option.limit_w)
+            total += problem.queues[unit] * (option.partition.num_segments + power)
+        return total
+
+    first = max(option.finish_s for option in combination)
+    last = first + (value(first) - weight * first) / weight
+    rough = minimize_scalar(value, bounds=(first, last), method="bounded")
+    # Its error is 1e-8 of the deadline, which shows where the value has a kink.
+    low, high = max(first, float(rough.x) * (1 - 1e-6)), float(rough.x) * (1 + 1e-6)
+    for _ in range(60):
+        third = (high - low) / 3
+        low, high = (
+            (low, high - third) if value(low + third) < value(high - third) else (low + third, high)
+        )
+    return min(value(first), value(low))
+
+
+def least_power(problem: RoundProblem, unit: int, channel: int, seconds: float) -> float:
+    """The power that sends everything in that time."""
+    uplink, band = problem.uplinks[unit], problem.channels[channel]
+    bits = uplink.model_bits + uplink.activation_bits
+    if problem.options.fading == "none":
+        noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
+        return (2 ** (bits / band.bandwidth_hz / seconds) - 1) * noise / uplink.gains[channel]
+    low = high = 1.0
+    while rate(problem, unit, channel, high) < bits / seconds:
+        high *= 2
+    while rate(problem, unit, channel, low) > bits / seconds:
+        low /= 2
+    target = bits / seconds
+    return float(brentq(lambda p: rate(problem, unit, channel, p) - target, low, high, xtol=1e-15))

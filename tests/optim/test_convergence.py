@@ -1,0 +1,166 @@
+"""Γ, the queues and Theorem 1 by their definitions."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.errors import ConfigError
+from collapipe.state import Channel
+from optim.convergence import (
+    Descent,
+    check_step_size,
+    contraction,
+    gamma_power,
+    idle_gamma,
+    interference_error,
+    next_queues,
+    optimality_gap,
+    round_gammas,
+    scheduled_gamma,
+    step_size_limit,
+)
+from optim.problem import Allocation, RoundOptions
+from tests.optim import rounds
+
+SMALL = st.floats(0.01, 10.0)
+
+
+def test_gammas_of_a_round() -> None:
+    """Eq. (28) for those with an allocation, p = 0 and S = 0 for the others."""
+    rng = np.random.default_rng(0)
+    seen = 0
+    for _ in range(40):
+        problem = rounds.random_round(rng, "gamma")
+        allocations = [
+            Allocation(unit, unit, float(rng.uniform(0, 2)), 1.0, front[-1])
+            for unit, front in enumerate(problem.fronts)
+            if front and unit < len(problem.channels)
+        ]
+        expected = [rounds.idle(problem)] * len(problem.fronts)
+        for each in allocations:
+            seen += 1
+            expected[each.unit] = rounds.gamma(
+                problem, each.unit, each.channel, each.partition, each.power_w
+            )
+        assert round_gammas(problem, allocations) == pytest.approx(expected, rel=1e-14)
+    assert seen > 20
+
+
+def test_idle_gamma_of_the_preset() -> None:
+    """About 1.24, and about 0.24 for a scheduled unit."""
+    channels = (Channel(5e5, 0.06, 4e-21), Channel(5e5, 0.08, 4e-21))
+    options = RoundOptions()
+    assert idle_gamma(channels, options) == pytest.approx(0.08 / 0.07 + 0.1)
+    error = interference_error(0.5, 0.977, 0.07, 0.08)
+    assert float(scheduled_gamma(1, error, 12, options)) == pytest.approx(0.25, abs=0.01)
+
+
+def test_no_interference_makes_an_idle_unit_infinitely_bad() -> None:
+    """Which is refused, unless nothing is made of the interference."""
+    silent = (Channel(5e5, 0.0, 4e-21),)
+    with pytest.raises(ConfigError, match=r"interference_constant_w=0\.08 with interference_w=0"):
+        idle_gamma(silent, RoundOptions())
+    assert idle_gamma(silent, RoundOptions(interference_constant_w=0.0)) == pytest.approx(0.1)
+
+
+@given(st.integers(1, 8), SMALL, SMALL, st.floats(0.05, 3.0), st.sampled_from([0.0, 0.08, 0.5]))
+def test_gamma_power_is_the_least_within_the_limit(
+    segments: int, gain: float, interference: float, gamma_max: float, constant: float
+) -> None:
+    options = RoundOptions(gamma_max=gamma_max, interference_constant_w=constant)
+    problem = rounds.random_round(np.random.default_rng(0), "gamma")
+    problem = type(problem)((), (), (), (), problem.num_blocks, options)
+
+    def gamma(power: float) -> float:
+        error = interference_error(power, gain, interference, constant)
+        return float(scheduled_gamma(segments, error, problem.num_blocks, options))
+
+    arrays = (np.array([float(segments)]), np.array([gain]), np.array([interference]))
+    power = float(gamma_power(*arrays, problem)[0])
+    if math.isinf(power):
+        assert gamma(1e15) > gamma_max
+    else:
+        assert gamma(power) <= gamma_max * (1 + 1e-11)
+        assert power == 0 or gamma(power * 0.999) > gamma_max or power < 1e-9
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 3)), max_size=6), st.floats(0, 3))
+def test_queues(pairs: list[tuple[float, float]], gamma_max: float) -> None:
+    """Eq. (29): never negative, and never more than Γ - Γ^max longer."""
+    queues, gammas = [y for y, _ in pairs], [g for _, g in pairs]
+    after = next_queues(queues, gammas, gamma_max)
+    for before, gamma, queue in zip(queues, gammas, after, strict=True):
+        assert queue == max(0.0, before + gamma - gamma_max)
+
+
+def bound_in_full(descent: Descent, gap: float, segments: list[int], errors: list[float]) -> float:
+    """Eq. (23) with its sums and products as printed, but for the bracket."""
+    rounds_, rate, units = len(segments), descent.learning_rate, descent.num_units
+    sigmas = [
+        rate * descent.curvature
+        - descent.smoothness * rate**2 / 2 * (1 + s**2 / units / descent.num_blocks)
+        for s in segments
+    ]
+    total = math.prod(1 - 2 * sigma for sigma in sigmas) * gap
+    for t in range(rounds_):
+        later = math.prod(1 - sigma for sigma in sigmas[t + 1 :])
+        task = descent.smoothness * rate**2 * descent.gradient_bound / units
+        total += later * task * (segments[t] ** 2 / descent.num_blocks + 1)
+        total += later * rate / units * errors[t]
+    return total
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.floats(0, 2)), max_size=8),
+    st.floats(0.001, 0.3),
+    st.floats(0.1, 3.0),
+)
+def test_theorem_1(steps: list[tuple[int, float]], rate: float, curvature: float) -> None:
+    descent = Descent(1.3, 0.2, curvature, rate, 4, 12)
+    segments, errors = [s for s, _ in steps], [e for _, e in steps]
+    expected = bound_in_full(descent, 2.5, segments, errors)
+    assert optimality_gap(descent, 2.5, segments, errors) == pytest.approx(expected, abs=1e-9)
+
+
+def test_theorem_1_weighs_segments_and_interference() -> None:
+    """Remarks 1 and 2: more segments or a noisier uplink never help, more units do."""
+    descent = Descent(1.0, 0.1, 0.5, 0.05, 4, 12)
+    base = optimality_gap(descent, 1.0, [2] * 50, [0.2] * 50)
+    assert optimality_gap(descent, 1.0, [4] * 50, [0.2] * 50) > base
+    assert optimality_gap(descent, 1.0, [2] * 50, [0.4] * 50) > base
+    many = Descent(1.0, 0.1, 0.5, 0.05, 8, 12)
+    assert optimality_gap(many, 1.0, [2] * 50, [0.2] * 50) < base
+
+
+@given(SMALL, SMALL, st.integers(1, 20), st.integers(1, 48), st.data())
+def test_step_size(
+    smoothness: float, curvature: float, units: int, blocks: int, data: st.DataObject
+) -> None:
+    """σ > 0 asks for less than half of what the theorem's condition allows; the check goes by σ."""
+    segments = data.draw(st.integers(1, blocks))
+    limit = step_size_limit(Descent(smoothness, 0.1, curvature, 1.0, units, blocks), segments)
+    assert limit == pytest.approx(
+        4 * curvature * units * blocks / smoothness / (segments**2 + blocks)
+    )
+    size = units * blocks
+    needed = 2 * curvature * size / smoothness / (size + segments**2)
+    assert needed <= limit / 2 * (1 + 1e-12)
+    for factor, fine in ((0.999, True), (1.001, False)):
+        descent = Descent(smoothness, 0.1, curvature, factor * needed, units, blocks)
+        assert (contraction(descent, segments) > 0) == fine
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_step_size(descent, segments)
+        assert len(caught) == (not fine)
+
+
+def test_a_step_that_is_too_long_is_named_with_its_limits() -> None:
+    with pytest.warns(
+        UserWarning,
+        match=r"learning rate 5 with S=3 .* below 0\.771 \(the theorem itself says 5\.57\)",
+    ):
+        check_step_size(Descent(1.0, 0.1, 0.4, 5.0, 4, 60), 3)
