@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, ModelCost
+from collapipe.state import AffineLaw, BlockCost, DeviceProfile, EnergyBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class PhysicalDevice:
     launch_s: float = 0.0
     hop_latency_s: float = 0.0
 
-    def profile(self, cost: ModelCost) -> DeviceProfile:
+    def profile(self, cost: BlockCost) -> DeviceProfile:
         """The chunk law, the block limit and the energy law for blocks of ``cost``."""
         time = AffineLaw(
             u=(cost.forward_flops + cost.backward_flops) / self.flops_per_s,

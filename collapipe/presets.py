@@ -2,24 +2,26 @@
 server. Chosen by the options ``cluster`` and ``channel``; their figures are in ``conf/``."""
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.physical import PhysicalDevice, from_db, from_dbm
-from collapipe.state import AffineLaw, Channel, DeviceProfile, EnergyBudget, ModelCost, Uplink
+from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
 
-Range = list[float]  # least and most of what is drawn evenly
+Range = tuple[float, float]  # least and most of what is drawn evenly
 
 
 class ClusterPreset(Protocol):
     """How the devices of a cluster are drawn."""
 
-    num_devices: int
+    @property
+    def num_devices(self) -> int:
+        """K."""
 
-    def draw(self, cost: ModelCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
+    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
         """K devices that train blocks of ``cost``; the same generator gives the same ones."""
 
 
@@ -38,9 +40,9 @@ class SyntheticCluster:
     hop_s: Range
 
     def __post_init__(self) -> None:
-        _check_count(self.num_devices)
+        _check("cluster", self)
 
-    def draw(self, cost: ModelCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
+    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``."""
         return tuple(
             DeviceProfile(
@@ -88,9 +90,9 @@ class PaperCluster:
     max_blocks: int
 
     def __post_init__(self) -> None:
-        _check_count(self.num_devices)
+        _check("cluster", self)
 
-    def draw(self, cost: ModelCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
+    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``; the paper's devices do not depend on ``cost``."""
         return tuple(self._device(f"device-{k}", rng) for k in range(self.num_devices))
 
@@ -143,15 +145,15 @@ class HardwareCluster:
     hop_latency_s: float
 
     def __post_init__(self) -> None:
-        _check_count(self.num_devices)
+        _check("cluster", self)
         if not self.kinds:
             raise ConfigError("cluster.kinds=[]: name at least one kind of device")
 
-    def draw(self, cost: ModelCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
+    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``."""
         return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
 
-    def _device(self, number: int, cost: ModelCost, rng: np.random.Generator) -> DeviceProfile:
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         kind = self.kinds[rng.integers(len(self.kinds))]
         device = PhysicalDevice(
             name=f"{kind.name}-{number}",
@@ -191,8 +193,7 @@ class ChannelPreset:
     interference_constant_w: float
 
     def __post_init__(self) -> None:
-        if self.num_channels < 1:
-            raise ConfigError(f"channel.num_channels={self.num_channels}: must be at least 1")
+        _check("channel", self)
 
     def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
         """The J channels of a run."""
@@ -217,6 +218,20 @@ class ChannelPreset:
         )
 
 
-def _check_count(num_devices: int) -> None:
-    if num_devices < 1:
-        raise ConfigError(f"cluster.num_devices={num_devices}: must be at least 1")
+def _check(group: str, preset: ClusterPreset | ChannelPreset) -> None:
+    """At least one of what is counted, ranges in order, and nothing negative but decibels."""
+    for field in fields(cast(Any, preset)):
+        value, option = getattr(preset, field.name), f"{group}.{field.name}"
+        if field.name.startswith("num_") and value < 1:
+            raise ConfigError(f"{option}={value}: must be at least 1")
+        drawn = isinstance(value, list | tuple) and field.name != "kinds"
+        numbers = list(value) if drawn else [value]
+        if drawn and not (len(numbers) == 2 and numbers[0] <= numbers[1]):
+            raise ConfigError(f"{option}={numbers}: must be [least, most]")
+        for number in numbers:
+            if isinstance(number, int | float) and not _sound(field.name, number):
+                raise ConfigError(f"{option}={value}: must be finite and not negative")
+
+
+def _sound(name: str, number: float) -> bool:
+    return math.isfinite(number) and (number >= 0 or "_db" in name)

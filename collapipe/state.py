@@ -79,22 +79,19 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCost:
+class BlockCost:
     """What one encoder block asks of a device.
 
     Attributes
     ----------
-    num_blocks
-        L.
     forward_flops, backward_flops
-        Per sample (o_l, o'_l).
+        o_l and o'_l: per sample.
     activation_bits, gradient_bits
-        Per sample and hop (z^s, g^s).
+        z^s and g^s: per sample and hop.
     block_bytes
         Weights, gradients, optimiser state and what is kept for backward (γ_0).
     """
 
-    num_blocks: int
     forward_flops: float
     backward_flops: float
     activation_bits: float

@@ -1,6 +1,5 @@
 """DSSRA: the round as one problem, solved, verified and written down (Algorithm 4)."""
 
-import functools
 from dataclasses import dataclass
 from typing import cast
 
@@ -52,11 +51,13 @@ class Dssra(RoundOptions):
         take part.
         """
         latency = cast(Latency, self.latency)
-        solve = functools.partial(cluster_solver(self.solver), rng=rng)
+        solver = cluster_solver(self.solver)
         fronts, reasons = list[tuple[Partition, ...]](), list[str]()
         for cluster in request.clusters:
             try:
-                fronts.append(cluster_front(request, cluster, latency, solve))
+                fronts.append(
+                    cluster_front(request, cluster, latency, lambda asked: solver(asked, rng))
+                )
             except InfeasibleRoundError as error:
                 fronts.append(())
                 reasons.append(f"unit {cluster.unit}: {error}")

@@ -237,9 +237,9 @@ def _print_end(
 
 
 def _partition(plan: ClusterPlan) -> str:
-    """Such as ``2 on phone-1, 4 on laptop-2; m = 4``."""
-    held = ", ".join(f"{segment.span.blocks} on {segment.device}" for segment in plan.segments)
-    return f"{held}; m = {plan.num_micro_batches}"
+    """Such as ``2 phone-1 + 4 laptop-2; m=4``."""
+    held = " + ".join(f"{segment.span.blocks} {segment.device}" for segment in plan.segments)
+    return f"{held}; m={plan.num_micro_batches}"
 
 
 def _opening(settings: Settings, folder: RunFolder) -> str:

@@ -44,7 +44,8 @@ EDGES = {
     "click": ("collapipe/cli/",),
     "collapipe.cli": ("collapipe/cli/",),
     "flwr": ("collapipe/cli/", "collapipe/wire.py", "client_app/app.py", "server_app/"),
-    "flwr.supercore": ("server_app/grid.py", "server_app/prompt_grid.py"),  # Flower's own inside, which may move
+    # Flower's own inside, which may move
+    "flwr.supercore": ("server_app/grid.py", "server_app/prompt_grid.py"),
     "hydra": ("collapipe/config.py",),
     "omegaconf": ("collapipe/config.py", "collapipe/run_folder.py"),
     "typer": ("collapipe/cli/",),

@@ -93,6 +93,37 @@ def predict(
 
 
 @app.command()
+def plan(
+    inventory: Annotated[Path, typer.Argument(help="YAML file that describes your devices.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    solver: Annotated[
+        str, typer.Option(help="exact, paper, or a baseline such as gpipe.")
+    ] = "exact",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the pipelines as a Gantt chart, .svg or .png.")
+    ] = None,
+) -> None:
+    """Split a model over the devices of an inventory; tell what a batch takes."""
+    from collapipe.cli.plan import plan_inventory
+
+    plan_inventory(inventory, as_json, solver, plot)
+
+
+@app.command()
+def reproduce(
+    figure: Annotated[str, typer.Argument(help="fig04, fig05, fig07, fig08, fig11 or all.")],
+    seeds: Annotated[int, typer.Option(help="How many, from 0.")] = 5,
+    output: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(
+        "outputs/reproduction"
+    ),
+) -> None:
+    """Compute the paper's figures that need no training; tell where they agree."""
+    from collapipe.cli.reproduce.command import reproduce as compute
+
+    compute(figure, seeds, output)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

@@ -6,14 +6,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import ModelSpec
-from collapipe.state import ModelCost
+from collapipe.state import BlockCost
 from collapipe.tasks.tokenizer import Vocabulary
 
 _FLOAT_BITS = 32
 _COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
-def measure_cost(spec: ModelSpec, tokens: int, batch_size: int) -> ModelCost:
+def measure_cost(spec: ModelSpec, tokens: int, batch_size: int) -> BlockCost:
     """Cost of a block for samples of ``tokens`` tokens, in float32 and with AdamW.
 
     FLOPs are those of the linear layers, counted in one forward and backward of one sample;
@@ -42,8 +42,7 @@ def measure_cost(spec: ModelSpec, tokens: int, batch_size: int) -> ModelCost:
     stash = sum(size for storage, size in kept.items() if storage not in own)
     weights = sum(parameter.numel() * 4 for parameter in block.parameters())
     bits = float(tokens * spec.dim * _FLOAT_BITS)
-    return ModelCost(
-        num_blocks=spec.num_blocks,
+    return BlockCost(
         forward_flops=float(forward.get_total_flops()),
         backward_flops=float(backward.get_total_flops()),
         activation_bits=bits,

@@ -9,9 +9,9 @@ from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.physical import PhysicalDevice, from_db, from_dbm
 from collapipe.presets import ChannelPreset, ClusterPreset
-from collapipe.state import ModelCost
+from collapipe.state import BlockCost
 
-COST = ModelCost(12, 9e8, 18e8, 1.5e6, 1.5e6, 1.2e8)
+COST = BlockCost(9e8, 18e8, 1.5e6, 1.5e6, 1.2e8)
 
 
 def preset(option: str, *overrides: str) -> ClusterPreset | ChannelPreset:
@@ -104,6 +104,10 @@ def test_decibels() -> None:
         ("cluster.num_devices=0", "cluster.num_devices=0: must be at least 1"),
         ("channel.num_channels=0", "channel.num_channels=0: must be at least 1"),
         ("cluster.block_s=fast", "cluster.block_s"),
+        ("cluster.block_s=[2,1]", r"cluster\.block_s=\[2.0, 1.0\]: must be \[least, most\]"),
+        ("cluster.block_s=[1]", r"cluster\.block_s=\[1.0\]: must be \[least, most\]"),
+        ("cluster.hop_s=[-1,1]", r"cluster\.hop_s=\[-1.0, 1.0\]: must be finite and not negative"),
+        ("channel.energy_j=inf", "channel.energy_j=inf: must be finite"),
         ("channel=dry", "there is no conf/channel/dry.yaml"),
     ],
 )

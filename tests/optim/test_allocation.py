@@ -12,6 +12,9 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.state import Channel, Uplink
 from optim.allocation import exact_allocation
 from optim.allocation_options import round_options
+from optim.allocation_paper_drift import DeadlineSearch, Span
+from optim.curves import feasible_curves, relaxed_curves
+from optim.matching import bottleneck
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from optim.verify import verify_round
 from tests.optim import rounds
@@ -134,7 +137,7 @@ def clusters(
     return RoundProblem(tuple(fronts), tuple(uplinks), channels, queues, 12, options)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(60))
 def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
     """Where pruning shows."""
     problem = clusters(np.random.default_rng(seed), "gamma")
@@ -162,33 +165,59 @@ def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
     verify_round(solution, problem)
 
 
-@pytest.mark.parametrize("seed", range(3))
+def paper_value(problem: RoundProblem, deadline: float) -> float:
+    """V·D and the least drift by a deadline D of a round of ``clusters``; large: impossible."""
+    bits, queues = 9.6e6, np.array(problem.queues)[:, np.newaxis, np.newaxis]
+    bandwidth = np.array([band.bandwidth_hz for band in problem.channels])
+    noise = np.array([band.interference_w for band in problem.channels]) + bandwidth * 4e-21
+    gains = np.array([uplink.gains for uplink in problem.uplinks])
+    latency = np.array([[point.latency_s for point in front] for front in problem.fronts])
+    seconds = np.maximum(deadline - latency, 1.0)[:, :, np.newaxis]
+    power = (2 ** (bits / bandwidth / seconds) - 1) * noise / gains[:, np.newaxis]
+    cost = np.arange(1, 7)[:, np.newaxis] + power
+    least = (queues * np.where(power <= 0.5, cost, 1e6)).min(axis=1)
+    return problem.options.drift_weight * deadline + least[linear_sum_assignment(least)].sum()
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_paper_drift_is_within_a_fine_grid_of_deadlines(seed: int) -> None:
     """No deadline of the grid has less, and the nearest one hardly more."""
     problem = clusters(np.random.default_rng(seed), "paper")
     solution = exact_allocation(problem)
     verify_round(solution, problem)
-    weight = problem.options.drift_weight
     makespan = max(each.partition.latency_s + each.upload_s for each in solution.allocations)
-    bits, queues = 9.6e6, np.array(problem.queues)[:, np.newaxis]
-    bandwidth = np.array([band.bandwidth_hz for band in problem.channels])
-    noise = np.array([band.interference_w for band in problem.channels]) + bandwidth * 4e-21
-    gains = np.array([uplink.gains for uplink in problem.uplinks])
-    latency = np.array([[point.latency_s for point in front] for front in problem.fronts])
-    values = []
-    for deadline in np.concatenate(
-        [np.linspace(40, 260, 2000), makespan * (1 + np.arange(3) / 1e5)]
-    ):
-        seconds = (deadline - latency)[:, :, np.newaxis]
-        with np.errstate(over="ignore"):
-            growth = 2 ** (bits / bandwidth / np.maximum(seconds, 1e-3)) - 1
-        power = growth * noise / gains[:, np.newaxis]
-        cost = np.arange(1, 7)[:, np.newaxis] + power
-        least = (queues[:, :, np.newaxis] * np.where(power <= 0.5, cost, 1e6)).min(axis=1)
-        values.append(weight * deadline + least[linear_sum_assignment(least)].sum())
+    deadlines = [*np.linspace(40, 260, 1000), *(makespan * (1 + np.arange(3) / 1e5))]
+    least = min(paper_value(problem, deadline) for deadline in deadlines)
     objective = solution.certificate.objective
-    assert min(values) >= objective * (1 - 1e-9)
-    assert min(values) <= objective * (1 + 1e-4)
+    assert objective * (1 - 1e-9) <= least <= objective * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_deadline_of_a_span_is_below_its_bound(seed: int) -> None:
+    """Which the search prunes by; with the best deadline before, at and after the span."""
+    rng = np.random.default_rng(seed)
+    problem = clusters(rng, "paper")
+    options = round_options(problem)
+    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
+    curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
+    first = bottleneck(options.finish_s.min(axis=0))
+    best, edges, drifts = search.prepared(curves, relaxed, first)
+    for edge, drift in zip(edges, drifts, strict=True):
+        assert paper_value(problem, edge) - search.weight * edge >= drift * (1 - 1e-12)
+    tight = 0
+    for _ in range(30):
+        start = float(rng.uniform(edges[0], edges[-1]))
+        stop = start + float(10 ** rng.uniform(-2, 1.5))
+        deadline = float(rng.choice([start - 1e-3, start, stop, start - 50, stop + 50]))
+        span = Span(0.0, start, stop, curves.within(start, stop))
+        # Against a round that nothing improves on.
+        other = dataclasses.replace(best, deadline_s=deadline, value=-math.inf)
+        bound, _ = search.bound(span, other, len(best.curves))
+        inside = np.linspace(start, stop, 25, endpoint=False)
+        least = min(paper_value(problem, each) for each in inside)
+        assert bound <= least * (1 + 1e-12)
+        tight += bound >= least * (1 - 1e-3)
+    assert tight > 5
 
 
 @pytest.mark.parametrize("drift", ["gamma", "paper"])

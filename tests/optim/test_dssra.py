@@ -120,7 +120,7 @@ def test_a_cluster_that_cannot_hold_the_model_sits_out() -> None:
     first, *rest = asked.clusters
     planned = plan(replace(asked, clusters=(small(first), *rest)))
     assert [one.unit for one in planned.clusters] == [10, 20]
-    with pytest.raises(InfeasibleRoundError, match="unit 0: .*unit 10: .*unit 20: ") as caught:
+    with pytest.raises(InfeasibleRoundError, match=r"unit 0: .*unit 10: .*unit 20: ") as caught:
         plan(replace(asked, clusters=tuple(small(state) for state in asked.clusters)))
     assert "\n" not in str(caught.value)
 

@@ -7,13 +7,15 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
 from optim.latency import Floats, block_caps, pipeline_latency
 from optim.partition import exact_partition
+from optim.partition_knapsack import Bottleneck, Nodes
+from optim.partition_rates import Rates
 from optim.problem import ClusterProblem, ClusterSolution, Latency
 from tests.optim.instances import heterogeneous, paper_like
 from tests.optim.partition_references import (
@@ -89,6 +91,8 @@ def check_exact(problem: ClusterProblem, expected: Floats) -> None:
 @each_law
 @settings(max_examples=500)
 @given(seed=st.integers(0, 2**32))
+@example(seed=1706)  # the lowest threshold of all is the best one
+@example(seed=7882)  # a hop that is shorter than the device's one block
 def test_as_fast_as_every_partition(latency: Latency, seed: int) -> None:
     """Small clusters with ties, zero costs and caps of all kinds, against enumeration."""
     problem = small(np.random.default_rng(seed), latency)
@@ -122,6 +126,35 @@ def test_as_fast_as_mixed_integer_programming(latency: Latency, seed: int) -> No
     for m in {max(1, point.num_micro_batches - 2), min(64, point.num_micro_batches + 2)}:
         other = by_milp(problem, m, point.num_segments)
         assert other >= point.latency_s * (1 - TOLERANCE)
+
+
+@pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) -> None:
+    """Whatever the price: with the bottleneck known, be it by compute or by hop, and without."""
+    rng = np.random.default_rng(seed)
+    problem = replace(small(rng, latency), max_micro_batches=5)
+    rates, count = Rates.of(problem), len(problem.devices)
+    devices = rng.integers(count, size=problem.num_blocks)
+    blocks = np.bincount(devices, minlength=count)
+    row = rng.integers(5, size=1)
+    if (blocks > rates.caps[row[0]]).any():
+        return
+    size = int((blocks > 0).sum())
+    slowest = np.where(blocks > 0, rates.bottleneck(row, blocks[None])[0], -1)
+    device = slowest.argmax(keepdims=True)
+    threshold = slowest[device]
+    by_hop = rates.hop[row, device] == threshold
+    prices = rates.per_block[row[0]].mean() * rng.uniform(0, 5, (1, 6))
+    latency_s = pipeline_latency(
+        problem.devices, blocks.tolist(), problem.batch_size, int(row[0]) + 1, latency
+    )
+    bottleneck = Bottleneck(device, by_hop) if rng.random() < 0.8 else None
+    nothing = np.zeros((1, rates.max_segments))
+    nodes = Nodes.of(rates, row, threshold, threshold, nothing, bottleneck)
+    least = nodes.relaxed(prices).fitting().least[0]
+    assert (least[size - 1 :] <= latency_s * (1 + TOLERANCE)).all()
 
 
 @pytest.mark.slow

@@ -1,0 +1,74 @@
+"""A joint round as a table: who sends on which channel, with which power, and who waits."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from collapipe.cli.decision import Decision, JointRound
+from collapipe.cli.printing import (
+    certainty,
+    counted,
+    figures_table,
+    print_lines,
+    seconds,
+    three_digits,
+)
+from optim.channel import links, power_limits
+from optim.convergence import next_queues, round_gammas
+
+
+def show_round(console: Console, decision: Decision, joint: JointRound) -> None:
+    """Print the round, its objective, and why somebody is idle."""
+    options, certificate = joint.problem.options, joint.solution.certificate
+    channels, units = len(joint.problem.channels), len(joint.problem.uplinks)
+    console.print(
+        f"round: {counted(channels, 'channel')} for {counted(units, 'cluster')}, "
+        f"drift {options.drift}, V = {options.drift_weight:g} per s",
+        style="bold",
+    )
+    console.print(_round_table(decision, joint))
+    longest = max(a.partition.latency_s + a.upload_s for a in joint.solution.allocations)
+    lines = [
+        ("the round", f"{seconds(longest)}, its slowest cluster's batch and upload"),
+        ("objective", f"{certificate.objective:.6g}; {certainty(certificate)}"),
+        *(("idle", line) for line in _idlers(decision, joint)),
+    ]
+    print_lines(console, lines)
+
+
+def _round_table(decision: Decision, joint: JointRound) -> Table:
+    columns = ("channel", "power", "pipeline", "upload", "total", "drift", "queue")
+    table = figures_table("cluster", columns)
+    gammas = round_gammas(joint.problem, joint.solution.allocations)
+    after = next_queues(joint.problem.queues, gammas, joint.problem.options.gamma_max)
+    for unit, cluster in enumerate(decision.inventory.clusters):
+        queue = f"{joint.problem.queues[unit]:.3g} -> {after[unit]:.3g}"
+        table.add_row(Text(cluster.name), *_row(joint, unit), f"{gammas[unit]:.3g}", queue)
+    return table
+
+
+def _row(joint: JointRound, unit: int) -> tuple[str, ...]:
+    allocation = joint.of(unit)
+    if allocation is None:
+        return ("idle", *"----")
+    pipeline, upload = allocation.partition.latency_s, allocation.upload_s
+    times = (seconds(each) for each in (pipeline, upload, pipeline + upload))
+    return (str(allocation.channel), f"{three_digits(allocation.power_w)} W", *times)
+
+
+def _idlers(decision: Decision, joint: JointRound) -> list[str]:
+    """Who sits the round out, and whether it could have taken part."""
+    pairs = links(joint.problem.uplinks, joint.problem.channels, decision.inventory.round.fading)
+    possible = power_limits(pairs).max(axis=1) > 0
+    needed = (pairs.energy_j / pairs.budgets).min(axis=1)
+    return [
+        f"{cluster.name}: "
+        + (
+            "the channels serve others better in this round"
+            if possible[unit]
+            else f"at any power its upload costs more than {needed[unit]:.3g} J on every channel, "
+            f"it has {joint.problem.uplinks[unit].energy_j:.3g} J"
+        )
+        for unit, cluster in enumerate(decision.inventory.clusters)
+        if not joint.of(unit)
+    ]
