@@ -4,8 +4,8 @@ import functools
 import io
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.lib.format as npy
@@ -167,7 +167,7 @@ def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], se
 
 
 @functools.cache  # an adapter costs a millisecond
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
@@ -177,7 +177,7 @@ def _json(value: Any) -> str:
 
 def _parse(kind: type[T], text: Any) -> T:
     try:
-        return _adapter(kind).validate_json(text)
+        return cast(T, _adapter(kind).validate_json(text))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

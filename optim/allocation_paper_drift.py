@@ -50,7 +50,7 @@ def allocate_paper_drift(problem: RoundProblem, options: Options, stop_at: float
             f"round.drift_weight={weight:g}: drift paper needs more than 0, or every upload would "
             "take for ever; raise it or set round.drift to gamma"
         )
-    search = _Search(weight, options.limits_w.shape)
+    search = DeadlineSearch(weight, options.limits_w.shape)
     first = bottleneck(options.finish_s.min(axis=0))
     curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
     best, bound = search.best(curves, relaxed, first, stop_at)
@@ -59,7 +59,7 @@ def allocate_paper_drift(problem: RoundProblem, options: Options, stop_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
+class SlowRound:
     """Options that form a matching, the deadline that is best for them, and V·D + their costs."""
 
     curves: Curves
@@ -68,7 +68,7 @@ class _Round:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Span:
+class Span:
     """Deadlines from ``start_s`` up to, and without, ``stop_s``, and a bound of their values."""
 
     bound: float
@@ -78,7 +78,7 @@ class _Span:
 
 
 @dataclass(slots=True)
-class _Search:
+class DeadlineSearch:
     """Branch and bound for weight V and N×J pairs."""
 
     weight: float
@@ -87,12 +87,12 @@ class _Search:
 
     def best(
         self, curves: Curves, relaxed: Curves, first_s: float, stop_at: float
-    ) -> tuple[_Round, float]:
+    ) -> tuple[SlowRound, float]:
         """The best round, and a bound of all. No round is done before ``first_s``."""
         best, edges, drifts = self.prepared(curves, relaxed, first_s)
         bounds = (self.weight * edges[:-1] + drifts[1:]).tolist()
         ends = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        spans = [_Span(bound, *end, curves) for bound, end in zip(bounds, ends, strict=True)]
+        spans = [Span(bound, *end, curves) for bound, end in zip(bounds, ends, strict=True)]
         heapq.heapify(spans)
         while spans[0].bound < best.value * (1 - _TOLERANCE) and time.perf_counter() < stop_at:
             span = heapq.heappop(spans)
@@ -103,7 +103,7 @@ class _Search:
 
     def prepared(
         self, curves: Curves, relaxed: Curves, first_s: float
-    ) -> tuple[_Round, Floats, Floats]:
+    ) -> tuple[SlowRound, Floats, Floats]:
         """A good round, deadlines around all better ones, and bounds of the drift by each."""
         costs = curves.queues * (curves.segments + curves.floors_w)
         floor = self.match(curves, costs)
@@ -118,14 +118,14 @@ class _Search:
             best = min(best, self.round_at(curves, guess), key=lambda each: each.value)
         return best, edges, drifts
 
-    def round_at(self, curves: Curves, deadline_s: float) -> _Round:
+    def round_at(self, curves: Curves, deadline_s: float) -> SlowRound:
         """The options that are cheapest at a deadline, at the deadline that is best for them."""
         early = curves.take(curves.finish_s <= deadline_s)
         powers, _ = early.power(deadline_s)
         costs = early.queues * (early.segments + powers)
         return self.valley(early.take(self.cheapest(early, costs, self.match(early, costs))))
 
-    def bound(self, span: _Span, best: _Round, cardinality: int) -> tuple[float, _Round]:
+    def bound(self, span: Span, best: SlowRound, cardinality: int) -> tuple[float, SlowRound]:
         """No round with a deadline in the span has less; and the better of ``best`` and one found.
 
         Tangents are taken at the span's end, but at its start for options that can keep it if that
@@ -153,7 +153,7 @@ class _Search:
             bound = max(bound, values[0] - self.weight * (span.stop_s - span.start_s))
         return bound, best
 
-    def improved(self, best: _Round, curves: Curves, chosen: Ints) -> _Round:
+    def improved(self, best: SlowRound, curves: Curves, chosen: Ints) -> SlowRound:
         """The better of ``best`` and the chosen options at their best deadline."""
         key = curves.options[:, chosen].tobytes()
         if key in self.seen:
@@ -179,7 +179,7 @@ class _Search:
             chosen.append(pair[costs[pair].argmin()])
         return np.array(chosen)
 
-    def valley(self, chosen: Curves) -> _Round:
+    def valley(self, chosen: Curves) -> SlowRound:
         """Fixed options at their best deadline, where V + Σ Y·dp/dD changes its sign."""
         low = high = float(chosen.finish_s.max())
         step = high - float(chosen.latency_s.min())
@@ -189,20 +189,20 @@ class _Search:
             high = brentq(lambda deadline: self.slope(chosen, deadline), low, high, xtol=1e-300)
         powers, _ = chosen.power(high)
         cost = float(chosen.queues @ (chosen.segments + powers))
-        return _Round(chosen, high, self.weight * high + cost)
+        return SlowRound(chosen, high, self.weight * high + cost)
 
     def slope(self, chosen: Curves, deadline_s: float) -> float:
         """d/dD of V·D and the costs of the options."""
         return self.weight + float(chosen.queues @ chosen.power(deadline_s)[1])
 
 
-def _parts(span: _Span, deadline_s: float) -> Iterator[_Span]:
+def _parts(span: Span, deadline_s: float) -> Iterator[Span]:
     """The span's halves, or what lies left and right of the best deadline."""
     middle = (span.start_s + span.stop_s) / 2
     if span.start_s < deadline_s < span.stop_s:
         middle = deadline_s
     for start, stop in ((span.start_s, middle), (middle, span.stop_s)):
-        yield _Span(span.bound, start, stop, span.curves.within(start, stop))
+        yield Span(span.bound, start, stop, span.curves.within(start, stop))
 
 
 def _relaxed_drift(relaxed: Curves, deadlines_s: Floats, cardinality: int) -> Floats:

@@ -50,7 +50,7 @@ def sum_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[lis
         nodes, factors = _split(nodes), NEAR_FACTORS
         nodes = nodes.relaxed(prices.of_nodes(nodes)).below(best.goal()).fitting()
     if nodes.bottleneck is not None:
-        nodes = nodes.relaxed(prices.of_nodes(nodes) * LAST_FACTORS).below(best.goal())
+        nodes = nodes.relaxed(prices.around(nodes)).below(best.goal())
         while len(nodes.row) and time.perf_counter() < deadline:
             nodes = _settle(nodes, best, prices)
     lower = min(float(best.latency.min()), float(nodes.least.min(initial=np.inf)))
@@ -128,9 +128,16 @@ class _Prices:
         return cls(unit, pick.critical_prices() / unit[pick.row])
 
     def of_nodes(self, nodes: Nodes) -> Floats:
-        """For the smallest open S of each node, [N, 1], s."""
-        prices: Floats = self.of_size[np.isfinite(nodes.least).argmax(axis=1)]
-        return (prices * self.unit[nodes.row])[:, None]
+        """For the smallest and the largest open S of each node, [N, 2], s."""
+        is_open = np.isfinite(nodes.least)
+        first = is_open.argmax(axis=1)
+        last = is_open.shape[1] - 1 - is_open[:, ::-1].argmax(axis=1)
+        of_size: Floats = self.of_size[np.stack([first, last], axis=1)]
+        return of_size * self.unit[nodes.row][:, None]
+
+    def around(self, nodes: Nodes) -> Floats:
+        """Those and others near them, [N, P], s."""
+        return np.concatenate([self.of_nodes(nodes) * each for each in LAST_FACTORS], axis=1)
 
 
 def _roots(rates: Rates) -> Nodes:
@@ -217,7 +224,7 @@ def _settle(nodes: Nodes, best: _Incumbents, prices: _Prices) -> Nodes:
     promise = np.maximum(goal - nodes.least, 0)
     index = int(promise.max(axis=1).argmax())
     node = nodes.where(np.array([index]))
-    devices = useful_devices(node, (prices.of_nodes(node) * LAST_FACTORS)[0], best.goal())
+    devices = useful_devices(node, prices.around(node)[0], best.goal())
     most = min(int(np.flatnonzero(promise[index])[-1]) + 1, len(devices))
     cost, blocks = solve(node, devices, most)
     latency = cost + node.row * node.high
