@@ -1,10 +1,9 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
-import functools
 import io
 import math
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -24,6 +23,10 @@ from collapipe.state import ClusterState
 T = TypeVar("T")
 STATE = "query.state"  # message types, as Flower addresses them
 TRAIN = "train"
+# Kept, for an adapter costs a millisecond.
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (ClusterState, ClusterPlan, ClusterReport)
+}
 
 
 def pack_state_request(tokenizer: str) -> RecordDict:
@@ -166,18 +169,13 @@ def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], se
             raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
 
 
-@functools.cache  # an adapter costs a millisecond
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def _json(value: Any) -> str:
-    return _adapter(type(value)).dump_json(value).decode()
+    return _ADAPTERS[type(value)].dump_json(value).decode()
 
 
 def _parse(kind: type[T], text: Any) -> T:
     try:
-        return cast(T, _adapter(kind).validate_json(text))
+        return cast(T, _ADAPTERS[kind].validate_json(text))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -135,9 +135,14 @@ def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) ->
     """Whatever the price: with the bottleneck known, be it by compute or by hop, and without."""
     rng = np.random.default_rng(seed)
     problem = replace(small(rng, latency), max_micro_batches=5)
+    # Speeds far apart, and hops as long as several blocks of a slow device.
+    devices = tuple(
+        replace(device, time=AffineLaw(4.0**k, 0.1, 0.0, float(rng.uniform(0, 400))))
+        for k, device in enumerate(problem.devices)
+    )
+    problem = replace(problem, devices=devices)
     rates, count = Rates.of(problem), len(problem.devices)
-    devices = rng.integers(count, size=problem.num_blocks)
-    blocks = np.bincount(devices, minlength=count)
+    blocks = np.bincount(rng.integers(count, size=problem.num_blocks), minlength=count)
     row = rng.integers(5, size=1)
     if (blocks > rates.caps[row[0]]).any():
         return
@@ -146,7 +151,7 @@ def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) ->
     device = slowest.argmax(keepdims=True)
     threshold = slowest[device]
     by_hop = rates.hop[row, device] == threshold
-    prices = rates.per_block[row[0]].mean() * rng.uniform(0, 5, (1, 6))
+    prices = rates.per_block[row[0]].mean() * rng.uniform(0, 3, (1, 6))
     latency_s = pipeline_latency(
         problem.devices, blocks.tolist(), problem.batch_size, int(row[0]) + 1, latency
     )
