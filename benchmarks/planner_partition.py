@@ -64,8 +64,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instances", type=int, default=20)
-    parser.add_argument("--highs", type=int, default=5, help="instances that HiGHS solves, K=12")
-    parser.add_argument("--highs-large", type=int, default=1, help="the same, K=48")
+    parser.add_argument("--highs", type=int, default=20, help="instances that HiGHS solves, K=12")
+    parser.add_argument("--highs-large", type=int, default=5, help="the same, K=48")
     options = parser.parse_args()
     print(machine() | {"numpy": np.__version__, "seeds": f"0 … {options.instances - 1}"})
     seeds = range(options.instances)

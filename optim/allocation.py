@@ -19,7 +19,7 @@ def exact_allocation(problem: RoundProblem, time_limit_s: float = math.inf) -> R
     """The least V·makespan + drift of all rounds that schedule as many units as possible.
 
     That many is ν, the largest matching of units and channels that are feasible together: fewer
-    would be cheaper, none the cheapest. Of paths of equal cost the one with fewer segments.
+    would be cheaper, none the cheapest. Of points that cost the same, the fewest segments.
 
     Parameters
     ----------

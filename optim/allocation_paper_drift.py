@@ -128,13 +128,12 @@ class DeadlineSearch:
     def bound(self, span: Span, best: SlowRound, cardinality: int) -> tuple[float, SlowRound]:
         """No round with a deadline in the span has less; and the better of ``best`` and one found.
 
-        Tangents are taken at the span's end, but at its start for options that can keep it if that
-        is the best deadline.
+        Tangents are taken at the span's end, but at its start if the best deadline is close before
+        it, for the options that can keep that.
         """
         curves = span.curves
         base = np.full(len(curves), span.stop_s)
-        at_best = 0 <= span.start_s - best.deadline_s < span.stop_s - span.start_s
-        if at_best:
+        if 0 <= span.start_s - best.deadline_s < span.stop_s - span.start_s:
             base[curves.finish_s <= span.start_s] = span.start_s
         powers, slopes = curves.power(base)
         costs, slopes = curves.queues * (curves.segments + powers), curves.queues * slopes
@@ -147,10 +146,8 @@ class DeadlineSearch:
             values.append(self.weight * end + matching.cost)
             if values[-1] < best.value * (1 - _TOLERANCE):
                 best = self.improved(best, curves, self.cheapest(curves, tangents, matching))
-        bound = min(values)
-        if not at_best:
-            # At its end each option costs least.
-            bound = max(bound, values[0] - self.weight * (span.stop_s - span.start_s))
+        # At its end every option costs least, so that V·start + the drift there is a bound too.
+        bound = max(min(values), values[0] - self.weight * (span.stop_s - span.start_s))
         return bound, best
 
     def improved(self, best: SlowRound, curves: Curves, chosen: Ints) -> SlowRound:
@@ -212,4 +209,5 @@ def _relaxed_drift(relaxed: Curves, deadlines_s: Floats, cardinality: int) -> Fl
     costs = relaxed.queues * (relaxed.segments + powers)
     costs[relaxed.finish_s > deadlines] = np.inf
     least = np.minimum.reduceat(costs, relaxed.starts, axis=1)
-    return np.partition(least, cardinality - 1, axis=1)[:, :cardinality].sum(axis=1)
+    cheapest: Floats = np.partition(least, cardinality - 1, axis=1)[:, :cardinality]
+    return np.asarray(cheapest.sum(axis=1))

@@ -137,10 +137,16 @@ def clusters(
     return RoundProblem(tuple(fronts), tuple(uplinks), channels, queues, 12, options)
 
 
-@pytest.mark.parametrize("seed", range(60))
+# Of the first 300 seeds, the last two are those that a search notices that skips one deadline.
+@pytest.mark.parametrize("seed", [*range(40), 179, 204])
 def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
     """Where pruning shows."""
-    problem = clusters(np.random.default_rng(seed), "gamma")
+    rng = np.random.default_rng(seed)
+    problem = clusters(rng, "gamma")
+    weighted = dataclasses.replace(
+        problem.options, drift_weight=float(10 ** rng.uniform(-2.5, 0.5))
+    )
+    problem = dataclasses.replace(problem, options=weighted)
     options = round_options(problem)
     assert options.finish_s.shape == (6, 12, 5)
     best = math.inf
