@@ -70,7 +70,7 @@ class Partition:
     @property
     def num_segments(self) -> int:
         """S, the devices that hold at least one block."""
-        return 1 if self.replicated else sum(held > 0 for held in self.blocks)
+        return 1 if self.replicated else len(self.blocks) - self.blocks.count(0)
 
 
 @dataclass(frozen=True, slots=True)
