@@ -1,7 +1,13 @@
 """What is true now: what a unit tells of itself before a round is planned, in SI units."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from collapipe.errors import ConfigError
+
+_MOST_DEVICES = 1024  # of a cluster, so that no unit can make planning endless
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,9 @@ class AffineLaw:
     v: float
     w: float
     ell: float
+
+    def __post_init__(self) -> None:
+        _check_not_negative(self, ("u", "v", "w", "ell"))
 
     def compute(self, blocks: int, micro_batch_size: float) -> float:
         """C = δ·(u·b̂ + v)."""
@@ -57,6 +66,9 @@ class EnergyBudget:
     law: AffineLaw
     scope: Literal["batch", "micro_batch"] = "batch"
 
+    def __post_init__(self) -> None:
+        _check_not_negative(self, ("limit_j",))
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
@@ -76,6 +88,10 @@ class DeviceProfile:
     time: AffineLaw
     max_blocks: int | None = None
     energy: EnergyBudget | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_blocks is not None and self.max_blocks < 0:
+            raise ConfigError(f"device {self.name}: max_blocks={self.max_blocks} is negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,11 @@ class Uplink:
     activation_bits: float
     gains: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        _check_not_negative(self, ("max_power_w", "energy_j", "model_bits", "activation_bits"))
+        if not all(math.isfinite(gain) and gain >= 0 for gain in self.gains):
+            raise ConfigError(f"an uplink's gains {self.gains} must be finite and not negative")
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:
@@ -153,3 +174,18 @@ class ClusterState:
     devices: tuple[DeviceProfile, ...]
     num_samples: int
     uplink: Uplink | None = None
+
+    def __post_init__(self) -> None:
+        names = {device.name for device in self.devices}
+        if not 1 <= len(self.devices) <= _MOST_DEVICES or len(names) < len(self.devices):
+            raise ConfigError(
+                f"unit {self.unit}: {len(self.devices)} devices with {len(names)} names; "
+                f"1 to {_MOST_DEVICES} are possible, each with a name of its own"
+            )
+
+
+def _check_not_negative(of: object, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(of, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{type(of).__name__}: {name}={value} must be finite, not negative")

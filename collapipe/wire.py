@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from collapipe.errors import WireError
+from collapipe.errors import CollaPipeError, WireError
 from collapipe.messages import Failure, LinkAddress, TrainReply, TrainRequest
 from collapipe.models.part import Tensors
 from collapipe.plan import ClusterPlan
@@ -176,6 +176,8 @@ def _json(value: Any) -> str:
 def _parse(kind: type[T], text: Any) -> T:
     try:
         return cast(T, _ADAPTERS[kind].validate_json(text))
+    except CollaPipeError as error:
+        raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

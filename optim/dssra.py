@@ -65,7 +65,7 @@ class Dssra(RoundOptions):
             raise InfeasibleRoundError("; ".join(reasons))
         problem = RoundProblem(
             tuple(fronts),
-            tuple(_uplink(cluster) for cluster in request.clusters),
+            tuple(_uplink(cluster, len(request.channels)) for cluster in request.clusters),
             request.channels,
             request.queues,
             request.num_blocks,
@@ -90,7 +90,9 @@ def _allocated(request: RoundRequest, allocation: Allocation) -> ClusterPlan:
     return cluster_plan(request, cluster, allocation.partition, uplink)
 
 
-def _uplink(cluster: ClusterState) -> Uplink:
-    if cluster.uplink is None:
-        raise InfeasibleRoundError(f"unit {cluster.unit} did not say what its uplink is like")
+def _uplink(cluster: ClusterState, num_channels: int) -> Uplink:
+    if cluster.uplink is None or len(cluster.uplink.gains) != num_channels:
+        raise InfeasibleRoundError(
+            f"unit {cluster.unit} did not say what its uplink is like on {num_channels} channels"
+        )
     return cluster.uplink

@@ -108,3 +108,25 @@ def test_weights_that_do_not_fit_are_refused(change: object, says: str) -> None:
     change(sent)  # type: ignore[operator]
     with pytest.raises(WireError, match=says):
         wire.check_like(sent, TENSORS, "unit 1")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"u":1.0', '"u":-1.0'),
+        ('"u":1.0', '"u":NaN'),
+        ('"limit_j":6.0', '"limit_j":Infinity'),
+        ('"max_blocks":5', '"max_blocks":-5'),
+        ('"name":"a"', '"nome":"a"'),
+        ('"gains":[0.9,0.8]', '"gains":[0.9,-0.8]'),
+        ('"devices":[', '"devices":[],"rest":['),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(before: str, after: str) -> None:
+    state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
+    content = wire.pack_state(state)
+    text = str(content["state"]["state"])
+    assert before in text
+    content["state"]["state"] = text.replace(before, after, 1)
+    with pytest.raises(WireError, match="not a ClusterState: "):
+        wire.unpack_state(content)

@@ -128,7 +128,9 @@ def test_a_cluster_that_cannot_hold_the_model_sits_out() -> None:
 def test_an_unknown_uplink_is_an_error() -> None:
     asked = request(1)
     unknown = replace(asked.clusters[0], uplink=None)
-    with pytest.raises(InfeasibleRoundError, match="unit 0 did not say what its uplink is like"):
+    with pytest.raises(
+        InfeasibleRoundError, match="unit 0 did not say what its uplink is like on 2"
+    ):
         plan(replace(asked, clusters=(unknown,)))
 
 
