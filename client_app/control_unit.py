@@ -31,6 +31,7 @@ from collapipe.timing import PhaseTimer
 from pipeline.engine import Pipeline
 
 _log = logging.getLogger(__name__)
+_TOKEN_BITS = 72  # of mask and target on the decoder link, beside the activation
 
 
 class Trainer(Protocol):
@@ -82,10 +83,11 @@ class ControlUnit:
         cluster: ClusterPreset = settings.build("cluster")
         channel: ChannelPreset = settings.build("channel")
         cost = measure_cost(spec, settings.task.max_length, settings.batch_size)
-        samples = settings.federation.local_steps * settings.batch_size
+        samples = settings.federation.local_steps * min(settings.batch_size, len(self._examples))
+        sample_bits = cost.activation_bits + _TOKEN_BITS * settings.task.max_length
         uplink = channel.draw_uplink(
             model_bits=upload_bits(spec, self._tokenizer.vocabulary),
-            activation_bits=samples * cost.activation_bits,
+            activation_bits=samples * sample_bits,
             rng=self._generator("uplink"),
         )
         devices = cluster.draw(cost, self._generator("cluster"))

@@ -118,6 +118,8 @@ class RoundPlan:
     queues
         Y_n(t+1) of all N units, as this round leaves them (eq. 29); the next round's request
         brings them back.
+    idle_queues
+        What they are instead for units that were scheduled and failed: as if they had been idle.
     certificate
         None: the strategy solves nothing.
     """
@@ -126,4 +128,5 @@ class RoundPlan:
     clusters: tuple[ClusterPlan, ...]
     gammas: tuple[float, ...] = ()
     queues: tuple[float, ...] = ()
+    idle_queues: tuple[float, ...] = ()
     certificate: Certificate | None = None

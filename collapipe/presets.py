@@ -11,6 +11,17 @@ from collapipe.errors import ConfigError
 from collapipe.physical import PhysicalDevice, from_db, from_dbm
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
 
+_POSITIVE = (
+    "bandwidth_hz",
+    "d2d_bandwidth_hz",
+    "d2d_rate_bps",
+    "energy_j",
+    "flops_per_s",
+    "max_power_w",
+    "model_bits",
+    "relative_speed",
+)
+_MOST_DB = 300
 Range = tuple[float, float]  # least and most of what is drawn evenly
 
 
@@ -148,6 +159,8 @@ class HardwareCluster:
         _check("cluster", self)
         if not self.kinds:
             raise ConfigError("cluster.kinds=[]: name at least one kind of device")
+        for place, kind in enumerate(self.kinds):
+            _check(f"cluster.kinds[{place}]", kind)
 
     def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``."""
@@ -218,7 +231,7 @@ class ChannelPreset:
         )
 
 
-def _check(group: str, preset: ClusterPreset | ChannelPreset) -> None:
+def _check(group: str, preset: ClusterPreset | ChannelPreset | Hardware) -> None:
     """At least one of what is counted, ranges in order, and nothing negative but decibels."""
     for field in fields(cast(Any, preset)):
         value, option = getattr(preset, field.name), f"{group}.{field.name}"
@@ -229,9 +242,11 @@ def _check(group: str, preset: ClusterPreset | ChannelPreset) -> None:
         if drawn and not (len(numbers) == 2 and numbers[0] <= numbers[1]):
             raise ConfigError(f"{option}={numbers}: must be [least, most]")
         for number in numbers:
-            if isinstance(number, int | float) and not _sound(field.name, number):
+            if not isinstance(number, int | float):
+                continue
+            if "_db" in field.name and not abs(number) <= _MOST_DB:
+                raise ConfigError(f"{option}={value}: must lie within {_MOST_DB} dB of 0")
+            if "_db" not in field.name and not (math.isfinite(number) and number >= 0):
                 raise ConfigError(f"{option}={value}: must be finite and not negative")
-
-
-def _sound(name: str, number: float) -> bool:
-    return math.isfinite(number) and (number >= 0 or "_db" in name)
+            if number == 0 and field.name in _POSITIVE:
+                raise ConfigError(f"{option}={value}: must be above 0")

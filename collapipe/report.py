@@ -38,6 +38,8 @@ class RoundReport:
     ----------
     plan
         What was decided: who, which blocks, channels and powers; Γ and the queues.
+    queues
+        Y_n(t+1) of all N units, which waited on if they failed; empty without a scheduler's.
     train_loss
         Mean over the units' steps, weighted as the aggregation weighs the units.
     failures
@@ -48,6 +50,7 @@ class RoundReport:
 
     round: int
     plan: RoundPlan
+    queues: tuple[float, ...]
     units: tuple[int, ...]
     failures: dict[int, str]
     train_loss: float

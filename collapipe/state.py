@@ -1,13 +1,13 @@
 """What is true now: what a unit tells of itself before a round is planned, in SI units."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from collapipe.errors import ConfigError
 
-_MOST_DEVICES = 1024  # of a cluster, so that no unit can make planning endless
+_MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
+_MOST, _MOST_LAW = 1e18, 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AffineLaw:
     ell: float
 
     def __post_init__(self) -> None:
-        _check_not_negative(self, ("u", "v", "w", "ell"))
+        _check_within(self, ("u", "v", "w", "ell"), _MOST_LAW)
 
     def compute(self, blocks: int, micro_batch_size: float) -> float:
         """C = δ·(u·b̂ + v)."""
@@ -67,7 +67,7 @@ class EnergyBudget:
     scope: Literal["batch", "micro_batch"] = "batch"
 
     def __post_init__(self) -> None:
-        _check_not_negative(self, ("limit_j",))
+        _check_within(self, ("limit_j",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,10 @@ class Uplink:
     gains: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check_not_negative(self, ("max_power_w", "energy_j", "model_bits", "activation_bits"))
-        if not all(math.isfinite(gain) and gain >= 0 for gain in self.gains):
-            raise ConfigError(f"an uplink's gains {self.gains} must be finite and not negative")
+        _check_within(self, ("max_power_w", "energy_j", "model_bits", "activation_bits"))
+        for gain in self.gains:
+            if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
+                raise ConfigError(f"Uplink: a gain of {gain} is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +185,11 @@ class ClusterState:
             )
 
 
-def _check_not_negative(of: object, names: Sequence[str]) -> None:
+def _check_within(of: object, names: Sequence[str], most: float = _MOST) -> None:
+    """Numbers so large or small that arithmetic fails on them are no measurements."""
     for name in names:
         value = getattr(of, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{type(of).__name__}: {name}={value} must be finite, not negative")
+        if not (value == 0 or 1 / _MOST <= value <= most):
+            raise ConfigError(
+                f"{type(of).__name__}: {name}={value} must be 0, or within {1 / _MOST:g} … {most:g}"
+            )

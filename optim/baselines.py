@@ -10,8 +10,8 @@ import numpy as np
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
-from optim.cluster_plan import cluster_plan, fastest_partition
-from optim.partition import even_partition
+from optim.cluster_plan import cluster_plan, fronts
+from optim.partition import even_partition, exact_partition
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
 
@@ -36,17 +36,7 @@ class AllUnits:
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         """See ``Planner.plan_round``; draws nothing."""
-        return RoundPlan(
-            request.round,
-            tuple(
-                cluster_plan(
-                    request,
-                    cluster,
-                    fastest_partition(request, cluster, cast(Latency, self.latency)),
-                )
-                for cluster in request.clusters
-            ),
-        )
+        return _fastest(request, self.latency, len(request.clusters))
 
 
 @dataclass(frozen=True)
@@ -124,10 +114,10 @@ def _even_cluster(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
 
 
 def _fastest(request: RoundRequest, latency: str, num_scheduled: int) -> RoundPlan:
-    """The units with the fastest pipelines, in the units' order."""
-    law = cast(Latency, latency)
-    points = [fastest_partition(request, cluster, law) for cluster in request.clusters]
-    ranked = sorted(range(len(points)), key=lambda place: points[place].latency_s)
+    """The units with the fastest pipelines, in the units' order; who cannot hold the model, not."""
+    found = fronts(request, cast(Latency, latency), exact_partition)
+    able = [place for place, front in enumerate(found) if front]
+    ranked = sorted(able, key=lambda place: found[place][-1].latency_s)
     chosen = sorted(ranked[:num_scheduled])
-    plans = (cluster_plan(request, request.clusters[place], points[place]) for place in chosen)
+    plans = (cluster_plan(request, request.clusters[place], found[place][-1]) for place in chosen)
     return RoundPlan(request.round, tuple(plans))

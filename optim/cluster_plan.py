@@ -6,7 +6,6 @@ from dataclasses import replace
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
 from collapipe.state import ClusterState
-from optim.partition import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import ClusterProblem, ClusterSolution, Latency, Partition
 from optim.verify import verify_cluster
@@ -25,7 +24,7 @@ def _problem(request: RoundRequest, cluster: ClusterState, latency: Latency) -> 
     )
 
 
-def cluster_front(
+def _front(
     request: RoundRequest, cluster: ClusterState, latency: Latency, solve: Solve
 ) -> tuple[Partition, ...]:
     """The verified front of a cluster; its latencies are those of all local steps of the round.
@@ -33,20 +32,33 @@ def cluster_front(
     Raises ``InfeasibleRoundError``.
     """
     problem = _problem(request, cluster, latency)
-    solution = solve(problem)
-    verify_cluster(solution, problem)
-    return tuple(
-        replace(point, latency_s=request.local_steps * point.latency_s)
-        for point in _at_most(request, solution.front)
-    )
+    try:
+        solution = solve(problem)
+        verify_cluster(solution, problem)
+        kept = _at_most(request, solution.front)
+    except InfeasibleRoundError as error:
+        raise InfeasibleRoundError(f"unit {cluster.unit}: {error}") from error
+    return tuple(replace(point, latency_s=request.local_steps * point.latency_s) for point in kept)
 
 
-def fastest_partition(request: RoundRequest, cluster: ClusterState, latency: Latency) -> Partition:
-    """The fastest partition of a cluster, for all local steps of the round, verified.
+def fronts(
+    request: RoundRequest, latency: Latency, solve: Solve
+) -> tuple[tuple[Partition, ...], ...]:
+    """All clusters' fronts; empty for one that cannot hold the model and sits out.
 
-    Raises ``InfeasibleRoundError``.
+    Raises ``InfeasibleRoundError`` where none can.
     """
-    return cluster_front(request, cluster, latency, exact_partition)[-1]
+    found, reasons = list[tuple[Partition, ...]](), list[str]()
+    for cluster in request.clusters:
+        try:
+            found.append(_front(request, cluster, latency, solve))
+        except InfeasibleRoundError as error:
+            found.append(())
+            reasons.append(str(error))
+    if not any(found):
+        more = f"; {len(reasons) - 1} more units cannot either" if len(reasons) > 1 else ""
+        raise InfeasibleRoundError(reasons[0] + more)
+    return tuple(found)
 
 
 def cluster_plan(
@@ -80,7 +92,7 @@ def _at_most(request: RoundRequest, front: tuple[Partition, ...]) -> tuple[Parti
     kept = tuple(point for point in front if most is None or point.num_segments <= most)
     if not kept:
         raise InfeasibleRoundError(
-            f"the model needs {front[0].num_segments} devices, pipeline.num_segments={most}; "
-            "raise it"
+            f"no plan was found with fewer than {front[0].num_segments} segments, "
+            f"pipeline.num_segments={most}; raise it"
         )
     return kept

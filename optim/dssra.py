@@ -5,19 +5,23 @@ from typing import cast
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
-from collapipe.state import ClusterState, Uplink
-from optim.cluster_plan import cluster_front, cluster_plan
-from optim.convergence import next_queues, round_gammas
+from collapipe.state import Uplink
+from optim.allocation import exact_allocation
+from optim.cluster_plan import cluster_plan, fronts
+from optim.convergence import idle_gamma, next_queues, round_gammas
+from optim.partition import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import (
     LATENCIES,
     Allocation,
+    ClusterProblem,
+    ClusterSolution,
     Latency,
-    Partition,
     RoundOptions,
     RoundProblem,
+    RoundSolution,
     check_choice,
 )
 from optim.solvers import cluster_solver, round_solver
@@ -34,13 +38,19 @@ class Dssra(RoundOptions):
         ``exact``, or ``paper``: Algorithms 2 to 4.
     latency
         The law of the pipeline's time.
+    time_limit_s
+        Of ``exact``, for each cluster and for the round; an answer that it cuts short has a gap.
     """
 
     solver: str = "exact"
     latency: str = "overlap"
+    time_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ConfigError as error:
+            raise ConfigError(f"strategy.{error}") from error
         check_choice("strategy.solver", self.solver, ("exact", "paper"))
         check_choice("strategy.latency", self.latency, LATENCIES)
 
@@ -50,38 +60,36 @@ class Dssra(RoundOptions):
         A cluster that cannot hold the model sits out; the round is infeasible only if none can
         take part.
         """
-        latency = cast(Latency, self.latency)
-        solver = cluster_solver(self.solver)
-        fronts, reasons = list[tuple[Partition, ...]](), list[str]()
-        for cluster in request.clusters:
-            try:
-                fronts.append(
-                    cluster_front(request, cluster, latency, lambda asked: solver(asked, rng))
-                )
-            except InfeasibleRoundError as error:
-                fronts.append(())
-                reasons.append(f"unit {cluster.unit}: {error}")
-        if not any(fronts):
-            raise InfeasibleRoundError("; ".join(reasons))
         problem = RoundProblem(
-            tuple(fronts),
-            tuple(_uplink(cluster, len(request.channels)) for cluster in request.clusters),
+            fronts(request, cast(Latency, self.latency), lambda asked: self._split(asked, rng)),
+            _uplinks(request),
             request.channels,
             request.queues,
             request.num_blocks,
             self,
         )
-        solution = round_solver(self.solver)(problem)
+        solution = self._allocate(problem)
         verify_round(solution, problem)
         gammas = round_gammas(problem, solution.allocations)
-        plans = (_allocated(request, allocation) for allocation in solution.allocations)
+        idle = (idle_gamma(request.channels, self),) * len(gammas)
         return RoundPlan(
             request.round,
-            tuple(plans),
+            tuple(_allocated(request, allocation) for allocation in solution.allocations),
             gammas,
             next_queues(request.queues, gammas, self.gamma_max),
+            next_queues(request.queues, idle, self.gamma_max),
             solution.certificate,
         )
+
+    def _split(self, problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+        if self.solver == "exact":
+            return exact_partition(problem, rng, self.time_limit_s)
+        return cluster_solver(self.solver)(problem, rng)
+
+    def _allocate(self, problem: RoundProblem) -> RoundSolution:
+        if self.solver == "exact":
+            return exact_allocation(problem, self.time_limit_s)
+        return round_solver(self.solver)(problem)
 
 
 def _allocated(request: RoundRequest, allocation: Allocation) -> ClusterPlan:
@@ -90,9 +98,12 @@ def _allocated(request: RoundRequest, allocation: Allocation) -> ClusterPlan:
     return cluster_plan(request, cluster, allocation.partition, uplink)
 
 
-def _uplink(cluster: ClusterState, num_channels: int) -> Uplink:
-    if cluster.uplink is None or len(cluster.uplink.gains) != num_channels:
-        raise InfeasibleRoundError(
-            f"unit {cluster.unit} did not say what its uplink is like on {num_channels} channels"
-        )
-    return cluster.uplink
+def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
+    """Each unit's; one that is not known reaches nobody, so that its unit sits out."""
+    num_channels = len(request.channels)
+    deaf = Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * num_channels)
+    uplinks = [cluster.uplink or deaf for cluster in request.clusters]
+    known = [len(each.gains) == num_channels and each is not deaf for each in uplinks]
+    if not any(known):
+        raise InfeasibleRoundError(f"no unit told its uplink to the {num_channels} channels")
+    return tuple(each if heard else deaf for each, heard in zip(uplinks, known, strict=True))

@@ -22,6 +22,7 @@ from collapipe.report import ClusterReport, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from optim.planner import Planner, RoundRequest
+from optim.verify import verify_plan
 from server_app.aggregation import ServerOptimizer, average
 from server_app.heads import Heads
 
@@ -115,8 +116,8 @@ class CollaPipeStrategy(Strategy):
         self.weights = self._aggregate(finished, now)
         if self._heads is not None:
             self._heads.keep_states(finished)
+        self._queues = self._next_queues(now.plan, finished)
         self.report = self._report(finished, failures, now)
-        self._queues = now.plan.queues or self._queues
         self._losses.update({unit: _mean_loss(reply) for unit, reply in finished.items()})
         metrics = MetricRecord({"train_loss": self.report.train_loss})
         return wire.pack_tensors(self.weights), metrics
@@ -150,9 +151,25 @@ class CollaPipeStrategy(Strategy):
         )
         rng = np.random.default_rng(derive(settings.seed, "plan", server_round))
         try:
-            return self._planner.plan_round(request, rng)
+            plan = self._planner.plan_round(request, rng)
         except InfeasibleRoundError as error:
             raise InfeasibleRoundError(f"round {server_round}: {error}") from error
+        verify_plan(plan, request)
+        return plan
+
+    def _next_queues(
+        self, plan: RoundPlan, finished: Mapping[int, TrainReply]
+    ) -> tuple[float, ...]:
+        """Who was scheduled and failed waits on; strategies without queues change none."""
+        if not plan.queues:
+            return self._queues
+        failed = {cluster.unit for cluster in plan.clusters} - set(finished)
+        return tuple(
+            idle if cluster.unit in failed else queue
+            for cluster, queue, idle in zip(
+                self._clusters, plan.queues, plan.idle_queues, strict=True
+            )
+        )
 
     def _outcome(self, unit: int, message: Message, now: _Round) -> TrainReply | Failure:
         if message.has_error():
@@ -216,6 +233,7 @@ class CollaPipeStrategy(Strategy):
         return RoundReport(
             round=now.plan.round,
             plan=now.plan,
+            queues=self._queues,
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=float(np.average(losses, weights=weights)),

@@ -160,6 +160,8 @@ class _Run:
         writer: SummaryWriter,
     ) -> None:
         line = asdict(report)
+        if report.plan.certificate is not None:
+            line["plan"]["certificate"]["gap"] = report.plan.certificate.gap
         line["seconds"] = {**seconds, **report.seconds}
         line["wall_s"] = time.perf_counter() - self._history.start
         writer.add_scalar("train/loss", report.train_loss, report.round)
@@ -211,11 +213,16 @@ def _summarised(
         }
         folder.write_summary(summary)
         if losses:
-            _print_end(console, folder, history, status, wall_s)
+            _print_end(console, folder, history, settings.federation.num_units, status, wall_s)
 
 
 def _print_end(
-    console: Console, folder: RunFolder, history: _History, status: str, wall_s: float
+    console: Console,
+    folder: RunFolder,
+    history: _History,
+    num_units: int,
+    status: str,
+    wall_s: float,
 ) -> None:
     rows = {
         "run": f"{status} after {_counted(len(history.losses), 'round')}, {wall_s:.1f} s",
@@ -225,12 +232,11 @@ def _print_end(
         rows[f"test {history.test.score.name}"] = (
             f"{history.test.score.value:.2f}  ({history.test.score.signature})"
         )
-    for unit, count in sorted(history.rounds.items())[:_SHOWN_UNITS]:
-        rows[f"unit {unit}"] = (
-            f"{_counted(count, 'round')}, lately {_partition(history.plans[unit])}"
-        )
-    if len(history.rounds) > _SHOWN_UNITS:
-        rows["…"] = f"{len(history.rounds) - _SHOWN_UNITS} more units, see metrics.jsonl"
+    for unit in range(min(num_units, _SHOWN_UNITS)):
+        lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
+        rows[f"unit {unit}"] = _counted(history.rounds[unit], "round") + lately
+    if num_units > _SHOWN_UNITS:
+        rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
     rows["bytes"] = f"{history.bytes_up / 1e6:,.1f} MB up, {history.bytes_down / 1e6:,.1f} MB down"
     rows["folder"] = str(folder.path)
     console.print(end_table(rows), soft_wrap=True)

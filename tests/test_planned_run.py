@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from federated import run
 
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError, PlanViolationError
 
 PLANNED = (
     "strategy=dssra",
@@ -78,3 +78,12 @@ def test_every_strategy_trains(strategy: str, tmp_path: Path) -> None:
     expected = 4 if strategy in ("all", "even") else 2
     assert [len(line["units"]) for line in lines] == [expected] * 4
     assert all(line["plan"]["queues"] == [] for line in lines)
+
+
+def test_a_plan_beyond_a_devices_memory_is_not_sent(tmp_path: Path) -> None:
+    small = (
+        "cluster.kinds=[{name: x, flops_per_s: 1e9, memory_bytes: 1e3, power_w: 5, "
+        "d2d_rate_bps: 1e8}]"
+    )
+    with pytest.raises(PlanViolationError, match="unit 0: C7: x-0 holds 2 blocks, its memory 0"):
+        run(tmp_path, "strategy=even", "cluster=edge", small)

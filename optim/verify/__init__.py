@@ -6,6 +6,7 @@ where one of them is below the bound, the bound is wrong. That refutes a claim, 
 """
 
 from optim.verify.cluster import verify_cluster
+from optim.verify.plan import verify_plan
 from optim.verify.round import verify_round
 
-__all__ = ["verify_cluster", "verify_round"]
+__all__ = ["verify_cluster", "verify_plan", "verify_round"]

@@ -37,12 +37,17 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
     if not solution.front:
         raise violation("front", "it has no point")
     for point in solution.front:
-        _check_counts(point, problem)
-        _check_caps(point, problem)
+        check_point(point, problem)
         _check_latency(point, problem)
     _check_order(solution.front)
     check_certificate(solution.certificate, solution.front[-1].latency_s)
     _refute_bound(solution, problem)
+
+
+def check_point(point: Partition, problem: ClusterProblem) -> None:
+    """Check C1, C2, C7 and C9' of one partition. Raises as ``verify_cluster``."""
+    _check_counts(point, problem)
+    _check_caps(point, problem)
 
 
 def _check_counts(point: Partition, problem: ClusterProblem) -> None:

@@ -58,6 +58,10 @@ def test_a_unit_that_raises_is_left_out_of_the_round_and_named(
     assert first["units"] == [0, 2]
     assert "ValueError: the battery is empty" in first["failures"]["1"]
     assert second["units"] == [0, 1, 2]
+    plan = first["plan"]
+    queues, waited = plan["queues"], plan["idle_queues"]  # type: ignore[index]
+    assert queues[1] < waited[1]
+    assert first["queues"] == [queues[0], waited[1], queues[2]]
     assert "round 1: ended without unit 1" in capsys.readouterr().out
 
 

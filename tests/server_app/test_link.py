@@ -240,7 +240,7 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
 def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
     """Where units share a head it would keep all of them waiting."""
     turn = threading.Lock()
-    settings = LinkSettings(max_message_bytes=LIMIT, frame_timeout_s=0.1)
+    settings = LinkSettings(max_message_bytes=LIMIT, frame_timeout_s=1.5)
     with DecoderLinkServer(settings, 2) as server:
         silent, other = session(0), session(1)
         silent.turn = other.turn = turn
