@@ -27,6 +27,8 @@ class Options:
         p̄, the highest power, [N, J]; 0 where the pair is infeasible at any power.
     floors_w
         The least power that keeps C11, [S, N, J]; zeros where it is not asked.
+    uploads_s
+        At p̄, [N, J]; infinite where the pair is infeasible.
     finish_s
         Pipeline and upload at p̄, [S, N, J]; infinite where the option is infeasible.
     """
@@ -36,6 +38,7 @@ class Options:
     segments: Floats
     limits_w: Floats
     floors_w: Floats
+    uploads_s: Floats
     finish_s: Floats
 
 
@@ -64,7 +67,7 @@ def round_options(problem: RoundProblem) -> Options:
     if problem.options.hard_gamma:
         floors = gamma_power(segments, pairs.gains, pairs.interference_w, problem)
         finish = np.where(floors <= limits, finish, np.inf)
-    return Options(pairs, latency, segments, limits, floors, finish)
+    return Options(pairs, latency, segments, limits, floors, uploads, finish)
 
 
 def _points(fronts: tuple[tuple[Partition, ...], ...]) -> tuple[Floats, Floats]:

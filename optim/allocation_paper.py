@@ -23,6 +23,8 @@ Ints = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
 _PROGRESS = 1e-9
+# Extreme figures must not keep the turns going.
+_TURNS = 50
 
 
 def paper_allocation(problem: RoundProblem) -> RoundSolution:
@@ -108,11 +110,12 @@ class _Turn:
 
 def _alternate(problem: RoundProblem, pairs: _Pairs) -> _Turn:
     turn = _turn(problem, pairs, pairs.high_w)
-    while True:
+    for _ in range(_TURNS):
         following = _turn(problem, pairs, turn.power_w)
-        if turn.cost - following.cost <= _PROGRESS * abs(turn.cost):
-            return turn
+        if not turn.cost - following.cost > _PROGRESS * abs(turn.cost):
+            break
         turn = following
+    return turn
 
 
 def _turn(problem: RoundProblem, pairs: _Pairs, power_w: Floats) -> _Turn:
@@ -155,11 +158,13 @@ def _drift(problem: RoundProblem, pairs: _Pairs, power_w: Floats) -> Floats:
         return queues * power_w
     links = pairs.options.pairs
     power_w = np.where(pairs.feasible, power_w, links.max_power_w)
-    error = interference_error(
-        power_w, links.gains, links.interference_w, options.interference_constant_w
-    )
-    gamma = scheduled_gamma(pairs.segments, error, problem.num_blocks, options)
-    return queues * (gamma - idle_gamma(problem.channels, options))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = interference_error(
+            power_w, links.gains, links.interference_w, options.interference_constant_w
+        )
+        gamma = scheduled_gamma(pairs.segments, error, problem.num_blocks, options)
+        costs = queues * (gamma - idle_gamma(problem.channels, options))
+    return np.where(pairs.feasible, costs, 0.0)
 
 
 def _controlled(

@@ -94,12 +94,18 @@ class DeadlineSearch:
         ends = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
         spans = [Span(bound, *end, curves) for bound, end in zip(bounds, ends, strict=True)]
         heapq.heapify(spans)
-        while spans[0].bound < best.value * (1 - _TOLERANCE) and time.perf_counter() < stop_at:
+        least = best.value  # of spans that are too short to be split
+        while spans and spans[0].bound < best.value * (1 - _TOLERANCE):
+            if time.perf_counter() >= stop_at:
+                break
             span = heapq.heappop(spans)
-            for part in _parts(span, best.deadline_s):
+            parts = list(_parts(span, best.deadline_s))
+            if not parts:
+                least = min(least, span.bound)
+            for part in parts:
                 bound, best = self.bound(part, best, len(best.curves))
                 heapq.heappush(spans, replace(part, bound=max(bound, span.bound)))
-        return best, min(best.value, spans[0].bound)
+        return best, min([best.value, least, *(span.bound for span in spans[:1])])
 
     def prepared(
         self, curves: Curves, relaxed: Curves, first_s: float
@@ -174,12 +180,12 @@ class DeadlineSearch:
         for unit, channel in zip(matching.units, matching.channels, strict=True):
             (pair,) = np.nonzero((curves.units == unit) & (curves.channels == channel))
             chosen.append(pair[costs[pair].argmin()])
-        return np.array(chosen)
+        return np.array(chosen, dtype=np.intp)
 
     def valley(self, chosen: Curves) -> SlowRound:
         """Fixed options at their best deadline, where V + Σ Y·dp/dD changes its sign."""
         low = high = float(chosen.finish_s.max())
-        step = high - float(chosen.latency_s.min())
+        step = max(high - float(chosen.latency_s.min()), float(np.spacing(high)))
         while self.slope(chosen, high) < 0:
             low, high, step = high, high + step, 2 * step
         if high > low:
@@ -194,10 +200,12 @@ class DeadlineSearch:
 
 
 def _parts(span: Span, deadline_s: float) -> Iterator[Span]:
-    """The span's halves, or what lies left and right of the best deadline."""
+    """The span's halves, or what lies left and right of the best deadline; none of the shortest."""
     middle = (span.start_s + span.stop_s) / 2
     if span.start_s < deadline_s < span.stop_s:
         middle = deadline_s
+    if not span.start_s < middle < span.stop_s:
+        return
     for start, stop in ((span.start_s, middle), (middle, span.stop_s)):
         yield Span(span.bound, start, stop, span.curves.within(start, stop))
 

@@ -22,7 +22,7 @@ class Curves:
     options
         Unit n, channel j and place in the unit's front of each, [3, O].
     figures
-        The eight attributes from ``finish_s`` on, [8, O]: one array, since a search takes some of
+        The nine attributes from ``finish_s`` on, [9, O]: one array, since a search takes some of
         the options over and over.
     fading
         See ``RoundOptions``.
@@ -41,6 +41,8 @@ class Curves:
         Y of the unit.
     snr_per_watt, nat_seconds
         a, and (z + θ)·ln 2/B: nats to be sent over every hertz in D - latency seconds.
+    fastest_s
+        The upload at full power, which may be too short for the latency to tell it from 0.
     """
 
     def __init__(self, options: Ints, figures: Floats, fading: Fading) -> None:
@@ -57,8 +59,10 @@ class Curves:
         self.queues: Floats
         self.snr_per_watt: Floats
         self.nat_seconds: Floats
+        self.fastest_s: Floats
         self.finish_s, self.latency_s, self.segments, self.floors_w = figures[:4]
-        self.limits_w, self.queues, self.snr_per_watt, self.nat_seconds = figures[4:]
+        self.limits_w, self.queues, self.snr_per_watt, self.nat_seconds = figures[4:8]
+        self.fastest_s = figures[8]
         changes = (options[:2, 1:] != options[:2, :-1]).any(axis=0)
         self.starts: Ints = np.concatenate([[0], np.flatnonzero(changes) + 1])
 
@@ -84,11 +88,13 @@ class Curves:
 
         p(D) falls and is convex for D from ``finish_s`` on.
         """
-        seconds = deadline_s - self.latency_s
-        nats = self.nat_seconds / seconds
+        sends = self.nat_seconds > 0
+        seconds = np.where(sends, np.maximum(deadline_s - self.latency_s, self.fastest_s), 1.0)
+        nats = np.where(sends, self.nat_seconds, 1.0) / seconds
         snr, growth = required_snr(nats, self.fading)
         power = snr / self.snr_per_watt
         slope = -growth * nats / (seconds * self.snr_per_watt)
+        power = np.where(sends, power, 0.0)  # nothing to send takes no power
         slope = np.where(power > self.floors_w, slope, 0.0)
         return np.minimum(np.maximum(power, self.floors_w), self.limits_w), slope
 
@@ -99,8 +105,7 @@ def feasible_curves(problem: RoundProblem, options: Options) -> Curves:
     places = np.array(np.nonzero(np.isfinite(finish)))
     units, channels, points = places
     pairs = options.pairs
-    # Nothing to send takes next to no power rather than an undefined one.
-    nat_seconds = np.maximum(pairs.upload_bits * math.log(2) / pairs.bandwidth_hz, 1e-200)
+    nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
     figures = (
         finish[units, channels, points],
         options.latency_s[points, units, 0],
@@ -110,6 +115,7 @@ def feasible_curves(problem: RoundProblem, options: Options) -> Curves:
         np.array(problem.queues)[units],
         pairs.snr_per_watt[units, channels],
         nat_seconds[units, channels],
+        options.uploads_s[units, channels],
     )
     return Curves(places, np.array(figures), pairs.fading)
 
@@ -122,7 +128,7 @@ def relaxed_curves(problem: RoundProblem, options: Options) -> Curves:
     feasible = np.isfinite(options.finish_s).any(axis=2).T
     units, points = np.nonzero(feasible)
     pairs = options.pairs
-    nat_seconds = np.maximum(pairs.upload_bits * math.log(2) / pairs.bandwidth_hz, 1e-200)
+    nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
     figures = (
         options.finish_s.min(axis=2)[points, units],
         options.latency_s[points, units, 0],
@@ -132,6 +138,7 @@ def relaxed_curves(problem: RoundProblem, options: Options) -> Curves:
         np.array(problem.queues)[units],
         pairs.snr_per_watt.max(axis=1)[units],
         nat_seconds.min(axis=1)[units],
+        options.uploads_s.min(axis=1)[units],
     )
     places = np.array([units, np.zeros_like(units), points])
     return Curves(places, np.array(figures), "none")

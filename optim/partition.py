@@ -111,9 +111,10 @@ def _shortage(problem: ClusterProblem, rates: Rates) -> str:
     held = ", ".join(
         f"{device.name}: {cap}" for device, cap in zip(problem.devices, caps, strict=True)
     )
+    cut = f"{row + 1} micro-batch{'es' if row else ''}"
     return (
         f"the devices hold at most {sum(caps)} of {problem.num_blocks} blocks "
-        f"({held}; {row + 1} micro-batches); {_remedy(problem, caps, row + 1, missing)}"
+        f"({held}; {cut}); {_remedy(problem, caps, row + 1, missing)}"
     )
 
 

@@ -47,7 +47,7 @@ class Rates:
         sizes = micro_batch_sizes(problem)[:, None]
         per_block, hop = u * sizes + v, w * sizes + ell
         # A block that takes no time would fit any number of times: the divisions need a positive a.
-        per_block = np.maximum(per_block, max(SAME * float(per_block.max()), 1e-200))
+        per_block = np.maximum(per_block, 1e-200)
         lead = np.zeros_like(hop) if problem.latency == "overlap" else hop
         return cls(per_block, hop, lead, block_caps(problem).astype(float), problem.num_blocks)
 

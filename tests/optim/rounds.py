@@ -93,9 +93,9 @@ def rate(problem: RoundProblem, unit: int, channel: int, power: float) -> float:
     noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
     snr = power * problem.uplinks[unit].gains[channel] / noise
     if problem.options.fading == "none":
-        return band.bandwidth_hz * math.log2(1 + snr)
-    mean, _ = quad(lambda x: math.exp(-x) * math.log2(1 + snr * x), 0, 60, epsrel=1e-12, limit=200)
-    return band.bandwidth_hz * mean
+        return band.bandwidth_hz * math.log1p(snr) / math.log(2)
+    mean, _ = quad(lambda x: math.exp(-x) * math.log1p(snr * x), 0, 60, epsrel=1e-12, limit=200)
+    return band.bandwidth_hz * mean / math.log(2)
 
 
 def highest_power(problem: RoundProblem, unit: int, channel: int) -> float:

@@ -336,3 +336,53 @@ def test_the_same_problem_has_the_same_answer() -> None:
     for drift in ("gamma", "paper"):
         problem = rounds.random_round(np.random.default_rng(4), drift)
         assert exact_allocation(problem) == exact_allocation(problem)
+
+
+@pytest.mark.parametrize("latency_s", [1e4, 1e9, 1e17])
+@pytest.mark.parametrize("queue", [0.0, 1.0, 1e9])
+def test_an_upload_that_the_latency_hides(latency_s: float, queue: float) -> None:
+    """Shorter than one step of the latency's last digit: the search ends, and its bound holds."""
+    problem = lone(Uplink(0.2, 50.0, 1.0, 0.0, (1e-10,)), latency_s, queue)
+    certificate = exact_allocation(problem).certificate
+    assert certificate.lower_bound <= certificate.objective
+    seconds = np.geomspace(1e-9, 1e9, 2000)
+    power = np.minimum([rounds.least_power(problem, 0, 0, each) for each in seconds], 0.2)
+    costs = problem.options.drift_weight * (latency_s + seconds) + queue * (1 + power)
+    least = costs[power < 0.2].min()
+    assert certificate.lower_bound <= least * (1 + 1e-9)
+    assert certificate.objective <= least * (1 + certificate.gap + 1e-9)
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+@pytest.mark.parametrize("fading", ["none", "rayleigh"])
+def test_nothing_to_send(drift: str, fading: str) -> None:
+    """An upload of no bits takes no time, and under drift paper no power."""
+    problem = lone(Uplink(0.2, 50.0, 0.0, 0.0, (1e-10,)), 1.0, 1.0, drift, fading)
+    (given,) = exact_allocation(problem).allocations
+    assert given.upload_s == 0
+    assert given.power_w == (0.0 if drift == "paper" else 0.2)
+
+
+def test_no_options_are_none() -> None:
+    """Of an empty matching the cheapest options are an index, though of nothing."""
+    problem = lone(Uplink(0.2, 50.0, 1e6, 0.0, (1e-10,)), 1.0, 1.0)
+    curves = feasible_curves(problem, round_options(problem))
+    search = DeadlineSearch(0.1, (1, 1))
+    empty = curves.take(np.zeros(len(curves), dtype=bool))
+    assert not len(
+        empty.take(search.cheapest(empty, np.zeros(0), search.match(empty, np.zeros(0))))
+    )
+
+
+def lone(
+    uplink: Uplink, latency_s: float, queue: float, drift: str = "paper", fading: str = "none"
+) -> RoundProblem:
+    """One unit of one device on one channel."""
+    return RoundProblem(
+        fronts=((Partition((3,), 1, latency_s),),),
+        uplinks=(uplink,),
+        channels=(Channel(2e7, 2e-13, 1e-20),),
+        queues=(queue,),
+        num_blocks=3,
+        options=RoundOptions(drift=drift, fading=fading, interference_constant_w=2e-13),
+    )

@@ -156,15 +156,15 @@ def test_power_limits_keep_power_and_energy_and_leave_none(
 
 
 def test_power_limits_of_units_that_cannot_or_need_not() -> None:
-    """No gain, no power, no energy: infeasible. Nothing to send or no limit: full power."""
+    """No gain, no power, no energy: infeasible. Nothing to send or energy for all: full power."""
     channel = Channel(5e5, 0.07, 4e-21)
     cases = {
         (0.5, 10.0, 1e6, 0.0): 0.0,
         (0.0, 10.0, 1e6, 1.0): 0.0,
         (0.5, 0.0, 1e6, 1.0): 0.0,
         (0.5, 0.0, 0.0, 1.0): 0.5,
-        (0.5, math.inf, 1e6, 1.0): 0.5,
-        (0.5, math.inf, 1e6, 0.0): 0.0,
+        (0.5, 1e18, 1e6, 1.0): 0.5,
+        (0.5, 1e18, 1e6, 0.0): 0.0,
     }
     uplinks = tuple(Uplink(p, e, bits, 0.0, (gain,)) for p, e, bits, gain in cases)
     for fading in FADINGS:
