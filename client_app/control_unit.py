@@ -1,5 +1,6 @@
 """A control unit's round: its batches through its trainer. Knows nothing of Flower."""
 
+import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -122,8 +123,10 @@ class ControlUnit:
             lambda: spec.build_embedding(vocabulary), select(weights, EMBEDDING)
         )
         blocks = {
-            name: build_empty(spec.build_block, select(weights, name))
-            for name in map(block_name, range(spec.num_blocks))
+            block_name(index): build_empty(
+                functools.partial(spec.build_block, index), select(weights, block_name(index))
+            )
+            for index in range(spec.num_blocks)
         }
         parts = [Part(name, block, settings.optimizer, state) for name, block in blocks.items()]
         first = Part(EMBEDDING, embedding, settings.optimizer, state)
