@@ -1,5 +1,6 @@
 """GPT-2, Llama, Qwen2: the first layers on devices, the others with the output layer."""
 
+import copy
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Block(nn.Module):
     def __init__(self, original: nn.Module, model: Any, index: int) -> None:
         super().__init__()
         self.original, self.config, self.index = original, model.config, index
-        self.rotary = getattr(model.base_model, "rotary_emb", None)  # has no weights
+        self.rotary = copy.deepcopy(getattr(model.base_model, "rotary_emb", None))  # no weights
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """hidden [b, s, d], mask [b, s] True at tokens → [b, s, d]."""

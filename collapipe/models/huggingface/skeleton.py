@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collapipe.errors import ConfigError
+from collapipe.models.huggingface.configuration import SUPPORTED
 
 
 def skeleton(config: Any, class_name: str) -> Any:
@@ -25,7 +26,7 @@ def skeleton(config: Any, class_name: str) -> Any:
         cause = str(error).splitlines()[0]
         raise ConfigError(
             f"model.name: transformers cannot build a {config.model_type} of this config.json "
-            f"({cause})"
+            f"({cause}); {SUPPORTED}"
         ) from error
 
 

@@ -77,6 +77,7 @@ class HuggingFaceSpec:
             )
         if self.num_labels < 2:
             raise ConfigError(f"model.num_labels={self.num_labels}: must be at least 2")
+        _skeleton(self, None)  # what cannot be built is said now, not on the units
 
     @property
     def dim(self) -> int:
@@ -85,14 +86,14 @@ class HuggingFaceSpec:
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         """What stands before the first layer."""
-        model = self._original(vocabulary)
+        model = copy.deepcopy(_skeleton(self, vocabulary))
         strip(model, lambda name: self.names.part(name) == EMBEDDING)
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
 
     def build_block(self, index: int) -> nn.Module:
         """Layer ``index``, untouched."""
-        model = self._original(None)
-        layer = model.get_submodule(self._family.layers)[index]
+        model = _skeleton(self, None)
+        layer = copy.deepcopy(model.get_submodule(self._family.layers)[index])
         block = self._family.block(layer, model, index)
         return self._filled(block_name(index), block, model, None)
 
@@ -100,7 +101,7 @@ class HuggingFaceSpec:
         """What stands behind the last block."""
         assert self.head is not None
         assert self.num_blocks is not None
-        model = self._original(vocabulary)
+        model = copy.deepcopy(_skeleton(self, vocabulary))
         copies = self._family.copies_in(model)
         strip(model, lambda name: self.names.part(name) == HEAD and name not in copies)
         if "lm_head.weight" in copies:
@@ -146,7 +147,7 @@ class HuggingFaceSpec:
 
     def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
         """Weights of the original that have no place here → the one that each is a copy of."""
-        return self._family.copies_in(self._original(vocabulary))
+        return self._family.copies_in(_skeleton(self, vocabulary))
 
     def untied(self) -> dict[str, str]:
         """Weight of the embedding → its twin in the head, where the original has one for both."""
@@ -162,9 +163,6 @@ class HuggingFaceSpec:
         """The class of transformers that makes the whole model."""
         assert self.head is not None
         return self._family.class_name(self.head)
-
-    def _original(self, vocabulary: Vocabulary | None) -> Any:
-        return skeleton(self.config(vocabulary), self.class_name)
 
     def _filled(
         self, name: str, part: nn.Module, model: Any, vocabulary: Vocabulary | None
@@ -191,6 +189,11 @@ class HuggingFaceSpec:
                 "units have one copy and the server another, and each learns by itself",
                 self.name,
             )
+
+
+@functools.lru_cache(maxsize=8)  # every part asks for it, and nothing changes it
+def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
+    return skeleton(spec.config(vocabulary), spec.class_name)
 
 
 @functools.lru_cache(maxsize=1)  # read once for all parts
