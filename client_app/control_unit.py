@@ -3,8 +3,6 @@
 import functools
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +17,8 @@ from collapipe.errors import NonFiniteLossError
 from collapipe.messages import LinkAddress, TrainReply, TrainRequest
 from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import Part, Tensors, select
-from collapipe.models.split import EMBEDDING, block_name, build_empty
+from collapipe.models.part import HeadPart, Part, Tensors, select
+from collapipe.models.split import EMBEDDING, HEAD, block_name, build_empty
 from collapipe.presets import ChannelPreset, ClusterPreset
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
@@ -30,6 +28,7 @@ from collapipe.tasks.shards import batch_rows
 from collapipe.tasks.tokenizer import Tokenizer
 from collapipe.timing import PhaseTimer
 from pipeline.engine import Pipeline
+from pipeline.head import HeadStage, LocalHead
 
 _log = logging.getLogger(__name__)
 
@@ -84,9 +83,10 @@ class ControlUnit:
         channel: ChannelPreset = settings.build("channel")
         cost = measure_cost(spec, settings.task.max_length, settings.batch_size)
         samples = settings.federation.local_steps * settings.batch_size
+        own_head = settings.decoder.mode == "control_unit"
         uplink = channel.draw_uplink(
-            model_bits=upload_bits(spec, self._tokenizer.vocabulary),
-            activation_bits=samples * cost.activation_bits,
+            model_bits=upload_bits(spec, self._tokenizer.vocabulary, own_head),
+            activation_bits=0.0 if own_head else samples * cost.activation_bits,
             rng=self._generator("uplink"),
         )
         devices = cluster.draw(cost, self._generator("cluster"))
@@ -99,7 +99,7 @@ class ControlUnit:
         """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
         ``CancelledRoundError``."""
         settings = self._settings
-        if request.link is None:
+        if settings.framework.name == "vanilla_fl":
             trainer = UnsplitTrainer(
                 settings.model,
                 self._tokenizer.vocabulary,
@@ -108,15 +108,35 @@ class ControlUnit:
                 optimizer_state,
             )
             return self._run(request, trainer)
-        with self._pipeline(request, request.link, weights, optimizer_state) as (pipeline, link):
+        if request.link is None:
+            return self._train_with_own_head(request, weights, optimizer_state)
+        with (
+            self._link(request.link, request.round) as link,
+            self._pipeline(request, link, weights, optimizer_state) as pipeline,
+        ):
             finished = self._run(request, pipeline, link)
             link.finish()
             return finished
 
-    @contextmanager
+    def _train_with_own_head(
+        self, request: TrainRequest, weights: Tensors, state: Tensors
+    ) -> Round:
+        """The head is the pipeline's last stage, here on the unit: targets do not leave it."""
+        settings, vocabulary = self._settings, self._tokenizer.vocabulary
+        module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
+        head = LocalHead(HeadPart(HEAD, module, settings.optimizer, state))
+        with self._pipeline(request, head, weights, state) as pipeline:
+            finished = self._run(request, pipeline)
+            whole = {**finished.reply.weights, **head.weights()}
+            kept = {**finished.optimizer_state, **head.optimizer_state()}
+            return Round(TrainReply(whole, finished.reply.report), kept)
+
+    def _link(self, address: LinkAddress, round_: int) -> DecoderLink:
+        return DecoderLink(address, self._unit, round_, self._settings.link.max_message_bytes)
+
     def _pipeline(
-        self, request: TrainRequest, address: LinkAddress, weights: Tensors, state: Tensors
-    ) -> Iterator[tuple[Pipeline, DecoderLink]]:
+        self, request: TrainRequest, head: HeadStage, weights: Tensors, state: Tensors
+    ) -> Pipeline:
         settings, spec = self._settings, self._settings.model
         vocabulary = self._tokenizer.vocabulary
         embedding = build_empty(
@@ -130,12 +150,7 @@ class ControlUnit:
         }
         parts = [Part(name, block, settings.optimizer, state) for name, block in blocks.items()]
         first = Part(EMBEDDING, embedding, settings.optimizer, state)
-        limit = settings.link.max_message_bytes
-        with (
-            DecoderLink(address, self._unit, request.round, limit) as link,
-            Pipeline(request.plan, first, parts, link) as pipeline,
-        ):
-            yield pipeline, link
+        return Pipeline(request.plan, first, parts, head)
 
     def _run(
         self, request: TrainRequest, trainer: Trainer, link: DecoderLink | None = None

@@ -52,10 +52,12 @@ def measure_cost(spec: ModelSpec, tokens: int, batch_size: int) -> BlockCost:
     )
 
 
-def upload_bits(spec: ModelSpec, vocabulary: Vocabulary) -> float:
-    """θ^enc: what a unit uploads after a round, the weights of embedding and blocks in float32."""
+def upload_bits(spec: ModelSpec, vocabulary: Vocabulary, with_head: bool = False) -> float:
+    """θ^enc: what a unit uploads after a round, the weights of embedding and blocks in float32;
+    ``with_head`` also those of the head, where the unit has it."""
     with torch.device("meta"):
         parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]
+        parts += [spec.build_head(vocabulary)] if with_head else []
     return float(_FLOAT_BITS * sum(map(_numbers, parts)))
 
 

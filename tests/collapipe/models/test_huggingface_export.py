@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
-from federated import TINY, grid_of
+from federated import TINY, grid_of, weights
 from huggingface import CASES, VOCABULARY, batch_for, folder, own_loss, spec_of
 from safetensors.torch import load_file
 
@@ -67,6 +67,12 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, h
     assert torch.equal(restored.loss(batch, key), model.loss(batch, key))
 
 
+def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    """Names and values."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
 def test_a_run_trains_is_used_and_is_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +93,10 @@ def test_a_run_trains_is_used_and_is_exported(
     ids = torch.tensor([[*words("Montag, 14:05").input_ids, words.eos_token_id]])
     answer = whole.generate(ids, max_new_tokens=18, do_sample=False, num_beams=1)
     assert words.decode(answer[0], skip_special_tokens=True).strip() == predicted.strip()
+    at_home = [*overrides, "decoder.mode=control_unit", f"hydra.run.dir={tmp_path / 'home'}"]
+    settings = config.load_overrides(at_home)
+    train(grid_of(settings, at_home, None), settings)
+    assert_same_bits(weights(run_dir), weights(tmp_path / "home"))
     names = load_file(out / "model.safetensors").keys()
     assert "model.encoder.layers.3.fc1.weight" in names
     with pytest.raises(ConfigError, match="not empty"):
