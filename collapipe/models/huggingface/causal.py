@@ -10,6 +10,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 
 from collapipe.batch import IGNORED
 from collapipe.models.dropout import ForeignDropout
+from collapipe.models.huggingface.length import check_length
 
 
 class Embedding(nn.Module):
@@ -24,6 +25,7 @@ class Embedding(nn.Module):
         base = self.original.base_model
         hidden: Tensor = base.get_input_embeddings()(ids)
         if hasattr(base, "wpe"):
+            check_length(self.original.config, ids)
             with ForeignDropout():
                 hidden = base.drop(hidden + base.wpe(_places(ids)))
         return hidden

@@ -10,6 +10,7 @@ from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import ForeignDropout
 from collapipe.models.huggingface.absent import Encoded
+from collapipe.models.huggingface.length import check_length
 
 
 class Embedding(nn.Module):
@@ -21,6 +22,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[b, s] → [b, s, d]."""
+        check_length(self.original.config, ids)
         base = self.original.base_model
         with ForeignDropout():
             hidden: Tensor = base.embeddings(ids)

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from collapipe.batch import IGNORED
 from collapipe.models.dropout import ForeignDropout
+from collapipe.models.huggingface.length import check_length
 
 
 class Embedding(nn.Module):
@@ -19,6 +20,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[b, s] → [b, s, d]."""
+        check_length(self.original.config, ids)
         with ForeignDropout():
             return self.original.get_encoder()(ids).last_hidden_state  # type: ignore[no-any-return]
 
@@ -37,6 +39,7 @@ class Decoder(nn.Module):
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy of ``targets`` [b, t], each predicted from those before it."""
         config = self.original.config
+        check_length(config, targets)
         before = targets.masked_fill(targets == IGNORED, config.pad_token_id)[:, :-1]
         start = targets.new_full((targets.shape[0], 1), config.decoder_start_token_id)
         with ForeignDropout():

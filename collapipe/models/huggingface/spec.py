@@ -199,10 +199,13 @@ def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
 @functools.lru_cache(maxsize=1)  # read once for all parts
 def _pretrained(spec: HuggingFaceSpec) -> dict[str, torch.Tensor]:
     """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
+    config = spec.config(None)
+    assert spec.name is not None
+    config.tie_word_embeddings = read(spec.name)[1].tie_word_embeddings  # T5 1.1 needs it here
     try:
         model = getattr(transformers, spec.class_name).from_pretrained(
             spec.name,
-            config=spec.config(None),
+            config=config,
             use_safetensors=True,
             trust_remote_code=False,
             dtype=torch.float32,
@@ -210,7 +213,7 @@ def _pretrained(spec: HuggingFaceSpec) -> dict[str, torch.Tensor]:
     except (OSError, ValueError, RuntimeError) as error:
         cause = str(error).splitlines()[0]
         raise ConfigError(
-            f"model.name={spec.name}: no weights as safetensors ({cause}); set "
+            f"model.name={spec.name}: cannot read weights from safetensors ({cause}); set "
             "model.pretrained=false for fresh ones"
         ) from error
     return dict(model.state_dict())

@@ -8,7 +8,7 @@ import torch
 import transformers
 from federated import TINY, grid_of, weights
 from huggingface import CASES, VOCABULARY, batch_for, folder, own_loss, spec_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from collapipe import config
 from collapipe.cli.export import export_run
@@ -65,6 +65,20 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, h
         assert torch.equal(original[spec.names.to_original(ours)], weight), ours
     batch, key = batch_for(head), DropoutKey(0, 0, 0)
     assert torch.equal(restored.loss(batch, key), model.loss(batch, key))
+
+
+def test_t5s_one_embedding_is_found_where_the_output_layer_has_its_own(tmp_path: Path) -> None:
+    """Its files hold what encoder and decoder share once, under the name ``shared``."""
+    spec = spec_of(tmp_path, "t5-gated", "decoder")
+    values = {spec.names.to_original(k): w for k, w in perturbed(spec).state_dict().items()}
+    values["shared.weight"] = values.pop("decoder.embed_tokens.weight")
+    del values["encoder.embed_tokens.weight"]
+    save_file(values, tmp_path / "t5-gated" / "model.safetensors", {"format": "pt"})
+    again = HuggingFaceSpec(spec.name, pretrained=True)
+    restored = SplitModel(cast(ModelSpec, again), VOCABULARY).state_dict()
+    for part in ("embedding.original.encoder", "head.original.decoder"):
+        assert torch.equal(restored[f"{part}.embed_tokens.weight"], values["shared.weight"])
+    assert torch.equal(restored["head.original.lm_head.weight"], values["lm_head.weight"])
 
 
 def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:

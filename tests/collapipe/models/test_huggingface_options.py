@@ -82,7 +82,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     path = folder(tmp_path, "bert")
     torch.save({"bert.pooler.dense.bias": torch.zeros(16)}, path / "pytorch_model.bin")
     spec = HuggingFaceSpec(str(path), pretrained=True)
-    with pytest.raises(ConfigError, match="no weights as safetensors"):
+    with pytest.raises(ConfigError, match="cannot read weights from safetensors"):
         SplitModel(cast(ModelSpec, spec), VOCABULARY)
 
 
@@ -128,6 +128,21 @@ def test_a_label_too_many_is_named(tmp_path: Path) -> None:
     hidden = model.encode(batch.inputs, batch.mask)
     with pytest.raises(ConfigError, match=r"num_labels=2.*label 4"):
         cast(Head, model.head).loss(hidden, batch.mask, batch.targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("bert", "tokens"), ("roberta", "tokens"), ("gpt2", "causal"), ("bart", "decoder")],
+)
+def test_a_sequence_too_long_is_named(tmp_path: Path, name: str, head: str) -> None:
+    """RoBERTa's positions begin behind its padding id, 0 here."""
+    key = "n_positions" if name == "gpt2" else "max_position_embeddings"
+    spec = spec_of(tmp_path, name, head, **{key: 6 + (name == "roberta")})
+    model = SplitModel(cast(ModelSpec, spec), VOCABULARY).eval()
+    batch = batch_for(head)
+    model.encode(batch.inputs[:, :6], batch.mask[:, :6])
+    with pytest.raises(ConfigError, match=r"positions for 6 tokens, a sample has 7"):
+        model.encode(batch.inputs, batch.mask)
 
 
 def test_names_can_be_turned_round(tmp_path: Path) -> None:
