@@ -93,7 +93,7 @@ def folder(tmp_path: Path, name: str, **changes: Any) -> Path:
 def spec_of(tmp_path: Path, name: str, head: str, **changes: Any) -> HuggingFaceSpec:
     """The options for such a model; of a causal one three of four layers are blocks."""
     blocks = 3 if head == "causal" else None
-    return HuggingFaceSpec(str(folder(tmp_path, name, **changes)), blocks, head, LABELS)
+    return HuggingFaceSpec(str(folder(tmp_path, name, **changes)), None, blocks, head, LABELS)
 
 
 def without_dropout(family: str) -> dict[str, float]:

@@ -15,8 +15,8 @@ SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
 
 
 @functools.lru_cache(maxsize=8)  # every part asks for it
-def read(name: str) -> tuple[Family, Any]:
-    """Family and configuration of a hub id or a folder.
+def read(name: str, kind: str | None = None) -> tuple[Family, Any]:
+    """Family and configuration of a hub id or a folder; ``kind`` where it does not tell.
 
     Raises ``ConfigError`` in one line that says what is missing and lists the families. Code that
     came with a model is never run.
@@ -24,14 +24,19 @@ def read(name: str) -> tuple[Family, Any]:
     try:
         raw, _ = PretrainedConfig.get_config_dict(name)
     except (OSError, ValueError) as error:
-        cause = str(error).splitlines()[0]
+        cause = one_line(error)
         raise ConfigError(
             f"model.name={name}: neither a folder with a config.json nor a model that the hub "
             f"answers for ({cause}); {SUPPORTED}"
         ) from error
-    kind = raw.get("model_type")
-    if kind is None:
-        raise ConfigError(f"model.name={name}: its config.json has no model_type; {SUPPORTED}")
+    own = raw.get("model_type")
+    if own is None and kind is None:
+        raise ConfigError(
+            f"model.name={name}: its config.json has no model_type; say model.family; {SUPPORTED}"
+        )
+    if own is not None and kind not in (None, own):
+        raise ConfigError(f"model.family={kind}: model.name={name} is a {own}; {SUPPORTED}")
+    kind = str(own or kind)
     if kind not in FAMILIES:
         raise ConfigError(
             f"model.name={name}: model_type {kind} cannot be taken apart; {SUPPORTED}"
@@ -45,11 +50,16 @@ def read(name: str) -> tuple[Family, Any]:
     try:
         return family, CONFIG_MAPPING[kind].from_dict(raw)
     except Exception as error:  # huggingface_hub's own kinds among them
-        cause = " ".join(str(error).split())
+        cause = one_line(error)
         raise ConfigError(
             f"model.name={name}: transformers {transformers.__version__} refuses its config.json "
             f"({cause}); {SUPPORTED}"
         ) from error
+
+
+def one_line(error: Exception) -> str:
+    """What another library says, in one line, its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def without_layer_drop(config: Any) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from collapipe.errors import ConfigError
-from collapipe.models.huggingface.configuration import SUPPORTED
+from collapipe.models.huggingface.configuration import SUPPORTED, one_line
 
 
 def skeleton(config: Any, class_name: str) -> Any:
@@ -23,7 +23,7 @@ def skeleton(config: Any, class_name: str) -> Any:
                 config, attn_implementation="eager", trust_remote_code=False
             )
     except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
-        cause = str(error).splitlines()[0]
+        cause = one_line(error)
         raise ConfigError(
             f"model.name: transformers cannot build a {config.model_type} of this config.json "
             f"({cause}); {SUPPORTED}"

@@ -14,6 +14,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.huggingface.absent import TiedOutput, strip
 from collapipe.models.huggingface.configuration import (
     SUPPORTED,
+    one_line,
     read,
     use_vocabulary,
     without_layer_drop,
@@ -35,6 +36,8 @@ class HuggingFaceSpec:
     ----------
     name
         Hub id, or a folder with ``config.json`` and, where pretrained, ``*.safetensors``.
+    family
+        ``model_type``, where ``config.json`` is too old to have it.
     num_blocks
         L. None is all layers of an encoder, fewer make it shorter; a causal model has its other
         layers on the server.
@@ -47,6 +50,7 @@ class HuggingFaceSpec:
     """
 
     name: str | None = None
+    family: str | None = None
     num_blocks: int | None = None
     head: str | None = None
     num_labels: int = 2
@@ -123,7 +127,11 @@ class HuggingFaceSpec:
     def _read(self) -> tuple[Family, Any]:
         if not self.name:
             raise ConfigError(f"model.name: give a hub id or a folder; {SUPPORTED}")
-        return read(self.name)
+        return read(self.name, self.family)
+
+    def own_config(self) -> Any:
+        """The configuration as it came with ``name``; not to be changed."""
+        return self._read()[1]
 
     def config(self, vocabulary: Vocabulary | None) -> Any:
         """The model's configuration in this run; raises ``ConfigError`` for too many tokens."""
@@ -200,8 +208,7 @@ def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
 def _pretrained(spec: HuggingFaceSpec) -> dict[str, torch.Tensor]:
     """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
     config = spec.config(None)
-    assert spec.name is not None
-    config.tie_word_embeddings = read(spec.name)[1].tie_word_embeddings  # T5 1.1 needs it here
+    config.tie_word_embeddings = spec.own_config().tie_word_embeddings  # T5 1.1 needs it here
     try:
         model = getattr(transformers, spec.class_name).from_pretrained(
             spec.name,
@@ -211,9 +218,8 @@ def _pretrained(spec: HuggingFaceSpec) -> dict[str, torch.Tensor]:
             dtype=torch.float32,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        cause = str(error).splitlines()[0]
         raise ConfigError(
-            f"model.name={spec.name}: cannot read weights from safetensors ({cause}); set "
-            "model.pretrained=false for fresh ones"
+            f"model.name={spec.name}: cannot read weights from safetensors ({one_line(error)}); "
+            "set model.pretrained=false for fresh ones"
         ) from error
     return dict(model.state_dict())

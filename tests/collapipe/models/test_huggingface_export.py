@@ -58,7 +58,7 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, h
         for ours, twin in spec.untied().items():  # else the folder's configuration is another
             model.get_parameter(ours).copy_(model.get_parameter(twin))
     export(spec, VOCABULARY, model.state_dict(), tmp_path / "out")
-    again = HuggingFaceSpec(str(tmp_path / "out"), spec.num_blocks, head, 5, pretrained=True)
+    again = HuggingFaceSpec(str(tmp_path / "out"), None, spec.num_blocks, head, 5, pretrained=True)
     restored = SplitModel(cast(ModelSpec, again), VOCABULARY).eval()
     original = {again.names.to_original(ours): w for ours, w in restored.state_dict().items()}
     for ours, weight in model.state_dict().items():

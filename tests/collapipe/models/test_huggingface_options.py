@@ -21,7 +21,9 @@ from collapipe.models.split import Head, ModelSpec, SplitModel
     ("changes", "options", "words"),
     [
         ({"model_type": "mamba"}, {}, "model_type mamba cannot be taken apart"),
-        ({"model_type": None}, {}, "has no model_type"),
+        ({"model_type": None}, {}, "has no model_type; say model.family"),
+        ({"model_type": None}, {"family": "mamba"}, "model_type mamba cannot be taken apart"),
+        ({}, {"family": "gpt2"}, "family=gpt2: .* is a bert"),
         ({"hidden_size": None}, {}, "has no hidden_size"),
         ({"num_hidden_layers": None}, {}, "has no num_hidden_layers"),
         ({"hidden_size": 17}, {}, "transformers cannot build a bert"),
@@ -66,8 +68,13 @@ def test_options_reach_the_spec(tmp_path: Path) -> None:
     """Defaults by family: all layers, the first of its heads."""
     path = folder(tmp_path, "electra")
     spec = load_overrides(["model=huggingface", f"model.name={path}", "model.num_labels=7"]).model
-    assert spec == HuggingFaceSpec(str(path), 4, "tokens", 7)
+    assert spec == HuggingFaceSpec(str(path), None, 4, "tokens", 7)
     assert (spec.num_blocks, spec.dim) == (4, 16)
+
+
+def test_a_config_without_a_type_needs_the_family(tmp_path: Path) -> None:
+    path = str(folder(tmp_path, "bert", model_type=None))
+    assert HuggingFaceSpec(path, family="bert").own_config().model_type == "bert"
 
 
 def test_an_encoder_may_be_shorter(tmp_path: Path) -> None:
