@@ -70,6 +70,11 @@ class Settings:
     tree: Mapping[str, Any]
     run_dir: str
 
+    @property
+    def server_has_heads(self) -> bool:
+        """Whether units send activations to the server, which trains the head on them."""
+        return self.framework.name == "collapipe" and self.decoder.mode != "control_unit"
+
     def build(self, option: str) -> Any:
         """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""
         return build(option, OmegaConf.select(OmegaConf.create(dict(self.tree)), option))

@@ -39,8 +39,8 @@ class _Round:
 class CollaPipeStrategy(Strategy):
     """A Flower strategy whose units pipeline encoders while the server trains the head.
 
-    ``arrays`` of all methods is the whole model: embedding, blocks and head. Without ``heads`` it
-    is the baseline ``vanilla_fl``: units get and train all of it.
+    ``arrays`` of all methods is the whole model: embedding, blocks and head. Without ``heads``
+    units get and train all of it: the baseline ``vanilla_fl``, or heads on the control units.
 
     Attributes
     ----------
