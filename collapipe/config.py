@@ -274,7 +274,7 @@ def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
     except OmegaConfBaseException as error:
         where = f"{option}.{error.full_key}" if error.full_key else option
         if "is not a ListConfig" in str(error.msg):
-            value = values[error.full_key]
+            value = values[str(error.full_key)]
             raise ConfigError(f"{where}={value}: must be a list, [A, B]") from error
         raise ConfigError(f"{where}: {str(error.msg or error).splitlines()[0]}") from error
 
