@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from collapipe.block_cost import transformer_block_cost
+from collapipe.errors import ConfigError
 from collapipe.inventory_round import RoundFigures, read_channel, read_round, read_uplink
 from collapipe.physical import energy_at
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
@@ -22,7 +23,7 @@ _MODELS = Path(__file__).parents[1] / "conf" / "model"
 _MOST_BLOCKS = 10_000
 _MOST_SAMPLES = 10**9
 _MOST_MICRO_BATCHES = 4096  # more of them gain nothing, and every one is looked at
-_MOST_SECONDS = 1e6  # of a sample, a block or a hop: eleven days
+_LEAST_SECONDS, _MOST_SECONDS = 1e-18, 1e6  # of a sample, a block or a hop; eleven days
 _FIGURES = tuple(field.name for field in fields(BlockCost))
 _FILE_KEYS = (
     "batch_size",
@@ -41,6 +42,10 @@ _FIGURES_FOR = {  # what a device's key needs of the model
     "d2d_rate_bps": ("activation_bits", "gradient_bits"),
     "memory_bytes": ("block_bytes",),
 }
+_ENERGY_PAIRS = (  # neither says anything alone
+    ("energy_j", "power_w", "the watts that the device draws"),
+    ("power_w", "energy_j", "the joules that a batch may take"),
+)
 _RESERVED_KEYS = ("address", "process_id")  # a deployment's; planning needs neither
 _DEVICE_KEYS = ("name", *_MEASURED_KEYS, *_PHYSICAL_KEYS, *_LIMIT_KEYS, *_RESERVED_KEYS)
 
@@ -65,6 +70,7 @@ class Box:
 class Cluster:
     """A cluster of the file; ``uplink`` is None where no joint round is planned."""
 
+    section: Section
     name: str
     boxes: tuple[Box, ...]
     uplink: Uplink | None
@@ -197,7 +203,7 @@ def _cluster(section: Section, model: _Model, num_channels: int) -> Cluster:
         raise section.error("devices", "has no device; list at least one")
     _refuse_twins(devices)
     boxes = tuple(_box(device, model, alone=len(devices) == 1) for device in devices)
-    return Cluster(section.text("name"), boxes, read_uplink(section, num_channels))
+    return Cluster(section, section.text("name"), boxes, read_uplink(section, num_channels))
 
 
 def _refuse_twins(sections: Sequence[Section]) -> None:
@@ -212,8 +218,8 @@ def _refuse_twins(sections: Sequence[Section]) -> None:
 def _box(section: Section, model: _Model, alone: bool) -> Box:
     section.allow(_DEVICE_KEYS)
     _check_figures(section, model)
-    time = _measured(section) if "chunk" in section else _physical(section, model.figures, alone)
-    _check_pace(section, time)
+    measured = "chunk" in section
+    time = _measured(section, alone) if measured else _physical(section, model.figures, alone)
     memory = section.number("memory_bytes") if "memory_bytes" in section else None
     profile = DeviceProfile(
         section.text("name"),
@@ -238,23 +244,32 @@ def _check_figures(section: Section, model: _Model) -> None:
         )
 
 
-def _check_pace(section: Section, time: AffineLaw) -> None:
-    for key, value in zip(_PHYSICAL_KEYS, (time.u, time.w, time.v, time.ell), strict=True):
-        if value > _MOST_SECONDS:
+def _law(section: Section, u: float, v: float, w: float, ell: float) -> AffineLaw:
+    for key, value in zip(_PHYSICAL_KEYS, (u, w, v, ell), strict=True):
+        if value and not _LEAST_SECONDS <= value <= _MOST_SECONDS:
             raise section.error(
                 key if key in section else "chunk",
                 f"makes {value:.3g} s of a sample, block or hop; check the units",
             )
+    return AffineLaw(u, v, w, ell)
 
 
-def _measured(section: Section) -> AffineLaw:
+def _measured(section: Section, alone: bool) -> AffineLaw:
     for key in _PHYSICAL_KEYS:
         if key in section:
             raise section.error(key, "the device has a measured chunk as well; remove one")
     chunk = section.section("chunk")
     chunk.allow(("u", "v", "w", "l"))
+    if not alone:  # silence must not make a hop free
+        for key in ("w", "l"):
+            if key not in chunk:
+                raise chunk.error(
+                    key,
+                    "is missing; in a cluster of several devices each says what its hop takes: "
+                    "w seconds a sample, l a micro-batch, 0 for nothing",
+                )
     v, w, ell = (chunk.number_from_0(key, 0.0) for key in ("v", "w", "l"))
-    return AffineLaw(chunk.number("u"), v, w, ell)
+    return _law(section, chunk.number("u"), v, w, ell)
 
 
 def _physical(section: Section, figures: Mapping[str, float], alone: bool) -> AffineLaw:
@@ -266,7 +281,7 @@ def _physical(section: Section, figures: Mapping[str, float], alone: bool) -> Af
     speed = section.number("flops_per_s")
     launch, hop = (section.number_from_0(key, 0.0) for key in ("launch_s", "hop_latency_s"))
     compute = (figures["forward_flops"] + figures["backward_flops"]) / speed
-    return AffineLaw(compute, launch, _sending(section, figures, alone), hop)
+    return _law(section, compute, launch, _sending(section, figures, alone), hop)
 
 
 def _sending(section: Section, figures: Mapping[str, float], alone: bool) -> float:
@@ -292,16 +307,19 @@ def _energy(section: Section, time: AffineLaw) -> EnergyBudget | None:
     """A batch's joules: the device draws its power while it computes and while it sends."""
     power = section.number("power_w") if "power_w" in section else None
     limit = section.number("energy_j") if "energy_j" in section else None
-    return None if power is None or limit is None else energy_at(time, power, limit)
+    if power is None or limit is None:
+        return None
+    try:
+        return energy_at(time, power, limit)
+    except ConfigError as error:
+        raise section.error("power_w", "makes no joules to plan with; check the units") from error
 
 
 def _notes(root: Section) -> list[str]:
     devices = [d for cluster in root.sections("clusters") for d in cluster.sections("devices")]
     return [
-        str(
-            device.error("energy_j", "not planned with, since power_w is missing; add the "
-            "watts that the device draws")
-        )
+        str(device.error(key, f"not planned with, since {other} is missing; add {what}"))
         for device in devices
-        if "energy_j" in device and "power_w" not in device
-    ]  # fmt: skip
+        for key, other, what in _ENERGY_PAIRS
+        if key in device and other not in device
+    ]

@@ -13,7 +13,7 @@ from collapipe.yaml_file import Section
 Drift = Literal["gamma", "paper"]
 Fading = Literal["none", "rayleigh"]
 
-_MOST_DECIBELS = 300.0
+_MOST_DECIBELS = 180.0
 _UPLINK_KEYS = ("power_w", "energy_j", "upload_bits", "activation_bits", "gain_db")
 _CHANNEL_KEYS = ("bandwidth_hz", "interference_w", "noise_dbm_per_hz")
 
@@ -97,8 +97,4 @@ def read_round(root: Section, num_clusters: int, num_channels: int) -> RoundFigu
 def _queues(section: Section, num_clusters: int) -> tuple[float, ...]:
     if "queues" not in section:
         return (0.0,) * num_clusters
-    queues = section.numbers("queues", "clusters", num_clusters)
-    for queue in queues:
-        if queue < 0:
-            raise section.error("queues", f"{queue:g} is below 0; a queue is not")
-    return queues
+    return section.numbers_from_0("queues", "clusters", num_clusters)

@@ -33,7 +33,7 @@ class Section:
     line
         Of its beginning, from 1.
     entries
-        Keys to YAML nodes. A key without a value (null) counts as absent.
+        Keys to YAML nodes.
     """
 
     file: str
@@ -45,7 +45,8 @@ class Section:
         return key in self.entries
 
     def allow(self, keys: Iterable[str]) -> None:
-        """Raises ``ConfigError`` for any other key, with the nearest of these."""
+        """Raises ``ConfigError`` for any other key, with the nearest of these, and for a key that
+        is empty: a limit without a figure is not said to be none."""
         known = list(keys)
         for key, node in self.entries.items():
             if key not in known:
@@ -54,6 +55,12 @@ class Section:
                     _line(node),
                     f"{self.path or 'the file'} has the unknown key {_short(key)}"
                     f"{nearest(key, known)}",
+                )
+            if node.tag == _NULL:
+                raise _error(
+                    self.file,
+                    _line(node),
+                    f"{self._place(key)}: is empty; write a value or remove the key",
                 )
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -79,13 +86,23 @@ class Section:
         return int(value)
 
     def numbers(self, key: str, per: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` numbers, one per ``per``."""
+        """A list of ``count`` numbers of either sign, one per ``per``."""
         items = self._items(key)
         if len(items) != count:
             raise self.error(
                 key, f"{len(items)} numbers for {count} {per}; give one for each, in their order"
             )
         return tuple(_figure(self.file, place, node) for place, node in items)
+
+    def numbers_from_0(self, key: str, per: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` numbers of at least 0."""
+        values = self.numbers(key, per, count)
+        for value, (place, node) in zip(values, self._items(key), strict=True):
+            if value < 0:
+                raise _error(
+                    self.file, _line(node), f"{place}={_shown(node)}: must not be negative"
+                )
+        return values
 
     def text(self, key: str) -> str:
         """A text in one line; a number as it is written counts as one."""
@@ -110,6 +127,10 @@ class Section:
     def sections(self, key: str) -> "tuple[Section, ...]":
         """The sections that ``key`` lists; none where it is absent."""
         return tuple(_section(self.file, *item) for item in self._items(key))
+
+    def fault(self, message: str) -> ConfigError:
+        """An error about the whole section."""
+        return _error(self.file, self.line, f"{self.path}: {message}")
 
     def error(self, key: str, message: str) -> ConfigError:
         """An error about the value of ``key``, or about its absence."""
@@ -165,7 +186,7 @@ def load(file: Path) -> Section:
     except RecursionError as error:
         raise _error(name, 1, "nested too deeply for an inventory") from error
     if root is None:
-        raise _error(name, 1, "is empty")
+        raise _error(name, 1, "is empty; docs/examples has inventories to begin with")
     _refuse_aliases(name, root)
     return _section(name, "", root)
 
@@ -218,8 +239,7 @@ def _section(file: str, path: str, node: Any) -> Section:
         if key.value in entries:
             raise _error(file, _line(key), f"{where} has {_shown(key)} twice; remove one")
         entries[key.value] = value
-    present = {key: value for key, value in entries.items() if value.tag != _NULL}
-    return Section(file, path, _line(node), present)
+    return Section(file, path, _line(node), entries)
 
 
 def _figure(file: str, place: str, node: Any) -> float:

@@ -68,7 +68,11 @@ def run(
         bool, typer.Option("-m", "--multirun", help="Sweep: KEY=V1,V2 runs each combination.")
     ] = False,
 ) -> None:
-    """Train; without options three clusters learn to translate dates."""
+    """Train; without options three clusters learn to translate dates.
+
+    Options are KEY=VALUE, all of them in docs/configuration.md. Groups such as task, strategy,
+    cluster and channel take a file's name: collapipe run strategy=random cluster=edge seed=1
+    """
     from collapipe.cli.run import run_job, run_sweep
 
     (run_sweep if multirun else run_job)(overrides or [])
@@ -112,13 +116,21 @@ def plan(
     inventory: Annotated[Path, typer.Argument(help="YAML file that describes your devices.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     solver: Annotated[
-        str, typer.Option(help="exact, paper, or a baseline such as gpipe.")
+        str,
+        typer.Option(
+            help="exact, paper, gpipe, pipeline, titanic, pipedream, pipeedge, "
+            "no_segment_scheduling or vanilla_fl."
+        ),
     ] = "exact",
     plot: Annotated[
         Path | None, typer.Option(help="Draw the pipelines as a Gantt chart, .svg or .png.")
     ] = None,
 ) -> None:
-    """Split a model over the devices of an inventory; tell what a batch takes."""
+    """Split a model over the devices of an inventory; tell what a batch takes.
+
+    INVENTORY is a YAML file that says what your devices are like and what a block of the model
+    costs; docs/examples has two. docs/planning.md explains the file, the answer and the solvers.
+    """
     from collapipe.cli.plan import plan_inventory
 
     plan_inventory(inventory, as_json, solver, plot)
@@ -132,7 +144,10 @@ def reproduce(
         "outputs/reproduction"
     ),
 ) -> None:
-    """Compute the paper's figures that need no training; tell where they agree."""
+    """Compute the paper's figures that need no training; tell where they agree.
+
+    FIGURE is fig04, fig05, fig07, fig08, fig11 or all; docs/reproduction.md has the results.
+    """
     from collapipe.cli.reproduce.command import reproduce as compute
 
     compute(figure, seeds, output)

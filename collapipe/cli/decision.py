@@ -1,11 +1,11 @@
 """An inventory's problems, solved, and each answer verified before anybody sees it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.inventory import Inventory
+from collapipe.errors import InfeasibleRoundError
+from collapipe.inventory import Cluster, Inventory
 from collapipe.inventory_round import RoundFigures
 from optim.problem import (
     Allocation,
@@ -19,6 +19,7 @@ from optim.problem import (
 from optim.solvers import cluster_solver, round_solver
 from optim.verify import verify_cluster, verify_round
 
+EXACT = "exact"
 _SEED = 0  # of the one baseline that draws its devices
 
 
@@ -66,18 +67,23 @@ def decide(inventory: Inventory, solver: str) -> Decision:
         for cluster in inventory.clusters
     )
     solutions = tuple(
-        _solve_cluster(f"{inventory.file}: cluster {cluster.name}", problem, solver)
+        _solve_cluster(inventory, cluster, problem, solver)
         for cluster, problem in zip(inventory.clusters, problems, strict=True)
     )
     joint = _solve_round(inventory, solutions, solver) if inventory.channels else None
     return Decision(inventory, solver, problems, solutions, joint)
 
 
-def _solve_cluster(where: str, problem: ClusterProblem, solver: str) -> ClusterSolution:
+def _solve_cluster(
+    inventory: Inventory, cluster: Cluster, problem: ClusterProblem, solver: str
+) -> ClusterSolution:
     try:
         solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
     except InfeasibleRoundError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        from collapipe.cli.infeasible import no_room  # scipy takes as long as all the rest
+
+        short = no_room(problem, cluster, inventory.block_bytes)
+        raise short or cluster.section.fault(str(error)) from error
     verify_cluster(solution, problem)
     return solution
 
@@ -97,10 +103,17 @@ def _solve_round(
     try:
         solution = round_solver(solver)(problem)
     except InfeasibleRoundError as error:
-        names = (f"unit {n} is {each.name}" for n, each in enumerate(inventory.clusters))
-        raise ConfigError(f"{inventory.file}: round ({', '.join(names)}): {error}") from error
+        from collapipe.cli.infeasible import no_upload
+
+        raise no_upload(inventory, problem, str(error)) from error
     verify_round(solution, problem)
-    return JointRound(problem, solution)
+    return JointRound(problem, solution if solver == EXACT else _without_proof(solution, solver))
+
+
+def _without_proof(solution: RoundSolution, solver: str) -> RoundSolution:
+    """What is proved among a baseline's splits proves nothing about all splits."""
+    certificate = replace(solution.certificate, lower_bound=0.0, solver=solver)
+    return replace(solution, certificate=certificate)
 
 
 def _options(figures: RoundFigures) -> RoundOptions:

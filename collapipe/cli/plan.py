@@ -44,7 +44,7 @@ def _check_solver(name: str) -> None:
 
 
 def _check_plot(file: Path) -> None:
-    if file.suffix not in (".svg", ".png"):
+    if file.suffix.lower() not in (".svg", ".png"):
         raise ConfigError(f"--plot {file}: must end in .svg or .png")
     if not file.parent.is_dir():
         raise ConfigError(f"--plot {file}: there is no folder {file.parent}; make it first")

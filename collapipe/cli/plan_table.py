@@ -5,15 +5,15 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from collapipe.cli.decision import Decision
 from collapipe.cli.printing import (
     certainty,
     counted,
-    figures_table,
+    enough,
+    micro_batches,
     print_lines,
+    print_table,
     seconds,
     three_digits,
 )
@@ -24,7 +24,11 @@ from optim.latency import Ints, block_caps, pipeline_latency
 from optim.partition import even_partition
 from optim.problem import ClusterProblem, ClusterSolution, Partition
 
+_COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
+_IDLING_COLUMNS = 3  # the last ones
 _FRONT_ENDS = 4  # points of a long front that are shown at each end
+_IDLING = "; fill, gaps, drain: idle before, between and after that"
+_ROUNDING = 1e-9
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -50,27 +54,24 @@ def _show_cluster(console: Console, decision: Decision, unit: int) -> None:
         style="bold",
     )
     stages = timeline(problem, partition)
-    console.print(_device_table(inventory, cluster.boxes, stages, partition))
-    print_lines(console, _summary(decision, unit, stages))
+    rows = _device_rows(inventory, cluster.boxes, stages, partition)
+    with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
+    print_lines(console, _summary(decision, unit, stages, with_idling))
     console.print()
 
 
-def _device_table(
+def _device_rows(
     inventory: Inventory, boxes: tuple[Box, ...], stages: tuple[Stage, ...], partition: Partition
-) -> Table:
-    columns = ("blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
-    table = figures_table("device", columns)
+) -> list[tuple[str, ...]]:
     held = {stage.device: stage for stage in stages}
+    rows = []
     for number, box in enumerate(boxes):
         stage = held.get(number)
         shares = _shares(stage, partition.latency_s) if stage else ("not used", *"-----")
-        table.add_row(
-            Text(box.profile.name),
-            _blocks(stage) if stage else "-",
-            _memory(box, stage.span.blocks if stage else 0, inventory.block_bytes),
-            *shares,
-        )
-    return table
+        blocks = _blocks(stage) if stage else "-"
+        memory = _memory(box, stage.span.blocks if stage else 0, inventory.block_bytes)
+        rows.append((box.profile.name, blocks, memory, *shares))
+    return rows
 
 
 def _blocks(stage: Stage) -> str:
@@ -84,7 +85,7 @@ def _memory(box: Box, blocks: int, block_bytes: float | None) -> str:
     if box.memory_bytes is not None and block_bytes and most == box.memory_bytes // block_bytes:
         return _of(blocks * block_bytes, box.memory_bytes)
     if most is not None:
-        return f"{blocks} of {most} blocks"
+        return f"{blocks} of {counted(most, 'block')}"
     return _of(blocks * block_bytes, None) if block_bytes else "-"
 
 
@@ -103,32 +104,49 @@ def _shares(stage: Stage, latency_s: float) -> tuple[str, ...]:
     return (seconds(stage.compute_s), seconds(stage.hop_s) if stage.hop_s else "-", *shares)
 
 
-def _summary(decision: Decision, unit: int, stages: tuple[Stage, ...]) -> list[tuple[str, str]]:
+def _summary(
+    decision: Decision, unit: int, stages: tuple[Stage, ...], with_idling: bool
+) -> list[tuple[str, str]]:
     problem, solution = decision.problems[unit], decision.solutions[unit]
     partition = decision.partition(unit)
     lines = [
-        ("busy", "computing; fill, gaps, drain: idle before, between and after that"),
+        *_hop(problem, partition, stages),
+        ("busy", f"computing{_IDLING if with_idling else ''}"),
         ("a batch", f"{seconds(partition.latency_s)}; {_how(problem, partition)}"),
         ("certainty", _certainty(solution, partition)),
         ("slowest", _slowest(problem, stages)),
-        ("even split", _even(problem, partition)),
+        *_even(problem, partition),
         ("front", _front(solution.front)),
     ]
     energies = _energies(problem, partition)
     return [*lines, ("energy", ", ".join(energies))] if energies else lines
 
 
+def _hop(
+    problem: ClusterProblem, partition: Partition, stages: tuple[Stage, ...]
+) -> list[tuple[str, str]]:
+    if partition.replicated:
+        return []
+    if len(problem.devices) == 1 and not stages[0].hop_s:
+        return [("hop", "to the control unit; not counted, since the file says of none")]
+    return [("hop", "to the next device; the last one's, back to the control unit")]
+
+
 def _how(problem: ClusterProblem, partition: Partition) -> str:
     if partition.replicated:
         share = problem.batch_size / len(problem.devices)
-        return f"every device trains the whole encoder on {share:.3g} samples"
+        return f"every device trains the whole encoder on {_samples(f'{share:.3g}')}"
     count = partition.num_micro_batches
     least, more = divmod(problem.batch_size, count)
     size = f"{least} or {least + 1}" if more else f"{least}"
     return (
-        f"S = {counted(partition.num_segments, 'segment')}, m = {count} micro-batch"
-        f"{'es' if count > 1 else ''} of {size} samples"
+        f"S = {counted(partition.num_segments, 'segment')}, m = {micro_batches(count)} "
+        f"of {_samples(size)}"
     )
+
+
+def _samples(number: str) -> str:
+    return f"{number} sample{'s' if number != '1' else ''}"
 
 
 def _certainty(solution: ClusterSolution, partition: Partition) -> str:
@@ -155,9 +173,14 @@ def _slowest(problem: ClusterProblem, stages: tuple[Stage, ...]) -> str:
     return f"{name}, {what} {seconds(pace)} per micro-batch"
 
 
-def _even(problem: ClusterProblem, partition: Partition) -> str:
-    """What ⌊L/K⌋ or ⌈L/K⌉ blocks on each device cost with the m that suits them best."""
+def _even(problem: ClusterProblem, partition: Partition) -> list[tuple[str, str]]:
+    """What ⌊L/K⌋ or ⌈L/K⌉ blocks on each device cost with the m that suits them best.
+
+    Nothing where the plan is just that.
+    """
     blocks = _even_blocks(problem)
+    if len(blocks) == 1:
+        return []
     caps = block_caps(problem)
     counts = range(1, problem.max_micro_batches + 1)
     fitting = [count for count in counts if not _overloaded(problem, blocks, caps[count - 1])]
@@ -167,11 +190,12 @@ def _even(problem: ClusterProblem, partition: Partition) -> str:
     }
     best = min(latencies, key=lambda count: latencies[count])
     factor = latencies[best] / partition.latency_s
+    if list(partition.blocks) == blocks and factor > 1 - _ROUNDING:
+        return []
     text = f"{seconds(latencies[best])} (m={best}) over all devices, {factor:.2f} times as long"
-    if fitting:
-        return text
-    beyond = ", ".join(_overloaded(problem, blocks, caps[best - 1]))
-    return f"{text}; beyond the limits of {beyond}"
+    if not fitting:
+        text += f"; beyond the limits of {', '.join(_overloaded(problem, blocks, caps[best - 1]))}"
+    return [("even split", text)]
 
 
 def _even_blocks(problem: ClusterProblem) -> list[int]:
@@ -200,12 +224,19 @@ def _point(partition: Partition) -> str:
 
 
 def _energies(problem: ClusterProblem, partition: Partition) -> list[str]:
-    return [
-        f"{device.name} {three_digits(_joules(problem, partition, budget, blocks))} of "
-        f"{three_digits(budget.limit_j)} J"
-        for device, blocks in zip(problem.devices, partition.blocks, strict=True)
-        if (budget := device.energy) and blocks
-    ]
+    """What devices with a budget spend, and whom the budget keeps out."""
+    texts = []
+    for device, blocks in zip(problem.devices, partition.blocks, strict=True):
+        if (budget := device.energy) is None:
+            continue
+        limit = f"{three_digits(budget.limit_j)} J"
+        least = budget.law.chunk(1, problem.batch_size)  # of a batch in one piece
+        if blocks:
+            spent = three_digits(_joules(problem, partition, budget, blocks))
+            texts.append(f"{device.name} {spent} of {limit}")
+        elif least > budget.limit_j:
+            texts.append(f"{device.name} {limit}: a block needs {enough(least)} J")
+    return texts
 
 
 def _joules(

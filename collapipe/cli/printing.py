@@ -1,17 +1,21 @@
 """Figures for people: three digits, a unit, tables that fit 80 columns and need no colour."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from collapipe.plan import Certificate
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_LABEL_COLUMNS, _LEAST_COLUMNS = 12, 20
+_LABEL_COLUMNS, _LEAST_COLUMNS, _ENDLESS_COLUMNS = 12, 20, 10_000
 _PROVED_GAP = 1e-9
+_ROUNDING = 1e-12
+_LEAST_WATTS = 1e-3
 
 
 def seconds(value: float) -> str:
@@ -22,13 +26,34 @@ def seconds(value: float) -> str:
     return f"{text} {unit}"
 
 
-def figures_table(first: str, others: Sequence[str]) -> Table:
-    """Names fold where the line is too narrow; figures stay whole."""
+def print_table(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], spare: int = 0
+) -> bool:
+    """Names on the left, figures on the right, all of them whole.
+
+    Where the line is too narrow the last ``spare`` columns are left out, and where that is not
+    enough lines overrun it. Tells whether all columns were printed.
+    """
+    table, width = _table(console, columns, rows)
+    complete = not spare or width <= console.width
+    if not complete:
+        table, width = _table(console, columns[:-spare], [row[:-spare] for row in rows])
+    table.width = width
+    console.print(table, crop=False)
+    return complete
+
+
+def _table(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Table, int]:
+    """With the width that it needs."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))  # a name is no markup
+    endless = console.options.update(width=_ENDLESS_COLUMNS)
+    return table, console.measure(table, options=endless).maximum
 
 
 def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
@@ -45,6 +70,24 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def enough(value: float) -> str:
+    """Three digits, rounded up: a figure that somebody is to write into the file."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step * (1 - _ROUNDING)) * step:.3g}"
+
+
+def watts(value: float) -> str:
+    """Three digits, and the unit that suits them."""
+    if value >= _LEAST_WATTS:
+        return f"{three_digits(value)} W"
+    return f"{three_digits(value * 1e6)} uW"
+
+
+def micro_batches(count: int) -> str:
+    """``1 micro-batch``, ``2 micro-batches``."""
+    return f"{count} micro-batch{'es' if count != 1 else ''}"
+
+
 def counted(number: int, noun: str) -> str:
     """``1 device``, ``2 devices``."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
@@ -56,5 +99,5 @@ def certainty(certificate: Certificate) -> str:
     if certificate.lower_bound <= 0:
         return f"how far from the best is not known; {took}"
     if certificate.gap <= _PROVED_GAP:
-        return f"nothing is better (gap {certificate.gap:.2g}); {took}"
+        return f"nothing is better (gap 0); {took}"
     return f"at most {certificate.gap:.2%} above the best; {took}"

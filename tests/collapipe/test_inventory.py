@@ -78,6 +78,8 @@ def test_energy_without_power_is_told_and_not_planned_with(tmp_path: Path) -> No
     (note,) = inventory.notes
     assert "devices[0].energy_j=500" in note
     assert "power_w is missing" in note
+    (note,) = read(tmp_path, file("{name: a, chunk: {u: 1}, power_w: 8}")).notes
+    assert "devices[0].power_w=8: not planned with, since energy_j is missing" in note
 
 
 def test_reserved_keys_are_allowed(tmp_path: Path) -> None:
@@ -149,17 +151,35 @@ def test_every_way_to_write_a_number_is_one(tmp_path: Path, number: str) -> None
     assert read(tmp_path, text).batch_size == 64
 
 
-def test_a_key_without_a_value_is_absent(tmp_path: Path) -> None:
-    inventory = read(tmp_path, file("{name: a, chunk: {u: 1}, max_blocks: }") + "channels:\n")
-    assert inventory.channels == ()
-    assert inventory.clusters[0].devices[0].max_blocks is None
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("max_blocks: }", ":12: clusters[0].devices[0].max_blocks"),
+        ("memory_bytes: null}", ":12: clusters[0].devices[0].memory_bytes"),
+        ("energy_j: ~, power_w: 3}", ":12: clusters[0].devices[0].energy_j"),
+        ("max_blocks: 3}\nchannels:", ":13: channels"),
+    ],
+)
+def test_a_key_without_a_value_does_not_lift_a_limit(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, file(f"{{name: a, chunk: {{u: 1}}, {text}") + "max_micro_batches: 3\n")
+    assert f"{place}: is empty; write a value or remove the key" in str(refused.value)
+
+
+@pytest.mark.parametrize(("chunk", "key"), [("u: 1, l: 0", "w"), ("u: 1, v: 1, w: 0", "l")])
+def test_silence_does_not_make_a_hop_free(tmp_path: Path, chunk: str, key: str) -> None:
+    other = "{name: b, flops_per_s: 4e11, d2d_rate_bps: 1e8}"
+    with pytest.raises(ConfigError, match=rf":13: .*devices\[1\]\.chunk\.{key}: is missing; in a"):
+        boxes(tmp_path, other, f"{{name: a, chunk: {{{chunk}}}}}")
+    _, box = boxes(tmp_path, other, "{name: a, chunk: {u: 1, w: 0, l: 0}}")
+    assert box.profile.time == AffineLaw(1.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"a: [1,\nb: }", "inventory.yaml:2: not YAML"),
-        (b"", "is empty"),
+        (b"", "is empty; docs/examples has inventories"),
         (b"- 1\n", "must be keys with values, not a list"),
         (b"a: \xff\n", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
@@ -185,14 +205,18 @@ def test_what_is_no_inventory_at_all(tmp_path: Path, content: bytes, says: str) 
         ("energy_j: 10,", "", "clusters[0].uplink.energy_j: is missing"),
         ("[-10, 0, 20]", "[0, 20]", "gain_db: 2 numbers for 3 channels"),
         ("[-10, 0, 20]", "[0, 20, loud]", "gain_db[2]=loud: must be a number"),
-        ("[-10, 0, 20]", "[0, 20, 1e4]", "10000 dB: must lie within 300 dB of 0"),
+        ("[-10, 0, 20]", "[0, 20, 1e4]", "10000 dB: must lie within 180 dB of 0"),
         ("[-10, 0, 20]", "3", "gain_db=3: must be a list"),
         ("interference_w: 0.07", "interference_w: 0", "interference_w=0: must be above 0"),
         ("-170", "170000", "are these decibels?"),
         ("    uplink", "    uplinc", "clusters[0] has the unknown key uplinc; nearest: uplink"),
         ("channels:", "round: {drift: gama}\nchannels:", "round.drift=gama: must be one of gamma"),
         ("channels:", "round: {queues: [1, 2]}\nchannels:", "2 numbers for 1 clusters"),
-        ("channels:", "round: {queues: [-1]}\nchannels:", "-1 is below 0"),
+        (
+            "channels:",
+            "round: {queues: [-1.5]}\nchannels:",
+            "round.queues[0]=-1.5: must not be neg",
+        ),
         ("channels:", "round: {kapa: 1}\nchannels:", "unknown key kapa; nearest: kappa"),
     ],
 )
@@ -211,6 +235,8 @@ def test_bad_radio_is_named(tmp_path: Path, old: str, new: str, says: str) -> No
         ("{name: a, flops_per_s: 1e9, d2d_rate_bps: 1}", "d2d_rate_bps=1: makes 2e+06 s"),
         ("{name: a, chunk: {u: 1, l: 1e9}}", "chunk: makes 1e+09 s"),
         ("{name: a, chunk: {u: 1e-40}}", "chunk.u=1e-40: too far from 1"),
+        ("{name: a, flops_per_s: 1e18, launch_s: 1e7}", "launch_s=1e7: makes 1e+07 s"),
+        ("{name: a, chunk: {u: 1}, power_w: 1e8, energy_j: 1}", "power_w=1e8: makes no joules"),
     ],
 )
 def test_what_cannot_be_seconds_is_refused(tmp_path: Path, device: str, says: str) -> None:

@@ -12,6 +12,7 @@ from collapipe.cli.reproduce.evidence import (
     Finding,
     Interval,
     over_seeds,
+    share_over_seeds,
     within_a_quarter,
 )
 from collapipe.cli.reproduce.worlds import BATCH_SIZE, paper_world
@@ -142,7 +143,7 @@ def _broken(samples: Sequence[Sample]) -> list[Finding]:
     return [
         Finding(
             f"{METHODS[method].label}: clusters whose memory or energy it exceeds",
-            over_seeds([100 * each.broken[method] / clusters for each in samples]),
+            share_over_seeds([100 * each.broken[method] / clusters for each in samples]),
             "%",
         )
         for method in OTHERS

@@ -13,7 +13,6 @@ from collapipe.cli.reproduce.drawing import style
 from collapipe.cli.reproduce.evidence import Claim, Evidence, Interval
 from collapipe.cli.reproduce.writing import write
 from collapipe.errors import ConfigError
-from collapipe.yaml_file import nearest
 
 FIGURES = ("fig04", "fig05", "fig07", "fig08", "fig11")
 _ALL = "all"
@@ -25,7 +24,7 @@ def reproduce(figure: str, seeds: int, output: Path) -> None:
     Raises ``ConfigError`` for an unknown figure, no seeds, or a folder that cannot be written to.
     """
     if figure not in (*FIGURES, _ALL):
-        raise ConfigError(f"there is no figure {figure}{nearest(figure, (*FIGURES, _ALL))}")
+        raise ConfigError(f"there is no figure {figure}; known: {', '.join((*FIGURES, _ALL))}")
     if seeds < 1:
         raise ConfigError(f"--seeds {seeds}: must be at least 1")
     _prepare(output)
@@ -55,7 +54,9 @@ def _compute(name: str, seeds: Iterable[int]) -> Evidence:
 
 
 def _table(name: str, claims: Iterable[Claim]) -> Table:
-    table = Table("claim", "paper", "ours (95 %)", "agrees", box=SIMPLE_HEAD, title=name)
+    table = Table("claim", "paper", box=SIMPLE_HEAD, title=name)
+    table.add_column("ours (95 %)", no_wrap=True)  # a unit stays with its figures
+    table.add_column("agrees")
     for claim in claims:
         paper = claim.paper if isinstance(claim.paper, str) else f"{claim.paper:g} {claim.unit}"
         table.add_row(

@@ -96,7 +96,7 @@ def error_bars(axes: Axes, places: Sequence[float], intervals: Sequence[Interval
     axes.errorbar(
         places,
         [each.mean for each in intervals],
-        yerr=[each.half_width for each in intervals],
+        yerr=_reach(intervals),
         **_ERRORS,
     )
 
@@ -106,6 +106,12 @@ def level_error_bars(axes: Axes, places: Sequence[float], intervals: Sequence[In
     axes.errorbar(
         [each.mean for each in intervals],
         places,
-        xerr=[each.half_width for each in intervals],
+        xerr=_reach(intervals),
         **_ERRORS,
     )
+
+
+def _reach(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:
+    """Below and above the means."""
+    below = [each.mean - each.ends[0] for each in intervals]
+    return below, [each.ends[1] - each.mean for each in intervals]

@@ -26,12 +26,6 @@ class Interval:
             return self.mean, self.mean
         return self.low, self.high
 
-    @property
-    def half_width(self) -> float:
-        """0 where there is one seed."""
-        low, high = self.ends
-        return (high - low) / 2
-
 
 def over_seeds(values: Sequence[float]) -> Interval:
     """The interval of the mean of one value per seed."""
@@ -43,6 +37,14 @@ def over_seeds(values: Sequence[float]) -> Interval:
     quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
     half = quantile * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half)
+
+
+def share_over_seeds(percents: Sequence[float]) -> Interval:
+    """The same of shares, none of which is below 0 or above 100 %."""
+    interval = over_seeds(percents)
+    if interval.low is None or interval.high is None:
+        return interval
+    return Interval(interval.mean, max(0.0, interval.low), min(100.0, interval.high))
 
 
 @dataclass(frozen=True, slots=True)

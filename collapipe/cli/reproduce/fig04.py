@@ -9,7 +9,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from collapipe.cli.reproduce import drawing
-from collapipe.cli.reproduce.evidence import Cell, Claim, Evidence, Finding, at_least, over_seeds
+from collapipe.cli.reproduce.evidence import (
+    Cell,
+    Claim,
+    Evidence,
+    Finding,
+    at_least,
+    over_seeds,
+    share_over_seeds,
+)
 from collapipe.cli.reproduce.worlds import BATCH_SIZE, TRANSFORMER_BLOCKS, paper_world
 from collapipe.presets import Range
 from collapipe.state import DeviceProfile
@@ -103,14 +111,14 @@ def _claims(drawn: Sequence[Floats]) -> tuple[Claim, ...]:
         at_least(
             f"drawn clusters whose best m lies inside 1 < m < {BATCH_SIZE}",
             "there is always an optimal m",
-            over_seeds(inside_m),
+            share_over_seeds(inside_m),
             "%",
             _NEARLY_ALWAYS,
         ),
         at_least(
             f"drawn clusters whose best S lies inside 1 < S < {most}",
             "there is always an optimal S",
-            over_seeds(inside_s),
+            share_over_seeds(inside_s),
             "%",
             _NEARLY_ALWAYS,
         ),

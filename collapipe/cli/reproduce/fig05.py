@@ -16,6 +16,7 @@ from collapipe.cli.reproduce.evidence import (
     Interval,
     at_least,
     over_seeds,
+    share_over_seeds,
     within_one,
 )
 from collapipe.cli.reproduce.worlds import (
@@ -105,7 +106,7 @@ def _claims(samples: Sequence[Sequence[Case]]) -> tuple[Claim, ...]:
         at_least(
             "clusters whose best S is 3, 4 or 5",
             "S = {5, 4, 3} in three clusters",
-            over_seeds(printed),
+            share_over_seeds(printed),
             "%",
             50,
         ),
@@ -152,7 +153,7 @@ def _share(cases: Sequence[Case], *segments: int) -> float:
 
 
 def _shares(samples: Sequence[Sequence[Case]], segments: int) -> Interval:
-    return over_seeds([_share(cases, segments) for cases in samples])
+    return share_over_seeds([_share(cases, segments) for cases in samples])
 
 
 def _micro_batches(cases: Sequence[Case], segments: int) -> list[int]:

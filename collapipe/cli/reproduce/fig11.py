@@ -16,6 +16,7 @@ from collapipe.cli.reproduce.evidence import (
     Finding,
     Interval,
     over_seeds,
+    share_over_seeds,
     within_a_quarter,
 )
 from collapipe.cli.reproduce.scheduling import (
@@ -183,7 +184,7 @@ def _queues(samples: Sequence[Sample], uploads: str) -> list[Finding]:
 
 def _shares(samples: Sequence[Sample], uploads: str, strategy: str) -> tuple[Interval, Interval]:
     least, most = zip(*(each.shares(uploads, strategy) for each in samples), strict=True)
-    return over_seeds(least), over_seeds(most)
+    return share_over_seeds(least), share_over_seeds(most)
 
 
 def _picture(samples: Sequence[Sample]) -> Figure:

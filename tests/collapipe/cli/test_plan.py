@@ -90,7 +90,8 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
          "unknown key flop_per_s; nearest: flops_per_s"),
         (INVENTORY.replace("  forward_flops: 9.1e8\n", ""), "what model (line 5) does not say: "
          "forward_flops; add them there, or measure"),
-        (INVENTORY.replace("_bits: 1.57e6", "_bits: "), "activation_bits, gradient_bits; add"),
+        (INVENTORY.replace("_bits: 1.57e6", "_bits: "), "model.activation_bits: is empty; write"),
+        (re.sub("  .*_bits: .*\n", "", INVENTORY), "activation_bits, gradient_bits; add"),
         (INVENTORY.replace("  block_bytes: 1.2e8\n", ""), "memory_bytes=8.0e9: needs"),
         (INVENTORY.replace("  num_blocks: 12\n", ""), "model.num_blocks: is missing; give it"),
         (INVENTORY.replace("u: 0.02", "u: -0.02"), ":15: clusters[0].devices[0].chunk.u=-0.02: "
@@ -108,9 +109,13 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
         (INVENTORY.replace("jetson", "pi-1"), ":17: clusters[0].devices[1].name=pi-1: line 14 has "
          "this name already"),
         (NO_DEVICES, "clusters[0].devices: has no device"),
-        (INVENTORY.replace("8.0e9", "2.0e8"), "cluster workshop: the devices hold at most 7 of 12 "
-         "blocks (pi-1: 6, jetson: 1"),
-        (INVENTORY.replace("energy_j: 500", "energy_j: 1"), "raise jetson's energy to "),
+        (INVENTORY.replace("8.0e9", "2.0e8"), ":12: clusters[0]: the devices hold at most 7 of 12 "
+         "blocks (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 at block_bytes 1.2e+08); "
+         "raise pi-1's max_blocks or jetson's memory_bytes (1.2e+08 a block) by 5 blocks in all, "
+         "or lower model.num_blocks to 7\n"),
+        (INVENTORY.replace("energy_j: 500", "energy_j: 1"), "6 of 12 blocks in 1 micro-batch "
+         "(pi-1: 6 by max_blocks, jetson: 0 by energy_j 1 where 1 block takes 36.7 J); raise "
+         "jetson's energy_j to 69.2, or lower model.num_blocks to 6\n"),
         (INVENTORY.replace("batch_size: 64", "batch_size: 0"), ":1: batch_size=0: must be a whole"),
         (INVENTORY.replace("num_blocks: 12", "name: transfomer"), ":5: model.name=transfomer: no "
          "model of conf/model/; nearest: transformer"),
@@ -118,13 +123,16 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
         (INVENTORY + "batch_size: 8\n", ":24: the file has batch_size twice"),
         (INVENTORY.replace("        d2d_rate_bps: 1.0e8\n", ""), "d2d_rate_bps: is missing"),
         (INVENTORY.replace("max_blocks: 6", "flops_per_s: 1"), "has a measured chunk as well"),
-        (INVENTORY.replace("{u: 0.02, v: 0.001, w: 0.003, l: 0.05}", ""), "or by a measured chunk"),
+        (INVENTORY.replace("        chunk: {u: 0.02, v: 0.001, w: 0.003, l: 0.05}\n", ""),
+         "or by a measured chunk"),
         (INVENTORY.replace("clusters:", "cluster:"), "unknown key cluster; nearest: clusters"),
         (INVENTORY.replace("name: pi-1", 'name: "a\\nb"'), "must be a text of one line"),
         (INVENTORY + '"a\\nb": 1\n', "the file has the unknown key a b"),
         ("batch_size: 9999\nmodel: {num_blocks: 1}\nclusters: [{name: a, devices: [{name: b, "
          "chunk: {u: 1}}]}]\n", "set max_micro_batches"),
-        (JOINT.replace("energy_j: 10,", "energy_j: 0.01,"), "round (unit 0 is workshop): "),
+        (JOINT.replace("energy_j: 10,", "energy_j: 0.01,"), ":23: clusters[0].uplink."
+         "energy_j=0.01: no cluster can afford its upload; nearest to it is workshop on channel 0: "
+         "4.7e+06 bits at power_w=0.5 take 1.57 J"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
@@ -144,14 +152,17 @@ def test_bad_input_is_one_line_and_status_2(
 def test_energy_that_no_power_can_do_with_says_what_would_be_enough(
     command: Command, tmp_path: Path
 ) -> None:
-    enough = 4.7e6 * 0.693147 * 0.07 / (10**-0.01 * 5.0e5)  # ln 2·θ·(I + B·N_0)/(h·B)
-    too_small = JOINT.replace("energy_j: 10,", f"energy_j: {0.99 * enough:.4f},")
+    least = 4.7e6 * 0.693147 * 0.07 / (10**-0.01 * 5.0e5)  # ln 2·θ·(I + B·N_0)/(h·B)
+    too_small = JOINT.replace("energy_j: 10,", f"energy_j: {0.99 * least:.4f},")
     status, _, err = command(written(tmp_path, too_small))
     assert status == 2
-    figures = [float(figure) for figure in re.findall(r"[\d.]+(?:e[-+]?\d+)?(?= J)", err)]
-    assert any(figure == pytest.approx(enough, rel=0.01) for figure in figures), err
-    just_enough = JOINT.replace("energy_j: 10,", f"energy_j: {1.01 * enough:.4f},")
-    assert command(written(tmp_path, just_enough))[0] == 0
+    (enough,) = re.findall(r"[\d.]+(?= J;)", err)
+    told = json.loads(
+        command(
+            written(tmp_path, JOINT.replace("energy_j: 10,", f"energy_j: {enough},")), "--json"
+        )[1]
+    )
+    assert told["round"]["units"][0]["power_w"] == pytest.approx(0.5, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +258,7 @@ def test_what_an_idle_unit_would_need_is_its_cheapest_channels_price(
     enough = 4.7e6 * 0.693147 * 0.07 / (10**-0.01 * 5.0e5)
     out = command(written(tmp_path, text))[1]
     assert f"shed: at any power its upload costs more than {enough:.3g} J" in out
+    assert "1.57 J pay for full power" in " ".join(out.split())
 
 
 def test_who_has_no_channel_is_idle(command: Command, tmp_path: Path) -> None:
@@ -260,6 +272,23 @@ def test_who_has_no_channel_is_idle(command: Command, tmp_path: Path) -> None:
     _, out, _ = command(written(tmp_path, text))
     assert "workshop: the channels serve others better in this round" in out
     assert "shed: at any power its upload costs more than" in out
+
+
+@pytest.mark.parametrize("name", sorted({*CLUSTER_SOLVERS} - {"exact"}))
+def test_only_the_exact_solver_proves_a_round(command: Command, tmp_path: Path, name: str) -> None:
+    roomy = JOINT.replace("max_blocks: 6", "max_blocks: 12") + "round: {queues: [3]}\n"
+    told = json.loads(command(written(tmp_path, roomy), "--json", "--solver", name)[1])["round"]
+    assert (told["solver"], told["lower_bound"], told["gap"]) == (name, 0.0, 1.0)
+    out = " ".join(command(written(tmp_path, roomy), "--solver", name)[1].split())
+    assert "nothing is better" not in out[out.index("round: ") :]
+    assert (f"the best round with these splits, by {name}" in out) == (name != "paper")
+
+
+def test_help_lists_the_solvers_and_the_page(command: Command) -> None:
+    out = command("--help")[1]
+    assert all(name in out for name in CLUSTER_SOLVERS)
+    assert "docs/planning.md" in out
+    assert "INVENTORY is a YAML file that says what your devices are like" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("name", sorted(CLUSTER_SOLVERS))
@@ -340,11 +369,48 @@ def test_the_table_fits_80_columns_and_needs_no_colour(
     command: Command, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    long = text.replace("jetson", "a-jetson-orin-nano-with-a-long-name")
+    name = "raspberry-pi-5-in-the-kitchen"
+    long = text.replace("jetson", name)
     status, out, _ = command(written(tmp_path, long))
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
+    assert re.search(rf"^{name} +\d+-\d+ .* \d+%$", out, re.MULTILINE)
+    assert "drain" not in out
+    monkeypatch.setenv("COLUMNS", "100")
+    assert re.search(rf"^{name} .*(\d+% +){{3}}\d+%$", command(written(tmp_path, long))[1], re.M)
+
+
+def test_no_line_is_so_narrow_that_a_name_is_cut(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    out = command(written(tmp_path, JOINT.replace("workshop", "a-workshop-in-the-yard")))[1]
+    assert re.search(r"^a-workshop-in-the-yard +0 +0\.5 W .*0 -> ", out, re.MULTILINE)
+    assert re.search(r"^jetson +\d+-\d+ .* \d+%$", out, re.MULTILINE)
+
+
+def test_whom_its_energy_keeps_out_is_told(command: Command, tmp_path: Path) -> None:
+    text = INVENTORY.replace("energy_j: 500", "energy_j: 0.001").replace("blocks: 6", "blocks: 12")
+    assert "jetson 0.001 J: a block needs 36.7 J" in command(written(tmp_path, text))[1]
+    poor = text.replace("energy_j: 0.001", "energy_j: 36.7")
+    assert "a block needs" not in command(written(tmp_path, poor))[1]
+
+
+def test_an_even_split_is_not_compared_with_itself(command: Command, tmp_path: Path) -> None:
+    assert "even split" in command(written(tmp_path, INVENTORY), "--solver", "pipeline")[1]
+    assert "even split" not in command(written(tmp_path, INVENTORY), "--solver", "gpipe")[1]
+
+
+def test_a_lone_device_says_which_hop_is_counted(command: Command, tmp_path: Path) -> None:
+    lone = re.sub("      - name: pi-1\n.*\n.*\n", "", INVENTORY)
+    out = command(written(tmp_path, lone))[1]
+    assert "hop         to the next device; the last one's, back to the control unit" in out
+    assert "even split" not in out
+    out = command(written(tmp_path, lone.replace("        d2d_rate_bps: 1.0e8\n", "")))[1]
+    assert "hop         to the control unit; not counted" in out
+    out = command(written(tmp_path, lone.replace("batch_size: 64", "batch_size: 1")))[1]
+    assert "m = 1 micro-batch of 1 sample\n" in out
 
 
 def test_a_name_is_shown_as_it_is(command: Command, tmp_path: Path) -> None:
@@ -361,7 +427,7 @@ def test_replicas_are_told_apart_from_segments(command: Command, tmp_path: Path)
 # The chart
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.parametrize("suffix", ["svg", "png", "PNG"])
 def test_the_chart_is_drawn_the_same_every_time(
     command: Command, tmp_path: Path, suffix: str
 ) -> None:
@@ -370,7 +436,7 @@ def test_the_chart_is_drawn_the_same_every_time(
         assert command(written(tmp_path, JOINT), "--plot", chart)[0] == 0
     first, second = (chart.read_bytes() for chart in charts)
     assert first == second
-    assert first.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    assert first.startswith(b"\x89PNG" if suffix.lower() == "png" else b"<?xml")
 
 
 def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None:
@@ -412,7 +478,7 @@ def test_planning_loads_nothing_heavy(tmp_path: Path, text: str) -> None:
 def test_the_page_shows_what_the_command_prints(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT / "docs")
+    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
     page = (ROOT / "docs/planning.md").read_text()
     shown = re.findall(r"```\n\$ collapipe plan (\S+)\n(.*?)```", page, re.DOTALL)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -116,8 +117,8 @@ def test_files_of_before_are_replaced(reproduce: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fig4"], "there is no figure fig4; nearest: fig04"),
-        (["everything"], "there is no figure everything; known: fig04, fig05, fig07, fig08, fig11"),
+        (["fig4"], "there is no figure fig4; known: fig04, fig05, fig07, fig08, fig11, all"),
+        (["everything"], "there is no figure everything; known: fig04, fig05, fig07, fig08"),
         (["fig04", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["fig04", "--output", "file/folder"], "--output file/folder: cannot be made"),
         (["fig04", "--output", "file"], "--output file: cannot be made (File exists)"),
@@ -157,6 +158,27 @@ def test_the_interval_is_students() -> None:
     ours = evidence.over_seeds(values)
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
     assert (ours.mean, ours.low, ours.high) == pytest.approx((np.mean(values), low, high))
+
+
+def test_a_share_is_at_most_all() -> None:
+    assert evidence.over_seeds([95.0, 100.0]).ends[1] > 100
+    assert evidence.share_over_seeds([95.0, 100.0]).ends[1] == 100
+    assert evidence.share_over_seeds([0.0, 5.0]).ends[0] == 0
+    assert evidence.share_over_seeds([5.0]) == evidence.Interval(5.0, None, None)
+
+
+def test_help_lists_the_figures(reproduce: Run) -> None:
+    assert "fig04, fig05, fig07, fig08, fig11 or all" in " ".join(reproduce("--help")[1].split())
+
+
+@pytest.mark.usefixtures("small")
+def test_a_unit_stays_beside_its_figures(
+    reproduce: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = reproduce("fig05", "--seeds", SEEDS, "--output", tmp_path)[1]
+    assert len(re.findall(r"\(\S+ … \S+\) (?:%|micro-batches) ", out)) == out.count("…")
+    assert max(map(len, out.splitlines()[:-1])) <= 80
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from optim.latency import pipeline_latency
 from optim.problem import ClusterProblem, Latency, Partition
 
 LATENCIES: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
-figures = st.floats(0.0, 2.0)
+figures = st.just(0.0) | st.floats(1e-6, 2.0)
 laws = st.builds(AffineLaw, u=st.floats(0.01, 2.0), v=figures, w=figures, ell=figures)
 
 
