@@ -19,7 +19,7 @@ class EmptySpec:
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return Scale(1)
 
-    def build_block(self) -> nn.Module:
+    def build_block(self, index: int) -> nn.Module:
         return Scale(self.payload_bytes // 4)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:

@@ -1,9 +1,8 @@
 """A control unit's round: its batches through its trainer. Knows nothing of Flower."""
 
+import functools
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +17,8 @@ from collapipe.errors import NonFiniteLossError
 from collapipe.messages import LinkAddress, TrainReply, TrainRequest
 from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import Part, Tensors, select
-from collapipe.models.split import EMBEDDING, block_name, build_empty
+from collapipe.models.part import HeadPart, Part, Tensors, select
+from collapipe.models.split import EMBEDDING, HEAD, block_name, build_empty
 from collapipe.presets import ChannelPreset, ClusterPreset
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
@@ -29,6 +28,7 @@ from collapipe.tasks.shards import batch_rows
 from collapipe.tasks.tokenizer import Tokenizer
 from collapipe.timing import PhaseTimer
 from pipeline.engine import Pipeline
+from pipeline.head import HeadStage, LocalHead
 
 _log = logging.getLogger(__name__)
 _TOKEN_BITS = 72  # of mask and target on the decoder link, beside the activation
@@ -85,9 +85,10 @@ class ControlUnit:
         cost = measure_cost(spec, settings.task.max_length, settings.batch_size)
         samples = settings.federation.local_steps * min(settings.batch_size, len(self._examples))
         sample_bits = cost.activation_bits + _TOKEN_BITS * settings.task.max_length
+        own_head = settings.decoder.mode == "control_unit"
         uplink = channel.draw_uplink(
-            model_bits=upload_bits(spec, self._tokenizer.vocabulary),
-            activation_bits=samples * sample_bits,
+            model_bits=upload_bits(spec, self._tokenizer.vocabulary, own_head),
+            activation_bits=0.0 if own_head else samples * sample_bits,
             rng=self._generator("uplink"),
         )
         devices = cluster.draw(cost, self._generator("cluster"))
@@ -100,7 +101,7 @@ class ControlUnit:
         """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
         ``CancelledRoundError``."""
         settings = self._settings
-        if request.link is None:
+        if settings.framework.name == "vanilla_fl":
             trainer = UnsplitTrainer(
                 settings.model,
                 self._tokenizer.vocabulary,
@@ -109,32 +110,49 @@ class ControlUnit:
                 optimizer_state,
             )
             return self._run(request, trainer)
-        with self._pipeline(request, request.link, weights, optimizer_state) as (pipeline, link):
+        if request.link is None:
+            return self._train_with_own_head(request, weights, optimizer_state)
+        with (
+            self._link(request.link, request.round) as link,
+            self._pipeline(request, link, weights, optimizer_state) as pipeline,
+        ):
             finished = self._run(request, pipeline, link)
             link.finish()
             return finished
 
-    @contextmanager
+    def _train_with_own_head(
+        self, request: TrainRequest, weights: Tensors, state: Tensors
+    ) -> Round:
+        """The head is the pipeline's last stage, here on the unit: targets do not leave it."""
+        settings, vocabulary = self._settings, self._tokenizer.vocabulary
+        module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
+        head = LocalHead(HeadPart(HEAD, module, settings.optimizer, state))
+        with self._pipeline(request, head, weights, state) as pipeline:
+            finished = self._run(request, pipeline)
+            whole = {**finished.reply.weights, **head.weights()}
+            kept = {**finished.optimizer_state, **head.optimizer_state()}
+            return Round(TrainReply(whole, finished.reply.report), kept)
+
+    def _link(self, address: LinkAddress, round_: int) -> DecoderLink:
+        return DecoderLink(address, self._unit, round_, self._settings.link.max_message_bytes)
+
     def _pipeline(
-        self, request: TrainRequest, address: LinkAddress, weights: Tensors, state: Tensors
-    ) -> Iterator[tuple[Pipeline, DecoderLink]]:
+        self, request: TrainRequest, head: HeadStage, weights: Tensors, state: Tensors
+    ) -> Pipeline:
         settings, spec = self._settings, self._settings.model
         vocabulary = self._tokenizer.vocabulary
         embedding = build_empty(
             lambda: spec.build_embedding(vocabulary), select(weights, EMBEDDING)
         )
         blocks = {
-            name: build_empty(spec.build_block, select(weights, name))
-            for name in map(block_name, range(spec.num_blocks))
+            block_name(index): build_empty(
+                functools.partial(spec.build_block, index), select(weights, block_name(index))
+            )
+            for index in range(spec.num_blocks)
         }
         parts = [Part(name, block, settings.optimizer, state) for name, block in blocks.items()]
         first = Part(EMBEDDING, embedding, settings.optimizer, state)
-        limit = settings.link.max_message_bytes
-        with (
-            DecoderLink(address, self._unit, request.round, limit) as link,
-            Pipeline(request.plan, first, parts, link) as pipeline,
-        ):
-            yield pipeline, link
+        return Pipeline(request.plan, first, parts, head)
 
     def _run(
         self, request: TrainRequest, trainer: Trainer, link: DecoderLink | None = None

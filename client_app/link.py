@@ -101,6 +101,11 @@ class DecoderLink:
     def step(self, rate: float, scale: float) -> None:
         """See ``HeadStage``; the server has what it needs since ``exchange_norms``."""
 
+    def forget(self) -> None:
+        """See ``HeadStage``; the server forgets when the stream ends."""
+        self._answers.clear()
+        self._submitted.clear()
+
     def finish(self) -> None:
         """Tell the server that all steps are done, and wait until it knows."""
         self._send(Kind.BYE, 0)

@@ -70,6 +70,11 @@ class Settings:
     tree: Mapping[str, Any]
     run_dir: str
 
+    @property
+    def server_has_heads(self) -> bool:
+        """Whether units send activations to the server, which trains the head on them."""
+        return self.framework.name == "collapipe" and self.decoder.mode != "control_unit"
+
     def build(self, option: str) -> Any:
         """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""
         return build(option, OmegaConf.select(OmegaConf.create(dict(self.tree)), option))
@@ -269,7 +274,7 @@ def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
     except OmegaConfBaseException as error:
         where = f"{option}.{error.full_key}" if error.full_key else option
         if "is not a ListConfig" in str(error.msg):
-            value = values[error.full_key]
+            value = values[str(error.full_key)]
             raise ConfigError(f"{where}={value}: must be a list, [A, B]") from error
         raise ConfigError(f"{where}: {str(error.msg or error).splitlines()[0]}") from error
 

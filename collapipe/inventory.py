@@ -172,7 +172,11 @@ def _named_model(section: Section) -> Section:
     name, known = section.text("name"), sorted(path.stem for path in _MODELS.glob("*.yaml"))
     if name not in known:
         raise section.error("name", f"no model of conf/model/{nearest(name, known)}")
-    return load(_MODELS / f"{name}.yaml")
+    model = load(_MODELS / f"{name}.yaml")
+    if "dim" not in model:
+        figures = ", ".join(_FIGURES)
+        raise section.error("name", f"{name} has no sizes; give num_blocks, {figures} instead")
+    return model
 
 
 def _figures_by_size(named: Section, batch_size: int) -> dict[str, float]:

@@ -154,12 +154,12 @@ class FederationSettings:
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """How the server trains the decoder within a round."""
+    """Who trains the head within a round, and how."""
 
     mode: str = "per_cluster"
 
     def __post_init__(self) -> None:
-        _check_choice("decoder.mode", self.mode, ("per_cluster", "shared"))
+        _check_choice("decoder.mode", self.mode, ("per_cluster", "shared", "control_unit"))
 
 
 @dataclass(frozen=True)

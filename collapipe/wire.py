@@ -10,12 +10,13 @@ import numpy as np
 import numpy.lib.format as npy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from collapipe.errors import CollaPipeError, WireError
 from collapipe.messages import Failure, LinkAddress, TrainReply, TrainRequest
-from collapipe.models.part import Tensors
+from collapipe.models.part import Tensors, all_finite
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
@@ -109,8 +110,17 @@ def _failure(content: RecordDict) -> Failure:
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Named tensors as a record of arrays."""
-    arrays = OrderedDict((name, Array(tensor.numpy())) for name, tensor in tensors.items())
-    return ArrayRecord(arrays)
+    return ArrayRecord(OrderedDict((name, _array(tensor)) for name, tensor in tensors.items()))
+
+
+def _array(tensor: Tensor) -> Array:
+    """As Flower makes one of numpy's format, but copied once instead of three times."""
+    values = tensor.numpy()
+    head = io.BytesIO()
+    what = {"descr": npy.dtype_to_descr(values.dtype), "fortran_order": False}
+    npy.write_array_header_1_0(head, {**what, "shape": values.shape})
+    data = b"".join((head.getvalue(), np.ascontiguousarray(values).reshape(-1).data))
+    return Array(str(values.dtype), tuple(tensor.shape), SType.NUMPY, data)
 
 
 def unpack_record(content: RecordDict, key: str) -> Tensors:
@@ -165,7 +175,7 @@ def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], se
                 f"{sender} sent {name} as {tensor.dtype} {list(tensor.shape)}, "
                 f"expected {like.dtype} {list(like.shape)}"
             )
-        if not bool(torch.isfinite(tensor).all()):
+        if not all_finite(tensor):
             raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
 
 

@@ -145,6 +145,7 @@ class Pipeline:
     ) -> None:
         for segment in (self._embedding, *self.segments):
             segment.forget()
+        self._head.forget()
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Forward and backward of a batch; its loss, a sum over target tokens divided by them."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart
+from collapipe.models.part import HeadPart, Tensors
 from collapipe.models.split import HEAD
 
 Answer = tuple[float, Tensor]
@@ -33,6 +33,9 @@ class HeadStage(Protocol):
 
     def step(self, rate: float, scale: float) -> None:
         """Step with the gradients times ``scale``."""
+
+    def forget(self) -> None:
+        """Drop what a step that was given up has left behind."""
 
 
 class LocalHead:
@@ -69,3 +72,16 @@ class LocalHead:
     def step(self, rate: float, scale: float) -> None:
         """See ``HeadStage``."""
         self._part.step(rate, scale)
+
+    def forget(self) -> None:
+        """See ``HeadStage``."""
+        self._answers.clear()
+        self._part.forget_gradients()
+
+    def weights(self) -> Tensors:
+        """The head's weights by their names in the whole model."""
+        return self._part.weights()
+
+    def optimizer_state(self) -> Tensors:
+        """The head's optimiser state, by the same names."""
+        return self._part.optimizer_state()

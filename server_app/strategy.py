@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -14,7 +13,7 @@ from collapipe import wire
 from collapipe.config import Settings
 from collapipe.errors import InfeasibleRoundError, NonFiniteLossError, RoundFailedError, WireError
 from collapipe.messages import Failure, TrainReply, TrainRequest
-from collapipe.models.part import Tensors
+from collapipe.models.part import Tensors, all_finite
 from collapipe.models.split import HEAD
 from collapipe.plan import RoundPlan
 from collapipe.presets import ChannelPreset
@@ -39,8 +38,8 @@ class _Round:
 class CollaPipeStrategy(Strategy):
     """A Flower strategy whose units pipeline encoders while the server trains the head.
 
-    ``arrays`` of all methods is the whole model: embedding, blocks and head. Without ``heads`` it
-    is the baseline ``vanilla_fl``: units get and train all of it.
+    ``arrays`` of all methods is the whole model: embedding, blocks and head. Without ``heads``
+    units get and train all of it: the baseline ``vanilla_fl``, or heads on the control units.
 
     Attributes
     ----------
@@ -210,7 +209,7 @@ class CollaPipeStrategy(Strategy):
         if self._heads is not None and self._heads.shared:
             averaged.update(self._heads.common_weights())
         new = self._server_optimizer.step(now.weights, averaged)
-        odd = next((name for name, t in new.items() if not bool(torch.isfinite(t).all())), None)
+        odd = next((name for name, tensor in new.items() if not all_finite(tensor)), None)
         if odd is not None:
             raise NonFiniteLossError(
                 f"round {now.plan.round}: {odd} is NaN or infinite after the aggregation; "

@@ -117,7 +117,7 @@ class _Run:
             progress = stack.enter_context(RunProgress(self._console, federation.rounds, steps))
             progress.say(_opening(settings, self._folder))
             heads = None
-            if settings.framework.name == "collapipe":
+            if settings.server_has_heads:
                 link = stack.enter_context(DecoderLinkServer(settings.link, len(states)))
                 heads = Heads(settings, self._tokenizer.vocabulary, link, progress.step)
             strategy = CollaPipeStrategy(settings, planner, states, heads)

@@ -53,6 +53,17 @@ def test_pipelined_clusters_end_where_unsplit_federated_averaging_does(
     assert_close(pipelined, unsplit, 1e-8)
 
 
+@pytest.mark.parametrize("state", ["keep", "reset"])
+def test_heads_on_control_units_end_where_those_on_the_server_do(
+    tmp_path: Path, state: str
+) -> None:
+    """Bit for bit, dropout included: a head is the last stage, wherever it stands."""
+    options = (UNEVEN, "model.dropout=0.3", f"optimizer.state={state}", "optimizer.clip_norm=0.1")
+    away = run(tmp_path / "server", *options)
+    at_home = run(tmp_path / "unit", "decoder.mode=control_unit", *options)
+    assert_equal(away, at_home)
+
+
 def test_dropout_is_the_unsplit_models_where_a_batch_is_one_micro_batch(tmp_path: Path) -> None:
     options = ("pipeline.dtype=float64", "pipeline.num_micro_batches=1", "model.dropout=0.3")
     pipelined = run(tmp_path / "collapipe", *options)

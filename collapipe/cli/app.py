@@ -97,6 +97,21 @@ def predict(
 
 
 @app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run with model=huggingface.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="A package whose task the run's folder may name."),
+    ] = None,
+) -> None:
+    """Write a run's trained model as a folder that transformers loads."""
+    from collapipe.cli.export import export_run
+
+    export_run(run_dir, folder, trust or [])
+
+
+@app.command()
 def plan(
     inventory: Annotated[Path, typer.Argument(help="YAML file that describes your devices.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

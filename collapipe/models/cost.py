@@ -1,11 +1,13 @@
 """What an encoder block costs, counted on the block itself."""
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from collapipe.models.dropout import drawing_from
-from collapipe.models.split import ModelSpec
+from collapipe.models.split import ModelSpec, build_empty
 from collapipe.state import BlockCost
 from collapipe.tasks.tokenizer import Vocabulary
 
@@ -14,14 +16,13 @@ _COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
 def measure_cost(spec: ModelSpec, tokens: int, batch_size: int) -> BlockCost:
-    """Cost of a block for samples of ``tokens`` tokens, in float32 and with AdamW.
+    """Cost of the first block for samples of ``tokens`` tokens, in float32 and with AdamW.
 
     FLOPs are those of the linear layers, counted in one forward and backward of one sample;
     attention's own products, a few per cent at such lengths, are not where torch fuses them. What
     is kept for backward is what autograd saves, for all b samples at once (GPipe).
     """
-    with torch.random.fork_rng(devices=[]):
-        block = spec.build_block()
+    block = build_empty(lambda: spec.build_block(0), _zeros(lambda: spec.build_block(0)))
     hidden = torch.zeros(1, tokens, spec.dim, requires_grad=True)
     mask = torch.ones(1, tokens, dtype=torch.bool)
     kept: dict[int, int] = {}
@@ -51,11 +52,22 @@ def measure_cost(spec: ModelSpec, tokens: int, batch_size: int) -> BlockCost:
     )
 
 
-def upload_bits(spec: ModelSpec, vocabulary: Vocabulary) -> float:
-    """θ^enc: what a unit uploads after a round, the weights of embedding and blocks in float32."""
+def upload_bits(spec: ModelSpec, vocabulary: Vocabulary, with_head: bool = False) -> float:
+    """θ^enc: what a unit uploads after a round, the weights of embedding and blocks in float32;
+    ``with_head`` also those of the head, where the unit has it."""
     with torch.device("meta"):
-        embedding, block = spec.build_embedding(vocabulary), spec.build_block()
-    return float(_FLOAT_BITS * (_numbers(embedding) + spec.num_blocks * _numbers(block)))
+        parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]
+        parts += [spec.build_head(vocabulary)] if with_head else []
+    return float(_FLOAT_BITS * sum(map(_numbers, parts)))
+
+
+def _zeros(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """Weights for a cost, which does not depend on them: nothing is drawn, nothing downloaded."""
+    with torch.device("meta"):
+        return {
+            name: torch.zeros(weight.shape, dtype=weight.dtype, device="cpu")
+            for name, weight in build().state_dict().items()
+        }
 
 
 def _numbers(part: nn.Module) -> int:

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from collapipe.seeds import derive
 
@@ -51,11 +54,35 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape; raises ``RuntimeError`` in training outside of ``drawing_from``."""
-        if not self.training or self.probability == 0.0:
-            return x
-        generator = _generator.get()
-        if generator is None:
-            raise RuntimeError("dropout in training needs drawing_from(generator)")
-        kept = 1.0 - self.probability
-        mask = torch.empty_like(x).bernoulli_(kept, generator=generator)
-        return x * mask.div_(kept)
+        return dropout(x, self.probability) if self.training else x
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """Same shape; raises ``RuntimeError`` outside of ``drawing_from``."""
+    if probability == 0.0:
+        return x
+    generator = _generator.get()
+    if generator is None:
+        raise RuntimeError("dropout in training needs drawing_from(generator)")
+    kept = 1.0 - probability
+    mask = torch.empty_like(x).bernoulli_(kept, generator=generator)
+    return x * mask.div_(kept)
+
+
+class ForeignDropout(TorchFunctionMode):
+    """Inside, every ``torch.nn.functional.dropout`` draws from the part's generator.
+
+    For modules that are not ours: it reaches ``nn.Dropout``, functional calls and dropout on
+    attention weights alike, and changes none of them.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch's protocol for modes."""
+        if func is functional.dropout:
+            return _redirected(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _redirected(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """``functional.dropout`` with its own signature."""
+    return dropout(x, p) if training else x

@@ -124,6 +124,14 @@ class Part:
         return prefixed(self.name, optimizer_state(self.module, self._optimizer))
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether nothing is NaN or infinite, in one pass and without a copy."""
+    if not tensor.numel():
+        return True
+    extremes = torch.stack(torch.aminmax(tensor))
+    return bool(torch.isfinite(extremes).all())
+
+
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
     """Put a part's name before its tensors' names."""
     return {f"{name}.{key}": value.detach() for key, value in tensors.items()}

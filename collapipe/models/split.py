@@ -43,8 +43,8 @@ class ModelSpec(Protocol):
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         """inputs [b, s] → hidden [b, s, d]."""
 
-    def build_block(self) -> nn.Module:
-        """(hidden [b, s, d], mask [b, s]) → hidden [b, s, d]."""
+    def build_block(self, index: int) -> nn.Module:
+        """Block ``index``, from 0: (hidden [b, s, d], mask [b, s]) → hidden [b, s, d]."""
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
         """A module that is a ``Head``."""
@@ -56,7 +56,7 @@ class SplitModel(nn.Module):
     def __init__(self, spec: ModelSpec, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.embedding = spec.build_embedding(vocabulary)
-        self.blocks = nn.ModuleList(spec.build_block() for _ in range(spec.num_blocks))
+        self.blocks = nn.ModuleList(map(spec.build_block, range(spec.num_blocks)))
         self.head = spec.build_head(vocabulary)
 
     def parts(self) -> dict[str, nn.Module]:

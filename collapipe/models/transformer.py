@@ -50,8 +50,8 @@ class TransformerSpec:
         """Source embedding with positions."""
         return Embedding(self, vocabulary)
 
-    def build_block(self) -> nn.Module:
-        """One encoder block."""
+    def build_block(self, index: int) -> nn.Module:
+        """An encoder block; all are alike."""
         return EncoderBlock(self)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:

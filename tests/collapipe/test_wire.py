@@ -30,6 +30,23 @@ def test_a_request_comes_as_it_went(link: LinkAddress | None) -> None:
     assert all(torch.equal(weights[name], TENSORS[name]) for name in TENSORS)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(2.5),
+        torch.zeros(0, 3),
+        torch.arange(12.0).reshape(3, 4).T,
+        torch.arange(12)[::5],
+        torch.ones(2, 2, dtype=torch.bool),
+    ],
+)
+def test_an_array_is_read_as_flower_reads_it(tensor: torch.Tensor) -> None:
+    record = wire.pack_tensors({"x": tensor})
+    assert record["x"].numpy().tolist() == tensor.tolist()
+    assert record["x"].shape == tuple(tensor.shape)
+    assert wire.unpack_tensors(record)["x"].equal(tensor)
+
+
 def test_a_reply_a_failure_and_a_state_come_as_they_went() -> None:
     report = ClusterReport(1, (2.5, 1.5), 12, 99, {"forward": 0.5}, 10, 20)
     reply = wire.unpack_reply(wire.pack_reply(TrainReply(TENSORS, report)))

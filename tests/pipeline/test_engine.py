@@ -374,11 +374,17 @@ def scope() -> Iterator[Cancellation]:
 def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Cancellation) -> None:
     """No action follows the one in which it was cancelled; activations and gradients are freed."""
     log: list[str] = []
+    heads: list[LocalHead] = []
+
+    def head_of(part: HeadPart) -> LocalHead:
+        heads.append(_LoggingHead(part, log, scope, at=3))
+        return heads[-1]
+
     split = cluster(
         plan_of((1, 3), NUM_SAMPLES, schedule),
         transformer(),
         fresh(transformer(), torch.float64).state_dict(),
-        head_of=lambda part: _LoggingHead(part, log, scope, at=3),
+        head_of=head_of,
     )
     lasts = [segment.parts[-1].module for segment in split.pipeline.segments]
     outputs = [_LiveOutputs(module) for module in (split.model.embedding, *lasts)]
@@ -394,8 +400,10 @@ def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Can
         assert all(output.alive for output in outputs)
         begun = any(parameter.grad is not None for parameter in parameters)
         assert begun == (schedule == "one_f_one_b")
+    parameters += split.model.head.parameters()
     assert [parameter.grad for parameter in parameters] == [None] * len(parameters)
     assert [output.alive for output in outputs] == [0, 0, 0]
+    assert not any(map(heads[0].ready, range(NUM_SAMPLES)))
 
 
 def test_a_scope_that_is_not_cancelled_disturbs_nothing(scope: Cancellation) -> None:

@@ -24,7 +24,7 @@ def test_flops_and_bits_are_those_of_the_sizes() -> None:
 
 def test_memory_grows_with_what_is_kept_for_each_sample() -> None:
     few, many = (measure_cost(SPEC, 12, batch_size).block_bytes for batch_size in (1, 11))
-    weights = 4 * 4 * sum(p.numel() for p in SPEC.build_block().parameters())
+    weights = 4 * 4 * sum(p.numel() for p in SPEC.build_block(0).parameters())
     stash = (many - few) / 10
     assert few == weights + stash
     assert stash > 2 * 12 * SPEC.feed_forward_dim * 4  # both sides of the feed-forward's ReLU

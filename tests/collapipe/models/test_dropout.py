@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
-from collapipe.models.dropout import Dropout, DropoutKey, drawing_from
+from collapipe.models.dropout import Dropout, DropoutKey, ForeignDropout, drawing_from
 
 KEY = DropoutKey(seed=1, unit=2, step=3)
 
@@ -91,3 +93,17 @@ def test_the_gradient_passes_where_the_value_did() -> None:
     y.sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     assert torch.equal(x.grad * x, y)
+
+
+def test_foreign_dropout_draws_as_ours_does() -> None:
+    """torch's module and function alike; in training only, and never from torch's generator."""
+    x, before = torch.ones(64), torch.get_rng_state()
+    with drawing_from(KEY.generator("head", 0)), ForeignDropout():
+        assert torch.equal(nn.Dropout(0.3)(x), dropped(x))
+    with drawing_from(KEY.generator("head", 0)), ForeignDropout():
+        assert torch.equal(functional.dropout(x, 0.3), dropped(x))
+    with ForeignDropout():
+        assert torch.equal(nn.Dropout(0.3).eval()(x), x)
+        with pytest.raises(RuntimeError, match="drawing_from"):
+            nn.Dropout(0.3)(x)
+    assert torch.equal(torch.get_rng_state(), before)

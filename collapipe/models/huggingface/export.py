@@ -1,0 +1,46 @@
+"""A trained split model as a folder that ``from_pretrained`` of transformers loads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import Tensor
+
+from collapipe.errors import ConfigError
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.tasks.tokenizer import Vocabulary
+
+
+def export(
+    spec: HuggingFaceSpec, vocabulary: Vocabulary, weights: Mapping[str, Tensor], folder: Path
+) -> None:
+    """Write ``config.json`` and ``model.safetensors`` in the original's own names.
+
+    ``weights`` are those of the split model. Where it has two copies of what the original shares,
+    the folder has both, and its configuration says so. Raises ``ConfigError`` for a folder that
+    holds something.
+    """
+    check_folder(folder)
+    model = _whole(spec, vocabulary)
+    values = {spec.names.to_original(ours): weight for ours, weight in weights.items()}
+    values |= {twin: values[name] for twin, name in spec.copies(vocabulary).items()}
+    model.to(next(iter(weights.values())).dtype)
+    missing, unexpected = model.load_state_dict(values, strict=False)
+    constants = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    if unexpected or set(missing) - constants:
+        raise ConfigError(f"not the weights of this model: {[*missing, *unexpected][0]}")
+    model.save_pretrained(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ``ConfigError`` where writing would mix with, or replace, what somebody has there."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is there already and not empty; name another folder")
+
+
+def _whole(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> Any:
+    config = spec.config(vocabulary)
+    if spec.untied():
+        config.tie_word_embeddings = False
+    return getattr(transformers, spec.class_name).from_config(config)

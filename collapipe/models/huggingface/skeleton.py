@@ -1,0 +1,78 @@
+"""The original model without memory, and how a part of it gets its weights."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from collapipe.errors import ConfigError
+from collapipe.models.huggingface.configuration import SUPPORTED, one_line
+
+
+def skeleton(config: Any, class_name: str) -> Any:
+    """The whole model on torch's device ``meta``, with attention in plain torch operations.
+
+    Plain, because fused kernels draw dropout from torch's own generator.
+    """
+    try:
+        with torch.device("meta"):
+            return getattr(transformers, class_name).from_config(
+                config, attn_implementation="eager", trust_remote_code=False
+            )
+    except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
+        cause = one_line(error)
+        raise ConfigError(
+            f"model.name: transformers cannot build a {config.model_type} of this config.json "
+            f"({cause}); {SUPPORTED}"
+        ) from error
+
+
+def fill(part: nn.Module, model: Any) -> nn.Module:
+    """Give ``part``, cut out of the skeleton ``model``, what it computes with.
+
+    Where torch's device is ``meta``, weights will come later, and only constants are computed,
+    such as rotary frequencies and sinusoidal positions; elsewhere weights are drawn as
+    transformers draws them, too.
+    """
+    _constants_as_buffers(part)
+    if torch.get_default_device().type == "meta":
+        drawn = [module for module in part.modules() if module._non_persistent_buffers_set]
+        for module in drawn:
+            for name in module._non_persistent_buffers_set:
+                buffer = module._buffers[name]
+                assert buffer is not None
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+        with torch.random.fork_rng(devices=[]):
+            _initialise(drawn, model)
+    else:
+        part.to_empty(device="cpu")
+        _initialise(list(part.modules()), model)
+    return part
+
+
+def _initialise(modules: list[nn.Module], model: Any) -> None:
+    with torch.device("cpu"), torch.no_grad():
+        for module in modules:
+            if isinstance(module, PreTrainedModel):  # whole models would ask for what is absent
+                for buffer in module.buffers(recurse=False):
+                    buffer.zero_()  # BART's and Marian's final_logits_bias
+            else:
+                model._init_weights(module)
+
+
+def _constants_as_buffers(part: nn.Module) -> None:
+    """Parameters that must not train, Marian's positions, are constants: no part's weights."""
+    for module, name in _frozen(part):
+        weight = module._parameters.pop(name)
+        assert weight is not None
+        module.register_buffer(name, weight.data, persistent=False)
+
+
+def _frozen(part: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for module in list(part.modules()):
+        for name, weight in list(module._parameters.items()):
+            if weight is not None and not weight.requires_grad:
+                yield module, name

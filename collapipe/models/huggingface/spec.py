@@ -1,0 +1,225 @@
+"""A model of transformers as a ``ModelSpec``: the options, and the parts that they ask for."""
+
+import copy
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from collapipe.errors import ConfigError
+from collapipe.models.huggingface.absent import TiedOutput, strip
+from collapipe.models.huggingface.configuration import (
+    SUPPORTED,
+    one_line,
+    read,
+    use_vocabulary,
+    without_layer_drop,
+)
+from collapipe.models.huggingface.families import Family
+from collapipe.models.huggingface.names import Names
+from collapipe.models.huggingface.skeleton import fill, skeleton
+from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.tasks.tokenizer import Vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HuggingFaceSpec:
+    """A model by name; the options under ``model``.
+
+    Attributes
+    ----------
+    name
+        Hub id, or a folder with ``config.json`` and, where pretrained, ``*.safetensors``.
+    family
+        ``model_type``, where ``config.json`` is too old to have it.
+    num_blocks
+        L. None is all layers of an encoder, fewer make it shorter; a causal model has its other
+        layers on the server.
+    head
+        ``tokens`` or ``pooled`` (encoder-only), ``decoder``, ``causal``; None: the family's first.
+    num_labels
+        Of a head for tokens or pooled.
+    pretrained
+        Begin with the weights of ``name``, or with fresh ones for the task's vocabulary.
+    """
+
+    name: str | None = None
+    family: str | None = None
+    num_blocks: int | None = None
+    head: str | None = None
+    num_labels: int = 2
+    pretrained: bool = False
+
+    def __post_init__(self) -> None:
+        family, config = self._read()
+        layers = getattr(config, family.sizes[0])
+        if self.num_blocks is None:
+            if not family.blocks_are_all_layers:
+                raise ConfigError(
+                    f"model.num_blocks: say how many of the first of {layers} layers of "
+                    f"model.name={self.name} go on devices; the others stay on the server"
+                )
+            object.__setattr__(self, "num_blocks", layers)
+        assert self.num_blocks is not None
+        if not 1 <= self.num_blocks <= layers:
+            raise ConfigError(
+                f"model.num_blocks={self.num_blocks}: model.name={self.name} has {layers} layers "
+                f"of which 1 to {layers} can be blocks; {SUPPORTED}"
+            )
+        if self.head is None:
+            object.__setattr__(self, "head", family.heads[0])
+        if self.head not in family.heads:
+            raise ConfigError(
+                f"model.head={self.head}: a {config.model_type} has {' or '.join(family.heads)}; "
+                f"{SUPPORTED}"
+            )
+        if self.num_labels < 2:
+            raise ConfigError(f"model.num_labels={self.num_labels}: must be at least 2")
+        _skeleton(self, None)  # what cannot be built is said now, not on the units
+
+    @property
+    def dim(self) -> int:
+        """d, the width of the activations."""
+        return int(self._read()[1].hidden_size)
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        """What stands before the first layer."""
+        model = copy.deepcopy(_skeleton(self, vocabulary))
+        strip(model, lambda name: self.names.part(name) == EMBEDDING)
+        return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
+
+    def build_block(self, index: int) -> nn.Module:
+        """Layer ``index``, untouched."""
+        model = _skeleton(self, None)
+        layer = copy.deepcopy(model.get_submodule(self._family.layers)[index])
+        block = self._family.block(layer, model, index)
+        return self._filled(block_name(index), block, model, None)
+
+    def build_head(self, vocabulary: Vocabulary) -> nn.Module:
+        """What stands behind the last block."""
+        assert self.head is not None
+        assert self.num_blocks is not None
+        model = copy.deepcopy(_skeleton(self, vocabulary))
+        copies = self._family.copies_in(model)
+        strip(model, lambda name: self.names.part(name) == HEAD and name not in copies)
+        if "lm_head.weight" in copies:
+            source = copies["lm_head.weight"].removesuffix(".weight")
+            model.lm_head = TiedOutput(model.get_submodule(source))
+        head = self._family.build_head(self.head, model, self.num_blocks)
+        return self._filled(HEAD, head, model, vocabulary)
+
+    @property
+    def names(self) -> Names:
+        """The map between the original's names and ours."""
+        assert self.num_blocks is not None
+        return Names(self._family, self.num_blocks)
+
+    @property
+    def _family(self) -> Family:
+        return self._read()[0]
+
+    def _read(self) -> tuple[Family, Any]:
+        if not self.name:
+            raise ConfigError(f"model.name: give a hub id or a folder; {SUPPORTED}")
+        return read(self.name, self.family)
+
+    def own_config(self) -> Any:
+        """The configuration as it came with ``name``; not to be changed."""
+        return self._read()[1]
+
+    def config(self, vocabulary: Vocabulary | None) -> Any:
+        """The model's configuration in this run; raises ``ConfigError`` for too many tokens."""
+        family, own = self._read()
+        config = copy.deepcopy(own)
+        without_layer_drop(config)
+        if family.blocks_are_all_layers:
+            setattr(config, family.sizes[0], self.num_blocks)
+        if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1: transformers says so
+            config.tie_word_embeddings = False  # and ties what in its weights is not tied
+        if self.head in ("tokens", "pooled"):
+            config.num_labels = self.num_labels
+        if vocabulary is not None and not self.pretrained:
+            use_vocabulary(config, vocabulary)
+        elif vocabulary is not None and vocabulary.size > config.vocab_size:
+            raise ConfigError(
+                f"model.name={self.name}: knows {config.vocab_size} tokens, the task's tokeniser "
+                f"has {vocabulary.size}; lower task.vocabulary or set model.pretrained=false"
+            )
+        return config
+
+    def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
+        """Weights of the original that have no place here → the one that each is a copy of."""
+        return self._family.copies_in(_skeleton(self, vocabulary))
+
+    def untied(self) -> dict[str, str]:
+        """Weight of the embedding → its twin in the head, where the original has one for both."""
+        family, config = self._read()
+        between = getattr(config, "share_encoder_decoder_embeddings", True)
+        if family.twins is None or not (config.tie_word_embeddings and between):
+            return {}
+        first, second = family.twins
+        return {self.names.to_ours(first): self.names.to_ours(second)}
+
+    @property
+    def class_name(self) -> str:
+        """The class of transformers that makes the whole model."""
+        assert self.head is not None
+        return self._family.class_name(self.head)
+
+    def _filled(
+        self, name: str, part: nn.Module, model: Any, vocabulary: Vocabulary | None
+    ) -> nn.Module:
+        fill(part, model)
+        if torch.get_default_device().type == "meta":
+            return part
+        if self.pretrained:
+            weights = _pretrained(self)
+            wanted = {
+                ours: weights[self.names.to_original(f"{name}.{ours}")]
+                for ours in part.state_dict()
+            }
+            part.load_state_dict(wanted)
+        if name == HEAD:
+            _pretrained.cache_clear()  # SplitModel builds the head last
+            self._warn_of_untied()
+        return part
+
+    def _warn_of_untied(self) -> None:
+        if self.untied():
+            _log.warning(
+                "model.name=%s shares one embedding between input and output; here the control "
+                "units have one copy and the server another, and each learns by itself",
+                self.name,
+            )
+
+
+@functools.lru_cache(maxsize=8)  # every part asks for it, and nothing changes it
+def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
+    return skeleton(spec.config(vocabulary), spec.class_name)
+
+
+@functools.lru_cache(maxsize=1)  # read once for all parts
+def _pretrained(spec: HuggingFaceSpec) -> dict[str, torch.Tensor]:
+    """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
+    config = spec.config(None)
+    config.tie_word_embeddings = spec.own_config().tie_word_embeddings  # T5 1.1 needs it here
+    try:
+        model = getattr(transformers, spec.class_name).from_pretrained(
+            spec.name,
+            config=config,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"model.name={spec.name}: cannot read weights from safetensors ({one_line(error)}); "
+            "set model.pretrained=false for fresh ones"
+        ) from error
+    return dict(model.state_dict())

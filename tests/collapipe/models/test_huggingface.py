@@ -1,0 +1,115 @@
+"""Models of transformers, cut and micro-batched, compute what the untouched ones compute."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from huggingface import (
+    CASES,
+    VARIANTS,
+    VOCABULARY,
+    InFloat64,
+    batch_for,
+    own_loss,
+    spec_of,
+    untouched,
+    without_dropout,
+)
+from torch import Tensor
+
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.part import HeadPart, Part
+from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.settings import OptimizerSettings
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+
+KEY = DropoutKey(seed=5, unit=1, step=7)
+
+
+def split_model(spec: HuggingFaceSpec) -> SplitModel:
+    """Fresh weights, none of them zero: biases must not hide a mistake."""
+    torch.manual_seed(3)
+    model = SplitModel(cast(ModelSpec, spec), VOCABULARY).to(torch.float64)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    return model.train()
+
+
+def pipeline_of(
+    spec: HuggingFaceSpec, weights: dict[str, Tensor], cut: Sequence[int], micro_batches: int
+) -> tuple[Pipeline, SplitModel]:
+    """A cluster with copies of ``weights``, built as a control unit builds it."""
+    copies = {name: tensor.clone() for name, tensor in weights.items()}
+    model = build_empty(lambda: SplitModel(cast(ModelSpec, spec), VOCABULARY), copies)
+    assert isinstance(model, SplitModel)
+    settings, modules = OptimizerSettings(), model.parts()
+    embedding, *blocks, head = (Part(name, module, settings) for name, module in modules.items())
+    head = HeadPart(HEAD, modules[HEAD], settings)
+    spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]
+    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
+    plan = ClusterPlan(KEY.unit, segments, micro_batches, "one_f_one_b")
+    return Pipeline(plan, embedding, blocks, LocalHead(head)), model
+
+
+def cut_of(spec: HuggingFaceSpec) -> tuple[int, ...]:
+    """Three segments, or two of a causal model."""
+    return (1, 2, 1) if spec.num_blocks == 4 else (1, 2)
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_split_equals_untouched(tmp_path: Path, name: str, head: str) -> None:
+    """Loss and every gradient; where one weight is two here, the two gradients' sum."""
+    spec = spec_of(tmp_path, name, head, **without_dropout(VARIANTS[name][0]))
+    model, batch = split_model(spec), batch_for(head)
+    twins = spec.untied()  # embedding → its copy behind the blocks
+    with torch.no_grad():
+        for ours, twin in twins.items():
+            model.get_parameter(ours).copy_(model.get_parameter(twin))
+    whole, places = untouched(spec, model)
+    with InFloat64():
+        pipeline, split = pipeline_of(spec, model.state_dict(), cut_of(spec), 3)
+        loss = pipeline.run(batch, KEY)
+        expected = own_loss(head, whole.train(), batch)
+        expected.backward()  # type: ignore[no-untyped-call]
+    assert loss == pytest.approx(expected.item(), rel=0, abs=1e-8)
+    found = {ours: parameter.grad for ours, parameter in split.named_parameters()}
+    for ours, twin in twins.items():
+        assert found[ours] is not None
+        found[ours] = found[twin] = found[ours] + found[twin]  # type: ignore[operator]
+    theirs = {id(weight): weight.grad for weight in whole.parameters() if weight.grad is not None}
+    for ours, gradient in found.items():
+        weight = whole.get_parameter(places[ours])
+        assert gradient is not None, ours
+        torch.testing.assert_close(gradient, weight.grad, rtol=0, atol=1e-8, msg=ours)
+        theirs.pop(id(weight), None)
+    assert not theirs  # every weight that transformers trains is trained here
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_dropout_depends_on_the_seed_and_not_on_the_cut(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """Same seed, same bits, whoever holds the blocks and whatever torch's own generator does."""
+    spec = spec_of(tmp_path, name, head)
+    weights, batch = split_model(spec).state_dict(), batch_for(head)
+    losses, results = [], []
+    for number, cut in enumerate([cut_of(spec), (sum(cut_of(spec)),)]):
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        pipeline, split = pipeline_of(spec, weights, cut, 3)
+        losses.append(pipeline.run(batch, KEY))
+        results.append([parameter.grad for parameter in split.parameters()])
+        assert torch.equal(before, torch.get_rng_state())
+    assert losses[0] == losses[1]
+    assert all(a is not None and torch.equal(a, b) for a, b in zip(*results, strict=True))
+    other = pipeline.run(batch, DropoutKey(KEY.seed, KEY.unit, KEY.step + 1))
+    pipeline, split = pipeline_of(spec, weights, cut, 3)
+    split.eval()
+    assert len({losses[0], other, pipeline.run(batch, KEY)}) == 3

@@ -1,0 +1,117 @@
+"""What was trained here is loaded by transformers, and computes the same there."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers
+from federated import TINY, grid_of, weights
+from huggingface import CASES, VOCABULARY, batch_for, folder, own_loss, spec_of
+from safetensors.torch import load_file, save_file
+
+from collapipe import config
+from collapipe.cli.export import export_run
+from collapipe.cli.predict import predict_texts
+from collapipe.errors import ConfigError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.huggingface.export import export
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.split import ModelSpec, SplitModel
+from server_app.training import train
+
+
+def perturbed(spec: HuggingFaceSpec) -> SplitModel:
+    """A model as after some training: copies of one weight have gone apart."""
+    torch.manual_seed(4)
+    model = SplitModel(cast(ModelSpec, spec), VOCABULARY)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    return model.eval()
+
+
+def loaded(spec: HuggingFaceSpec, path: Path) -> Any:
+    """As a user would."""
+    return getattr(transformers, spec.class_name).from_pretrained(path)
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_the_exported_model_computes_the_same(tmp_path: Path, name: str, head: str) -> None:
+    """Also where embeddings that it shared have gone apart."""
+    spec, batch = spec_of(tmp_path, name, head), batch_for(head)
+    model = perturbed(spec)
+    export(spec, VOCABULARY, model.state_dict(), tmp_path / "out")
+    whole = loaded(spec, tmp_path / "out").eval()
+    expected = model.loss(batch, DropoutKey(0, 0, 0)) / batch.num_targets
+    with torch.no_grad():
+        assert own_loss(head, whole, batch).item() == pytest.approx(expected.item(), abs=1e-5)
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, head: str) -> None:
+    """Export, and begin with what was exported: the same weights, bit for bit."""
+    spec = spec_of(tmp_path, name, head)
+    model = perturbed(spec)
+    with torch.no_grad():
+        for ours, twin in spec.untied().items():  # else the folder's configuration is another
+            model.get_parameter(ours).copy_(model.get_parameter(twin))
+    export(spec, VOCABULARY, model.state_dict(), tmp_path / "out")
+    again = HuggingFaceSpec(str(tmp_path / "out"), None, spec.num_blocks, head, 5, pretrained=True)
+    restored = SplitModel(cast(ModelSpec, again), VOCABULARY).eval()
+    original = {again.names.to_original(ours): w for ours, w in restored.state_dict().items()}
+    for ours, weight in model.state_dict().items():
+        assert torch.equal(original[spec.names.to_original(ours)], weight), ours
+    batch, key = batch_for(head), DropoutKey(0, 0, 0)
+    assert torch.equal(restored.loss(batch, key), model.loss(batch, key))
+
+
+def test_t5s_one_embedding_is_found_where_the_output_layer_has_its_own(tmp_path: Path) -> None:
+    """Its files hold what encoder and decoder share once, under the name ``shared``."""
+    spec = spec_of(tmp_path, "t5-gated", "decoder")
+    values = {spec.names.to_original(k): w for k, w in perturbed(spec).state_dict().items()}
+    values["shared.weight"] = values.pop("decoder.embed_tokens.weight")
+    del values["encoder.embed_tokens.weight"]
+    save_file(values, tmp_path / "t5-gated" / "model.safetensors", {"format": "pt"})
+    again = HuggingFaceSpec(spec.name, pretrained=True)
+    restored = SplitModel(cast(ModelSpec, again), VOCABULARY).state_dict()
+    for part in ("embedding.original.encoder", "head.original.decoder"):
+        assert torch.equal(restored[f"{part}.embed_tokens.weight"], values["shared.weight"])
+    assert torch.equal(restored["head.original.lm_head.weight"], values["lm_head.weight"])
+
+
+def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    """Names and values."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def test_a_run_trains_is_used_and_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From options to a folder; its greedy answers are those of ``collapipe predict``."""
+    run_dir, out = tmp_path / "run", tmp_path / "out"
+    options = [option for option in TINY if not option.startswith("model.")]
+    name = folder(tmp_path, "bart")
+    overrides = [*options, "model=huggingface", f"model.name={name}", "task.max_length=18"]
+    settled = [*overrides, f"hydra.run.dir={run_dir}"]
+    settings = config.load_overrides(settled)
+    train(grid_of(settings, settled, None), settings)
+    capsys.readouterr()
+    predict_texts(run_dir, ["Montag, 14:05"], ())
+    predicted = capsys.readouterr().out.rstrip("\n")
+    export_run(run_dir, out, ())
+    words = transformers.AutoTokenizer.from_pretrained(out)
+    whole = transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
+    ids = torch.tensor([[*words("Montag, 14:05").input_ids, words.eos_token_id]])
+    answer = whole.generate(ids, max_new_tokens=18, do_sample=False, num_beams=1)
+    assert words.decode(answer[0], skip_special_tokens=True).strip() == predicted.strip()
+    at_home = [*overrides, "decoder.mode=control_unit", f"hydra.run.dir={tmp_path / 'home'}"]
+    settings = config.load_overrides(at_home)
+    train(grid_of(settings, at_home, None), settings)
+    assert_same_bits(weights(run_dir), weights(tmp_path / "home"))
+    names = load_file(out / "model.safetensors").keys()
+    assert "model.encoder.layers.3.fc1.weight" in names
+    with pytest.raises(ConfigError, match="not empty"):
+        export_run(run_dir, out, ())

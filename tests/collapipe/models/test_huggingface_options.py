@@ -1,0 +1,166 @@
+"""What cannot be is said in one line, which lists the families; and nothing is unpickled."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from huggingface import VOCABULARY, batch_for, folder, spec_of
+
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError
+from collapipe.models.huggingface.families import FAMILIES
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.split import Head, ModelSpec, SplitModel
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({"model_type": "mamba"}, {}, "model_type mamba cannot be taken apart"),
+        ({"model_type": None}, {}, "has no model_type; say model.family"),
+        ({"model_type": None}, {"family": "mamba"}, "model_type mamba cannot be taken apart"),
+        ({}, {"family": "gpt2"}, "family=gpt2: .* is a bert"),
+        ({"hidden_size": None}, {}, "has no hidden_size"),
+        ({"num_hidden_layers": None}, {}, "has no num_hidden_layers"),
+        ({"hidden_size": 17}, {}, "transformers cannot build a bert"),
+        ({"num_hidden_layers": 4}, {"num_blocks": 5}, "num_blocks=5.*has 4 layers"),
+        ({}, {"num_blocks": 0}, "num_blocks=0"),
+        ({}, {"head": "decoder"}, "head=decoder: a bert has tokens or pooled"),
+    ],
+)
+def test_a_model_that_cannot_be(
+    tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    path = folder(tmp_path, "bert", **changes)
+    with pytest.raises(ConfigError, match=words) as caught:
+        HuggingFaceSpec(str(path), **options)
+    assert_one_line_with_families(caught.value)
+
+
+def assert_one_line_with_families(error: ConfigError) -> None:
+    """As users see it."""
+    text = str(error)
+    assert "\n" not in text
+    assert all(family in text for family in FAMILIES)
+
+
+def test_a_name_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing name, a missing folder, and a hub that nobody answers for."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in (None, str(tmp_path / "missing"), "nobody/nothing"):
+        with pytest.raises(ConfigError, match=r"model\.name") as caught:
+            HuggingFaceSpec(name)
+        assert_one_line_with_families(caught.value)
+
+
+def test_a_causal_model_needs_to_know_where_it_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="say how many of the first of 4 layers"):
+        HuggingFaceSpec(str(folder(tmp_path, "gpt2")))
+
+
+def test_options_reach_the_spec(tmp_path: Path) -> None:
+    """Defaults by family: all layers, the first of its heads."""
+    path = folder(tmp_path, "electra")
+    spec = load_overrides(["model=huggingface", f"model.name={path}", "model.num_labels=7"]).model
+    assert spec == HuggingFaceSpec(str(path), None, 4, "tokens", 7)
+    assert (spec.num_blocks, spec.dim) == (4, 16)
+
+
+def test_a_config_without_a_type_needs_the_family(tmp_path: Path) -> None:
+    path = str(folder(tmp_path, "bert", model_type=None))
+    assert HuggingFaceSpec(path, family="bert").own_config().model_type == "bert"
+
+
+def test_an_encoder_may_be_shorter(tmp_path: Path) -> None:
+    spec = HuggingFaceSpec(str(folder(tmp_path, "t5")), num_blocks=2)
+    model = SplitModel(cast(ModelSpec, spec), VOCABULARY)
+    assert len(model.blocks) == 2
+    batch = batch_for("decoder")
+    assert model.eval().encode(batch.inputs, batch.mask).shape == (5, 7, 16)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    path = folder(tmp_path, "bert")
+    torch.save({"bert.pooler.dense.bias": torch.zeros(16)}, path / "pytorch_model.bin")
+    spec = HuggingFaceSpec(str(path), pretrained=True)
+    with pytest.raises(ConfigError, match="cannot read weights from safetensors"):
+        SplitModel(cast(ModelSpec, spec), VOCABULARY)
+
+
+def test_a_pretrained_model_has_its_own_vocabulary(tmp_path: Path) -> None:
+    spec = HuggingFaceSpec(str(folder(tmp_path, "bert", vocab_size=9)), pretrained=True)
+    with pytest.raises(ConfigError, match=r"knows 9 tokens, the task's tokeniser has 23"):
+        spec.build_embedding(VOCABULARY)
+
+
+def test_untying_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, where the model is made; not by units that get its weights."""
+    said = {}
+    for name, head in (("gpt2", "causal"), ("t5", "decoder"), ("llama", "causal")):
+        spec = spec_of(tmp_path, name, head)
+        with caplog.at_level(logging.WARNING), torch.device("meta"):
+            SplitModel(cast(ModelSpec, spec), VOCABULARY)
+        assert not caplog.messages
+        SplitModel(cast(ModelSpec, spec), VOCABULARY)
+        said[name] = [text for text in caplog.messages if "shares one embedding" in text]
+        caplog.clear()
+    assert {name: len(texts) for name, texts in said.items()} == {"gpt2": 1, "t5": 1, "llama": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("bert", "tokens"), ("bert", "pooled"), ("gpt2", "causal"), ("t5", "decoder")],
+)
+def test_predictions(tmp_path: Path, name: str, head: str) -> None:
+    """A label for each token, one for each sample, a token behind each token, a sentence."""
+    model = SplitModel(cast(ModelSpec, spec_of(tmp_path, name, head)), VOCABULARY).eval()
+    predicted = model.generate(batch_for(head), max_length=3)
+    lengths = [len(ids) for ids in predicted]
+    if head == "decoder":
+        assert max(lengths) <= 3
+    else:
+        assert lengths == ([1] * 5 if head == "pooled" else [4, 7, 1, 5, 2])
+
+
+def test_a_label_too_many_is_named(tmp_path: Path) -> None:
+    spec = HuggingFaceSpec(str(folder(tmp_path, "bert")), num_labels=2)
+    model = SplitModel(cast(ModelSpec, spec), VOCABULARY).eval()
+    batch = batch_for("tokens")
+    hidden = model.encode(batch.inputs, batch.mask)
+    with pytest.raises(ConfigError, match=r"num_labels=2.*label 4"):
+        cast(Head, model.head).loss(hidden, batch.mask, batch.targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("bert", "tokens"), ("roberta", "tokens"), ("gpt2", "causal"), ("bart", "decoder")],
+)
+def test_a_sequence_too_long_is_named(tmp_path: Path, name: str, head: str) -> None:
+    """RoBERTa's positions begin behind its padding id, 0 here."""
+    key = "n_positions" if name == "gpt2" else "max_position_embeddings"
+    spec = spec_of(tmp_path, name, head, **{key: 6 + (name == "roberta")})
+    model = SplitModel(cast(ModelSpec, spec), VOCABULARY).eval()
+    batch = batch_for(head)
+    model.encode(batch.inputs[:, :6], batch.mask[:, :6])
+    with pytest.raises(ConfigError, match=r"positions for 6 tokens, a sample has 7"):
+        model.encode(batch.inputs, batch.mask)
+
+
+def test_names_can_be_turned_round(tmp_path: Path) -> None:
+    for name, head in (("bert", "pooled"), ("gpt2", "causal"), ("marian", "decoder")):
+        spec = spec_of(tmp_path, name, head)
+        with torch.device("meta"):
+            ours = list(SplitModel(cast(ModelSpec, spec), VOCABULARY).state_dict())
+        assert [spec.names.to_ours(spec.names.to_original(each)) for each in ours] == ours
+
+
+def test_the_command_line_starts_without_transformers() -> None:
+    code = "import sys; import collapipe.cli.app, collapipe.config; "
+    code += "collapipe.config.load_overrides([]); sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,176 @@
+"""Small models of every supported family, and the untouched transformers model beside each."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.split import SplitModel
+from collapipe.tasks.tokenizer import Vocabulary
+
+VOCABULARY = Vocabulary(size=23, pad=0, bos=1, eos=2)
+LABELS = 5
+_ENCODER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 20,
+}
+_DECODER = {
+    "d_model": 16,
+    "encoder_layers": 4,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 20,
+    "max_position_embeddings": 20,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+    "scale_embedding": True,
+}
+_T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 4, "num_decoder_layers": 2}
+_T5 |= {"num_heads": 2, "relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
+_GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+_ROTARY = {**_ENCODER, "num_key_value_heads": 1, "attention_dropout": 0.1}
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "bert": _ENCODER,
+    "roberta": _ENCODER | {"type_vocab_size": 1},
+    "electra": _ENCODER | {"embedding_size": 12},
+    "distilbert": {"dim": 16, "n_layers": 4, "n_heads": 2, "hidden_dim": 24},
+    "gpt2": {"n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 20},
+    "llama": _ROTARY,
+    "qwen2": _ROTARY
+    | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1, "rope_theta": 99.0},
+    "bart": _DECODER,
+    "marian": _DECODER,
+    "t5": _T5,
+}
+# Configurations that change where a weight stands: name → family and what differs.
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{family: (family, {}) for family in SIZES},
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "marian-apart": ("marian", {"share_encoder_decoder_embeddings": False}),
+    "t5-gated": ("t5", _GATED),
+    "t5-wide": ("t5", {"relative_attention_num_buckets": 32}),  # its table takes four rows
+}
+CASES = [
+    *[(name, head) for name in list(SIZES)[:4] for head in ("tokens", "pooled")],
+    *[(name, "causal") for name in ("gpt2", "llama", "qwen2", "llama-tied")],
+    *[
+        (name, "decoder")
+        for name in ("bart", "marian", "marian-apart", "t5", "t5-gated", "t5-wide")
+    ],
+]
+
+
+def folder(tmp_path: Path, name: str, **changes: Any) -> Path:
+    """A folder with the ``config.json`` of a small model."""
+    family, differing = VARIANTS[name]
+    path = tmp_path / name
+    path.mkdir(exist_ok=True)
+    tree = {
+        "model_type": family,
+        "vocab_size": 23,
+        "pad_token_id": 0,
+        **SIZES[family],
+        **differing,
+        **changes,
+    }
+    kept = {key: value for key, value in tree.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(kept))
+    return path
+
+
+def spec_of(tmp_path: Path, name: str, head: str, **changes: Any) -> HuggingFaceSpec:
+    """The options for such a model; of a causal one three of four layers are blocks."""
+    blocks = 3 if head == "causal" else None
+    return HuggingFaceSpec(str(folder(tmp_path, name, **changes)), None, blocks, head, LABELS)
+
+
+def without_dropout(family: str) -> dict[str, float]:
+    """Every probability of a ``config.json`` set to 0."""
+    config = transformers.CONFIG_MAPPING[family]()
+    names = [key for key in config.to_dict() if "drop" in key or key.endswith("_pdrop")]
+    return dict.fromkeys(names, 0.0)
+
+
+def untouched(spec: HuggingFaceSpec, model: SplitModel) -> tuple[Any, dict[str, str]]:
+    """The transformers model with the split model's weights, and where each of ours stands in it.
+
+    Weights that it shares, and that are two here, are given the head's values in both places.
+    """
+    config = spec.config(VOCABULARY)
+    whole = getattr(transformers, spec.class_name).from_config(config, attn_implementation="eager")
+    whole = whole.to(torch.float64)
+    if hasattr(whole.base_model, "rotary_emb"):
+        whole.base_model.rotary_emb.float()  # no weights: built in float32, whatever those are
+    if config.model_type == "t5":  # shares them also where the output layer has its own weights
+        whole.set_input_embeddings(whole.shared)
+    places = {ours: spec.names.to_original(ours) for ours in model.state_dict()}
+    values = {places[ours]: weight for ours, weight in model.state_dict().items()}
+    values |= {twin: values[name] for twin, name in spec.copies(VOCABULARY).items()}
+    whole.load_state_dict(values, strict=False)
+    missing = whole.state_dict().keys() - values.keys()
+    assert all("embed_positions" in name for name in missing), missing  # Marian's constants
+    return whole, places
+
+
+def batch_for(head: str, num_samples: int = 5) -> Batch:
+    """Ragged inputs, and targets as the head wants them."""
+    generator = torch.Generator().manual_seed(11)
+    lengths = torch.tensor([4, 7, 1, 5, 2])[:num_samples, None]
+    mask = torch.arange(7) < lengths
+    inputs = torch.randint(3, VOCABULARY.size, (num_samples, 7), generator=generator)
+    inputs = inputs.masked_fill(~mask, VOCABULARY.pad)
+    if head == "tokens":
+        targets = torch.randint(0, LABELS, (num_samples, 7), generator=generator)
+        targets[1, -1] = IGNORED  # a token without a label, at the end of the longest
+        return Batch(inputs, mask, targets.masked_fill(~mask, IGNORED))
+    if head == "pooled":
+        return Batch(inputs, mask, torch.randint(0, LABELS, (num_samples, 1), generator=generator))
+    if head == "causal":
+        following = torch.cat((inputs, inputs.new_zeros(num_samples, 1)), 1)[:, 1:]
+        last = torch.arange(7) >= lengths - 1
+        return Batch(inputs, mask, following.masked_fill(last, IGNORED))
+    targets = torch.randint(3, VOCABULARY.size, (num_samples, 6), generator=generator)
+    real = torch.arange(6) < torch.tensor([6, 2, 3, 1, 5])[:num_samples, None]
+    return Batch(inputs, mask, targets.masked_fill(~real, IGNORED))
+
+
+def own_loss(head: str, whole: Any, batch: Batch) -> Tensor:
+    """The loss that transformers itself computes: a mean over target tokens."""
+    labels = batch.targets
+    if head == "causal":  # it shifts by itself
+        labels = batch.inputs.masked_fill(~batch.mask, IGNORED)
+    if head == "pooled":
+        labels = labels[:, 0]
+    loss: Tensor = whole(batch.inputs, attention_mask=batch.mask.long(), labels=labels).loss
+    return loss
+
+
+class InFloat64(TorchFunctionMode):
+    """Inside, float64 stays so where transformers computes norms and softmax in float32.
+
+    Rounding there would hide, in both models alike, what a test looks for.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch's protocol for modes."""
+        kwargs = dict(kwargs or {})
+        double = len(args) > 0 and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
+        if double and func is Tensor.float:
+            return args[0]
+        if double and func is Tensor.to and torch.float32 in (*args, kwargs.get("dtype")):
+            return args[0]
+        if double and func is torch.nn.functional.softmax:
+            kwargs.pop("dtype", None)
+        return func(*args, **kwargs)
