@@ -33,11 +33,12 @@ def infeasible_round(problem: RoundProblem, options: Options) -> InfeasibleRound
 def _upload(problem: RoundProblem, options: Options, holding: list[int]) -> str:
     """C6 or C8: the pair that comes nearest to its energy."""
     pairs = options.pairs
-    budgets = np.where(pairs.max_power_w > 0, pairs.budgets, 0.0)
+    heard = (pairs.max_power_w > 0) & (pairs.snr_per_watt > 0)
+    budgets = np.where(heard, pairs.budgets, -1.0)
     nearest = int(budgets[holding].argmax())
     unit, channel = holding[nearest // len(problem.channels)], nearest % len(problem.channels)
-    budget, uplink = float(budgets[unit, channel]), problem.uplinks[unit]
-    if not budget and uplink.energy_j:
+    uplink = problem.uplinks[unit]
+    if not heard[unit, channel]:
         return (
             "no unit reaches a channel (C6): everywhere max_power_w or the gain is 0; raise "
             f"unit {unit}'s max_power_w={uplink.max_power_w:g} or its gains"

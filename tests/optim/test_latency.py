@@ -18,7 +18,9 @@ from tests.optim.discrete_event import Chunk, Sender, makespan
 SENDERS: dict[Latency, Sender] = {"flow_shop": "device", "overlap": "link"}
 
 laws = st.builds(
-    AffineLaw, *[st.one_of(st.just(0.0), st.floats(1e-3, 10.0))] * 2, *[st.floats(0.0, 10.0)] * 2
+    AffineLaw,
+    *[st.one_of(st.just(0.0), st.floats(1e-3, 10.0))] * 2,
+    *[st.one_of(st.just(0.0), st.floats(1e-9, 10.0))] * 2,
 )
 """Of one direction; a device may be free of either part of its compute."""
 
@@ -230,7 +232,7 @@ def test_energy_holds_a_cap_and_no_block_more(
 
 @pytest.mark.parametrize("scope", ["batch", "micro_batch"])
 @given(
-    st.tuples(st.floats(0.001, 10), st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)),
+    st.tuples(st.floats(0.001, 10), *[st.one_of(st.just(0.0), st.floats(1e-9, 10))] * 3),
     st.integers(1, 9),
     st.integers(1, 6),
 )
