@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from collapipe.plan import Certificate
 from collapipe.state import Channel, DeviceProfile, Uplink
 
 Latency = Literal["bound", "flow_shop", "overlap"]
-LATENCIES = ("bound", "flow_shop", "overlap")
+LATENCIES = get_args(Latency)
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

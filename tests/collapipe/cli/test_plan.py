@@ -1,5 +1,6 @@
 """``collapipe plan`` as somebody with a few boxes meets it."""
 
+import functools
 import json
 import os
 import re
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 
 from collapipe.cli import decision
-from collapipe.cli.app import main
 from optim.problem import ClusterProblem, ClusterSolution
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 
@@ -51,17 +51,9 @@ JOINT = INVENTORY.replace("channels: []\n", UPLINK + CHANNEL)
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(command: Command) -> Command:
     """Run ``collapipe plan ARGUMENTS``: status, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["collapipe", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
+    return functools.partial(command, "plan")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The paper's figures: what is written, that it is the same again, and that it adds up."""
 
 import csv
+import functools
 import json
 import re
 import subprocess
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from collapipe.cli.app import main
 from collapipe.cli.reproduce import comparison, evidence, fig04, fig05, fig11, scheduling, worlds
 from optim.problem import Partition
 
@@ -33,17 +33,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def reproduce(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def reproduce(command: Run) -> Run:
     """Run ``collapipe reproduce ARGUMENTS``: status, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["collapipe", "reproduce", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
+    return functools.partial(command, "reproduce")
 
 
 def record(folder: Path, figure: str) -> dict[str, Any]:
