@@ -1,0 +1,28 @@
+"""States that cannot be are refused when they are made."""
+
+import pytest
+
+from collapipe.errors import ConfigError
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+
+LAW = AffineLaw(1.0, 2.0, 3.0, 4.0)
+
+
+@pytest.mark.parametrize("names", [(), ("a", "a"), tuple(map(str, range(129)))])
+def test_a_cluster_has_up_to_128_devices_each_with_its_name(names: tuple[str, ...]) -> None:
+    devices = tuple(DeviceProfile(name, LAW) for name in names)
+    with pytest.raises(ConfigError, match=rf"^unit 3: {len(names)} devices"):
+        ClusterState(3, devices, 5)
+    assert ClusterState(3, (DeviceProfile("a", LAW), DeviceProfile("b", LAW)), 5).unit == 3
+
+
+@pytest.mark.parametrize("u", [-1.0, 1e-19, 1e7, float("nan"), float("inf")])
+def test_a_law_is_within_bounds(u: float) -> None:
+    with pytest.raises(ConfigError, match="AffineLaw: u="):
+        AffineLaw(u, 0.0, 0.0, 0.0)
+
+
+def test_compute_and_hop_make_a_chunk() -> None:
+    assert LAW.compute(5, 10) == 5 * (1 * 10 + 2)
+    assert LAW.hop(10) == 3 * 10 + 4
+    assert LAW.chunk(5, 10) == LAW.compute(5, 10) + LAW.hop(10)
