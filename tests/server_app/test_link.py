@@ -256,6 +256,25 @@ def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
     assert not silent.complete
 
 
+def test_a_unit_keeps_its_connection_between_rounds(
+    server: DecoderLinkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_channel = [], grpc.secure_channel
+
+    def counted(*arguments: object, **options: object) -> grpc.Channel:
+        opened.append(arguments)
+        return open_channel(*arguments, **options)
+
+    monkeypatch.setattr(grpc, "secure_channel", counted)
+    for _ in range(2):
+        one = session(0)
+        address = server.open(one)
+        train_round(address, 0)
+        assert one.complete
+        server.close([address])
+    assert len(opened) == 1
+
+
 def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> None:
     """More of them at once than there are workers."""
     mine = session(0)
