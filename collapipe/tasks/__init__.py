@@ -1,1 +1,1 @@
-"""Tasks: data, tokeniser, batches, loss and metric."""
+"""Tasks: what is learned from rows; tokeniser, batches and metric."""

@@ -1,14 +1,14 @@
 """A corpus of parallel text: a file a language and split, or a dataset on the hub."""
 
-import codecs
-import gzip
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 
+from collapipe.data.sources import read
+from collapipe.data.split_files import read_lines
 from collapipe.errors import ConfigError, DataError
+from collapipe.settings import DataSettings
 from collapipe.tasks.task import Splits
 from collapipe.tasks.translation import Translation
 
@@ -43,12 +43,15 @@ class ParallelCorpus(Translation):
             raise ConfigError(f"task.source and task.target are both {self.source!r}; set two")
 
     def splits(self, seed: int) -> Splits:
-        """Rows as the corpus orders them, whatever the seed; blank pairs are left out.
+        """Rows as the corpus orders them, whatever the seed; a folder's blank pairs are left out.
 
         Raises ``DataError`` for a folder, file or line that cannot be read or paired.
         """
         if self.root is None:
-            return self._from_hub()
+            hub = DataSettings(
+                name=self.hub_name, source_column=self.source, target_column=self.target
+            )
+            return read(hub, self.columns, seed)
         folder = Path(self.root)
         if not folder.is_dir():
             raise DataError(f"{self.name}: there is no folder {folder}; correct data.root")
@@ -56,26 +59,6 @@ class ParallelCorpus(Translation):
             _paired(_read(folder, split, self.source), _read(folder, split, self.target))
             for split in ("train", "valid", "test")
         )
-        return Splits(train, validation, test)
-
-    def _from_hub(self) -> Splits:
-        languages = self.source, self.target
-        try:
-            hub = load_dataset(self.hub_name)
-            sides = [
-                [
-                    _Side(f"{self.hub_name}:{split}.{name}", list(hub[split][name]))
-                    for name in languages
-                ]
-                for split in ("train", "validation", "test")
-            ]
-        except Exception as error:  # no network, no such name, split or column: all kinds
-            cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise DataError(
-                f"{self.name}: cannot load {self.hub_name!r} from the hub ({cause}); "
-                "set data.root=FOLDER to read it from files"
-            ) from error
-        train, validation, test = (_paired(source, target) for source, target in sides)
         return Splits(train, validation, test)
 
 
@@ -88,26 +71,8 @@ class _Side:
 
 
 def _read(folder: Path, split: str, language: str) -> _Side:
-    names = f"{split}.{language}", f"{split}.{language}.gz"
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
-        raise DataError(f"{folder} has neither {names[0]} nor {names[1]}; add it, or set data.root")
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read ({error}); fetch the file again") from error
-    return _Side(str(path), _lines(path, content.removeprefix(codecs.BOM_UTF8)))
-
-
-def _lines(path: Path, content: bytes) -> list[str]:
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        byte = f"byte 0x{content[error.start]:02x}"
-        raise DataError(f"{path}:{line} is not UTF-8 ({byte}); convert the file") from error
-    # Not splitlines(): it also breaks at characters that may stand inside a sentence.
-    return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
+    file = read_lines(folder, f"{split}.{language}")
+    return _Side(str(file.path), [line.strip() for line in file.lines])
 
 
 def _paired(source: _Side, target: _Side) -> Dataset:

@@ -1,8 +1,8 @@
 """The seam of a task. A user's own task is a frozen dataclass with these members, named by
 ``task._target_``; its fields are the options under ``task``."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from datasets import Dataset
@@ -22,21 +22,32 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A metric's value and what it takes to compute it again."""
+    """A metric's value, what it takes to compute it again, and other metrics' values beside it."""
 
     name: str
     value: float
     signature: str
+    beside: Mapping[str, float] = field(default_factory=dict)
 
 
 class Examples(Protocol):
-    """Encoded rows that can be batched in any order."""
+    """Encoded rows that can be batched in any order.
 
-    def __len__(self) -> int:
-        """Number of rows."""
+    Attributes
+    ----------
+    lengths
+        Input tokens of each example: those of similar length share a batch.
+    """
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Input tokens of each example."""
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Pad these rows to a common length."""
+        """Pad these examples to a common length."""
+
+    def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
+        """What the model predicted for all examples, in their order, as text."""
 
 
 class Task(Protocol):
@@ -50,20 +61,29 @@ class Task(Protocol):
     def max_length(self) -> int:
         """Most tokens of an input, a target or a prediction."""
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of its rows; option ``data.COLUMN_column`` names each in a user's own files."""
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Kinds of heads, as ``ModelSpec.head`` names them, whose targets are those of the task."""
+
     def splits(self, seed: int) -> Splits:
-        """All rows. Raises ``DataError`` that names file and line."""
+        """All rows, where the user brings none. Raises ``DataError`` that names file and line."""
+
+    def label_counts(self, rows: Dataset) -> Mapping[str, int]:
+        """How often each label stands in ``rows``, in the order of the labels' ids; empty where
+        the task predicts text."""
 
     def train_tokenizer(self, rows: Dataset) -> Tokenizer:
         """A tokeniser for the task, a pure function of ``rows``."""
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """Rows as token ids."""
+        """Rows as token ids; says in the log how many were cut to ``max_length``."""
 
-    def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Batch:
-        """What a user types, as a batch without targets."""
+    def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Examples:
+        """What a user types, without targets."""
 
-    def decode(self, predictions: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[str]:
-        """What the model generated, as text."""
-
-    def score(self, predictions: Sequence[str], rows: Dataset) -> Score:
-        """The metric of decoded predictions for these rows."""
+    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
+        """The metric of decoded predictions for these rows; ``loss`` is per target token."""

@@ -1,70 +1,111 @@
-"""Byte-level BPE: any text can be written with it, none is unknown."""
+"""What turns a run's texts and labels into numbers: tokens, marks and the labels' names."""
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from itertools import chain
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from collapipe.errors import ConfigError
 
-PAD, BOS, EOS = "<pad>", "<s>", "</s>"
-
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model must know of a tokeniser: its size and the ids of its marks."""
+    """What a model must know of a tokeniser: its size, the ids of its marks, how many labels."""
 
     size: int
     pad: int
     bos: int
     eos: int
+    num_labels: int = 0
+
+    @property
+    def num_classes(self) -> int:
+        """What a target can be: labels where the task has them, else tokens."""
+        return self.num_labels or self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Tokens that stand for no text: BERT's ``bos`` and ``eos`` are [CLS] and [SEP]."""
+
+    pad: str = "<pad>"
+    bos: str = "<s>"
+    eos: str = "</s>"
+
+
+OWN_MARKS = Marks()
+_BLANK = "Ġ"  # as byte-level tokenisers write it
 
 
 class Tokenizer:
-    """Text to token ids and back. Raises ``ConfigError`` for JSON that is no tokeniser.
+    """Text to token ids and back, and the names of the labels, in the order of their ids.
 
-    The JSON text is the whole tokeniser: it travels to the units and is saved with the run.
+    Raises ``ConfigError`` for JSON that is no tokeniser, or one without its marks.
+
+    Attributes
+    ----------
+    json_text
+        The tokeniser in the format of the tokenizers library.
     """
 
-    def __init__(self, json_text: str) -> None:
-        self.json_text = json_text
+    def __init__(
+        self, json_text: str, marks: Marks = OWN_MARKS, labels: Sequence[str] = ()
+    ) -> None:
+        self.json_text, self.marks, self.labels = json_text, marks, tuple(labels)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
         except Exception as error:  # the library's own kind: Exception itself
             raise ConfigError(f"not a tokeniser's JSON ({error})") from error
         self._tokenizer.encode_special_tokens = True  # a typed "</s>" is text, not a mark
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        ids = self._tokenizer.get_vocab()
+        for mark in asdict(marks).values():
+            if mark not in ids:
+                raise ConfigError(f"a tokeniser without its mark {mark!r}")
+        size, pad, bos, eos = len(ids), ids[marks.pad], ids[marks.bos], ids[marks.eos]
+        self.vocabulary = Vocabulary(size, pad, bos, eos, len(self.labels))
+        self._blank = " " if any(len(t) > 1 and t.startswith(_BLANK) for t in ids) else ""
+
+    @classmethod
+    def unpack(cls, text: str) -> "Tokenizer":
+        """Of what ``pack`` returned."""
+        try:
+            kept = json.loads(text)
+            words, marks, labels = kept["tokenizer"], Marks(**kept["marks"]), kept["labels"]
+            if not isinstance(words, str) or not all(isinstance(name, str) for name in labels):
+                raise TypeError("a name that is no text")
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"not a packed tokeniser ({error})") from error
+        return cls(words, marks, labels)
+
+    def pack(self) -> str:
+        """All of it as JSON: it travels to the units and is saved with the run."""
+        kept = {"tokenizer": self.json_text, "marks": asdict(self.marks), "labels": self.labels}
+        return json.dumps(kept)
+
+    def with_labels(self, labels: Sequence[str]) -> "Tokenizer":
+        """The same tokens, and names of labels."""
+        return Tokenizer(self.json_text, self.marks, labels)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
-        """Merge the most frequent pairs of ``texts`` until ``vocabulary`` tokens are known."""
+        """Byte-level BPE, which can write any text: merge the most frequent pairs of ``texts``
+        until ``vocabulary`` tokens are known."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
-            special_tokens=[PAD, BOS, EOS],
+            special_tokens=list(asdict(OWN_MARKS).values()),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer.to_str())
-
-    @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read what ``save`` wrote."""
-        return cls(path.read_text(encoding="utf-8"))
-
-    def save(self, path: Path) -> None:
-        """Write the tokeniser's JSON."""
-        path.write_text(self.json_text, encoding="utf-8")
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """Size and marks."""
-        ids = self._tokenizer.get_vocab()
-        return Vocabulary(len(ids), ids[PAD], ids[BOS], ids[EOS])
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without marks."""
@@ -74,3 +115,13 @@ class Tokenizer:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Text of each sequence, marks left out."""
         return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+
+    def encode_words(self, rows: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """Token ids of each word of each row, without marks.
+
+        A byte-level tokeniser of running text, such as GPT-2's, knows words with the blank before
+        them, and so a word is encoded; one trained on words alone knows none.
+        """
+        words = list(dict.fromkeys(chain.from_iterable(rows)))  # a corpus repeats its words
+        ids = dict(zip(words, self.encode([self._blank + word for word in words]), strict=True))
+        return [[ids[word] for word in row] for row in rows]

@@ -61,9 +61,9 @@ def test_tokenized_dates_fit() -> None:
     rows = task.splits(0).train
     tokenizer = task.train_tokenizer(rows)
     pairs = task.encode(rows, tokenizer)
-    batch = pairs.batch(range(len(pairs)))
+    batch = pairs.batch(range(len(pairs.lengths)))
     assert batch.inputs.shape[1] <= 24
-    assert task.decode(tokenizer.encode(rows["target"]), tokenizer) == list(rows["target"])
+    assert pairs.decode(tokenizer.encode(rows["target"])) == list(rows["target"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Where rows come from and whose they are: folders, files, the hub; splits and shards."""

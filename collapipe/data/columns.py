@@ -1,0 +1,122 @@
+"""The columns that a task needs, whatever a user calls them and however they are stored."""
+
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from datasets import ClassLabel, Dataset, concatenate_datasets
+
+from collapipe.data.tag_files import OUTSIDE, check_tag
+from collapipe.errors import DataError
+
+_SHOWN = 12  # names in a message
+_EMPTY = "is empty; fill it in, or leave the row out"
+_Named = Callable[[Any], str]  # an item as text
+_Reader = Callable[[Any, _Named], Any]  # a cell
+
+
+def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
+    """``rows`` with the keys of ``names`` as columns, which stand there as its values.
+
+    Tokens and tags become lists of texts, all else texts; numbers of labels become names. A column
+    of the user's that has the name of one of the keys, but is not meant, goes. Raises
+    ``DataError`` that names ``where``, the column and the row, counted from 1.
+    """
+    flat = rows.flatten()
+    for column, name in names.items():
+        if name not in flat.column_names:
+            there = ", ".join(map(repr, flat.column_names[:_SHOWN]))
+            more = ", …" if len(flat.column_names) > _SHOWN else ""
+            if len(flat.column_names) == 1 and any(mark in there for mark in (";", "\\t")):
+                raise DataError(
+                    f"{where}: its one column is {there}; separate cells by commas, or by tabs in "
+                    "a file that ends in .tsv"
+                )
+            raise DataError(
+                f"{where}: there is no column {name!r}, but {there}{more}; set data.{column}_column"
+            )
+    read = {column: _read(flat, column, name, where) for column, name in names.items()}
+    if "tokens" in read and "tags" in read:
+        _check_tags(read["tokens"], read["tags"], where)
+    gone = {*names, *names.values()} & set(flat.column_names)
+    others, mine = flat.remove_columns(sorted(gone)), Dataset.from_dict(read)
+    return concatenate_datasets([others, mine], axis=1) if others.column_names else mine
+
+
+def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:
+    feature = rows.features[name]
+    inner = getattr(feature, "feature", feature)  # a list's
+    named = _name_of(inner) if isinstance(inner, ClassLabel) else _text
+    read: _Reader = _READERS.get(column, _one)
+    values = []
+    for number, value in enumerate(rows[name][:], 1):
+        try:
+            values.append(read(value, named))
+        except ValueError as error:
+            raise DataError(f"{where}: column {name!r}, row {number}: {error}") from error
+    return values
+
+
+def _one(value: Any, named: _Named) -> str:
+    text = named(value)
+    if not text.strip():
+        raise ValueError(_EMPTY)
+    return text
+
+
+def _label(value: Any, named: _Named) -> str:
+    return _one(value, named).strip()
+
+
+def _list(value: Any, named: _Named) -> list[str]:
+    """A cell of a CSV file is split at blanks."""
+    items = _split(value) if isinstance(value, str) else value
+    if items is not None and not isinstance(items, list):
+        kind = type(items).__name__
+        raise ValueError(f"holds a {kind}, not a list; write a list, or texts with blanks between")
+    if not items:
+        raise ValueError(_EMPTY)
+    return [named(item) for item in items]
+
+
+def _split(cell: str) -> list[str]:
+    if re.match(r"\[\S.*,.*\]$", cell):  # a list as Python prints it, in quotation marks
+        raise ValueError("holds a printed list; put blanks between items, or write JSON lines")
+    return cell.split()
+
+
+_READERS: Mapping[str, _Reader] = {
+    "label": _label,
+    "tokens": _list,
+    "tags": _list,
+}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        raise ValueError(_EMPTY)
+    if not isinstance(value, str | int | float):
+        kind = type(value).__name__
+        raise ValueError(f"holds a {kind}, not a text; choose another column, or write texts")
+    return str(value)
+
+
+def _name_of(labels: ClassLabel) -> _Named:
+    def name(value: Any) -> str:
+        if value is None or not 0 <= value < len(labels.names):  # -1 on the hub: kept secret
+            raise ValueError(f"has no label ({value}); leave the row out, or write rows to files")
+        return str(labels.names[value])
+
+    return name
+
+
+def _check_tags(tokens: list[list[str]], tags: list[list[str]], where: str) -> None:
+    for number, (words, marks) in enumerate(zip(tokens, tags, strict=True), 1):
+        if len(words) != len(marks):
+            raise DataError(
+                f"{where}: row {number} has {len(words)} tokens and {len(marks)} tags; each token "
+                "needs one tag"
+            )
+        for before, mark in pairwise([OUTSIDE, *marks]):
+            check_tag(mark, before, f"{where}: row {number}")

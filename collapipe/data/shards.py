@@ -1,0 +1,68 @@
+"""Which rows a unit holds, and which of them a step takes."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+
+import numpy as np
+from datasets import Dataset
+from flwr_datasets.partitioner import Partitioner
+from numpy.typing import NDArray
+
+from collapipe.errors import DataError
+from collapipe.seeds import derive
+
+_BUCKET = 8  # batches: the padding left is small, a batch's rows are still drawn from many
+WAY_OUT = "lower federation.num_units or set another data.partitioner"
+_quiet = threading.Lock()  # standard error is one for all threads
+
+
+def shards(rows: Dataset, partitioner: Partitioner, units: Iterable[int]) -> list[Dataset]:
+    """The rows of each of ``units``.
+
+    ``partitioner`` must be a fresh one, for it takes rows only once. Raises ``DataError`` where it
+    cannot cut these rows or leaves a unit without any.
+    """
+    partitioner.dataset = rows
+    # Partitioners print bars, and warn of each draw that they repeat; what matters they raise.
+    with _quiet, redirect_stderr(StringIO()):
+        return [_part(partitioner, unit, len(rows)) for unit in units]
+
+
+def _part(partitioner: Partitioner, unit: int, num_rows: int) -> Dataset:
+    kind = type(partitioner).__name__
+    try:
+        count = partitioner.num_partitions
+        mine = partitioner.load_partition(unit) if unit < count else None
+    except Exception as error:  # each partitioner has its own kinds
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"unit {unit}: {kind} cannot cut {num_rows} rows ({cause}); {WAY_OUT}"
+        ) from error
+    if mine is None:
+        raise DataError(f"unit {unit}: {kind} makes {count} shards of {num_rows} rows; {WAY_OUT}")
+    if len(mine) == 0:
+        raise DataError(f"unit {unit}: {kind} leaves it none of {num_rows} rows; {WAY_OUT}")
+    return mine
+
+
+def batch_rows(lengths: Sequence[int], batch_size: int, step: int, seed: int) -> NDArray[np.int64]:
+    """Indices of the rows in batch ``step``, counted from 0: int64 [min(batch_size, rows)].
+
+    An epoch is a permutation of the rows, cut into whole batches: who is left over, fewer rows than
+    a batch has, sits out this epoch, another time others do. ``_BUCKET`` batches at a time are
+    filled by length, the shortest rows first, so that a long row is padded to by rows that are
+    nearly as long; an epoch's batches come in random order. A pure function: a resumed run needs no
+    state but its step.
+    """
+    size = min(batch_size, len(lengths))
+    num_batches = len(lengths) // size
+    epoch, place = divmod(step, num_batches)
+    order = np.random.default_rng(derive(seed, "epoch", epoch)).permutation(len(lengths))
+    batches = np.random.default_rng(derive(seed, "batches", epoch)).permutation(num_batches)
+    bucket, batch = divmod(int(batches[place]), _BUCKET)
+    last = min((bucket + 1) * _BUCKET, num_batches)
+    drawn = order[bucket * _BUCKET * size : last * size]
+    by_length = drawn[np.argsort(np.asarray(lengths)[drawn], kind="stable")]
+    return by_length[batch * size : (batch + 1) * size]

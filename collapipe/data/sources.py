@@ -1,0 +1,129 @@
+"""A user's own rows: files, or a dataset on the hub."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import datasets
+import numpy as np
+from datasets import Dataset, load_dataset
+
+from collapipe.data.columns import standard
+from collapipe.data.files import read_file
+from collapipe.errors import DataError
+from collapipe.seeds import derive
+from collapipe.settings import DataSettings
+from collapipe.tasks.task import Splits
+
+_log = logging.getLogger(__name__)
+_HELD_OUT = 10  # a split that is missing gets every tenth row
+_HUB_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
+
+
+def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
+    """Rows of ``data.train_file`` (and its siblings) or of ``data.name`` with at least ``columns``.
+
+    What the user calls a column otherwise, ``data.COLUMN_column``, gets its name here; other
+    columns stay. Labels become their names. A validation or test split that is missing, or whose
+    labels the hub keeps secret, is drawn from the training rows. Raises ``DataError`` and
+    ``ConfigError``.
+    """
+    names = {column: getattr(data, f"{column}_column", column) for column in columns}
+    with _quiet():
+        found = _file_rows(data) if data.name is None else _hub_rows(data, names.get("label"))
+        where = {
+            split: f"{data.name}:{split}" if data.name else getattr(data, f"{split}_file")
+            for split in found
+        }
+        rows = {split: standard(found[split], names, where[split]) for split in found}
+    return _complete(rows, where["train"], seed)
+
+
+def _file_rows(data: DataSettings) -> dict[str, Dataset]:
+    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+    return {
+        split: read_file(Path(file), f"data.{split}_file") for split, file in files.items() if file
+    }
+
+
+def _hub_rows(data: DataSettings, label: str | None) -> dict[str, Dataset]:
+    try:
+        hub = load_dataset(data.name, data.config)
+    except Exception as error:  # no network, no such name or configuration: all kinds
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise DataError(
+            f"{data.name}: cannot be loaded from the hub ({cause}); correct data.name and "
+            "data.config, or set data.root=FOLDER or data.train_file=FILE to read rows from files"
+        ) from error
+    there = {
+        split: hub[name]
+        for split, names in _HUB_SPLITS.items()
+        for name in names[::-1]  # the first name wins
+        if name in hub
+    }
+    if "train" not in there:
+        raise DataError(
+            f"{data.name}: has no split train, only {', '.join(hub)}; choose another "
+            "data.config, or write its rows to a file and set data.train_file=FILE"
+        )
+    secret = [split for split in there if split != "train" and _is_secret(there[split], label)]
+    for split in secret:
+        _log.warning(
+            "%s: %s has no labels, they are kept secret, and is not used", data.name, split
+        )
+    return {split: rows for split, rows in there.items() if split not in secret}
+
+
+def _is_secret(rows: Dataset, label: str | None) -> bool:
+    """Whether every label is -1, as the hub marks what a contest does not tell."""
+    flat = rows.flatten()
+    return label in flat.column_names and all(value in (-1, None) for value in flat[label][:])
+
+
+def _complete(rows: Mapping[str, Dataset], where: str, seed: int) -> Splits:
+    """All splits: those that are missing get a tenth of the training rows each."""
+    train = rows["train"]
+    missing = [split for split in ("validation", "test") if split not in rows]
+    share = max(1, len(train) // _HELD_OUT)
+    if len(train) <= len(missing) * share:
+        raise DataError(
+            f"{where}: {len(train)} rows are too few to take {' and '.join(missing)} from them; "
+            "add rows, or files for data.validation_file and data.test_file"
+        )
+    drawn = np.random.default_rng(derive(seed, "held out")).permutation(len(train))
+    order = np.array(sorted(drawn, key=_only_ones(train).__contains__))  # they come last, and stay
+    taken = {
+        split: train.select(np.sort(order[number * share : (number + 1) * share]))
+        for number, split in enumerate(missing)
+    }
+    if missing:
+        names = " and ".join(missing)
+        _log.warning("%s: %d of %d rows each become %s", where, share, len(train), names)
+    kept = train.select(np.sort(order[len(missing) * share :])) if missing else train
+    every = {**rows, **taken}
+    return Splits(kept, every["validation"], every["test"])
+
+
+def _only_ones(train: Dataset) -> set[int]:
+    """Rows whose label no other row has: where they are held out, it cannot be learned."""
+    if "label" not in train.column_names:
+        return set()
+    labels = train["label"][:]
+    rare = {label for label, count in Counter(labels).items() if count == 1}
+    return {row for row, label in enumerate(labels) if label in rare}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, and no log line where our error says the same."""
+    bars, level = datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if not bars:
+            datasets.enable_progress_bars()

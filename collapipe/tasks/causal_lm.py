@@ -1,0 +1,168 @@
+"""Causal language modelling: texts as one stream of tokens, perplexity."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.data.split_files import Lines, read_splits
+from collapipe.errors import NonFiniteLossError
+from collapipe.tasks.limits import require_at_least
+from collapipe.tasks.padding import cut, mask_of, padded
+from collapipe.tasks.synthetic import sentences
+from collapipe.tasks.task import Score, Splits
+from collapipe.tasks.tokenizer import Tokenizer
+
+_AT_ONCE = 10_000  # texts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Pieces of a stream of token ids.
+
+    Attributes
+    ----------
+    stream
+        int32 [tokens]
+    starts, lengths
+        Place of each piece's first token, and its number of tokens.
+    targets
+        Whether what stands behind a token in the stream follows it.
+    """
+
+    stream: NDArray[np.int32]
+    starts: Sequence[int]
+    lengths: Sequence[int]
+    targets: bool
+    tokenizer: Tokenizer
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """Target i is what follows input i."""
+        pieces = [self._cut(row, 0) for row in rows]
+        following = [self._cut(row, 1) if self.targets else [] for row in rows]
+        marks = self.tokenizer.vocabulary
+        return Batch(padded(pieces, marks.pad), mask_of(pieces), padded(following, IGNORED))
+
+    def _cut(self, row: int, shift: int) -> list[int]:
+        start = self.starts[row] + shift
+        ids: list[int] = self.stream[start : start + self.lengths[row]].tolist()
+        return ids
+
+    def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
+        """The token expected behind each piece's last one; a whole continuation takes the
+        exported model's own ``generate``."""
+        return self.tokenizer.decode([ids[-1:] for ids in predictions])
+
+
+@dataclass(frozen=True, slots=True)
+class CausalLM:
+    """Rows have the column ``text``.
+
+    Attributes
+    ----------
+    root
+        Folder with ``{train,valid,test}.txt``, plain or .gz: a text a line.
+    synthetic
+        Made-up rows.
+    vocabulary
+        Tokens known to a tokeniser of the task's own, at most.
+    max_length
+        Tokens of a piece.
+    """
+
+    root: str | None
+    synthetic: bool
+    vocabulary: int
+    max_length: int
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` where no tokeniser or no piece could come of the fields."""
+        require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
+        require_at_least(self, "max_length", 2, "a token and one that follows")
+
+    @property
+    def name(self) -> str:
+        """As in ``task=NAME``."""
+        return "causal_lm"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """A text."""
+        return ("text",)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """See ``Task``."""
+        return ("causal",)
+
+    def splits(self, seed: int) -> Splits:
+        """Rows of the folder in its order, or made-up ones, a function of the seed.
+
+        Raises ``DataError`` that names the file, ``ConfigError`` where there is neither.
+        """
+        if self.synthetic:
+            return sentences(seed)
+        return read_splits(self.name, self.root, "txt", _parse)
+
+    def label_counts(self, rows: Dataset) -> dict[str, int]:
+        """None: it predicts text."""
+        return {}
+
+    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
+        """Byte-level BPE of the texts."""
+        return Tokenizer.train(rows["text"], self.vocabulary)
+
+    def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Pieces:
+        """All texts as one stream, EOS before, between and behind them, in pieces.
+
+        A piece's last target is the next piece's first token, so that every token of the texts is
+        a target once and nothing is cut.
+        """
+        stream, size = _stream(rows, tokenizer), self.max_length
+        starts = range(0, len(stream) - 1, size)
+        lengths = [min(size, len(stream) - 1 - start) for start in starts]
+        return Pieces(stream, starts, lengths, True, tokenizer)
+
+    def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
+        """A piece a text: EOS, as before every text in training, and the text's last tokens."""
+        backwards = [ids[::-1] for ids in tokenizer.encode(texts)]
+        kept = cut(backwards, self.max_length - 1, self.max_length, "texts")
+        pieces = [[tokenizer.vocabulary.eos, *ids[::-1]] for ids in kept]
+        stream = np.fromiter(chain.from_iterable(pieces), np.int32)
+        lengths = [len(ids) for ids in pieces]
+        starts = list(accumulate(lengths, initial=0))
+        return Pieces(stream, starts, lengths, False, tokenizer)
+
+    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
+        """Perplexity, e to the loss per token. Raises ``NonFiniteLossError`` where it is beyond
+        any number."""
+        try:
+            perplexity = math.exp(loss)
+        except OverflowError as error:
+            raise NonFiniteLossError(
+                f"the evaluation's loss is {loss:.6g}, its perplexity infinite; lower optimizer.lr"
+            ) from error
+        signature = f"per token of the run's tokeniser:context={self.max_length}:rows={len(rows)}"
+        return Score("perplexity", round(perplexity, 6), signature)
+
+
+def _stream(rows: Dataset, tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """A few texts at a time: encoded ones take many times the room."""
+    eos = tokenizer.vocabulary.eos
+    stream = array("i", [eos])
+    for start in range(0, len(rows), _AT_ONCE):
+        for ids in tokenizer.encode(rows[start : start + _AT_ONCE]["text"]):
+            stream.extend(ids)
+            stream.append(eos)
+    return np.frombuffer(stream, np.int32)
+
+
+def _parse(file: Lines) -> list[dict[str, Any]]:
+    return [{"text": line.strip()} for line in file.lines if line.strip()]

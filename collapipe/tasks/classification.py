@@ -1,0 +1,124 @@
+"""Classification: texts with one label each, accuracy and macro-F1."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sklearn
+from datasets import Dataset
+from sklearn.metrics import accuracy_score, f1_score
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.data.label_files import parse_labelled
+from collapipe.data.split_files import read_splits
+from collapipe.tasks.labels import count_labels, find_label, label_ids
+from collapipe.tasks.limits import require_at_least
+from collapipe.tasks.padding import cut, mask_of, padded
+from collapipe.tasks.synthetic import topics
+from collapipe.tasks.task import Score, Splits
+from collapipe.tasks.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledTexts:
+    """Token ids of texts, without marks, and each text's label: one id, or none if unknown."""
+
+    texts: Sequence[Sequence[int]]
+    labels: Sequence[Sequence[int]]
+    tokenizer: Tokenizer
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each text with both marks."""
+        return [len(ids) + 2 for ids in self.texts]
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """A text stands between BOS and EOS; targets are [b, 1]."""
+        marks = self.tokenizer.vocabulary
+        texts = [[marks.bos, *self.texts[row], marks.eos] for row in rows]
+        targets = padded([self.labels[row] for row in rows], IGNORED)
+        return Batch(padded(texts, marks.pad), mask_of(texts), targets)
+
+    def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
+        """Each text's label by name."""
+        return [self.tokenizer.labels[label] for (label,) in predictions]
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """Rows have the columns ``text`` and ``label``, a name.
+
+    Attributes
+    ----------
+    root
+        Folder with ``{train,valid,test}.tsv``, plain or .gz: ``text<TAB>label id`` a line; line i
+        of ``labels.txt``, counted from 0, names label i.
+    synthetic
+        Made-up rows.
+    vocabulary
+        Tokens known to a tokeniser of the task's own, at most.
+    max_length
+        Tokens of a text, including two marks; what is longer is cut.
+    """
+
+    root: str | None
+    synthetic: bool
+    vocabulary: int
+    max_length: int
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` where no tokeniser or no text could come of the fields."""
+        require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
+        require_at_least(self, "max_length", 3, "one token and two marks")
+
+    @property
+    def name(self) -> str:
+        """As in ``task=NAME``."""
+        return "classification"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """A text and its label's name."""
+        return ("text", "label")
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """See ``Task``."""
+        return ("pooled",)
+
+    def splits(self, seed: int) -> Splits:
+        """Rows of the folder in its order, or made-up ones, a function of the seed.
+
+        Raises ``DataError`` that names file and line, ``ConfigError`` where there is neither.
+        """
+        if self.synthetic:
+            return topics(seed)
+        return read_splits(self.name, self.root, "tsv", parse_labelled)
+
+    def label_counts(self, rows: Dataset) -> dict[str, int]:
+        """Rows of each label, see ``count_labels``."""
+        return count_labels(rows["label"])
+
+    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
+        """Byte-level BPE of the texts."""
+        return Tokenizer.train(rows["text"], self.vocabulary)
+
+    def encode(self, rows: Dataset, tokenizer: Tokenizer) -> LabelledTexts:
+        """Texts and labels as ids. Raises ``DataError`` for a label without one."""
+        ids = label_ids(tokenizer.labels)
+        labels = [[find_label(name, ids, row)] for row, name in enumerate(rows["label"], 1)]
+        return LabelledTexts(self._ids(rows["text"], tokenizer), labels, tokenizer)
+
+    def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> LabelledTexts:
+        """Texts whose labels are unknown."""
+        return LabelledTexts(self._ids(texts, tokenizer), [[] for _ in texts], tokenizer)
+
+    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
+        """Accuracy, and beside it the mean of the labels' F1 as scikit-learn defines it."""
+        truth, predicted = list(rows["label"]), list(predictions)
+        accuracy = float(accuracy_score(truth, predicted))
+        macro_f1 = float(f1_score(truth, predicted, average="macro", zero_division=0))
+        signature = f"sklearn {sklearn.__version__}:rows={len(truth)}"
+        return Score("accuracy", round(accuracy, 6), signature, {"macro-F1": round(macro_f1, 6)})
+
+    def _ids(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[Sequence[int]]:
+        return cut(tokenizer.encode(texts), self.max_length - 2, self.max_length, "texts")

@@ -1,0 +1,136 @@
+"""Shards cover the rows once; batches of any step follow from the step alone."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from flwr_datasets.partitioner import (
+    DirichletPartitioner,
+    IidPartitioner,
+    LinearPartitioner,
+    NaturalIdPartitioner,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.data.shards import batch_rows, shards
+from collapipe.errors import DataError
+
+sizes = st.integers(1, 40)
+seeds = st.integers(0, 2**62)
+row_lengths = st.lists(st.integers(1, 99), min_size=1, max_size=40)
+
+
+class OneForAll:
+    """A user's own partitioner, which leaves all units but the first nothing."""
+
+    dataset: Dataset
+    num_partitions = 4
+
+    def load_partition(self, unit: int) -> Dataset:
+        """All rows for unit 0."""
+        return self.dataset.select(range(len(self.dataset) if unit == 0 else 0))
+
+
+def numbered(num_rows: int) -> Dataset:
+    """Rows that know their number and a class."""
+    numbers = range(num_rows)
+    return Dataset.from_dict({"number": list(numbers), "label": [n % 3 for n in numbers]})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: IidPartitioner(4),
+        lambda: LinearPartitioner(4),
+        lambda: DirichletPartitioner(4, partition_by="label", alpha=1.0, seed=1),
+    ],
+)
+def test_shards_cover_the_rows_once(build: object) -> None:
+    """Though each unit asks a partitioner of its own, and one for all says the same."""
+    assert callable(build)
+    held = [rows["number"][:] for rows in shards(numbered(200), build(), range(4))]
+    assert sorted(number for rows in held for number in rows) == list(range(200))
+    assert [rows["number"][:] for rows in shards(numbered(200), build(), range(4))] == held
+
+
+def test_a_natural_id_has_a_unit_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of the ids, and without a progress bar."""
+    partitioner = NaturalIdPartitioner(partition_by="label")
+    held = shards(numbered(7), partitioner, range(3))
+    assert [rows["number"][:] for rows in held] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "unit", "words"),
+    [
+        (OneForAll(), 3, ["unit 3", "none of 2 rows"]),
+        (IidPartitioner(4), 3, ["unit 3", "cannot cut 2 rows"]),
+        (IidPartitioner(2), 2, ["unit 2", "makes 2 shards of 2 rows"]),
+        (NaturalIdPartitioner(partition_by="label"), 2, ["unit 2", "makes 2 shards"]),
+        (NaturalIdPartitioner(partition_by="user"), 0, ["unit 0", "user", "'number', 'label'"]),
+        (DirichletPartitioner(2, partition_by="topic", alpha=1.0), 0, ["unit 0", "topic"]),
+    ],
+)
+def test_bad_shards_are_named(partitioner: object, unit: int, words: list[str]) -> None:
+    """One line with the unit, the rows and the way out."""
+    with pytest.raises(DataError) as caught:
+        shards(numbered(2), partitioner, [unit])
+    message = str(caught.value)
+    assert all(word in message for word in [*words, type(partitioner).__name__])
+    assert message.endswith("lower federation.num_units or set another data.partitioner")
+    assert "\n" not in message
+
+
+@given(row_lengths, sizes, seeds)
+def test_an_epoch_has_every_row_once_at_most(
+    lengths: list[int], batch_size: int, seed: int
+) -> None:
+    """Its batches are whole; only who is left over for none sits out."""
+    size = min(batch_size, len(lengths))
+    count = len(lengths) // size
+    for epoch in range(3):
+        steps = range(epoch * count, (epoch + 1) * count)
+        batches = [batch_rows(lengths, batch_size, step, seed) for step in steps]
+        assert {len(batch) for batch in batches} == {size}
+        rows = np.concatenate(batches)
+        assert len(set(rows.tolist())) == len(rows) > len(lengths) - size
+        assert rows.min() >= 0
+        assert rows.max() < len(lengths)
+
+
+@given(row_lengths, sizes, st.integers(0, 10**9), seeds)
+def test_a_step_needs_no_history(lengths: list[int], batch_size: int, step: int, seed: int) -> None:
+    """A resumed run takes the batches that the uninterrupted one would have taken."""
+    batch = batch_rows(lengths, batch_size, step, seed)
+    assert np.array_equal(batch, batch_rows(tuple(lengths), batch_size, step, seed))
+
+
+def test_rows_that_are_left_over_take_turns() -> None:
+    """Each row sits out about as often as any other: 2 of 8 do in each of 400 epochs."""
+    steps = [batch_rows([1] * 8, 6, step, seed=3) for step in range(400)]
+    times = np.bincount(np.concatenate(steps), minlength=8)
+    assert times.sum() == 2400
+    assert abs(times - 300).max() < 40
+
+
+def test_epochs_and_seeds_differ() -> None:
+    """Rows do not come in one order for ever."""
+    found = {tuple(batch_rows([1] * 50, 50, step, seed)) for step in (0, 1) for seed in (0, 1)}
+    assert len(found) == 4
+
+
+def test_long_rows_share_batches() -> None:
+    """Padding is a fraction of what it is in random order; short and long batches are mixed."""
+    random = np.random.default_rng(0)
+    lengths = np.minimum(300, random.lognormal(3, 0.8, 640).astype(int) + 1)
+    bucketed = [lengths[batch_rows(lengths, 16, step, seed=1)] for step in range(40)]
+    shuffled = lengths[random.permutation(640)].reshape(40, 16)
+    assert padding(bucketed) < 0.3 * padding(shuffled)
+    rises = np.diff([batch.max() for batch in bucketed]) > 0
+    assert 10 < rises.sum() < 29
+
+
+def padding(batches: object) -> int:
+    """Places that no token fills."""
+    return sum(int((batch.max() - batch).sum()) for batch in np.asarray(batches))

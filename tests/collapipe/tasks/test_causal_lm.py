@@ -1,0 +1,148 @@
+"""A stream in pieces: no token is lost, and a target is what follows its input."""
+
+import gzip
+import logging
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError, DataError, NonFiniteLossError
+from collapipe.tasks import causal_lm as causal_lm_module
+from collapipe.tasks.causal_lm import CausalLM
+from collapipe.tasks.task import Task
+from collapipe.tasks.tokenizer import Tokenizer
+
+TEXTS = ["A hedgehog reads.", "Two ovens are asleep.", "Nobody greets the moon."]
+ROWS = Dataset.from_dict({"text": TEXTS})
+
+
+def causal_lm(root: Path | None = None, max_length: int = 8) -> CausalLM:
+    """A task over files, or over none."""
+    return CausalLM(None if root is None else str(root), False, 300, max_length)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Trained on the texts above."""
+    return causal_lm().train_tokenizer(ROWS)
+
+
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=5), st.integers(2, 12))
+def test_pieces_hold_the_whole_stream(
+    tokenizer: Tokenizer, texts: list[str], max_length: int
+) -> None:
+    """Put together again, inputs and targets are the stream without its last and first token."""
+    examples = causal_lm(max_length=max_length).encode(
+        Dataset.from_dict({"text": texts}), tokenizer
+    )
+    eos = tokenizer.vocabulary.eos
+    stream = [eos]
+    for text in texts:
+        stream += [*tokenizer.encode([text])[0], eos]
+    inputs, targets = [], []
+    for row, length in enumerate(examples.lengths):
+        batch = examples.batch([row])
+        assert batch.inputs.shape == batch.targets.shape == (1, length)
+        inputs += batch.inputs[0].tolist()
+        targets += batch.targets[0].tolist()
+    assert inputs == stream[:-1]
+    assert targets == stream[1:]
+    assert set(examples.lengths[:-1]) <= {max_length}
+    assert 1 <= examples.lengths[-1] <= max_length
+
+
+def test_a_long_text_is_encoded_in_parts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which does not show in the stream."""
+    whole = causal_lm().encode(ROWS, tokenizer)
+    monkeypatch.setattr(causal_lm_module, "_AT_ONCE", 2)
+    parts = causal_lm().encode(ROWS, tokenizer)
+    assert parts.stream.tolist() == whole.stream.tolist()
+
+
+def test_a_batch_pads_inputs_and_targets_alike(tokenizer: Tokenizer) -> None:
+    examples = causal_lm().encode(ROWS, tokenizer)
+    first, last = 0, len(examples.lengths) - 1
+    assert examples.lengths[last] < examples.lengths[first]
+    batch = examples.batch([last, first])
+    assert batch.num_targets == int(batch.mask.sum()) == sum(examples.lengths[i] for i in (0, last))
+    assert batch.mask[0].sum() == examples.lengths[last]
+
+
+def test_inputs_keep_the_end_of_a_text(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What follows is wanted; EOS stands before a text, as in training, also an empty one."""
+    task: Task = causal_lm(max_length=4)
+    ids, eos = tokenizer.encode([TEXTS[1]])[0], tokenizer.vocabulary.eos
+    with caplog.at_level(logging.WARNING):
+        examples = task.inputs([TEXTS[1], "A", ""], tokenizer)
+    batch = examples.batch(range(3))
+    rows = [row[mask].tolist() for row, mask in zip(batch.inputs, batch.mask, strict=True)]
+    assert rows == [[eos, *ids[-3:]], [eos, *tokenizer.encode(["A"])[0]], [eos]]
+    assert batch.targets.shape == (3, 0)
+    assert "1 of 3 texts are longer than task.max_length=4 and were cut" in caplog.text
+
+
+def test_decode_shows_the_token_behind_the_last(tokenizer: Tokenizer) -> None:
+    """Of a prediction for each token; an end is shown as nothing."""
+    (hedgehog,), eos = tokenizer.encode(["h"]), tokenizer.vocabulary.eos
+    examples = causal_lm().inputs(["A", "B"], tokenizer)
+    assert examples.decode([[9, 9, *hedgehog], [*hedgehog, eos]]) == ["h", ""]
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 50_000])
+def test_perplexity_of_a_fair_draw_is_the_number_of_tokens(tokens: int) -> None:
+    task: Task = causal_lm()
+    score = task.score([], ROWS, math.log(tokens))
+    assert score.name == "perplexity"
+    assert score.value == pytest.approx(tokens)
+    assert score.signature == "per token of the run's tokeniser:context=8:rows=3"
+
+
+def test_an_infinite_perplexity_is_an_error() -> None:
+    with pytest.raises(NonFiniteLossError, match=r"loss is 1000, .*optimizer\.lr"):
+        causal_lm().score([], ROWS, 1000.0)
+
+
+def test_files_become_rows(tmp_path: Path) -> None:
+    """Plain and packed; blank lines are left out."""
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress("\n".join(TEXTS).encode()))
+    (tmp_path / "valid.txt").write_text("\n\n".join(TEXTS) + "\n", encoding="utf-8")
+    (tmp_path / "test.txt").write_bytes("\r\n".join(TEXTS).encode())
+    splits = causal_lm(tmp_path).splits(0)
+    for rows in (splits.train, splits.validation, splits.test):
+        assert rows.to_dict() == ROWS.to_dict()
+    odd = "Nobody\u2028greets\x0bthe\x85moon."  # characters at which splitlines() breaks
+    (tmp_path / "test.txt").write_bytes(odd.encode())
+    assert causal_lm(tmp_path).splits(0).test["text"][:] == [odd]
+    (tmp_path / "test.txt").write_text("\n \n")
+    with pytest.raises(DataError, match=r"test\.txt holds no rows"):
+        causal_lm(tmp_path).splits(0)
+    with pytest.raises(ConfigError, match=r"task causal_lm: no rows; .*data=synthetic"):
+        causal_lm().splits(0)
+
+
+@pytest.mark.parametrize(("field", "value"), [("vocabulary", 258), ("max_length", 1)])
+def test_bad_fields_are_named(field: str, value: int) -> None:
+    """Also when they come through OmegaConf, as in a run."""
+    options = OmegaConf.merge(OmegaConf.structured(CausalLM), asdict(causal_lm()))
+    assert OmegaConf.to_object(options) == causal_lm()
+    with pytest.raises(ConfigError, match=rf"task\.{field} .*set"):
+        OmegaConf.to_object(OmegaConf.merge(options, {field: value}))
+
+
+def test_configuration_hands_over_where_rows_come_from(tmp_path: Path) -> None:
+    overrides = ["task=causal_lm", "model=huggingface", "model.family=gpt2", "model.num_blocks=2"]
+    assert load_overrides([*overrides, f"data.root={tmp_path}"]).task == CausalLM(
+        str(tmp_path), False, 8000, 128
+    )
+    assert load_overrides([*overrides, "data=synthetic"]).task == CausalLM(None, True, 8000, 128)

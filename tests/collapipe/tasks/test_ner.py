@@ -1,0 +1,264 @@
+"""Tagged sentences: words keep their tags through tokens, and F1 is strict."""
+
+import gzip
+import logging
+import os
+from collections import Counter, defaultdict
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import seqeval.metrics
+import tokenizers
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from seqeval.scheme import IOB2
+from tokenizers import models, normalizers, pre_tokenizers
+
+from collapipe.batch import IGNORED
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError, DataError
+from collapipe.tasks.ner import NamedEntities, TaggedSentences
+from collapipe.tasks.task import Task
+from collapipe.tasks.tokenizer import Marks, Tokenizer
+
+WORDS = [["Ada", "met", "Grace", "Hopper"], ["in", "New", "York", "."]]
+TAGS = [["B-PER", "O", "B-PER", "I-PER"], ["O", "B-LOC", "I-LOC", "O"]]
+ROWS = Dataset.from_dict({"tokens": WORDS, "tags": TAGS})
+NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+DATA = Path(os.environ.get("COLLAPIPE_DATA", Path(__file__).parents[4] / "shared/data"))
+# Whole, in two pieces, unknown; and two that a BERT tokeniser drops: a wide blank and a bell.
+PIECES = {"ab": 1, "abba": 2, "zz": 1, "\u3000": 0, "\x07": 0}
+
+tagged = st.lists(st.tuples(st.sampled_from(list(PIECES)), st.sampled_from(NAMES)), max_size=8)
+words = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1)
+
+
+def ner(root: Path | None = None, max_length: int = 32) -> NamedEntities:
+    """A task over files, or over none."""
+    return NamedEntities(None if root is None else str(root), False, 300, max_length)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """Trained on the rows above."""
+    return ner().train_tokenizer(ROWS).with_labels(NAMES)
+
+
+@pytest.fixture(scope="module")
+def wordpiece() -> Tokenizer:
+    """A tokeniser like BERT's."""
+    known = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "ab", "##ba"]
+    pieces = models.WordPiece({word: i for i, word in enumerate(known)}, unk_token="[UNK]")
+    whole = tokenizers.Tokenizer(pieces)
+    whole.normalizer = normalizers.BertNormalizer()
+    whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return Tokenizer(whole.to_str(), Marks("[PAD]", "[CLS]", "[SEP]"), NAMES)
+
+
+def predicted(examples: TaggedSentences) -> list[list[int]]:
+    """What a perfect model predicts, and any label where nothing is asked."""
+    batch = examples.batch(range(len(examples.lengths)))
+    asked = batch.targets.masked_fill(batch.targets == IGNORED, 3)
+    return [row[mask].tolist() for row, mask in zip(asked, batch.mask, strict=True)]
+
+
+@given(st.lists(tagged, min_size=1, max_size=4), st.integers(3, 12))
+def test_tags_survive_tokens(
+    wordpiece: Tokenizer, sentences: list[list[tuple[str, str]]], max_length: int
+) -> None:
+    """Perfect predictions are the words' tags; O for those without a token and those cut off."""
+    rows = Dataset.from_dict(
+        {
+            "tokens": [[word for word, _ in row] for row in sentences],
+            "tags": [[tag for _, tag in row] for row in sentences],
+        }
+    )
+    examples = ner(max_length=max_length).encode(rows, wordpiece)
+    expected, num_targets = [], 0
+    for row in sentences:
+        tags, place = [], 0
+        for word, tag in row:
+            seen = PIECES[word] > 0 and place < max_length - 2
+            tags.append(tag if seen else "O")
+            num_targets += seen
+            place += PIECES[word]
+        expected.append(" ".join(tags))
+    assert examples.decode(predicted(examples)) == expected
+    assert examples.batch(range(len(sentences))).num_targets == num_targets
+    assert max(examples.lengths) <= max_length
+
+
+def test_a_words_first_token_has_its_tag(wordpiece: Tokenizer) -> None:
+    """Its others and the marks have none."""
+    rows = Dataset.from_dict(
+        {"tokens": [["abba", "\x07", "ab"]], "tags": [["B-PER", "O", "I-PER"]]}
+    )
+    batch = ner().encode(rows, wordpiece).batch([0])
+    assert batch.inputs.tolist() == [[1, 4, 5, 4, 2]]
+    assert batch.targets.tolist() == [[IGNORED, 1, IGNORED, 3, IGNORED]]
+
+
+@pytest.fixture(scope="module")
+def running_text() -> Tokenizer:
+    """A tokeniser like GPT-2's: most of its words have the blank before them."""
+    return Tokenizer.train([" ".join(["a hen met an owl, and", *WORDS[0]])] * 3, 320)
+
+
+@given(st.lists(st.one_of(words, st.sampled_from(WORDS[0])), max_size=6))
+def test_words_are_encoded_as_in_running_text(
+    running_text: Tokenizer, tokenizer: Tokenizer, sentence: list[str]
+) -> None:
+    """Else pretrained weights would meet tokens that they hardly know."""
+    whole = running_text.encode(["".join(f" {word}" for word in sentence)])[0]
+    assert list(chain.from_iterable(running_text.encode_words([sentence])[0])) == whole
+    own = tokenizer.encode_words([sentence])[0]
+    assert own == tokenizer.encode(sentence), "trained on words alone"
+
+
+def test_inputs_are_words_or_characters(tokenizer: Tokenizer) -> None:
+    """Blanks stand between words; a text without any is written in a script that has none."""
+    task: Task = ner()
+    typed, rows = (
+        examples.batch(range(2))
+        for examples in (
+            task.inputs([" ".join(words) for words in WORDS], tokenizer),
+            task.encode(ROWS, tokenizer),
+        )
+    )
+    assert torch.equal(typed.inputs, rows.inputs)
+    assert (typed.targets != IGNORED).sum() == 0
+    examples = task.inputs(["張三在", " ", "Ada"], tokenizer)
+    tags = [[4] * length for length in examples.lengths]
+    assert examples.decode(tags) == ["O O O", "", "O O O"]
+
+
+def test_long_sentences_are_cut_and_scored_whole(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An entity that was cut off is one that was not found."""
+    first = len(tokenizer.encode(["Ada"])[0])
+    with caplog.at_level(logging.WARNING):
+        examples = ner(max_length=first + 2).encode(ROWS.select([0]), tokenizer)
+    assert "1 of 1 sentences are longer than task.max_length" in caplog.text
+    tags = examples.decode(predicted(examples))
+    assert tags == ["B-PER O O O"]
+    assert ner().score(tags, ROWS.select([0]), loss=1.0).beside == {"precision": 1, "recall": 0.5}
+
+
+@given(st.lists(st.lists(st.sampled_from(NAMES), min_size=5, max_size=5), min_size=2, max_size=6))
+def test_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
+    """As its public functions give it in mode strict, also for tags that make no entity."""
+    truth = [["B-PER", "I-PER", "O", "B-LOC", "O"]] * len(sentences)
+    rows = Dataset.from_dict({"tokens": [list("abcde")] * len(truth), "tags": truth})
+    score = ner().score([" ".join(tags) for tags in sentences], rows, loss=1.0)
+    options = {"mode": "strict", "scheme": IOB2, "zero_division": 0}
+    found = {
+        name: round(
+            float(getattr(seqeval.metrics, f"{name}_score")(truth, sentences, **options)), 6
+        )
+        for name in ("f1", "precision", "recall")
+    }
+    assert (score.value, *score.beside.values()) == tuple(found.values())
+
+
+def test_score_says_how_it_counts() -> None:
+    """An entity without its B- is none, which seqeval's lenient mode would count."""
+    rows = Dataset.from_dict({"tokens": [["New", "York"]], "tags": [["B-LOC", "I-LOC"]]})
+    score = ner().score(["I-LOC I-LOC"], rows, loss=1.0)
+    assert seqeval.metrics.f1_score([["B-LOC", "I-LOC"]], [["I-LOC", "I-LOC"]]) == 1
+    assert (score.name, score.value) == ("strict F1", 0)
+    assert "mode=strict:scheme=IOB2:average=micro:rows=1" in score.signature
+    assert score.signature.startswith("seqeval ")
+    assert ner().score(["O O"], rows, loss=1.0).value == 0
+
+
+def test_files_become_rows(tmp_path: Path) -> None:
+    """Plain and packed, tabs or blanks, blank lines at will; a wide blank is a word."""
+    lines = [
+        "\n".join(f"{word} {tag}" for word, tag in zip(words, tags, strict=True))
+        for words, tags in zip(WORDS, TAGS, strict=True)
+    ]
+    content = "\n\n".join(lines)
+    (tmp_path / "train.conll.gz").write_bytes(gzip.compress(content.encode()))
+    (tmp_path / "valid.conll").write_text("\n" + content.replace(" ", "\t") + "\n\n \n\n")
+    (tmp_path / "test.conll").write_bytes(content.replace("\n", "\r\n").encode())
+    splits = ner(tmp_path).splits(0)
+    for rows in (splits.train, splits.validation, splits.test):
+        assert rows.to_dict() == ROWS.to_dict()
+    (tmp_path / "test.conll").write_text("\u3000 O\n", encoding="utf-8")
+    assert ner(tmp_path).splits(0).test.to_list() == [{"tokens": ["\u3000"], "tags": ["O"]}]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("Ada", "train.conll:2 is not a word, a blank and its tag"),
+        (" O", "train.conll:2 is not a word"),
+        ("Ada NNP B-PER", "train.conll:2 is not a word"),
+        ("Ada PER", "train.conll:2: tag 'PER' is not O, B-TYPE or I-TYPE"),
+        ("Ada S-PER", "tag 'S-PER'"),
+        ("Ada B-", "tag 'B-'"),
+        ("Ada I-PER", "train.conll:2: tag 'I-PER' continues no entity; in IOB2"),
+        ("Ada B-PER\nRome I-LOC", "conll:3: tag 'I-LOC' continues no entity"),
+        ("Ada B-PER\n\nMary I-PER", "conll:4: tag 'I-PER' continues no entity"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "train.conll").write_text(f"so O\n{line}\n")
+    with pytest.raises(DataError) as caught:
+        ner(tmp_path).splits(0)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tag_that_no_training_row_has_is_named(tokenizer: Tokenizer) -> None:
+    rows = Dataset.from_dict({"tokens": [["a"], ["b"]], "tags": [["O"], ["B-MISC"]]})
+    with pytest.raises(DataError, match=r"row 2: label 'B-MISC' .*B-LOC, B-PER, I-LOC"):
+        ner().encode(rows, tokenizer)
+    assert list(ner().label_counts(ROWS).items()) == [
+        ("B-LOC", 1), ("B-PER", 2), ("I-LOC", 1), ("I-PER", 1), ("O", 3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), [("vocabulary", 258), ("max_length", 2)])
+def test_bad_fields_are_named(field: str, value: int) -> None:
+    """Also when they come through OmegaConf, as in a run."""
+    options = OmegaConf.merge(OmegaConf.structured(NamedEntities), asdict(ner()))
+    assert OmegaConf.to_object(options) == ner()
+    with pytest.raises(ConfigError, match=rf"task\.{field} .*set"):
+        OmegaConf.to_object(OmegaConf.merge(options, {field: value}))
+
+
+def test_configuration_hands_over_where_rows_come_from(tmp_path: Path) -> None:
+    """``data.root`` and ``data=synthetic`` are the task's own options, too."""
+    overrides = ["task=ner", "model=huggingface", "model.family=bert"]
+    settings = load_overrides([*overrides, f"data.root={tmp_path}"])
+    assert settings.task == NamedEntities(str(tmp_path), False, 8000, 128)
+    assert settings.model.head == "tokens"
+    settings = load_overrides([*overrides, "data=synthetic"])
+    assert settings.task == NamedEntities(None, True, 8000, 128)
+
+
+@pytest.mark.skipif(not (DATA / "chinese_ner").is_dir(), reason=f"no chinese_ner in {DATA}")
+def test_real_rows_are_read_whole() -> None:
+    """Their published counts, and what each character's most frequent tag is worth."""
+    task = ner(DATA / "chinese_ner")
+    splits = task.splits(0)
+    sizes = [len(rows) for rows in (splits.train, splits.validation, splits.test)]
+    assert sizes == [20_864, 2_318, 4_636]
+    assert task.label_counts(splits.train) == {
+        "B-LOC": 16_571, "B-ORG": 9_277, "B-PER": 8_144,
+        "I-LOC": 22_531, "I-ORG": 37_689, "I-PER": 15_881, "O": 869_087,
+    }  # fmt: skip
+    tags_of: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in splits.train:
+        for character, tag in zip(row["tokens"], row["tags"], strict=True):
+            tags_of[character][tag] += 1
+    usual = {character: tags.most_common(1)[0][0] for character, tags in tags_of.items()}
+    predictions = [" ".join(usual.get(c, "O") for c in words) for words in splits.test["tokens"]]
+    assert task.score(predictions, splits.test, loss=1.0).value == pytest.approx(0.140, abs=5e-4)

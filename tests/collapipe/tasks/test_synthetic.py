@@ -1,0 +1,103 @@
+"""Made-up rows: a function of the seed, no row twice, learned in seconds."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from collapipe.data.shards import batch_rows
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.split import SplitModel
+from collapipe.tasks import synthetic
+from collapipe.tasks.causal_lm import CausalLM
+from collapipe.tasks.classification import Classification
+from collapipe.tasks.ner import NamedEntities
+from collapipe.tasks.task import Splits, Task
+from server_app.evaluation import Evaluator
+
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+BERT |= {"intermediate_size": 64}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2}
+TASKS = [Classification, NamedEntities, CausalLM]
+SETS = [synthetic.topics, synthetic.entities, synthetic.sentences]
+
+
+@pytest.mark.parametrize("draw", SETS)
+def test_rows_depend_on_the_seed_alone(draw: Callable[[int], Splits]) -> None:
+    first, again, other = (draw(seed).train.to_dict() for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("draw", SETS)
+def test_no_row_comes_twice(draw: Callable[[int], Splits]) -> None:
+    """Neither within a split nor in two; each has its size."""
+    splits = draw(3)
+    rows = [list(map(str, part)) for part in (splits.train, splits.validation, splits.test)]
+    assert [len(part) for part in rows] == [1200, 150, 150]
+    assert len({row for part in rows for row in part}) == 1500
+
+
+@pytest.mark.parametrize(("kind", "draw"), list(zip(TASKS, SETS, strict=True)))
+def test_a_tasks_rows_are_those_of_the_runs_seed(
+    kind: type[Classification], draw: Callable[[int], Splits]
+) -> None:
+    splits = kind(None, True, 300, 32).splits(5)
+    assert [part.to_dict() for part in (splits.train, splits.validation, splits.test)] == [
+        part.to_dict() for part in (draw(5).train, draw(5).validation, draw(5).test)
+    ]
+
+
+def test_every_label_stands_in_every_split() -> None:
+    """Else a score would hang on rows that cannot be right."""
+    for task in (Classification(None, True, 300, 32), NamedEntities(None, True, 300, 32)):
+        splits = task.splits(5)
+        names = [
+            list(task.label_counts(rows)) for rows in (splits.train, splits.validation, splits.test)
+        ]
+        assert names[0] == names[1] == names[2]
+
+
+@pytest.mark.parametrize(
+    ("task", "spec", "untrained", "trained"),
+    [
+        (
+            Classification(None, True, 1000, 48),
+            HuggingFaceSpec(None, "bert", None, "pooled", BERT),
+            (0.0, 0.4),
+            (0.7, 1.0),
+        ),
+        (
+            NamedEntities(None, True, 1000, 48),
+            HuggingFaceSpec(None, "bert", None, "tokens", BERT),
+            (0.0, 0.2),
+            (0.85, 1.0),
+        ),
+        (
+            CausalLM(None, True, 400, 32),
+            HuggingFaceSpec(None, "gpt2", 1, None, GPT2),
+            (250, 450),
+            (3, 7),
+        ),
+    ],
+    ids=["classification", "ner", "causal_lm"],
+)
+def test_a_small_model_learns_it(
+    task: Task, spec: HuggingFaceSpec, untrained: tuple[float, float], trained: tuple[float, float]
+) -> None:
+    """Few steps take it from chance to nearly all that can be known."""
+    splits = task.splits(0)
+    tokenizer = task.train_tokenizer(splits.train)
+    tokenizer = tokenizer.with_labels(tuple(task.label_counts(splits.train)))
+    model, examples = SplitModel(spec, tokenizer.vocabulary), task.encode(splits.train, tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    evaluator = Evaluator(task, splits.test, tokenizer)
+    before = evaluator.evaluate(model).score  # leaves the model without dropout
+    for step in range(160):
+        batch = examples.batch(batch_rows(examples.lengths, 16, step, seed=0).tolist())
+        loss = model.head.loss(model.encode(batch.inputs, batch.mask), batch.mask, batch.targets)
+        optimizer.zero_grad()
+        (loss / batch.num_targets).backward()
+        optimizer.step()
+    after = evaluator.evaluate(model).score
+    for score, (least, most) in ((before, untrained), (after, trained)):
+        assert least <= score.value <= most
