@@ -10,6 +10,7 @@ claim any size and costs nothing but its own length. Layout, little-endian:
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -24,15 +25,17 @@ MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**40  # also of an empty tensor's other sizes, whose strides torch multiplies
 _HEADER = struct.Struct("<4sBBHIII")
 _SHAPE = struct.Struct("<BBH")
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.int8)
 _ALIGNMENT = 8
+
+Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
 
 class Kind(IntEnum):
     """What a frame says."""
 
     BEGIN = 1  # a step begins: [micro-batches, target tokens of the whole batch]
-    ACTIVATION = 2  # the last segment's output, its mask and its targets
+    ACTIVATION = 2  # the last segment's output as it travels, its mask and its targets
     GRADIENT = 3  # loss of a micro-batch and the gradient of its activation
     NORMS = 4  # squared gradient norms of the sender's parts, in their order
     BYE = 5  # the round's steps are done
@@ -79,17 +82,23 @@ def decode(data: bytes) -> Frame:
         raise WireError(f"unknown kind of frame: {kind}")
     if count > MAX_TENSORS:
         raise WireError(f"frame of {count} tensors; at most {MAX_TENSORS}")
-    shapes, offset = _shapes(data, count)
-    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in shapes]
-    expected = offset + sum(_up(size) for size in sizes)
+    layouts, offset = _layouts(data, count)
+    expected = num_bytes(layouts)
     if len(data) != expected:
         raise WireError(f"frame of {len(data)} bytes; its header says {expected}")
-    return Frame(Kind(kind), round_, step, micro_batch, _tensors(data, offset, shapes, sizes))
+    return Frame(Kind(kind), round_, step, micro_batch, _tensors(data, offset, layouts))
 
 
-def _shapes(data: bytes, count: int) -> tuple[list[tuple[torch.dtype, tuple[int, ...]]], int]:
+def num_bytes(layouts: Sequence[Layout]) -> int:
+    """Length of a frame that holds tensors of these dtypes and shapes."""
+    head = _HEADER.size + sum(_SHAPE.size + 4 * len(shape) for _, shape in layouts)
+    return _up(head) + sum(_up(_size(layout)) for layout in layouts)
+
+
+def _layouts(data: bytes, count: int) -> tuple[list[Layout], int]:
     """Dtypes and shapes, and where the tensors' bytes begin."""
-    shapes, offset = [], _HEADER.size
+    layouts: list[Layout] = []
+    offset = _HEADER.size
     for _ in range(count):
         if len(data) < offset + _SHAPE.size:
             raise WireError(f"truncated frame: {len(data)} bytes end inside its shapes")
@@ -102,20 +111,16 @@ def _shapes(data: bytes, count: int) -> tuple[list[tuple[torch.dtype, tuple[int,
         shape = struct.unpack_from(f"<{dimensions}I", data, offset)
         if math.prod(max(1, size) for size in shape) > MAX_ELEMENTS:
             raise WireError(f"a tensor of shape {list(shape)}; at most {MAX_ELEMENTS} elements")
-        shapes.append((_DTYPES[code], shape))
+        layouts.append((_DTYPES[code], shape))
         offset += 4 * dimensions
-    return shapes, _up(offset)
+    return layouts, _up(offset)
 
 
-def _tensors(
-    data: bytes,
-    offset: int,
-    shapes: list[tuple[torch.dtype, tuple[int, ...]]],
-    sizes: list[int],
-) -> tuple[Tensor, ...]:
+def _tensors(data: bytes, offset: int, layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
     buffer = bytearray(data)  # torch wants memory that it may write to
     tensors = []
-    for (dtype, shape), size in zip(shapes, sizes, strict=True):
+    for dtype, shape in layouts:
+        size = _size((dtype, shape))
         if size == 0:
             tensors.append(torch.empty(shape, dtype=dtype))
         else:
@@ -130,6 +135,11 @@ def _tensors(
 def _raw(tensor: Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().flatten()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _size(layout: Layout) -> int:
+    dtype, shape = layout
+    return math.prod(shape) * dtype.itemsize
 
 
 def _up(size: int) -> int:

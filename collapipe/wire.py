@@ -1,9 +1,10 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
 import io
+import json
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -14,8 +15,15 @@ from flwr.common.constant import SType
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from collapipe.errors import CollaPipeError, WireError
-from collapipe.messages import Failure, LinkAddress, TrainReply, TrainRequest
+from collapipe.errors import CollaPipeError, WireError, one_line
+from collapipe.messages import (
+    Failure,
+    LinkAddress,
+    Setup,
+    StateReply,
+    TrainReply,
+    TrainRequest,
+)
 from collapipe.models.part import Tensors, all_finite
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
@@ -23,6 +31,9 @@ from collapipe.state import ClusterState
 
 T = TypeVar("T")
 STATE = "query.state"  # message types, as Flower addresses them
+FROZEN = "query.frozen"
+KEEP = "query.keep"
+RESTORE = "query.restore"
 TRAIN = "train"
 # Kept, for an adapter costs a millisecond.
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
@@ -30,26 +41,78 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
 }
 
 
-def pack_state_request(tokenizer: str) -> RecordDict:
-    """Ask for a cluster's state, and give it the run's tokeniser."""
-    return RecordDict({"setup": ConfigRecord({"tokenizer": tokenizer})})
+def pack_state_request(setup: Setup) -> RecordDict:
+    """Ask for a cluster's state, and tell it what the run is made of."""
+    kept = {"tokenizer": setup.tokenizer, "frozen": json.dumps(setup.frozen)}
+    return RecordDict({"setup": ConfigRecord({**kept})})
 
 
-def unpack_state_request(content: RecordDict) -> str:
-    """The tokeniser's JSON."""
-    return str(_value(content, "setup", "tokenizer"))
+def unpack_state_request(content: RecordDict) -> Setup:
+    """See ``pack_state_request``. Raises ``WireError``."""
+    text = _value(content, "setup", "frozen")
+    try:
+        frozen = TypeAdapter(dict[str, str]).validate_json(text)
+    except ValidationError as error:
+        raise WireError("the frozen parts' digests are not a part's name and its digest") from error
+    return Setup(str(_value(content, "setup", "tokenizer")), frozen)
 
 
-def pack_state(state: ClusterState) -> RecordDict:
-    """A cluster's state."""
-    return RecordDict({"state": ConfigRecord({"state": _json(state)})})
+def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
+    """A cluster's state, and the frozen parts that the unit has not."""
+    told = ConfigRecord({"unit": state.unit, "state": _json(state), "lacking": [*lacking]})
+    return RecordDict({"state": told})
 
 
-def unpack_state(content: RecordDict) -> ClusterState | Failure:
+def unpack_state(content: RecordDict) -> StateReply | Failure:
     """See ``pack_state`` and ``pack_failure``. Raises ``WireError``."""
     if "failure" in content:
         return _failure(content)
-    return _parse(ClusterState, _value(content, "state", "state"))
+    unit, lacking = (_value(content, "state", key) for key in ("unit", "lacking"))
+    if not isinstance(unit, int) or not isinstance(lacking, list):
+        raise WireError("a unit tells neither its number nor a list of the parts that it lacks")
+    state = _cluster_state(unit, _value(content, "state", "state"))
+    return StateReply(unit, state, tuple(str(part) for part in lacking))
+
+
+def pack_frozen(parts: Mapping[str, Tensors]) -> RecordDict:
+    """Frozen parts by their names, for a unit that lacks them."""
+    return RecordDict({part: pack_tensors(tensors) for part, tensors in parts.items()})
+
+
+def unpack_frozen(content: RecordDict) -> dict[str, Tensors]:
+    """See ``pack_frozen``. Raises ``WireError``."""
+    return {part: unpack_record(content, part) for part in content}
+
+
+def pack_done() -> RecordDict:
+    """The answer of a unit that has done what it was asked to and has nothing to tell."""
+    return RecordDict({"done": ConfigRecord()})
+
+
+def unpack_done(content: RecordDict) -> bool | Failure:
+    """See ``pack_done`` and ``pack_failure``."""
+    return _failure(content) if "failure" in content else True
+
+
+def pack_keep_request() -> RecordDict:
+    """Ask a unit for what it keeps from round to round."""
+    return RecordDict({"keep": ConfigRecord()})
+
+
+def pack_kept(kept: Mapping[str, Tensors]) -> RecordDict:
+    """What a unit keeps from round to round, by its names of it; may be nothing."""
+    arrays = {f"kept.{name}": pack_tensors(tensors) for name, tensors in kept.items()}
+    return RecordDict({"kept": ConfigRecord({"names": [*kept]}), **arrays})
+
+
+def unpack_kept(content: RecordDict) -> dict[str, Tensors] | Failure:
+    """See ``pack_kept`` and ``pack_failure``. Raises ``WireError``."""
+    if "failure" in content:
+        return _failure(content)
+    names = _value(content, "kept", "names")
+    if not isinstance(names, list):
+        raise WireError("a unit does not list what it keeps")
+    return {str(name): unpack_record(content, f"kept.{name}") for name in names}
 
 
 def pack_request(request: TrainRequest, weights: ArrayRecord) -> RecordDict:
@@ -85,8 +148,9 @@ def unpack_request(content: RecordDict) -> tuple[TrainRequest, Tensors]:
 
 def pack_reply(reply: TrainReply) -> RecordDict:
     """A unit's answer."""
-    report = ConfigRecord({"report": _json(reply.report)})
-    return RecordDict({"weights": pack_tensors(reply.weights), "report": report})
+    assert isinstance(reply.state, ClusterState)
+    said = ConfigRecord({"report": _json(reply.report), "state": _json(reply.state)})
+    return RecordDict({"weights": pack_tensors(reply.weights), "report": said})
 
 
 def unpack_reply(content: RecordDict) -> TrainReply | Failure:
@@ -94,7 +158,8 @@ def unpack_reply(content: RecordDict) -> TrainReply | Failure:
     if "failure" in content:
         return _failure(content)
     report = _parse(ClusterReport, _value(content, "report", "report"))
-    return TrainReply(unpack_record(content, "weights"), report)
+    state = _cluster_state(report.unit, _value(content, "report", "state"))
+    return TrainReply(unpack_record(content, "weights"), report, state)
 
 
 def pack_failure(error: Exception) -> RecordDict:
@@ -142,20 +207,19 @@ def _tensor(name: str, array: Array) -> Tensor:
     try:
         if npy.read_magic(data) != (1, 0):
             raise ValueError("another version of the format")
-        shape, _, dtype = npy.read_array_header_1_0(data)
+        shape, fortran_order, dtype = npy.read_array_header_1_0(data)
         claimed, came = math.prod(shape) * dtype.itemsize, len(array.data) - data.tell()
-        if dtype.hasobject or claimed != came:
+        if dtype.hasobject or fortran_order or claimed != came:
             raise ValueError(f"{came} bytes for {dtype} {list(shape)}")
         values = np.frombuffer(array.data, dtype, offset=data.tell())
         return torch.from_numpy(values.reshape(shape).copy())
-    except (TypeError, ValueError, EOFError) as error:
-        raise WireError(f"array {name} cannot be read: {error}") from error
+    except Exception as error:  # numpy reads the header as Python's syntax: all kinds
+        raise WireError(f"array {name} cannot be read: {one_line(error)}") from error
 
 
-def select_arrays(record: ArrayRecord, leave_out: str) -> ArrayRecord:
-    """The arrays whose names do not begin with ``leave_out``; nothing is copied."""
-    kept = {name: array for name, array in record.items() if not name.startswith(leave_out)}
-    return ArrayRecord(OrderedDict(kept))
+def select_arrays(record: ArrayRecord, names: Collection[str]) -> ArrayRecord:
+    """The arrays of these names; nothing is copied."""
+    return ArrayRecord(OrderedDict((name, record[name]) for name in record if name in names))
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -177,6 +241,17 @@ def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], se
             )
         if not all_finite(tensor):
             raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
+
+
+def _cluster_state(unit: int, text: Any) -> ClusterState | Failure:
+    """What ``unit`` says of its cluster: nonsense costs it its part in rounds, nothing else."""
+    try:
+        state = _parse(ClusterState, text)
+    except WireError as error:
+        return Failure(type(error).__name__, one_line(error))
+    if state.unit != unit:
+        return Failure("WireError", f"it tells the state of unit {state.unit}")
+    return state
 
 
 def _json(value: Any) -> str:

@@ -1,74 +1,154 @@
-"""What an encoder block costs, counted on the block itself."""
+"""What an encoder block costs, counted on the block itself, without memory for its weights."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Hashable, Iterable
+from dataclasses import astuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
+from collapipe.compression import FLOAT32, num_bytes
 from collapipe.models.dropout import drawing_from
-from collapipe.models.split import ModelSpec, build_empty
+from collapipe.models.split import ModelSpec
+from collapipe.settings import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.tasks.tokenizer import Vocabulary
 
 _FLOAT_BITS = 32
-_COPIES = 4  # weights, gradients, and AdamW's two moments
+_Shape = tuple[int, ...]
 
 
-def measure_cost(spec: ModelSpec, tokens: int, batch_size: int) -> BlockCost:
-    """Cost of the first block for samples of ``tokens`` tokens, in float32 and with AdamW.
+def _attention(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
-    FLOPs are those of the linear layers, counted in one forward and backward of one sample;
-    attention's own products, a few per cent at such lengths, are not where torch fuses them. What
-    is kept for backward is what autograd saves, for all b samples at once (GPipe).
+
+def _attention_backward(
+    gradient: _Shape, query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any
+) -> int:
+    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
+
+
+_ATTENTION = {  # the CPU's fused kernel, which torch's own table of FLOPs lacks
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+
+
+def measure_cost(
+    spec: ModelSpec,
+    tokens: int,
+    batch_size: int,
+    optimizer: OptimizerSettings = OptimizerSettings(),  # noqa: B008  # frozen
+) -> BlockCost:
+    """Cost of the dearest block for samples of ``tokens`` tokens, in float32.
+
+    Of a model's blocks the first and the last may differ from those between, which are alike: T5's
+    first has the table that all of them need, and the last sends it no further. Planners take all
+    for alike, so that each figure is the larger of the first block's and the second's.
+
+    FLOPs are those of matrix products, attention's among them, in one forward and backward of one
+    sample. Bytes are the weights, gradients and moments of what trains (``requires_grad``), and
+    what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B fewer. ``spec`` must
+    be hashable, as frozen dataclasses are.
     """
-    block = build_empty(lambda: spec.build_block(0), _zeros(lambda: spec.build_block(0)))
-    hidden = torch.zeros(1, tokens, spec.dim, requires_grad=True)
-    mask = torch.ones(1, tokens, dtype=torch.bool)
-    kept: dict[int, int] = {}
+    return _dearest(cast(Hashable, spec), tokens, batch_size, optimizer)
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
+def _dearest(spec: Any, tokens: int, batch_size: int, optimizer: OptimizerSettings) -> BlockCost:
+    shape: _Shape = (1, tokens, spec.dim)
+    costs = []
+    for index in range(min(2, spec.num_blocks)):
+        with torch.device("meta"):
+            block = spec.build_block(index)
+        with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone: nothing is computed
+            shape, cost = _measure(block, shape, tokens, batch_size, optimizer)
+        costs.append(astuple(cost))
+    return BlockCost(*map(max, zip(*costs, strict=True)))
+
+
+def _measure(
+    block: nn.Module, shape: _Shape, tokens: int, batch_size: int, optimizer: OptimizerSettings
+) -> tuple[_Shape, BlockCost]:
+    """The shape of the block's activation, and its cost; ``shape`` is what the block gets."""
+    block = block.train().to_empty(device="cpu")
+    hidden = torch.zeros(shape, requires_grad=True)
+    mask = torch.ones(1, tokens, dtype=torch.bool)
+    saved: list[Tensor] = []
+
+    def save(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
         return tensor
 
-    own = {parameter.untyped_storage().data_ptr() for parameter in block.parameters()}
     with (
-        FlopCounterMode(display=False) as forward,
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        _counter() as forward,
+        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
         drawing_from(torch.Generator()),
     ):
         out = block(hidden, mask)
-    with FlopCounterMode(display=False) as backward:
+    with _counter() as backward:
         out.backward(torch.ones_like(out))
-    stash = sum(size for storage, size in kept.items() if storage not in own)
-    weights = sum(parameter.numel() * 4 for parameter in block.parameters())
-    bits = float(tokens * spec.dim * _FLOAT_BITS)
-    return BlockCost(
+    own = [*block.parameters(), *block.buffers()]
+    stash = _nbytes(saved, besides=own)
+    trained = sum(weight.nbytes for weight in block.parameters() if weight.requires_grad)
+    cost = BlockCost(
         forward_flops=float(forward.get_total_flops()),
         backward_flops=float(backward.get_total_flops()),
-        activation_bits=bits,
-        gradient_bits=bits,
-        block_bytes=float(_COPIES * weights + batch_size * stash),
+        activation_bits=float(out.numel() * _FLOAT_BITS),
+        gradient_bits=float(out.numel() * _FLOAT_BITS),
+        block_bytes=float(_nbytes(own) + (1 + _moments(optimizer)) * trained + batch_size * stash),
     )
+    return tuple(out.shape), cost
 
 
-def upload_bits(spec: ModelSpec, vocabulary: Vocabulary, with_head: bool = False) -> float:
-    """θ^enc: what a unit uploads after a round, the weights of embedding and blocks in float32;
-    ``with_head`` also those of the head, where the unit has it."""
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+
+
+def _moments(optimizer: OptimizerSettings) -> int:
+    """Numbers that the optimiser remembers for each one that trains."""
+    return 2 if optimizer.name == "adamw" else int(optimizer.momentum > 0)
+
+
+def _nbytes(tensors: Iterable[Tensor], besides: Iterable[Tensor] = ()) -> int:
+    """Bytes of the storages behind ``tensors``, each counted once."""
+    storages = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages[key] for key in storages.keys() - set(map(_key, besides)))
+
+
+def _key(tensor: Tensor) -> int:
+    """A storage's identity; one without memory has no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def upload_bits(
+    spec: ModelSpec,
+    vocabulary: Vocabulary,
+    precision: str = FLOAT32,
+    dtype: torch.dtype = torch.float32,
+    with_head: bool = False,
+) -> float:
+    """θ^enc: what a unit uploads after a round, the weights of embedding and blocks that train, as
+    ``compression.upload`` sends them; ``with_head`` also those of the head, where the unit has it.
+    ``dtype`` is that in which the model computes.
+    """
     with torch.device("meta"):
         parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]
         parts += [spec.build_head(vocabulary)] if with_head else []
-    return float(_FLOAT_BITS * sum(map(_numbers, parts)))
+    return 8.0 * sum(
+        num_bytes(weight.shape, dtype if weight.is_floating_point() else weight.dtype, precision)
+        for part in parts
+        for weight in _travelling(part)
+    )
 
 
-def _zeros(build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """Weights for a cost, which does not depend on them: nothing is drawn, nothing downloaded."""
-    with torch.device("meta"):
-        return {
-            name: torch.zeros(weight.shape, dtype=weight.dtype, device="cpu")
-            for name, weight in build().state_dict().items()
-        }
-
-
-def _numbers(part: nn.Module) -> int:
-    return sum(tensor.numel() for tensor in part.state_dict().values())
+def _travelling(part: nn.Module) -> list[Tensor]:
+    frozen = {name for name, weight in part.named_parameters() if not weight.requires_grad}
+    return [weight for name, weight in part.state_dict().items() if name not in frozen]

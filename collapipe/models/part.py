@@ -5,7 +5,7 @@ parts together step exactly as one optimiser over the unsplit model would.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import torch
@@ -21,19 +21,24 @@ Tensors = dict[str, Tensor]
 
 
 def build_optimizer(
-    settings: OptimizerSettings, parameters: Iterator[nn.Parameter]
+    settings: OptimizerSettings, parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimiser that ``settings`` name; its rate is set anew for every step."""
+    """The optimiser that ``settings`` name; its rate is set anew for every step.
+
+    It holds what trains of ``parameters``, which may be nothing.
+    """
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    groups = [{"params": trainable}]  # torch refuses an empty list, not an empty group
     if settings.name == "sgd":
         return torch.optim.SGD(
-            parameters,
+            groups,
             lr=settings.lr,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
             fused=True,
         )
     return torch.optim.AdamW(
-        parameters,
+        groups,
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,

@@ -40,6 +40,14 @@ class ModelSpec(Protocol):
     def dim(self) -> int:
         """d, the width of the activations."""
 
+    @property
+    def head(self) -> str | None:
+        """What stands behind the blocks: ``decoder``, ``causal``, ``tokens`` or ``pooled``."""
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """Hub id or folder with the tokeniser that the first weights were trained with."""
+
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         """inputs [b, s] → hidden [b, s, d]."""
 
@@ -92,6 +100,16 @@ class SplitModel(nn.Module):
         return cast(Head, self.head).generate(hidden, batch.mask, max_length)
 
 
+def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
+    """Names, as in ``SplitModel``'s state, of what does not train beside adapters, constants in the
+    state among it; empty where every weight trains."""
+    with torch.device("meta"):
+        model = SplitModel(spec, vocabulary)
+    training = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    everything = len(training) == sum(1 for _ in model.parameters())
+    return frozenset() if everything else frozenset(model.state_dict()) - training
+
+
 def build_empty(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> nn.Module:
     """A module around ``weights`` themselves: nothing is initialised, nothing copied.
 
@@ -100,4 +118,4 @@ def build_empty(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> n
     with torch.device("meta"):
         module = build()
     module.load_state_dict(weights, assign=True)
-    return module.requires_grad_()
+    return module  # what is frozen stays so: each weight keeps the requires_grad it was built with

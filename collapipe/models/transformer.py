@@ -46,6 +46,15 @@ class TransformerSpec:
         if self.norm not in ("pre", "post"):
             raise ConfigError(f"model.norm={self.norm}: must be pre or post")
 
+    @property
+    def head(self) -> str:
+        """A decoder."""
+        return "decoder"
+
+    @property
+    def own_tokenizer(self) -> None:
+        """None: the first weights are drawn."""
+
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         """Source embedding with positions."""
         return Embedding(self, vocabulary)

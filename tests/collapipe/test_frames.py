@@ -22,9 +22,10 @@ from collapipe.frames import (
     Kind,
     decode,
     encode,
+    num_bytes,
 )
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.int8]
 HUGE = 2**32 - 1
 numbers = st.integers(0, HUGE)
 
@@ -102,6 +103,13 @@ def test_round_trip(frame: Frame) -> None:
         assert bits(got) == bits(sent)
 
 
+@given(frames)
+def test_the_size_is_known_from_dtypes_and_shapes(frame: Frame) -> None:
+    """To the byte, without the tensors."""
+    layouts = [(tensor.dtype, tuple(tensor.shape)) for tensor in frame.tensors]
+    assert num_bytes(layouts) == len(encode(frame))
+
+
 def test_the_layout_is_the_documented_one() -> None:
     """Little-endian, aligned to 8 bytes, on any machine."""
     frame = Frame(Kind.NORMS, 1, 2, 3, (torch.tensor([1.5], dtype=torch.float64),))
@@ -110,6 +118,8 @@ def test_the_layout_is_the_documented_one() -> None:
     flags = Frame(Kind.BEGIN, 1, 2, 3, (torch.tensor([True, False]), torch.tensor(-2)))
     body = b"\x01\x00" + bytes(6) + struct.pack("<q", -2)
     assert encode(flags) == message((4, [2]), (3, []), kind=1) + body
+    quanta = Frame(Kind.ACTIVATION, 1, 2, 3, (torch.tensor([-127, 5], dtype=torch.int8),))
+    assert encode(quanta) == message((5, [2])) + b"\x81\x05" + bytes(6)
 
 
 def test_tensors_of_any_layout_are_sent() -> None:
@@ -161,7 +171,7 @@ def test_truncated_and_extended_frames_are_refused() -> None:
         (message(kind=0), "unknown kind of frame: 0"),
         (message(kind=6), "unknown kind of frame: 6"),
         (message(kind=255), "unknown kind of frame: 255"),
-        (message((5, [1])), "unknown dtype 5"),
+        (message((6, [1])), "unknown dtype 6"),
         (message((255, [])), "unknown dtype 255"),
         (message((0, [1] * (MAX_DIMENSIONS + 1))), r"too many dimensions \(9\)"),
         (message((0, [1] * 255)), r"too many dimensions \(255\)"),
@@ -250,7 +260,7 @@ def test_random_bytes(data: bytes, with_magic: bool) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 6),
+            st.integers(0, 7),
             st.lists(st.sampled_from([0, 1, 2, 3, 255, 2**16, 2**31, HUGE]), max_size=9),
         ),
         max_size=9,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from collapipe import wire
 from collapipe.errors import WireError
-from collapipe.messages import Failure, LinkAddress, TrainReply, TrainRequest
+from collapipe.messages import Failure, LinkAddress, Setup, StateReply, TrainReply, TrainRequest
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.report import ClusterReport
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
@@ -49,13 +49,19 @@ def test_an_array_is_read_as_flower_reads_it(tensor: torch.Tensor) -> None:
 
 def test_a_reply_a_failure_and_a_state_come_as_they_went() -> None:
     report = ClusterReport(1, (2.5, 1.5), 12, 99, {"forward": 0.5}, 10, 20)
-    reply = wire.unpack_reply(wire.pack_reply(TrainReply(TENSORS, report)))
+    state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
+    reply = wire.unpack_reply(wire.pack_reply(TrainReply(TENSORS, report, state)))
     assert isinstance(reply, TrainReply)
-    assert reply.report == report
+    assert (reply.report, reply.state) == (report, state)
     failure = wire.unpack_reply(wire.pack_failure(ValueError("no")))
     assert failure == Failure("ValueError", "no")
-    state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
-    assert wire.unpack_state(wire.pack_state(state)) == state
+    told = wire.unpack_state(wire.pack_state(state, ["blocks.1"]))
+    assert told == StateReply(1, state, ("blocks.1",))
+    setup = Setup("words", {"blocks.1": "ab"})
+    assert wire.unpack_state_request(wire.pack_state_request(setup)) == setup
+    parts = wire.unpack_frozen(wire.pack_frozen({"blocks.1": TENSORS}))
+    assert list(parts) == ["blocks.1"]
+    assert all(torch.equal(parts["blocks.1"][name], value) for name, value in TENSORS.items())
 
 
 def record(data: bytes) -> ArrayRecord:
@@ -80,6 +86,9 @@ def header(dtype: str, shape: str) -> bytes:
         header("|O", "(1,)") + bytes(8),
         header("<U2", "(1,)") + bytes(8),
         b"\x93NUMPY\x02\x00" + bytes(50),
+        b"\x93NUMPY\x01\x00\x03\x00'''",
+        header("<f4", "(" * 3000),
+        header("<f4", "(2, 1)").replace(b"False", b"True ") + bytes(8),
     ],
 )
 def test_arrays_that_claim_what_did_not_come_are_refused(data: bytes) -> None:
@@ -139,11 +148,30 @@ def test_weights_that_do_not_fit_are_refused(change: object, says: str) -> None:
         ('"devices":[', '"devices":[],"rest":['),
     ],
 )
-def test_a_state_that_cannot_be_is_refused(before: str, after: str) -> None:
+def test_a_state_that_cannot_be_is_set_aside(before: str, after: str) -> None:
     state = ClusterState(1, (DEVICE,), 5, Uplink(0.5, 10.0, 1e6, 2e6, (0.9, 0.8)))
-    content = wire.pack_state(state)
+    content = wire.pack_state(state, [])
     text = str(content["state"]["state"])
     assert before in text
     content["state"]["state"] = text.replace(before, after, 1)
-    with pytest.raises(WireError, match="not a ClusterState: "):
+    told = wire.unpack_state(content)
+    assert isinstance(told, StateReply)
+    assert told.unit == 1
+    assert isinstance(told.state, Failure)
+    assert told.state.message.startswith("not a ClusterState: ")
+
+
+def test_a_state_is_the_units_own() -> None:
+    content = wire.pack_state(ClusterState(1, (DEVICE,), 5), [])
+    content["state"]["unit"] = 0
+    told = wire.unpack_state(content)
+    assert isinstance(told, StateReply)
+    assert told.state == Failure("WireError", "it tells the state of unit 1")
+
+
+@pytest.mark.parametrize("lacking", [3.0, "blocks.1", True])
+def test_what_is_lacking_is_a_list(lacking: float | str) -> None:
+    content = wire.pack_state(ClusterState(1, (DEVICE,), 5), [])
+    content["state"]["lacking"] = lacking
+    with pytest.raises(WireError, match="nor a list of the parts that it lacks"):
         wire.unpack_state(content)

@@ -1,13 +1,16 @@
 """The model's own ``config.json``: read, checked, and fitted to a run."""
 
+import copy
+import difflib
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.families import FAMILIES, Family
 from collapipe.tasks.tokenizer import Vocabulary
 
@@ -15,19 +18,26 @@ SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
 
 
 @functools.lru_cache(maxsize=8)  # every part asks for it
-def read(name: str, kind: str | None = None) -> tuple[Family, Any]:
-    """Family and configuration of a hub id or a folder; ``kind`` where it does not tell.
+def read(name: str | None, kind: str | None = None) -> tuple[Family, Any]:
+    """Family and configuration of a hub id or a folder; ``kind`` where it does not tell. Without
+    a name those that transformers has for ``kind``.
 
     Raises ``ConfigError`` in one line that says what is missing and lists the families. Code that
     came with a model is never run.
     """
+    if not name:
+        if kind is None or kind not in FAMILIES:
+            raise ConfigError(
+                f"model.name: give a hub id or a folder, or model.family; {SUPPORTED}"
+            )
+        return FAMILIES[kind], CONFIG_MAPPING[kind]()
     try:
         raw, _ = PretrainedConfig.get_config_dict(name)
     except (OSError, ValueError) as error:
         cause = one_line(error)
         raise ConfigError(
             f"model.name={name}: neither a folder with a config.json nor a model that the hub "
-            f"answers for ({cause}); {SUPPORTED}"
+            f"answers for ({cause}); name a folder, or say model.family without a name; {SUPPORTED}"
         ) from error
     own = raw.get("model_type")
     if own is None and kind is None:
@@ -57,9 +67,21 @@ def read(name: str, kind: str | None = None) -> tuple[Family, Any]:
         ) from error
 
 
-def one_line(error: Exception) -> str:
-    """What another library says, in one line, its kind where it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
+def change(config: Any, fields: Mapping[str, Any]) -> Any:
+    """A copy with other values. Raises ``ConfigError`` for a field or a value that cannot be."""
+    changed = copy.deepcopy(config)
+    for name, value in fields.items():
+        if not hasattr(config, name):
+            near = difflib.get_close_matches(name, list(config.to_dict()), n=1)
+            hint = f"; nearest: {near[0]}" if near else ""
+            raise ConfigError(f"model.config.{name}: a {config.model_type} has no such field{hint}")
+        try:
+            setattr(changed, name, value)
+        except Exception as error:  # huggingface_hub's own kinds among them
+            raise ConfigError(
+                f"model.config.{name}={value}: a {config.model_type} refuses it ({one_line(error)})"
+            ) from error
+    return changed
 
 
 def without_layer_drop(config: Any) -> None:

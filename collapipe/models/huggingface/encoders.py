@@ -67,8 +67,7 @@ class TaskHead(nn.Module):
         labels, highest = self.original.config.num_labels, int(targets.max())
         if highest >= labels:
             raise ConfigError(
-                f"model.num_labels={labels}: the data has a label {highest}, counted from 0; "
-                "raise model.num_labels"
+                f"the data has a label {highest}, counted from 0; the model's head has {labels}"
             )
 
 

@@ -1,6 +1,6 @@
 """A trained split model as a folder that ``from_pretrained`` of transformers loads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,23 @@ from collapipe.tasks.tokenizer import Vocabulary
 
 
 def export(
-    spec: HuggingFaceSpec, vocabulary: Vocabulary, weights: Mapping[str, Tensor], folder: Path
+    spec: HuggingFaceSpec,
+    vocabulary: Vocabulary,
+    labels: Sequence[str],
+    weights: Mapping[str, Tensor],
+    folder: Path,
 ) -> None:
     """Write ``config.json`` and ``model.safetensors`` in the original's own names.
 
-    ``weights`` are those of the split model. Where it has two copies of what the original shares,
-    the folder has both, and its configuration says so. Raises ``ConfigError`` for a folder that
-    holds something.
+    ``labels`` are the names that a task head predicts, ``weights`` those of the split model. Where
+    it has two copies of what the original shares, the folder has both, and its configuration says
+    so. Raises ``ConfigError`` for a folder that holds something.
     """
     check_folder(folder)
     model = _whole(spec, vocabulary)
+    if spec.head in ("tokens", "pooled"):
+        model.config.id2label = dict(enumerate(labels))
+        model.config.label2id = {name: number for number, name in enumerate(labels)}
     values = {spec.names.to_original(ours): weight for ours, weight in weights.items()}
     values |= {twin: values[name] for twin, name in spec.copies(vocabulary).items()}
     model.to(next(iter(weights.values())).dtype)
@@ -40,7 +47,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _whole(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> Any:
-    config = spec.config(vocabulary)
+    config = spec.run_config(vocabulary)
     if spec.untied():
         config.tie_word_embeddings = False
     return getattr(transformers, spec.class_name).from_config(config)

@@ -8,21 +8,36 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from collapipe.errors import ConfigError
-from collapipe.models.huggingface.configuration import SUPPORTED, one_line
+from collapipe.errors import ConfigError, one_line
+from collapipe.models.huggingface.configuration import SUPPORTED
+
+_MOST_POSITIONS = 2**20  # their tables may take memory also on torch's device meta
 
 
 def skeleton(config: Any, class_name: str) -> Any:
     """The whole model on torch's device ``meta``, with attention in plain torch operations.
 
-    Plain, because fused kernels draw dropout from torch's own generator.
+    Plain, because fused kernels draw dropout from torch's own generator. Raises ``ConfigError``.
     """
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > _MOST_POSITIONS:
+        raise ConfigError(
+            f"model.name: max_position_embeddings={positions} of this {config.model_type} is more "
+            f"than {_MOST_POSITIONS}; lower it in model.config or config.json"
+        )
     try:
         with torch.device("meta"):
             return getattr(transformers, class_name).from_config(
                 config, attn_implementation="eager", trust_remote_code=False
             )
-    except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         cause = one_line(error)
         raise ConfigError(
             f"model.name: transformers cannot build a {config.model_type} of this config.json "

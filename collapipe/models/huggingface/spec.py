@@ -3,18 +3,19 @@
 import copy
 import functools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+from transformers.utils.peft_utils import find_adapter_config_file
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.absent import TiedOutput, strip
 from collapipe.models.huggingface.configuration import (
     SUPPORTED,
-    one_line,
+    change,
     read,
     use_vocabulary,
     without_layer_drop,
@@ -43,8 +44,9 @@ class HuggingFaceSpec:
         layers on the server.
     head
         ``tokens`` or ``pooled`` (encoder-only), ``decoder``, ``causal``; None: the family's first.
-    num_labels
-        Of a head for tokens or pooled.
+    config
+        Fields of ``config.json`` that this run changes, such as ``hidden_size``; without ``name``
+        they change what transformers has for the family.
     pretrained
         Begin with the weights of ``name``, or with fresh ones for the task's vocabulary.
     """
@@ -53,7 +55,7 @@ class HuggingFaceSpec:
     family: str | None = None
     num_blocks: int | None = None
     head: str | None = None
-    num_labels: int = 2
+    config: dict[str, Any] | None = field(default=None, hash=False)
     pretrained: bool = False
 
     def __post_init__(self) -> None:
@@ -63,14 +65,14 @@ class HuggingFaceSpec:
             if not family.blocks_are_all_layers:
                 raise ConfigError(
                     f"model.num_blocks: say how many of the first of {layers} layers of "
-                    f"model.name={self.name} go on devices; the others stay on the server"
+                    f"{self._called} go on devices; the others stay on the server"
                 )
             object.__setattr__(self, "num_blocks", layers)
         assert self.num_blocks is not None
         if not 1 <= self.num_blocks <= layers:
             raise ConfigError(
-                f"model.num_blocks={self.num_blocks}: model.name={self.name} has {layers} layers "
-                f"of which 1 to {layers} can be blocks; {SUPPORTED}"
+                f"model.num_blocks={self.num_blocks}: {self._called} has {layers} layers "
+                f"of which 1 to {layers} can be blocks; lower model.num_blocks; {SUPPORTED}"
             )
         if self.head is None:
             object.__setattr__(self, "head", family.heads[0])
@@ -79,9 +81,18 @@ class HuggingFaceSpec:
                 f"model.head={self.head}: a {config.model_type} has {' or '.join(family.heads)}; "
                 f"{SUPPORTED}"
             )
-        if self.num_labels < 2:
-            raise ConfigError(f"model.num_labels={self.num_labels}: must be at least 2")
+        if self.pretrained and (self.name is None or self.config):
+            raise ConfigError("model.pretrained=true: needs model.name, and no model.config")
         _skeleton(self, None)  # what cannot be built is said now, not on the units
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """Pretrained weights know the tokens of their own tokeniser only."""
+        return self.name if self.pretrained else None
+
+    @property
+    def _called(self) -> str:
+        return f"model.name={self.name}" if self.name else f"model.family={self.family}"
 
     @property
     def dim(self) -> int:
@@ -125,15 +136,13 @@ class HuggingFaceSpec:
         return self._read()[0]
 
     def _read(self) -> tuple[Family, Any]:
-        if not self.name:
-            raise ConfigError(f"model.name: give a hub id or a folder; {SUPPORTED}")
-        return read(self.name, self.family)
+        return _changed(self) if self.config else read(self.name, self.family)
 
     def own_config(self) -> Any:
         """The configuration as it came with ``name``; not to be changed."""
         return self._read()[1]
 
-    def config(self, vocabulary: Vocabulary | None) -> Any:
+    def run_config(self, vocabulary: Vocabulary | None) -> Any:
         """The model's configuration in this run; raises ``ConfigError`` for too many tokens."""
         family, own = self._read()
         config = copy.deepcopy(own)
@@ -142,16 +151,25 @@ class HuggingFaceSpec:
             setattr(config, family.sizes[0], self.num_blocks)
         if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1: transformers says so
             config.tie_word_embeddings = False  # and ties what in its weights is not tied
-        if self.head in ("tokens", "pooled"):
-            config.num_labels = self.num_labels
+        if self.head in ("tokens", "pooled") and vocabulary is not None:
+            config.num_labels = self._num_labels(vocabulary)
         if vocabulary is not None and not self.pretrained:
             use_vocabulary(config, vocabulary)
         elif vocabulary is not None and vocabulary.size > config.vocab_size:
             raise ConfigError(
-                f"model.name={self.name}: knows {config.vocab_size} tokens, the task's tokeniser "
-                f"has {vocabulary.size}; lower task.vocabulary or set model.pretrained=false"
+                f"model.name={self.name}: knows {config.vocab_size} tokens, the run's tokeniser "
+                f"has {vocabulary.size}; leave data.tokenizer to the model, or set "
+                "model.pretrained=false"
             )
         return config
+
+    def _num_labels(self, vocabulary: Vocabulary) -> int:
+        if vocabulary.num_labels < 2:
+            raise ConfigError(
+                f"model.head={self.head}: predicts one of two labels or more, the training rows "
+                f"have {vocabulary.num_labels}; correct the column of labels, or take other rows"
+            )
+        return vocabulary.num_labels
 
     def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
         """Weights of the original that have no place here → the one that each is a copy of."""
@@ -179,7 +197,7 @@ class HuggingFaceSpec:
         if torch.get_default_device().type == "meta":
             return part
         if self.pretrained:
-            weights = _pretrained(self)
+            weights = _pretrained(self, vocabulary if name == HEAD else None)
             wanted = {
                 ours: weights[self.names.to_original(f"{name}.{ours}")]
                 for ours in part.state_dict()
@@ -193,31 +211,43 @@ class HuggingFaceSpec:
     def _warn_of_untied(self) -> None:
         if self.untied():
             _log.warning(
-                "model.name=%s shares one embedding between input and output; here the control "
+                "%s shares one embedding between input and output; here the control "
                 "units have one copy and the server another, and each learns by itself",
-                self.name,
+                self._called,
             )
 
 
 @functools.lru_cache(maxsize=8)  # every part asks for it, and nothing changes it
 def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
-    return skeleton(spec.config(vocabulary), spec.class_name)
+    return skeleton(spec.run_config(vocabulary), spec.class_name)
+
+
+@functools.lru_cache(maxsize=8)
+def _changed(spec: HuggingFaceSpec) -> tuple[Family, Any]:
+    family, config = read(spec.name, spec.family)
+    return family, change(config, spec.config or {})
 
 
 @functools.lru_cache(maxsize=1)  # read once for all parts
-def _pretrained(spec: HuggingFaceSpec) -> dict[str, torch.Tensor]:
+def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[str, torch.Tensor]:
     """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
-    config = spec.config(None)
+    config = spec.run_config(vocabulary)
     config.tie_word_embeddings = spec.own_config().tie_word_embeddings  # T5 1.1 needs it here
+    if find_adapter_config_file(spec.name) is not None:  # transformers would load its base model
+        raise ConfigError(
+            f"model.name={spec.name}: holds an adapter; merge it into its model with peft, save "
+            "that, and name its folder"
+        )
     try:
         model = getattr(transformers, spec.class_name).from_pretrained(
             spec.name,
             config=config,
             use_safetensors=True,
             trust_remote_code=False,
+            attn_implementation="eager",  # config.json may name a kernel of the hub
             dtype=torch.float32,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"model.name={spec.name}: cannot read weights from safetensors ({one_line(error)}); "
             "set model.pretrained=false for fresh ones"

@@ -1,25 +1,68 @@
-"""A block's cost is counted on the block: against the formulas of a Transformer's sizes."""
+"""A block's cost, counted without memory, is what real blocks of all families take."""
 
+from pathlib import Path
+
+import pytest
 import torch
+from huggingface import CASES, spec_of
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from collapipe.block_cost import transformer_block_cost
+from collapipe.compression import FLOAT32
 from collapipe.models.cost import measure_cost, upload_bits
-from collapipe.models.split import HEAD, SplitModel
+from collapipe.models.dropout import drawing_from
+from collapipe.models.lora import LoraSpec
+from collapipe.models.part import Part
+from collapipe.models.split import HEAD, ModelSpec, SplitModel
 from collapipe.models.transformer import TransformerSpec
+from collapipe.settings import OptimizerSettings
+from collapipe.state import BlockCost
 from collapipe.tasks.tokenizer import Vocabulary
 
 SPEC = TransformerSpec(
     num_blocks=3, num_decoder_blocks=1, dim=32, num_heads=4, feed_forward_dim=80, norm="post"
 )
 VOCABULARY = Vocabulary(size=70, pad=0, bos=1, eos=2)
+TOKENS = 7
+OPTIMIZERS = {
+    "adamw": OptimizerSettings(),
+    "sgd": OptimizerSettings(name="sgd", momentum=0.9),
+    "sgd-plain": OptimizerSettings(name="sgd"),
+}
+
+
+@pytest.mark.parametrize(("name", "head"), [case for case in CASES if case[1] != "pooled"])
+def test_it_is_the_dearest_real_block_of_a_family(tmp_path: Path, name: str, head: str) -> None:
+    spec = spec_of(tmp_path, name, head)
+    assert measure_cost(spec, TOKENS, 1) == dearest(spec, OPTIMIZERS["adamw"])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_bytes_are_those_of_what_trains_and_its_moments(tmp_path: Path, optimizer: str) -> None:
+    settings = OPTIMIZERS[optimizer]
+    for base in (SPEC, spec_of(tmp_path, "t5", "decoder"), spec_of(tmp_path, "gpt2", "causal")):
+        for spec in (base, LoraSpec(base, rank=2)):
+            real = dearest(spec, settings).block_bytes
+            assert measure_cost(spec, TOKENS, 1, settings).block_bytes == real
 
 
 def test_flops_and_bits_are_those_of_the_sizes() -> None:
-    tokens, dim, hidden = 12, SPEC.dim, SPEC.feed_forward_dim
+    tokens, dim = 12, SPEC.dim
     cost = measure_cost(SPEC, tokens, batch_size=5)
-    linear = 2 * tokens * (4 * dim * dim + 2 * dim * hidden)
-    assert cost.forward_flops == linear
-    assert cost.backward_flops == 2 * linear
+    by_size = transformer_block_cost(dim, SPEC.feed_forward_dim, tokens, 5)
+    attention = 4 * tokens * tokens * dim
+    assert cost.forward_flops == by_size.forward_flops
+    # The fused kernel computes the scores once more.
+    assert cost.backward_flops == by_size.backward_flops + attention / 2
     assert cost.activation_bits == cost.gradient_bits == tokens * dim * 32
+
+
+def test_the_table_of_t5_travels(tmp_path: Path) -> None:
+    narrow = measure_cost(spec_of(tmp_path, "t5", "decoder"), TOKENS, 1)
+    wide = measure_cost(spec_of(tmp_path, "t5-wide", "decoder"), TOKENS, 1)
+    assert narrow.activation_bits == 32 * 16 * (TOKENS + 2)  # 10 buckets, 2 heads, 16 wide
+    assert wide.activation_bits == 32 * 16 * (TOKENS + 4)
 
 
 def test_memory_grows_with_what_is_kept_for_each_sample() -> None:
@@ -30,14 +73,57 @@ def test_memory_grows_with_what_is_kept_for_each_sample() -> None:
     assert stash > 2 * 12 * SPEC.feed_forward_dim * 4  # both sides of the feed-forward's ReLU
 
 
-def test_counting_draws_nothing_from_the_global_generator() -> None:
+def test_counting_needs_no_memory() -> None:
+    dim = 2**20  # whose weights no machine holds
+    spec = TransformerSpec(num_blocks=2, dim=dim, num_heads=8, feed_forward_dim=dim)
+    assert measure_cost(spec, 4, 1).block_bytes > 6 * 4 * 4 * dim**2
+
+
+def test_counting_draws_nothing_from_the_global_generator(tmp_path: Path) -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     measure_cost(SPEC, 4, 1)
+    measure_cost(spec_of(tmp_path, "bert", "tokens"), 4, 1)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_upload_is_what_a_unit_returns() -> None:
     model = SplitModel(SPEC, VOCABULARY)
     numbers = sum(t.numel() for name, t in model.state_dict().items() if not name.startswith(HEAD))
-    assert upload_bits(SPEC, VOCABULARY) == 32 * numbers
+    assert upload_bits(SPEC, VOCABULARY, FLOAT32) == 32 * numbers
+
+
+def dearest(spec: ModelSpec, optimizer: OptimizerSettings) -> BlockCost:
+    """Each figure of the block that has most of it, after a step of real blocks."""
+    hidden, costs = torch.randn(1, TOKENS, spec.dim), []
+    for index in range(spec.num_blocks):
+        part = Part(f"blocks.{index}", spec.build_block(index), optimizer)
+        hidden, cost = trained(part, hidden.detach().requires_grad_())
+        costs.append(cost)
+    figures = ("forward_flops", "backward_flops", "activation_bits", "gradient_bits", "block_bytes")
+    return BlockCost(*(max(getattr(cost, name) for cost in costs) for name in figures))
+
+
+def trained(part: Part, hidden: Tensor) -> tuple[Tensor, BlockCost]:
+    """A step of one block: its activation, and what it took."""
+    mask = torch.ones(1, TOKENS, dtype=torch.bool)
+    saved: list[Tensor] = []
+    with (
+        FlopCounterMode(display=False) as forward,
+        torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
+        drawing_from(torch.Generator().manual_seed(0)),
+    ):
+        out = part.module(hidden, mask)
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
+    with FlopCounterMode(display=False) as backward:
+        out.backward(torch.ones_like(out))
+    assert hidden.grad is not None
+    own = [*part.module.parameters(), *part.module.buffers()]
+    gradients = [weight.grad for weight in own if weight.grad is not None]
+    stash = sum(sizes[place] for place in sizes.keys() - {t.data_ptr() for t in own})
+    part.step(0.1, 1.0)
+    moments = [t for name, t in part.optimizer_state().items() if not name.endswith("/step")]
+    bits = 8.0 * out.nbytes
+    total = stash + sum(tensor.nbytes for tensor in (*own, *gradients, *moments))
+    flops = float(forward.get_total_flops()), float(backward.get_total_flops())
+    return out, BlockCost(*flops, bits, bits, float(total))

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import tokenizers
 import torch
 import transformers
+from datasets import Dataset
 from federated import TINY, grid_of, weights
-from huggingface import CASES, VOCABULARY, batch_for, folder, own_loss, spec_of
+from huggingface import CASES, LABELS, VOCABULARY, batch_for, folder, own_loss, spec_of
 from safetensors.torch import load_file, save_file
+from tokenizers import models, pre_tokenizers
 
 from collapipe import config
 from collapipe.cli.export import export_run
@@ -16,9 +19,21 @@ from collapipe.cli.predict import predict_texts
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.export import export
+from collapipe.models.huggingface.export_tokenizer import export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.run_folder import RunFolder, initial_model
+from collapipe.tasks.build_tokenizer import build_tokenizer
+from collapipe.tasks.causal_lm import CausalLM
+from collapipe.tasks.classification import Classification
+from collapipe.tasks.dates import Dates
+from collapipe.tasks.ner import NamedEntities
+from collapipe.tasks.task import Task
+from collapipe.tasks.tokenizer import Marks, Tokenizer
 from server_app.training import train
+
+NAMES = tuple(f"kind {number}" for number in range(LABELS))
+TEXTS = ["A hen, two owls.", "Noël </s>  slept"]
 
 
 def perturbed(spec: HuggingFaceSpec) -> SplitModel:
@@ -41,7 +56,7 @@ def test_the_exported_model_computes_the_same(tmp_path: Path, name: str, head: s
     """Also where embeddings that it shared have gone apart."""
     spec, batch = spec_of(tmp_path, name, head), batch_for(head)
     model = perturbed(spec)
-    export(spec, VOCABULARY, model.state_dict(), tmp_path / "out")
+    export(spec, VOCABULARY, NAMES, model.state_dict(), tmp_path / "out")
     whole = loaded(spec, tmp_path / "out").eval()
     expected = model.loss(batch, DropoutKey(0, 0, 0)) / batch.num_targets
     with torch.no_grad():
@@ -57,8 +72,8 @@ def test_pretrained_weights_are_those_of_the_folder(tmp_path: Path, name: str, h
     with torch.no_grad():
         for ours, twin in spec.untied().items():  # else the folder's configuration is another
             model.get_parameter(ours).copy_(model.get_parameter(twin))
-    export(spec, VOCABULARY, model.state_dict(), tmp_path / "out")
-    again = HuggingFaceSpec(str(tmp_path / "out"), None, spec.num_blocks, head, 5, pretrained=True)
+    export(spec, VOCABULARY, NAMES, model.state_dict(), tmp_path / "out")
+    again = HuggingFaceSpec(str(tmp_path / "out"), None, spec.num_blocks, head, pretrained=True)
     restored = SplitModel(cast(ModelSpec, again), VOCABULARY).eval()
     original = {again.names.to_original(ours): w for ours, w in restored.state_dict().items()}
     for ours, weight in model.state_dict().items():
@@ -79,6 +94,91 @@ def test_t5s_one_embedding_is_found_where_the_output_layer_has_its_own(tmp_path:
     for part in ("embedding.original.encoder", "head.original.decoder"):
         assert torch.equal(restored[f"{part}.embed_tokens.weight"], values["shared.weight"])
     assert torch.equal(restored["head.original.lm_head.weight"], values["lm_head.weight"])
+
+
+def task_for(head: str) -> Task:
+    """One whose targets are the head's."""
+    if head == "decoder":
+        return Dates(vocabulary=400, max_length=40, train_rows=9, validation_rows=9, test_rows=9)
+    kind = {"tokens": NamedEntities, "pooled": Classification, "causal": CausalLM}[head]
+    return kind(None, True, 400, 40)
+
+
+def assert_words_are_the_runs(path: Path, task: Task, tokenizer: Tokenizer) -> Any:
+    """What ``AutoTokenizer`` finds there gives the ids that the task gives, marks included."""
+    words = transformers.AutoTokenizer.from_pretrained(path)
+    if isinstance(task, NamedEntities):  # words, as a model of tags takes them
+        found = words([text.split() for text in TEXTS], is_split_into_words=True)
+    else:
+        found = words(TEXTS)
+    batch = task.inputs(TEXTS, tokenizer).batch(range(len(TEXTS)))
+    expected = [row[mask].tolist() for row, mask in zip(batch.inputs, batch.mask, strict=True)]
+    assert found.input_ids == expected
+    return words
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_the_exported_tokeniser_is_the_runs(tmp_path: Path, name: str, head: str) -> None:
+    """Beside the configuration of any family, which must not change it."""
+    spec, task = spec_of(tmp_path, name, head), task_for(head)
+    text = TEXTS[:1]
+    rows = Dataset.from_dict(
+        {"tokens": [text[0].split()], "text": text, "source": text, "target": text}
+    )
+    tokenizer = task.train_tokenizer(rows).with_labels(NAMES)
+    model = SplitModel(cast(ModelSpec, spec), tokenizer.vocabulary)
+    export(spec, tokenizer.vocabulary, NAMES, model.state_dict(), tmp_path / "out")
+    export_tokenizer(tokenizer, head, 7, tmp_path / "out")
+    words = assert_words_are_the_runs(tmp_path / "out", task, tokenizer)
+    assert len(words(TEXTS[0], truncation=True).input_ids) == 7
+    marks = (words.pad_token_id, words.eos_token_id)
+    assert marks == (tokenizer.vocabulary.pad, tokenizer.vocabulary.eos)
+
+
+def test_a_pretrained_tokeniser_keeps_its_marks_and_loses_its_limits(tmp_path: Path) -> None:
+    """One like BERT's, which pads and cuts by itself."""
+    known = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "hen", "owl"]
+    pieces = models.WordPiece({word: i for i, word in enumerate(known)}, unk_token="[UNK]")
+    whole = tokenizers.Tokenizer(pieces)
+    whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    whole.enable_truncation(2)
+    whole.enable_padding(length=9)
+    tokenizer = Tokenizer(whole.to_str(), Marks("[PAD]", "[CLS]", "[SEP]"))
+    out = folder(tmp_path, "bert")
+    export_tokenizer(tokenizer, "pooled", 8, out)
+    words = transformers.AutoTokenizer.from_pretrained(out)
+    assert words(["hen owl fox"]).input_ids == [[1, 5, 6, 3, 2]]
+    assert len(words("hen " * 9, truncation=True).input_ids) == 8
+    names = (words.cls_token, words.sep_token, words.unk_token, words.mask_token, words.pad_token)
+    assert names == ("[CLS]", "[SEP]", "[UNK]", "[MASK]", "[PAD]")
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])  # one takes no types of tokens
+def test_a_pipeline_answers_as_the_run(
+    tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the labels' names, from typed text; without any training."""
+    run_dir, out = tmp_path / "run", str(tmp_path / "out")
+    overrides = ["task=classification", "data=synthetic", "model=huggingface", "model.head=pooled"]
+    overrides += [f"model.name={folder(tmp_path, family)}", f"hydra.run.dir={run_dir}"]
+    settings = config.load_overrides([*overrides, "task.max_length=18", "task.vocabulary=300"])
+    rows = settings.task.splits(settings.seed).train
+    tokenizer, run = build_tokenizer(settings, rows), RunFolder(run_dir)
+    model = initial_model(settings, tokenizer)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
+    run.write_config(settings.tree)
+    run.write_tokenizer(tokenizer)
+    run.write_weights(model.state_dict())
+    export_run(run_dir, Path(out), ())
+    texts = rows["text"][:20]
+    capsys.readouterr()
+    predict_texts(run_dir, texts, ())
+    predicted = capsys.readouterr().out.splitlines()
+    answers = transformers.pipeline("text-classification", out)(texts, truncation=True)
+    assert [answer["label"] for answer in answers] == predicted
+    assert len(set(predicted)) > 1
 
 
 def assert_same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -104,7 +204,7 @@ def test_a_run_trains_is_used_and_is_exported(
     export_run(run_dir, out, ())
     words = transformers.AutoTokenizer.from_pretrained(out)
     whole = transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
-    ids = torch.tensor([[*words("Montag, 14:05").input_ids, words.eos_token_id]])
+    ids = torch.tensor([words("Montag, 14:05").input_ids])
     answer = whole.generate(ids, max_new_tokens=18, do_sample=False, num_beams=1)
     assert words.decode(answer[0], skip_special_tokens=True).strip() == predicted.strip()
     at_home = [*overrides, "decoder.mode=control_unit", f"hydra.run.dir={tmp_path / 'home'}"]

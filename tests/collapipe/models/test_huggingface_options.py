@@ -1,13 +1,16 @@
 """What cannot be is said in one line, which lists the families; and nothing is unpickled."""
 
+import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+import transformers
 from huggingface import VOCABULARY, batch_for, folder, spec_of
 
 from collapipe.config import load_overrides
@@ -67,8 +70,9 @@ def test_a_causal_model_needs_to_know_where_it_is_cut(tmp_path: Path) -> None:
 def test_options_reach_the_spec(tmp_path: Path) -> None:
     """Defaults by family: all layers, the first of its heads."""
     path = folder(tmp_path, "electra")
-    spec = load_overrides(["model=huggingface", f"model.name={path}", "model.num_labels=7"]).model
-    assert spec == HuggingFaceSpec(str(path), None, 4, "tokens", 7)
+    options = ["task=ner", "data=synthetic", "model=huggingface", f"model.name={path}"]
+    spec = load_overrides(options).model
+    assert spec == HuggingFaceSpec(str(path), None, 4, "tokens")
     assert (spec.num_blocks, spec.dim) == (4, 16)
 
 
@@ -95,7 +99,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 def test_a_pretrained_model_has_its_own_vocabulary(tmp_path: Path) -> None:
     spec = HuggingFaceSpec(str(folder(tmp_path, "bert", vocab_size=9)), pretrained=True)
-    with pytest.raises(ConfigError, match=r"knows 9 tokens, the task's tokeniser has 23"):
+    with pytest.raises(ConfigError, match=r"knows 9 tokens, the run's tokeniser has 23"):
         spec.build_embedding(VOCABULARY)
 
 
@@ -129,11 +133,12 @@ def test_predictions(tmp_path: Path, name: str, head: str) -> None:
 
 
 def test_a_label_too_many_is_named(tmp_path: Path) -> None:
-    spec = HuggingFaceSpec(str(folder(tmp_path, "bert")), num_labels=2)
-    model = SplitModel(cast(ModelSpec, spec), VOCABULARY).eval()
+    spec = HuggingFaceSpec(str(folder(tmp_path, "bert")))
+    two = replace(VOCABULARY, num_labels=2)
+    model = SplitModel(cast(ModelSpec, spec), two).eval()
     batch = batch_for("tokens")
     hidden = model.encode(batch.inputs, batch.mask)
-    with pytest.raises(ConfigError, match=r"num_labels=2.*label 4"):
+    with pytest.raises(ConfigError, match=r"label 4.*head has 2"):
         cast(Head, model.head).loss(hidden, batch.mask, batch.targets)
 
 
@@ -164,3 +169,49 @@ def test_the_command_line_starts_without_transformers() -> None:
     code = "import sys; import collapipe.cli.app, collapipe.config; "
     code += "collapipe.config.load_overrides([]); sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("value", [5.5, "many"])
+def test_a_field_that_transformers_refuses_is_one_line(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"model\.config\.max_position_embeddings=") as caught:
+        HuggingFaceSpec(family="bert", config={"max_position_embeddings": value})
+    assert "\n" not in str(caught.value)
+
+
+def test_positions_without_end_are_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marian's take memory also where nothing else does."""
+    monkeypatch.setattr(transformers.AutoModelForSeq2SeqLM, "from_config", lambda *rest: 1 / 0)
+    path = folder(tmp_path, "marian", max_position_embeddings=30_000_000)
+    with pytest.raises(ConfigError, match="max_position_embeddings=30000000") as caught:
+        HuggingFaceSpec(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> Path:
+    """A folder with weights."""
+    spec = spec_of(tmp_path, "bert", "tokens")
+    config = spec.run_config(VOCABULARY)
+    path = tmp_path / "weights"  # what a name has been read from is not read again
+    transformers.AutoModelForTokenClassification.from_config(config).save_pretrained(path)
+    return path
+
+
+def test_no_kernel_of_somebody_else_is_fetched(pretrained: Path) -> None:
+    """Attention is in plain torch operations, whatever the folder asks for."""
+    file = pretrained / "config.json"
+    named = json.loads(file.read_text()) | {"attn_implementation": "evil/kernel"}
+    file.write_text(json.dumps(named))
+    spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
+    assert len(SplitModel(spec, VOCABULARY).blocks) == 4
+
+
+def test_an_adapter_is_no_model(pretrained: Path) -> None:
+    """Transformers would load the model that it names instead."""
+    (pretrained / "adapter_config.json").write_text('{"base_model_name_or_path": "evil/model"}')
+    spec = HuggingFaceSpec(str(pretrained), pretrained=True)
+    with pytest.raises(ConfigError, match="holds an adapter; merge it") as caught:
+        spec.build_embedding(VOCABULARY)
+    assert "\n" not in str(caught.value)

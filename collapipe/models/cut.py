@@ -1,0 +1,126 @@
+"""A model that is cut a second time: units hold its first blocks, the server the others."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from collapipe.errors import ConfigError
+from collapipe.models.split import HEAD, Head, ModelSpec
+from collapipe.tasks.tokenizer import Vocabulary
+
+
+def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:
+    """``spec`` with the blocks from ``cut`` on in its head; None: ``spec`` itself.
+
+    Raises ``ConfigError`` where no block would be left for the server.
+    """
+    if cut is None:
+        return spec
+    if cut >= spec.num_blocks:
+        raise ConfigError(
+            f"framework.cut={cut}: leaves none of model.num_blocks={spec.num_blocks} blocks to the "
+            "server; lower framework.cut, or set it to null: then units hold all of them"
+        )
+    return CutSpec(spec, cut)
+
+
+@dataclass(frozen=True)
+class CutSpec:
+    """A model of which the first ``num_blocks`` blocks are those of ``base``, and the head is the
+    rest of it.
+
+    Weights are drawn in the order of ``base``: the same seed gives the same ones. In the head they
+    have the names that they have in ``base`` behind ``head.``: ``blocks.3.norm.weight`` is
+    ``head.blocks.3.norm.weight`` and ``head.norm.weight`` is ``head.head.norm.weight``.
+    """
+
+    base: ModelSpec
+    num_blocks: int
+
+    @property
+    def dim(self) -> int:
+        """d, the width of the activations."""
+        return self.base.dim
+
+    @property
+    def head(self) -> str | None:
+        """That of ``base``: targets and predictions are the same."""
+        return self.base.head
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """That of ``base``."""
+        return self.base.own_tokenizer
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        """That of ``base``."""
+        return self.base.build_embedding(vocabulary)
+
+    def build_block(self, index: int) -> nn.Module:
+        """That of ``base``."""
+        return self.base.build_block(index)
+
+    def build_head(self, vocabulary: Vocabulary) -> nn.Module:
+        """The other blocks of ``base``, then its head."""
+        rest = range(self.num_blocks, self.base.num_blocks)
+        blocks = {index: self.base.build_block(index) for index in rest}
+        return CutHead(blocks, self.base.build_head(vocabulary))
+
+
+class CutHead(nn.Module):
+    """The blocks behind the cut, and the head behind them; a ``Head``.
+
+    All of them draw their dropout from the head's generator, so that with dropout a run is not
+    that of the uncut model.
+    """
+
+    def __init__(self, blocks: Mapping[int, nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(index): block for index, block in blocks.items()})
+        self.head = head
+
+    def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the target tokens' losses; ``hidden`` as the units' last block leaves it."""
+        return cast(Head, self.head).loss(self._encoded(hidden, mask), mask, targets)
+
+    def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
+        """Predicted ids of each sample, without marks."""
+        return cast(Head, self.head).generate(self._encoded(hidden, mask), mask, max_length)
+
+    def _encoded(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        return _through(self.blocks.values(), hidden, mask)
+
+
+def uncut(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a ``CutSpec``'s model by their names in that of its ``base``."""
+    return {name.removeprefix(f"{HEAD}."): weight for name, weight in weights.items()}
+
+
+def extra_rows(spec: ModelSpec) -> int:
+    """Rows that the units' last block puts behind those of the tokens, [b, s + rows, d].
+
+    0 of a model that is not cut. T5's blocks hand on what they share; its last block, which takes
+    that off, is behind the cut. Found by a pass without memory; ``spec`` must be hashable.
+    """
+    return _extra_rows(spec) if isinstance(spec, CutSpec) else 0
+
+
+@functools.lru_cache(maxsize=8)  # every session of every round asks for it
+def _extra_rows(spec: Any) -> int:
+    with torch.device("meta"):
+        blocks = [spec.build_block(index).eval() for index in range(spec.num_blocks)]
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        empty = [block.to_empty(device="cpu") for block in blocks]
+        hidden, mask = torch.zeros(1, 1, spec.dim), torch.ones(1, 1, dtype=torch.bool)
+        return int(_through(empty, hidden, mask).shape[1]) - 1
+
+
+def _through(blocks: Iterable[nn.Module], hidden: Tensor, mask: Tensor) -> Tensor:
+    for block in blocks:
+        hidden = block(hidden, mask)
+    return hidden

@@ -1,0 +1,228 @@
+"""LoRA (Hu et al. 2021) through peft: low-rank adapters train, and what they stand on is frozen.
+
+``requires_grad`` alone says what trains. peft takes seconds to import, so only a run with adapters
+does it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from collapipe.errors import ConfigError
+from collapipe.models.dropout import Dropout
+from collapipe.models.split import HEAD, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.transformer import TransformerSpec
+from collapipe.seeds import derive
+from collapipe.tasks.tokenizer import Vocabulary
+
+_OWN = ("query", "value")  # of TransformerSpec
+_NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")}
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """What trains: every weight (``none``), or adapters beside frozen weights (``lora``)."""
+
+    name: str = "none"
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ("none", "lora"):
+            raise ConfigError(f"adapter.name={self.name}: must be one of none, lora")
+
+    def on(self, model: ModelSpec) -> ModelSpec:
+        """``model``, with adapters where they are asked for."""
+        if self.name == "none":
+            return model
+        targets = None if self.target_modules is None else tuple(self.target_modules)
+        return LoraSpec(model, self.rank, self.alpha, self.dropout, targets)
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """A model whose linear layers W of certain names become W + B A · alpha / rank, W frozen.
+
+    Its weights have peft's names: W ends in ``.base_layer.weight``, A and B in
+    ``.lora_A.default.weight`` and ``.lora_B.default.weight``. B is zero at first, so that the first
+    model is ``base``.
+
+    Attributes
+    ----------
+    base
+        The model without adapters.
+    rank, alpha, dropout
+        r, α and the probability that an adapter's input is dropped.
+    target_modules
+        Last names of linear layers; None: peft's for the family, queries and values of most.
+    """
+
+    base: ModelSpec
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"adapter.rank={self.rank}: must be at least 1")
+        if not 0.0 < self.alpha < float("inf"):
+            raise ConfigError(f"adapter.alpha={self.alpha:g}: must be above 0, and finite")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"adapter.dropout={self.dropout:g}: must be at least 0 and below 1")
+        if self.target_modules is None:
+            object.__setattr__(self, "target_modules", _default_targets(self.base))
+        with torch.device("meta"):
+            layers = _linear_layers(self.base.build_block(0))
+        for target in self._targets or ("[]",):
+            if not any(_is_called(layer, target) for layer in layers):
+                known = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
+                raise ConfigError(
+                    f"adapter.target_modules={target}: a block has no linear layer of that name; "
+                    f"it has {known}"
+                )
+
+    @property
+    def num_blocks(self) -> int:
+        """L."""
+        return self.base.num_blocks
+
+    @property
+    def dim(self) -> int:
+        """d, the width of the activations."""
+        return self.base.dim
+
+    @property
+    def head(self) -> str | None:
+        """That of ``base``."""
+        return self.base.head
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """That of ``base``."""
+        return self.base.own_tokenizer
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        """Frozen as a whole."""
+        return self.base.build_embedding(vocabulary).requires_grad_(False)
+
+    def build_block(self, index: int) -> nn.Module:
+        """Block ``index``, in which adapters alone train."""
+        return self._adapted(block_name(index), self.base.build_block(index))
+
+    def build_head(self, vocabulary: Vocabulary) -> nn.Module:
+        """A decoder, or a causal model's last layers, with adapters; a task's head as it is.
+
+        A task's head is new to the model and trains in full, as peft's ``modules_to_save`` do.
+        """
+        head = self.base.build_head(vocabulary)
+        return head if self._trains_in_full(head) else self._adapted(HEAD, head)
+
+    @property
+    def _targets(self) -> tuple[str, ...]:
+        assert self.target_modules is not None
+        return self.target_modules
+
+    def _trains_in_full(self, head: nn.Module) -> bool:
+        from collapipe.models.huggingface.causal import CausalHead
+        from collapipe.models.huggingface.encoders import TaskHead
+
+        if isinstance(head, TaskHead):
+            return True
+        return not isinstance(head, CausalHead) and not self._layers_of(head)
+
+    def _layers_of(self, part: nn.Module) -> dict[str, nn.Module]:
+        """The layers of ``part`` that get an adapter."""
+        return {
+            name: layer
+            for name, layer in _linear_layers(part).items()
+            if any(_is_called(name, target) for target in self._targets)
+        }
+
+    def _adapted(self, name: str, part: nn.Module) -> nn.Module:
+        """``part``, frozen but for the adapters that peft puts into it.
+
+        They are drawn from the seed of torch's generator and the part's name, and take nothing
+        from the stream that the weights of ``base`` are drawn from.
+        """
+        from peft import LoraConfig, inject_adapter_in_model
+
+        part.requires_grad_(False)
+        layers = self._layers_of(part)
+        if not layers:  # behind a causal model all of whose layers are blocks
+            return part
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=list(layers),
+            fan_in_fan_out=not any(isinstance(layer, nn.Linear) for layer in layers.values()),
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(torch.initial_seed(), "adapter", name))
+            inject_adapter_in_model(config, part)
+        if self.dropout:
+            _draw_from_the_part(part, self.dropout)
+        return part
+
+
+def merged(
+    spec: LoraSpec, vocabulary: Vocabulary, weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Weights of ``spec.base`` that compute what ``weights`` do; those stay as they are."""
+    from peft.tuners.lora import LoraLayer
+
+    own = {name: weight.detach() for name, weight in weights.items()}
+    model = build_empty(lambda: SplitModel(spec, vocabulary), own)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, LoraLayer):
+            layer.merge(safe_merge=True)  # into a copy, and only if it is finite
+            model.set_submodule(name, cast(nn.Module, layer.get_base_layer()))
+    return {name: weight.detach() for name, weight in model.state_dict().items()}
+
+
+def _default_targets(base: ModelSpec) -> tuple[str, ...]:
+    if isinstance(base, TransformerSpec):
+        return _OWN
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    from collapipe.models.huggingface.spec import HuggingFaceSpec
+
+    kind = type(base).__name__
+    if isinstance(base, HuggingFaceSpec):
+        kind = base.own_config().model_type
+    targets = _NOT_IN_PEFT.get(kind) or KNOWN.get(kind)
+    if targets is None:
+        raise ConfigError(
+            f"adapter.target_modules=null: nothing is known for a {kind}; list the last names of "
+            "linear layers in its blocks, such as [query,value]"
+        )
+    return tuple(targets)
+
+
+def _linear_layers(part: nn.Module) -> dict[str, nn.Module]:
+    """Layers that compute a product and no more, by their names in ``part``."""
+    from transformers.pytorch_utils import Conv1D  # GPT-2's, with W transposed
+
+    return {
+        name: module
+        for name, module in part.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    }
+
+
+def _is_called(name: str, target: str) -> bool:
+    return f".{name}".endswith(f".{target}")
+
+
+def _draw_from_the_part(part: nn.Module, probability: float) -> None:
+    """Adapters' dropout from the part's generator, also where nothing is in ``ForeignDropout``."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in part.modules():
+        if isinstance(layer, LoraLayer):
+            layer.lora_dropout["default"] = Dropout(probability)

@@ -1,0 +1,143 @@
+"""A model that is cut twice is the model that is cut once, by other names."""
+
+import re
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from huggingface import VOCABULARY, InFloat64, batch_for, spec_of, without_dropout
+from torch import Tensor
+
+from collapipe.errors import ConfigError
+from collapipe.models.cost import measure_cost
+from collapipe.models.cut import CutHead, cut_at, extra_rows, uncut
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.lora import LoraSpec
+from collapipe.models.split import ModelSpec, SplitModel, build_empty, frozen_names
+from collapipe.models.transformer import TransformerSpec
+
+KEY = DropoutKey(seed=5, unit=1, step=7)
+KINDS = ["own", "bert", "gpt2", "t5", "t5-wide", "own-lora", "t5-lora"]
+HEADS = {"own": "decoder", "bert": "pooled", "gpt2": "causal", "t5": "decoder"}
+
+
+def head_of(kind: str) -> str:
+    return HEADS[kind.partition("-")[0]]
+
+
+def spec_for(tmp_path: Path, kind: str) -> ModelSpec:
+    """A small model without dropout; three or four of its layers are blocks."""
+    if kind == "own":
+        return TransformerSpec(4, 2, dim=16, num_heads=2, feed_forward_dim=24, dropout=0.0)
+    if kind.endswith("-lora"):
+        return LoraSpec(spec_for(tmp_path, kind.removesuffix("-lora")), rank=3)
+    changes = without_dropout(kind.partition("-")[0])
+    return cast(ModelSpec, spec_of(tmp_path, kind, head_of(kind), **changes))
+
+
+def drawn(spec: ModelSpec) -> SplitModel:
+    """The fresh model of one seed, as a run's first model is drawn."""
+    torch.manual_seed(3)
+    return SplitModel(spec, VOCABULARY)
+
+
+def pair(spec: ModelSpec, cut: int) -> tuple[SplitModel, SplitModel]:
+    """The model and the one that is cut twice, with the same weights, none of them zero."""
+    weights = {
+        name: weight.double() + 0.2 * torch.randn_like(weight, dtype=torch.float64)
+        for name, weight in drawn(spec).state_dict().items()
+    }
+    again = cut_at(spec, cut)
+    with torch.device("meta"):
+        names = SplitModel(again, VOCABULARY).state_dict()
+    own = {name: weights[old].clone() for name, old in zip(names, uncut(names), strict=True)}
+    models = (
+        build_empty(lambda: SplitModel(spec, VOCABULARY), weights),
+        build_empty(lambda: SplitModel(again, VOCABULARY), own),
+    )
+    whole, twice = (cast(SplitModel, model.to(torch.float64)) for model in models)
+    return whole, twice
+
+
+def gradients(model: SplitModel) -> dict[str, Tensor]:
+    """Gradients of what trains."""
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_gradients_and_predictions_are_the_uncut_models(
+    tmp_path: Path, kind: str, cut: int
+) -> None:
+    whole, twice = pair(spec_for(tmp_path, kind), cut)
+    batch = batch_for(head_of(kind))
+    with InFloat64():
+        losses = [model.train().loss(batch, KEY) for model in (whole, twice)]
+        for loss in losses:
+            loss.backward()  # type: ignore[no-untyped-call]
+        predictions = [model.eval().generate(batch, 6) for model in (whole, twice)]
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0, abs=1e-12)
+    expected, found = gradients(whole), uncut(gradients(twice))
+    assert found.keys() == expected.keys() != set()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-12, msg=name)
+    assert predictions[0] == predictions[1] != [[]] * len(predictions[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_weights_are_the_uncut_models(tmp_path: Path, kind: str) -> None:
+    spec = spec_for(tmp_path, kind)
+    twice = drawn(cut_at(spec, 1))
+    expected, found = drawn(spec).state_dict(), uncut(twice.state_dict())
+    assert isinstance(twice.head, CutHead)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert len(twice.blocks) == 1
+
+
+def test_the_heads_blocks_keep_their_numbers(tmp_path: Path) -> None:
+    """A decoder has blocks of its own: both have names."""
+    names = drawn(cut_at(spec_for(tmp_path, "own"), 2)).state_dict()
+    stems = {found[0] for found in map(re.compile(r"[a-z.]*blocks\.\d").match, names) if found}
+    encoder = {"blocks.0", "blocks.1", "head.blocks.2", "head.blocks.3"}
+    assert stems == encoder | {"head.head.blocks.0", "head.head.blocks.1"}
+
+
+def test_what_is_frozen_stays_so_on_the_server(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, "own-lora")
+    names = dict.fromkeys(frozen_names(cut_at(spec, 1), VOCABULARY), torch.empty(0))
+    assert uncut(names).keys() == frozen_names(spec, VOCABULARY) != set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("own", 0), ("bert", 0), ("gpt2", 0), ("t5", 2), ("t5-wide", 4)]
+)
+@pytest.mark.parametrize("cut", [1, 3])
+def test_rows_behind_the_cut_are_those_of_the_last_block(
+    tmp_path: Path, kind: str, rows: int, cut: int
+) -> None:
+    spec = spec_for(tmp_path, kind)
+    if cut == spec.num_blocks:
+        cut = 2
+    again, batch = cut_at(spec, cut), batch_for(head_of(kind))
+    hidden = drawn(again).eval().encode(batch.inputs, batch.mask)
+    assert extra_rows(spec) == 0
+    assert extra_rows(again) == hidden.shape[1] - batch.mask.shape[1] == rows
+
+
+def test_a_planner_sees_the_units_blocks_alone(tmp_path: Path) -> None:
+    spec = spec_for(tmp_path, "bert")
+    again = cut_at(spec, 1)
+    assert (again.num_blocks, again.dim, again.head) == (1, spec.dim, spec.head)
+    assert again.own_tokenizer == spec.own_tokenizer
+    assert measure_cost(again, 7, 4) == measure_cost(spec, 7, 4)
+
+
+@pytest.mark.parametrize("cut", [4, 9])
+def test_a_cut_behind_the_last_block_is_an_error(tmp_path: Path, cut: int) -> None:
+    spec = spec_for(tmp_path, "own")
+    assert cut_at(spec, None) is spec
+    with pytest.raises(ConfigError, match=rf"framework\.cut={cut}: .*model\.num_blocks=4 ") as e:
+        cut_at(spec, cut)
+    assert "\n" not in str(e.value)

@@ -1,0 +1,344 @@
+"""Adapters in the cut, micro-batched model are peft's in the untouched one; nothing else trains."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, cast
+
+import peft
+import pytest
+import torch
+from huggingface import (
+    VOCABULARY,
+    InFloat64,
+    batch_for,
+    own_loss,
+    spec_of,
+    untouched,
+    without_dropout,
+)
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from collapipe.errors import ConfigError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.huggingface.families import FAMILIES
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.lora import AdapterSettings, LoraSpec, merged
+from collapipe.models.part import HeadPart, Part
+from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty, frozen_names
+from collapipe.models.transformer import TransformerSpec
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.settings import OptimizerSettings
+from collapipe.tasks.tokenizer import Vocabulary
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+
+PAGE = Path(__file__).parents[3] / "docs/lora.md"
+KEY = DropoutKey(seed=5, unit=1, step=7)
+OWN = TransformerSpec(4, 2, dim=16, num_heads=2, feed_forward_dim=24, dropout=0.0)
+HEAD_MODULES = {"tokens": ["classifier"], "pooled": ["classifier", "pooler"]}
+NO_DEFAULT = ["q_lin", "v_lin"]  # peft has none for distilbert
+CASES = [
+    ("bert", "tokens"),
+    ("bert", "pooled"),
+    ("roberta", "pooled"),
+    ("distilbert", "tokens"),
+    ("gpt2", "causal"),
+    ("llama", "causal"),
+    ("bart", "decoder"),
+    ("t5", "decoder"),
+]
+KINDS = [("bert", "pooled"), ("gpt2", "causal"), ("t5", "decoder"), ("own", "decoder")]
+
+
+def adapted(tmp_path: Path, name: str, head: str, **options: Any) -> LoraSpec:
+    """Adapters on a small model without dropout of its own; ``own`` is not of transformers."""
+    base = OWN if name == "own" else spec_of(tmp_path, name, head, **without_dropout(name))
+    return LoraSpec(cast(ModelSpec, base), rank=3, alpha=7.0, **options)
+
+
+def weights_of(spec: LoraSpec) -> dict[str, Tensor]:
+    """As after some training: none is zero, and twins are equal as in a pretrained model."""
+    torch.manual_seed(3)
+    weights = SplitModel(spec, VOCABULARY).to(torch.float64).state_dict()
+    weights = {name: weight + 0.2 * torch.randn_like(weight) for name, weight in weights.items()}
+    twins = spec.base.untied() if isinstance(spec.base, HuggingFaceSpec) else {}
+    return weights | {ours: weights[twin].clone() for ours, twin in twins.items()}
+
+
+def pipeline_of(
+    spec: ModelSpec, weights: dict[str, Tensor], cut: Sequence[int]
+) -> tuple[Pipeline, SplitModel]:
+    """A cluster with copies of ``weights``, built as a control unit builds it."""
+    copies = {name: tensor.clone() for name, tensor in weights.items()}
+    model = build_empty(lambda: SplitModel(spec, VOCABULARY), copies)
+    assert isinstance(model, SplitModel)
+    model.to(torch.float64)  # rotary angles, too: in float32 they depend on a batch's shape
+    settings, modules = OptimizerSettings(), model.parts()
+    embedding, *blocks, _ = (Part(name, module, settings) for name, module in modules.items())
+    head = HeadPart(HEAD, modules[HEAD], settings)
+    spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]
+    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
+    plan = ClusterPlan(KEY.unit, segments, 3, "one_f_one_b")
+    return Pipeline(plan, embedding, blocks, LocalHead(head)), model
+
+
+def trained_names(spec: ModelSpec) -> set[str]:
+    """Names of the weights that are not frozen."""
+    with torch.device("meta"):
+        names = dict(SplitModel(spec, VOCABULARY).named_parameters()).keys()
+    return names - frozen_names(spec, VOCABULARY)
+
+
+def cut_of(spec: ModelSpec) -> tuple[int, ...]:
+    """Three segments, or two of a causal model."""
+    return (1, 2, 1) if spec.num_blocks == 4 else (1, 2)
+
+
+def with_peft(spec: LoraSpec, head: str, weights: dict[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+    """The untouched model as peft adapts it, with ``weights``; what trains of it, by our names."""
+    base = spec.base
+    assert isinstance(base, HuggingFaceSpec)
+    plain = SplitModel(cast(ModelSpec, base), VOCABULARY).to(torch.float64)
+    plain.load_state_dict(
+        {n.replace(".base_layer.", "."): w for n, w in weights.items() if ".lora_" not in n}
+    )
+    whole, _ = untouched(base, plain)
+    config = peft.LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules=NO_DEFAULT if base.own_config().model_type == "distilbert" else None,
+        modules_to_save=HEAD_MODULES.get(head),
+        fan_in_fan_out=base.own_config().model_type == "gpt2",
+    )
+    model = peft.get_peft_model(whole, config)
+    trained = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            original = name.removeprefix("base_model.model.").replace(
+                ".modules_to_save.default", ""
+            )
+            ours = base.names.to_ours(original)
+            trained[ours] = weight
+            weight.data.copy_(weights[ours])
+    return model.to(torch.float64).train(), trained
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`")  # transformers, of itself
+@pytest.mark.filterwarnings("error:fan_in_fan_out")  # peft, where it had to be told
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_split_equals_peft_on_the_untouched_model(tmp_path: Path, name: str, head: str) -> None:
+    """Loss and gradients in three steps, so weights after two; and the same weights train."""
+    spec, batch = adapted(tmp_path, name, head), batch_for(head)
+    weights, settings = weights_of(spec), OptimizerSettings()
+    with InFloat64():
+        pipeline, split = pipeline_of(spec, weights, cut_of(spec))
+        whole, trained = with_peft(spec, head, weights)
+        optimizer = torch.optim.AdamW(
+            trained.values(),
+            lr=0.01,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        assert trained.keys() == trained_names(spec)
+        for _ in range(3):
+            loss, expected = pipeline.run(batch, KEY), own_loss(head, whole, batch)
+            expected.backward()  # type: ignore[no-untyped-call]
+            assert loss == pytest.approx(expected.item(), rel=0, abs=1e-8)
+            for ours, parameter in split.named_parameters():
+                if ours not in trained:
+                    assert parameter.grad is None, ours
+                    assert torch.equal(parameter, weights[ours]), ours
+                    continue
+                wanted = trained[ours].grad
+                assert wanted.any(), ours
+                torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=1e-8, msg=ours)
+            clip_grad_norm_(trained.values(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            pipeline.step(0.01, 0.5)
+
+
+@pytest.mark.parametrize(("name", "head"), KINDS)
+def test_the_first_model_is_the_base_model_of_the_same_seed(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """Adapters are drawn beside the stream of the other weights, and add nothing yet."""
+    spec, states = adapted(tmp_path, name, head), []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        states.append(SplitModel(spec, VOCABULARY))
+    first, again, other = (model.state_dict() for model in states)
+    torch.manual_seed(3)
+    base = SplitModel(spec.base, VOCABULARY)
+    plain = merged(spec, VOCABULARY, first)
+    assert plain.keys() == base.state_dict().keys()
+    assert all(torch.equal(plain[key], weight) for key, weight in base.state_dict().items())
+    assert torch.equal(states[0].loss(batch_for(head), KEY), base.loss(batch_for(head), KEY))
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    torch.manual_seed(3)
+    alone = spec.build_block(1).state_dict()  # whatever was built before
+    for key in alone:
+        assert "lora_A" not in key or torch.equal(alone[key], first[f"blocks.1.{key}"])
+    drawn = [key for key in first if "lora_A" in key]
+    assert len({tuple(first[key].flatten().tolist()) for key in drawn}) == len(drawn)
+    assert not any(torch.equal(first[key], other[key]) for key in drawn)
+
+
+@pytest.mark.parametrize(("name", "head"), KINDS)
+def test_merged_weights_compute_the_same_without_adapters(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """As an export has them; what was merged stays as it was."""
+    spec, batch = adapted(tmp_path, name, head), batch_for(head)
+    weights = weights_of(spec)
+    copies = {key: weight.clone() for key, weight in weights.items()}
+    with InFloat64(), torch.no_grad():
+        _, model = pipeline_of(spec, weights, cut_of(spec))
+        _, plain = pipeline_of(spec.base, merged(spec, VOCABULARY, weights), cut_of(spec))
+        hidden, expected = (m.encode(batch.inputs, batch.mask) for m in (plain, model))
+        torch.testing.assert_close(hidden, expected, rtol=0, atol=1e-9)
+        loss, expected = plain.loss(batch, KEY), model.loss(batch, KEY)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-9)
+    assert all(torch.equal(weights[key], copies[key]) for key in copies)
+
+
+@pytest.mark.parametrize(("name", "head"), [("bert", "pooled"), ("gpt2", "causal"), ("own", "")])
+def test_dropout_of_adapters_depends_on_the_seed_alone(
+    tmp_path: Path, name: str, head: str
+) -> None:
+    """Not on the cut, nor on torch's own generator, which is left as it is."""
+    spec = adapted(tmp_path, name, head, dropout=0.3)
+    weights, batch, losses = weights_of(spec), batch_for(head), []
+    for number, cut in enumerate([cut_of(spec), (sum(cut_of(spec)),)]):
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        pipeline, _ = pipeline_of(spec, weights, cut)
+        losses.append(pipeline.run(batch, KEY))
+        assert torch.equal(before, torch.get_rng_state())
+    assert losses[0] == losses[1]
+    pipeline, _ = pipeline_of(spec, weights, cut_of(spec))
+    assert pipeline.run(batch, replace(KEY, step=8)) != losses[0]
+    pipeline, _ = pipeline_of(replace(spec, dropout=0.0), weights, cut_of(spec))
+    assert pipeline.run(batch, KEY) != losses[0]
+
+
+def test_what_trains(tmp_path: Path) -> None:
+    """Adapters wherever a name fits, a task's head as a whole, nothing of an embedding."""
+    names = trained_names(adapted(tmp_path, "own", "decoder"))
+    assert all(".lora_" in name for name in names)
+    assert len(names) == 2 * 2 * (4 + 2 * 2)  # A and B; query, value; blocks, decoder's twice
+    bert = adapted(tmp_path, "bert", "pooled", target_modules=("dense",))
+    names = trained_names(bert)
+    head = {"pooler.dense", "classifier"}
+    for kind in ("weight", "bias"):
+        assert {f"head.original.{n}.{kind}".replace("l.p", "l.bert.p") for n in head} <= names
+    assert not any(".lora_" in name for name in names if name.startswith("head."))
+    plain = SplitModel(OWN, VOCABULARY)
+    assert trained_names(OWN) == dict(plain.named_parameters()).keys()
+
+
+def test_the_documented_layers_are_the_default(tmp_path: Path) -> None:
+    """For every family, and all layers that a user may name instead."""
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
+    told = {
+        family: [re.findall(r"`(\w+)`", cell) for cell in (chosen, further)]
+        for families, chosen, further in rows
+        for family in families.split("`, `")
+    }
+    bases: dict[str, Any] = {
+        family: spec_of(tmp_path, family, FAMILIES[family].heads[0]) for family in FAMILIES
+    }
+    for family, base in {**bases, "model=transformer": OWN}.items():
+        chosen, further = told[family]
+        assert LoraSpec(cast(ModelSpec, base)).target_modules == tuple(chosen)
+        layers = base.build_block(0).named_modules()
+        linear = {name.rpartition(".")[2] for name, layer in layers if has_matrix(layer)}
+        assert linear <= {*chosen, *further}
+
+
+def has_matrix(layer: nn.Module) -> bool:
+    """Whether it is ``nn.Linear``, or GPT-2's own kind of it."""
+    return type(layer).__name__ in ("Linear", "Conv1D")
+
+
+def test_a_causal_model_without_layers_behind_the_blocks(tmp_path: Path) -> None:
+    """Its norm and output layer are frozen, and steps go on without them."""
+    base = replace(spec_of(tmp_path, "llama", "causal", **without_dropout("llama")), num_blocks=4)
+    spec = LoraSpec(cast(ModelSpec, base))
+    assert not any(name.startswith(HEAD) for name in trained_names(spec))
+    pipeline, _ = pipeline_of(spec, weights_of(spec), (2, 2))
+    losses = []
+    for _ in range(2):
+        losses.append(pipeline.run(batch_for("causal"), KEY))
+        pipeline.step(0.01, None)
+    assert losses[1] < losses[0]
+
+
+class Foreign:
+    """Somebody's own model; its head is a task's."""
+
+    num_blocks, dim, own_tokenizer = 1, 4, None
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        return nn.Embedding(vocabulary.size, 4)
+
+    def build_block(self, index: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+
+    def build_head(self, vocabulary: Vocabulary) -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(4), nn.ModuleDict({"answer": nn.Linear(4, 2)}))
+
+
+def test_a_model_of_ones_own() -> None:
+    """Needs names of layers; its head, in which none of them stands, trains in full."""
+    foreign = cast(ModelSpec, Foreign())
+    with pytest.raises(ConfigError, match=r"adapter\.target_modules=null: .* a Foreign; list"):
+        LoraSpec(foreign)
+    names = trained_names(LoraSpec(foreign, target_modules=("0",)))
+    head = {"head.0.weight", "head.0.bias", "head.1.answer.weight", "head.1.answer.bias"}
+    assert names == head | {f"blocks.0.0.lora_{half}.default.weight" for half in "AB"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rank": 0}, r"adapter\.rank=0: must be at least 1"),
+        ({"alpha": 0.0}, r"adapter\.alpha=0: must be above 0"),
+        ({"alpha": float("inf")}, r"adapter\.alpha=inf"),
+        ({"dropout": 1.0}, r"adapter\.dropout=1: "),
+        ({"target_modules": ("query", "norm")}, "=norm: .* it has inner, key, outer, output"),
+        ({"target_modules": ("uery",)}, "=uery: a block has no linear layer"),
+        ({"target_modules": ()}, r"target_modules=\[\]: "),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        LoraSpec(OWN, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_choose_the_spec() -> None:
+    """Equal options, equal specs: they are keys of caches."""
+    assert AdapterSettings().on(OWN) is OWN
+    asked = AdapterSettings("lora", 4, 8.0, 0.1, ["key"]).on(OWN)
+    assert {asked} == {LoraSpec(OWN, 4, 8.0, 0.1, ("key",))}
+    with pytest.raises(ConfigError, match=r"adapter\.name=dora: must be one of none, lora"):
+        AdapterSettings("dora")
+
+
+def test_peft_is_imported_only_with_adapters() -> None:
+    code = """
+import sys
+from collapipe.models.lora import AdapterSettings
+from collapipe.models.transformer import TransformerSpec
+AdapterSettings().on(TransformerSpec())
+assert not {"peft", "transformers"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
