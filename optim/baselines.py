@@ -1,7 +1,7 @@
-"""Strategies that solve no round: everyone, or J units by a rule."""
+"""Strategies that weigh nothing against anything: everyone, or J units by a rule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,114 +10,160 @@ import numpy as np
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
-from optim.cluster_plan import cluster_plan, fronts
-from optim.partition import even_partition, exact_partition
+from optim.cluster_plan import Front, cluster_plan, cluster_problem, fronts, of_each
+from optim.partition import even_partition
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
+from optim.single_point import require_within_caps
+from optim.solvers import CLUSTER_SOLVERS, cluster_solver
+from optim.uplinks import soonest
+
+# Replicas are no segments that pipelines could run: only a framework can ask for them.
+PARTITIONS = tuple(name for name in CLUSTER_SOLVERS if name != "vanilla_fl")
 
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """Every unit in every round, blocks split evenly."""
+    """Every unit in every round, blocks split evenly or as the framework prescribes; no uplinks."""
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``; draws nothing."""
-        return _even(request, range(len(request.clusters)))
+        """See ``Planner.plan_round``. A cluster that its share does not fit sits out."""
+        if request.partition is not None:
+            found = fronts(request, "overlap", cluster_solver(request.partition), rng)
+            return RoundPlan(request.round, _fastest(request, found))
+        plans = of_each(request, lambda cluster: _even(request, cluster))
+        return RoundPlan(request.round, tuple(plan for plan in plans if plan is not None))
 
 
-@dataclass(frozen=True)
-class AllUnits:
-    """Every unit in every round, each with the fastest partition for its devices."""
+def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
+    problem, m = cluster_problem(request, cluster, "overlap"), request.num_micro_batches
+    segments = even_partition(request.num_blocks, problem.devices, request.num_segments)
+    blocks = [segment.span.blocks for segment in segments]
+    idle = [0] * (len(problem.devices) - len(segments))
+    require_within_caps("even", problem, blocks + idle, m)
+    return ClusterPlan(cluster.unit, segments, m, request.schedule)
 
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """How units split and send once they are chosen.
+
+    Where units tell their uplinks, each gets the channel and power that end the round soonest, and
+    who can afford no channel sits out; else nothing is said of uplinks. No queues are kept.
+
+    Attributes
+    ----------
+    partition
+        Solver of each cluster's partition, see ``optim.solvers``; one that the framework prescribes
+        goes first.
+    latency
+        The law of the pipeline's time.
+    fading
+        See ``RoundOptions``.
+    """
+
+    partition: str = "exact"
     latency: str = "overlap"
+    fading: str = "none"
 
     def __post_init__(self) -> None:
+        check_choice("strategy.partition", self.partition, PARTITIONS)
         check_choice("strategy.latency", self.latency, LATENCIES)
+        check_choice("strategy.fading", self.fading, ("none", "rayleigh"))
 
-    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``; draws nothing."""
-        return _fastest(request, self.latency, len(request.clusters))
+    def _fronts(
+        self,
+        request: RoundRequest,
+        rng: np.random.Generator,
+        order: Sequence[int] = (),
+        most: int | None = None,
+    ) -> tuple[Front, ...]:
+        solve = cluster_solver(request.partition or self.partition)
+        return fronts(request, cast(Latency, self.latency), solve, rng, order, most)
+
+    def _plan(self, request: RoundRequest, chosen: tuple[Front, ...], radio: bool) -> RoundPlan:
+        plans = soonest(request, chosen, self.fading) if radio else _fastest(request, chosen)
+        return RoundPlan(request.round, plans)
 
 
 @dataclass(frozen=True)
-class RandomUnits:
-    """J units of N in every round, each set of J equally likely; blocks split evenly."""
+class AllUnits(Baseline):
+    """Every unit in every round.
+
+    With fewer channels than units that can take part, no uplinks are planned.
+    """
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        """See ``Planner.plan_round``."""
+        found = self._fronts(request, rng)
+        enough = sum(map(bool, found)) <= len(request.channels)
+        return self._plan(request, found, enough and _tells_uplinks(request))
+
+
+@dataclass(frozen=True)
+class Rule(Baseline):
+    """J of the units that can hold the model, or all of them if they are fewer."""
 
     num_scheduled: int
 
     def __post_init__(self) -> None:
-        _check_count(self.num_scheduled)
+        super().__post_init__()
+        if self.num_scheduled < 1:
+            raise ConfigError(f"strategy.num_scheduled={self.num_scheduled}: must be at least 1")
 
-    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``. Raises ``ConfigError`` for fewer than J units."""
-        units = _enough(request, self.num_scheduled)
-        return _even(request, rng.choice(units, size=self.num_scheduled, replace=False).tolist())
+    def _most(self, request: RoundRequest) -> int:
+        """J, and no more than channels: the rule decides who, not who ends first on them."""
+        few = _tells_uplinks(request) and len(request.channels) < self.num_scheduled
+        return len(request.channels) if few else self.num_scheduled
+
+    def _first(
+        self, request: RoundRequest, rng: np.random.Generator, order: Sequence[int]
+    ) -> RoundPlan:
+        """The first J in ``order`` that can hold the model; who comes behind is not even asked."""
+        chosen = self._fronts(request, rng, order, self._most(request))
+        return self._plan(request, chosen, _tells_uplinks(request))
 
 
 @dataclass(frozen=True)
-class HighestLoss:
-    """The J units whose last loss is highest, those without one first; blocks split evenly."""
-
-    num_scheduled: int
-
-    def __post_init__(self) -> None:
-        _check_count(self.num_scheduled)
+class RandomUnits(Rule):
+    """J units by chance, each set of J equally likely."""
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``; draws nothing. Raises ``ConfigError`` for fewer than J."""
-        units = _enough(request, self.num_scheduled)
+        """See ``Planner.plan_round``."""
+        # Drawn before anything of the partitions: the same units, however they split.
+        return self._first(request, rng, rng.permutation(len(request.clusters)).tolist())
+
+
+@dataclass(frozen=True)
+class HighestLoss(Rule):
+    """The J units whose last loss is highest, those without one first."""
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        """See ``Planner.plan_round``."""
         losses = [math.inf if loss is None else loss for loss in request.losses]
-        ranked = sorted(range(units), key=lambda unit: -losses[unit])
-        return _even(request, ranked[: self.num_scheduled])
+        return self._first(request, rng, sorted(range(len(losses)), key=lambda n: -losses[n]))
 
 
 @dataclass(frozen=True)
-class ShortestDelay:
-    """The J units with the fastest pipelines, each with the fastest partition for its devices."""
-
-    num_scheduled: int
-    latency: str = "overlap"
-
-    def __post_init__(self) -> None:
-        _check_count(self.num_scheduled)
-        check_choice("strategy.latency", self.latency, LATENCIES)
+class ShortestDelay(Rule):
+    """The J units with the fastest pipelines."""
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``; draws nothing. Raises ``ConfigError`` for fewer than J."""
-        _enough(request, self.num_scheduled)
-        return _fastest(request, self.latency, self.num_scheduled)
+        """See ``Planner.plan_round``."""
+        found = self._fronts(request, rng)
+        able = [place for place, front in enumerate(found) if front]
+        able.sort(key=lambda place: found[place][-1].latency_s)
+        fast = able[: self._most(request)]
+        chosen = tuple(front if place in fast else () for place, front in enumerate(found))
+        return self._plan(request, chosen, _tells_uplinks(request))
 
 
-def _check_count(num_scheduled: int) -> None:
-    if num_scheduled < 1:
-        raise ConfigError(f"strategy.num_scheduled={num_scheduled}: must be at least 1")
+def _tells_uplinks(request: RoundRequest) -> bool:
+    told = any(cluster.uplink is not None for cluster in request.clusters)
+    return told and bool(request.channels)
 
 
-def _enough(request: RoundRequest, num_scheduled: int) -> int:
-    """N, which must not be below J."""
-    units = len(request.clusters)
-    if num_scheduled > units:
-        raise ConfigError(
-            f"strategy.num_scheduled={num_scheduled}: more than federation.num_units={units}"
-        )
-    return units
-
-
-def _even(request: RoundRequest, chosen: Iterable[int]) -> RoundPlan:
-    clusters = (request.clusters[place] for place in sorted(chosen))
-    return RoundPlan(request.round, tuple(_even_cluster(request, c) for c in clusters))
-
-
-def _even_cluster(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
-    segments = even_partition(request.num_blocks, cluster.devices, request.num_segments)
-    return ClusterPlan(cluster.unit, segments, request.num_micro_batches, request.schedule)
-
-
-def _fastest(request: RoundRequest, latency: str, num_scheduled: int) -> RoundPlan:
-    """The units with the fastest pipelines, in the units' order; who cannot hold the model, not."""
-    found = fronts(request, cast(Latency, latency), exact_partition)
-    able = [place for place, front in enumerate(found) if front]
-    ranked = sorted(able, key=lambda place: found[place][-1].latency_s)
-    chosen = sorted(ranked[:num_scheduled])
-    plans = (cluster_plan(request, request.clusters[place], found[place][-1]) for place in chosen)
-    return RoundPlan(request.round, tuple(plans))
+def _fastest(request: RoundRequest, found: tuple[Front, ...]) -> tuple[ClusterPlan, ...]:
+    """Each cluster's fastest partition, without an uplink; none where the front is empty."""
+    pairs = zip(request.clusters, found, strict=True)
+    return tuple(cluster_plan(request, cluster, front[-1]) for cluster, front in pairs if front)

@@ -1,64 +1,134 @@
 """A cluster's state as a problem, and a partition of it as the plan that the cluster gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
 from collapipe.state import ClusterState
-from optim.planner import RoundRequest
-from optim.problem import ClusterProblem, ClusterSolution, Latency, Partition
-from optim.verify import verify_cluster
+from optim.planner import RoundRequest, present_devices
+from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
+from optim.remembered import verified_front
 
-Solve = Callable[[ClusterProblem], ClusterSolution]
+T = TypeVar("T")
+Front = tuple[Partition, ...]
 
 
-def _problem(request: RoundRequest, cluster: ClusterState, latency: Latency) -> ClusterProblem:
-    """Sub-1 of a cluster; m is at most the request's."""
+def cluster_problem(
+    request: RoundRequest, cluster: ClusterState, latency: Latency
+) -> ClusterProblem:
+    """Sub-1 of the devices that are there; m is at most the request's.
+
+    Raises ``InfeasibleRoundError`` where none is.
+    """
+    devices = present_devices(cluster)
+    if not devices:
+        raise InfeasibleRoundError(
+            f"each of its {len(cluster.devices)} devices is away or holds no block "
+            "(max_blocks=0); wait until they are back, raise memory or use LoRA"
+        )
     return ClusterProblem(
-        cluster.devices,
-        request.num_blocks,
-        request.batch_size,
-        request.num_micro_batches,
-        latency,
+        devices, request.num_blocks, request.batch_size, request.num_micro_batches, latency
     )
 
 
-def _front(
-    request: RoundRequest, cluster: ClusterState, latency: Latency, solve: Solve
-) -> tuple[Partition, ...]:
-    """The verified front of a cluster; its latencies are those of all local steps of the round.
+def of_each(
+    request: RoundRequest,
+    make: Callable[[ClusterState], T],
+    order: Sequence[int] = (),
+    most: int | None = None,
+) -> tuple[T | None, ...]:
+    """What ``make`` makes of each cluster; None for one that it finds infeasible, which sits out.
 
-    Raises ``InfeasibleRoundError``.
+    Parameters
+    ----------
+    order
+        Places of all clusters, as they are asked; empty: in the units' order.
+    most
+        How many are needed: the others are not asked, and are None as well.
+
+    Raises
+    ------
+    InfeasibleRoundError
+        Where all are infeasible.
     """
-    problem = _problem(request, cluster, latency)
-    try:
-        solution = solve(problem)
-        verify_cluster(solution, problem)
-        kept = _at_most(request, solution.front)
-    except InfeasibleRoundError as error:
-        raise InfeasibleRoundError(f"unit {cluster.unit}: {error}") from error
-    return tuple(replace(point, latency_s=request.local_steps * point.latency_s) for point in kept)
+    found, reasons = dict[int, T](), list[str]()
+    for place in order or range(len(request.clusters)):
+        if len(found) == most:
+            break
+        cluster = request.clusters[place]
+        try:
+            found[place] = make(cluster)
+        except InfeasibleRoundError as error:
+            reasons.append(f"unit {cluster.unit}: {error}")
+    if not found:
+        more = f"; {len(reasons) - 1} more units cannot either" if len(reasons) > 1 else ""
+        raise InfeasibleRoundError(reasons[0] + more)
+    return tuple(found.get(place) for place in range(len(request.clusters)))
 
 
 def fronts(
-    request: RoundRequest, latency: Latency, solve: Solve
-) -> tuple[tuple[Partition, ...], ...]:
-    """All clusters' fronts; empty for one that cannot hold the model and sits out.
+    request: RoundRequest,
+    latency: Latency,
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+    order: Sequence[int] = (),
+    most: int | None = None,
+) -> tuple[Front, ...]:
+    """All clusters' verified fronts; empty for one that cannot hold the model and sits out.
 
-    Raises ``InfeasibleRoundError`` where none can.
+    Points have the K devices of their cluster, and latencies of all local steps of the round.
+    ``order``, ``most`` and what is raised are those of ``of_each``.
     """
-    found, reasons = list[tuple[Partition, ...]](), list[str]()
-    for cluster in request.clusters:
-        try:
-            found.append(_front(request, cluster, latency, solve))
-        except InfeasibleRoundError as error:
-            found.append(())
-            reasons.append(str(error))
-    if not any(found):
-        more = f"; {len(reasons) - 1} more units cannot either" if len(reasons) > 1 else ""
-        raise InfeasibleRoundError(reasons[0] + more)
-    return tuple(found)
+    found = of_each(
+        request, lambda cluster: _front(request, cluster, latency, solve, rng), order, most
+    )
+    return tuple(front or () for front in found)
+
+
+def _front(
+    request: RoundRequest,
+    cluster: ClusterState,
+    latency: Latency,
+    solve: ClusterSolver,
+    rng: np.random.Generator,
+) -> Front:
+    problem = cluster_problem(request, cluster, latency)
+    if request.partition is None:
+        front = verified_front(problem, solve, rng)
+    else:
+        front = _within_limits_or_not(problem, solve, rng)
+    return tuple(_of_round(point, request, cluster) for point in _at_most(request, front))
+
+
+def _within_limits_or_not(
+    problem: ClusterProblem, solve: ClusterSolver, rng: np.random.Generator
+) -> Front:
+    """As a system splits that looks at no limits; where they do not matter, nothing is marked."""
+    before = rng.bit_generator.state
+    try:
+        return verified_front(problem, solve, rng)
+    except InfeasibleRoundError:
+        # The same draws again: limits must not favour some of them.
+        rng.bit_generator.state = before
+        front = verified_front(_unlimited(problem), solve, rng)
+        return tuple(replace(point, over_limits=True) for point in front)
+
+
+def _unlimited(problem: ClusterProblem) -> ClusterProblem:
+    devices = (replace(device, max_blocks=None, energy=None) for device in problem.devices)
+    return replace(problem, devices=tuple(devices))
+
+
+def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
+    """With blocks for all K devices, none for those that are away, and all local steps' time."""
+    names = (device.name for device in present_devices(cluster))
+    held = dict(zip(names, point.blocks, strict=True))
+    blocks = tuple(held.get(device.name, 0) for device in cluster.devices)
+    return replace(point, blocks=blocks, latency_s=request.local_steps * point.latency_s)
 
 
 def cluster_plan(
@@ -69,24 +139,29 @@ def cluster_plan(
 ) -> ClusterPlan:
     """A partition as the plan that the cluster gets: segments in the devices' order.
 
-    The partition's latency is that of all local steps of the round.
+    The partition's latency is that of all local steps of the round. Replicas are no segments.
     """
+    return ClusterPlan(
+        unit=cluster.unit,
+        segments=() if partition.replicated else _segments(cluster, partition),
+        num_micro_batches=partition.num_micro_batches,
+        schedule=request.schedule,
+        latency_s=partition.latency_s,
+        uplink=uplink,
+        over_limits=partition.over_limits,
+    )
+
+
+def _segments(cluster: ClusterState, partition: Partition) -> tuple[SegmentPlan, ...]:
     segments, first = [], 0
     for device, blocks in zip(cluster.devices, partition.blocks, strict=True):
         if blocks:
             segments.append(SegmentPlan(device.name, Span(first, blocks)))
             first += blocks
-    return ClusterPlan(
-        cluster.unit,
-        tuple(segments),
-        partition.num_micro_batches,
-        request.schedule,
-        partition.latency_s,
-        uplink,
-    )
+    return tuple(segments)
 
 
-def _at_most(request: RoundRequest, front: tuple[Partition, ...]) -> tuple[Partition, ...]:
+def _at_most(request: RoundRequest, front: Front) -> Front:
     """The points with no more segments than asked for."""
     most = request.num_segments
     kept = tuple(point for point in front if most is None or point.num_segments <= most)

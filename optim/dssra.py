@@ -1,23 +1,21 @@
 """DSSRA: the round as one problem, solved, verified and written down (Algorithm 4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import cast
 
 import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
-from collapipe.state import Uplink
+from collapipe.plan import RoundPlan
 from optim.allocation import exact_allocation
-from optim.cluster_plan import cluster_plan, fronts
+from optim.cluster_plan import fronts
 from optim.convergence import idle_gamma, next_queues, round_gammas
 from optim.partition import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import (
     LATENCIES,
-    Allocation,
-    ClusterProblem,
-    ClusterSolution,
+    ClusterSolver,
     Latency,
     RoundOptions,
     RoundProblem,
@@ -25,6 +23,7 @@ from optim.problem import (
     check_choice,
 )
 from optim.solvers import cluster_solver, round_solver
+from optim.uplinks import allocated, known_uplinks
 from optim.verify import verify_round
 
 
@@ -40,11 +39,15 @@ class Dssra(RoundOptions):
         The law of the pipeline's time.
     time_limit_s
         Of ``exact``, for each cluster and for the round; an answer that it cuts short has a gap.
+    constants
+        ``set``: κ and φ² are the options. ``estimated``: κ = βη²/(2N) and φ² are what training has
+        shown of β and φ², from the round on in which it has; then V and Γ^max must suit their size.
     """
 
     solver: str = "exact"
     latency: str = "overlap"
     time_limit_s: float = 10.0
+    constants: str = "set"
 
     def __post_init__(self) -> None:
         try:
@@ -53,16 +56,32 @@ class Dssra(RoundOptions):
             raise ConfigError(f"strategy.{error}") from error
         check_choice("strategy.solver", self.solver, ("exact", "paper"))
         check_choice("strategy.latency", self.latency, LATENCIES)
+        check_choice("strategy.constants", self.constants, ("set", "estimated"))
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         """See ``Planner.plan_round``.
 
         A cluster that cannot hold the model sits out; the round is infeasible only if none can
-        take part.
+        take part. Then all queues grow, as the error says.
         """
+        known = self._with_estimates(request)
+        try:
+            return known._plan(request, rng)
+        except InfeasibleRoundError as error:
+            queues = known._idle_queues(request) if request.channels else ()
+            raise InfeasibleRoundError(str(error), queues) from error
+
+    def _with_estimates(self, request: RoundRequest) -> "Dssra":
+        shown = request.estimates
+        if self.constants == "set" or shown.smoothness is None or shown.gradient_bound is None:
+            return self
+        kappa = shown.smoothness * request.learning_rate**2 / (2 * len(request.clusters))
+        return replace(self, kappa=kappa, gradient_bound=shown.gradient_bound)
+
+    def _plan(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         problem = RoundProblem(
-            fronts(request, cast(Latency, self.latency), lambda asked: self._split(asked, rng)),
-            _uplinks(request),
+            fronts(request, cast(Latency, self.latency), self._splitter(request), rng),
+            known_uplinks(request),
             request.channels,
             request.queues,
             request.num_blocks,
@@ -71,39 +90,32 @@ class Dssra(RoundOptions):
         solution = self._allocate(problem)
         verify_round(solution, problem)
         gammas = round_gammas(problem, solution.allocations)
-        idle = (idle_gamma(request.channels, self),) * len(gammas)
         return RoundPlan(
             request.round,
-            tuple(_allocated(request, allocation) for allocation in solution.allocations),
+            tuple(allocated(request, allocation) for allocation in solution.allocations),
             gammas,
             next_queues(request.queues, gammas, self.gamma_max),
-            next_queues(request.queues, idle, self.gamma_max),
+            self._idle_queues(request),
             solution.certificate,
         )
 
-    def _split(self, problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
-        if self.solver == "exact":
-            return exact_partition(problem, rng, self.time_limit_s)
-        return cluster_solver(self.solver)(problem, rng)
+    def _splitter(self, request: RoundRequest) -> ClusterSolver:
+        name = request.partition or self.solver
+        if name == "exact":
+            return _exact(self.time_limit_s)
+        return cluster_solver(name)
 
     def _allocate(self, problem: RoundProblem) -> RoundSolution:
         if self.solver == "exact":
             return exact_allocation(problem, self.time_limit_s)
         return round_solver(self.solver)(problem)
 
+    def _idle_queues(self, request: RoundRequest) -> tuple[float, ...]:
+        """Y_n(t+1) if nobody took part."""
+        idle = (idle_gamma(request.channels, self),) * len(request.queues)
+        return next_queues(request.queues, idle, self.gamma_max)
 
-def _allocated(request: RoundRequest, allocation: Allocation) -> ClusterPlan:
-    uplink = UplinkPlan(allocation.channel, allocation.power_w, allocation.upload_s)
-    cluster = request.clusters[allocation.unit]
-    return cluster_plan(request, cluster, allocation.partition, uplink)
 
-
-def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
-    """Each unit's; one that is not known reaches nobody, so that its unit sits out."""
-    num_channels = len(request.channels)
-    deaf = Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * num_channels)
-    uplinks = [cluster.uplink or deaf for cluster in request.clusters]
-    known = [len(each.gains) == num_channels and each is not deaf for each in uplinks]
-    if not any(known):
-        raise InfeasibleRoundError(f"no unit told its uplink to the {num_channels} channels")
-    return tuple(each if heard else deaf for each, heard in zip(uplinks, known, strict=True))
+@cache  # the same object for the same limit, as ``verified_front`` asks for
+def _exact(time_limit_s: float) -> ClusterSolver:
+    return partial(exact_partition, time_limit_s=time_limit_s)

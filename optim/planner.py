@@ -1,13 +1,13 @@
 """The seam of a strategy. A user's own is a frozen dataclass with ``plan_round``, named by
 ``strategy._target_``; its fields are the options under ``strategy``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from collapipe.plan import RoundPlan
-from collapipe.state import Channel, ClusterState
+from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class RoundRequest:
     Attributes
     ----------
     clusters
-        The N clusters that can be reached, in the units' order.
+        All N clusters, in the units' order. Who is away or unknown has devices that hold no block
+        (``max_blocks=0``) and sits out.
     num_blocks
         L.
     batch_size, local_steps
@@ -34,6 +35,12 @@ class RoundRequest:
         Y_n(t) of each cluster, as the last round's plan left them.
     losses
         Mean training loss of each cluster's last round; None before its first.
+    partition
+        Name of the cluster solver that the framework prescribes; None: the strategy's own.
+    learning_rate
+        η of the round's first local step.
+    estimates
+        What training has shown of β, φ² and ξ.
     """
 
     round: int
@@ -47,6 +54,14 @@ class RoundRequest:
     channels: tuple[Channel, ...]
     queues: tuple[float, ...]
     losses: tuple[float | None, ...]
+    partition: str | None = None
+    learning_rate: float = 0.0
+    estimates: Estimates = field(default_factory=Estimates)
+
+
+def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:
+    """Those that can hold a block: neither away nor without memory for one."""
+    return tuple(device for device in cluster.devices if device.max_blocks != 0)
 
 
 class Planner(Protocol):

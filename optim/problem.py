@@ -60,12 +60,15 @@ class Partition:
         Of one batch, under the problem's law.
     replicated
         Every device holds the whole encoder and trains b/K samples (VanillaFL): no pipeline, S = 1.
+    over_limits
+        Found as if memory and energy were unlimited.
     """
 
     blocks: tuple[int, ...]
     num_micro_batches: int
     latency_s: float
     replicated: bool = False
+    over_limits: bool = False
 
     @property
     def num_segments(self) -> int:

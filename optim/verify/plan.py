@@ -1,18 +1,24 @@
 """A round's plan, whoever made it: what the units are told keeps the caps of what they have."""
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 from collapipe.errors import PlanViolationError
-from collapipe.plan import ClusterPlan, RoundPlan
-from collapipe.state import ClusterState
+from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
+from collapipe.state import ClusterState, DeviceProfile
 from optim.planner import RoundRequest
 from optim.problem import ClusterProblem, Partition
 from optim.verify.cluster import check_point
-from optim.verify.judgement import violation
+from optim.verify.judgement import exceeds, violation
 
 
 def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
-    """Check who takes part, on which channel, with which blocks: C1, C2, C5, C7 and C9'.
+    """Check who takes part, on which channel and with which blocks: C1 to C3, C5 to C7 and C9'.
+
+    Caps of memory and energy (C7, C9') do not hold for a plan over limits; only a framework that
+    prescribes a partition may ask for one, and devices that are away (``max_blocks=0``) get nothing
+    even then.
 
     Raises
     ------
@@ -39,6 +45,38 @@ def _check_once(what: str, used: list[int], most: int) -> None:
 
 
 def _check_cluster(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
+    if cluster.uplink is not None:
+        _check_uplink(cluster.uplink, state, len(request.channels))
+    if cluster.over_limits and request.partition is None:
+        raise violation("C7", "a plan over limits, though the framework prescribes no partition")
+    if request.partition == "vanilla_fl" and not cluster.segments:
+        _check_replicas(cluster, state, request)
+    else:
+        _check_segments(cluster, state, request)
+
+
+def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) -> None:
+    gains = state.uplink.gains if state.uplink is not None else ()
+    if not 0 <= uplink.channel < min(num_channels, len(gains)):
+        raise violation(
+            "C3", f"channel {uplink.channel} of {num_channels}; the unit told {len(gains)} gains"
+        )
+    assert state.uplink is not None  # it has gains
+    limit_w = state.uplink.max_power_w
+    if not uplink.power_w >= 0 or exceeds(uplink.power_w, limit_w):
+        raise violation("C6", f"{uplink.power_w:.12g} W of {limit_w:.12g} W")
+
+
+def _check_replicas(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
+    there = [device for device in state.devices if device.max_blocks != 0]
+    if not there:
+        raise violation("C2", f"replicas on {len(state.devices)} devices, all of them away")
+    blocks = (request.num_blocks,) * len(there)
+    partition = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=True)
+    check_point(partition, _problem(cluster, there, request))
+
+
+def _check_segments(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
     held = Counter(segment.device for segment in cluster.segments)
     names = [device.name for device in state.devices]
     odd = [name for name, times in held.items() if times > 1 or name not in names]
@@ -48,9 +86,17 @@ def _check_cluster(cluster: ClusterPlan, state: ClusterState, request: RoundRequ
     partition = Partition(
         tuple(blocks.get(name, 0) for name in names), cluster.num_micro_batches, 0.0
     )
-    check_point(
-        partition,
-        ClusterProblem(
-            state.devices, request.num_blocks, request.batch_size, request.batch_size, "overlap"
-        ),
-    )
+    check_point(partition, _problem(cluster, state.devices, request))
+
+
+def _problem(
+    cluster: ClusterPlan, devices: Sequence[DeviceProfile], request: RoundRequest
+) -> ClusterProblem:
+    """With the caps that the plan has to keep."""
+    if cluster.over_limits:
+        devices = [
+            replace(device, max_blocks=0 if device.max_blocks == 0 else None, energy=None)
+            for device in devices
+        ]
+    b = request.batch_size
+    return ClusterProblem(tuple(devices), request.num_blocks, b, b, "overlap")

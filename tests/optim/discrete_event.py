@@ -1,7 +1,9 @@
-"""Runs a pipeline's schedule action by action on devices and links that do one thing at a time."""
+"""Pipelines on devices and links that do one thing at a time: a schedule's actions one by one, and
+a whole round's events with the energy that they take."""
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.schedule import FORWARD, Action, Schedule
@@ -90,3 +92,46 @@ class _Run:
 
 def _forward_of(action: Action) -> Action:
     return Action(FORWARD, action.micro_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """A device or a link of its own, busy with one micro-batch at a time: seconds and joules of it.
+
+    ``owner`` is the device whose joules these are.
+    """
+
+    owner: str
+    seconds: float
+    joules: float
+
+
+@dataclass
+class Line:
+    """Stations in a row, through which micro-batches go one behind the other; a clock, a meter."""
+
+    stations: Sequence[Station]
+    clock_s: float = 0.0
+    spent_j: dict[str, float] = field(default_factory=dict)
+
+    def run(self, num_micro_batches: int) -> None:
+        """One batch, event by event; the next may start when its last micro-batch is through."""
+        waiting = [list(range(num_micro_batches)), *([] for _ in self.stations)]
+        busy = [False] * len(self.stations)
+        events = list[tuple[float, int, int]]()
+        self._start(events, waiting, busy)
+        while events:
+            self.clock_s, place, micro_batch = heapq.heappop(events)
+            station, busy[place] = self.stations[place], False
+            self.spent_j[station.owner] = self.spent_j.get(station.owner, 0.0) + station.joules
+            waiting[place + 1].append(micro_batch)
+            self._start(events, waiting, busy)
+
+    def _start(
+        self, events: list[tuple[float, int, int]], waiting: list[list[int]], busy: list[bool]
+    ) -> None:
+        for place, station in enumerate(self.stations):
+            if waiting[place] and not busy[place]:
+                busy[place] = True
+                end_s = self.clock_s + station.seconds
+                heapq.heappush(events, (end_s, place, waiting[place].pop(0)))

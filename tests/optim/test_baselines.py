@@ -98,20 +98,20 @@ def test_even_split_schedules_every_unit(num_units: int, num_segments: int | Non
 def test_random_units(data: st.DataObject, num_units: int, seed: int) -> None:
     """J different ones in the units' order. Same seed, same plan."""
     num_scheduled = data.draw(st.integers(1, num_units))
-    strategy, asked = RandomUnits(num_scheduled), request(num_units)
+    strategy, asked = RandomUnits(num_scheduled, partition="pipeline"), request(num_units, None)
     plan = strategy.plan_round(asked, np.random.default_rng(seed))
     assert plan == strategy.plan_round(asked, np.random.default_rng(seed))
     chosen = units(plan.clusters)
     assert len(chosen) == num_scheduled
     assert chosen == sorted(set(chosen))
-    everyone = EvenSplit().plan_round(asked, np.random.default_rng(seed))
+    everyone = AllUnits(partition="pipeline").plan_round(asked, np.random.default_rng(seed))
     assert set(plan.clusters) <= set(everyone.clusters)
 
 
 def test_every_set_of_units_has_its_turn() -> None:
     """In one stream of random numbers, about equally often."""
     rng, rounds = np.random.default_rng(1), 600
-    strategy, asked = RandomUnits(2), request(4)
+    strategy, asked = RandomUnits(2, partition="pipeline"), request(4, None)
     seen = Counter(tuple(units(strategy.plan_round(asked, rng).clusters)) for _ in range(rounds))
     assert len(seen) == comb(4, 2)
     expected = rounds / comb(4, 2)
@@ -119,20 +119,33 @@ def test_every_set_of_units_has_its_turn() -> None:
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5
 
 
-def test_impossible_numbers_of_units_are_named() -> None:
-    """With the options."""
+def test_numbers_of_units() -> None:
+    """None are none; more than there are, all of them."""
     with pytest.raises(ConfigError, match=r"strategy\.num_scheduled=0: must be at least 1"):
         RandomUnits(0)
-    few = r"strategy\.num_scheduled=3: more than federation\.num_units=2"
-    with pytest.raises(ConfigError, match=few):
-        RandomUnits(3).plan_round(request(2), np.random.default_rng(0))
+    for strategy in (RandomUnits(3), HighestLoss(3), ShortestDelay(3)):
+        assert len(strategy.plan_round(request(2), np.random.default_rng(0)).clusters) == 2
 
 
-def test_an_infeasible_cluster_is_an_error() -> None:
-    """It is not left out in silence."""
-    for strategy in (EvenSplit(), RandomUnits(2)):
-        with pytest.raises(InfeasibleRoundError, match="4 segments for 3 devices"):
-            strategy.plan_round(request(2, num_segments=4), np.random.default_rng(0))
+@pytest.mark.parametrize("option", ["partition", "latency", "fading"])
+def test_options_that_cannot_be(option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"strategy\.{option}=vanilla_fl: must be one of"):
+        RandomUnits(1, **{option: "vanilla_fl"})
+
+
+def test_a_cluster_that_an_even_split_does_not_suit_sits_out() -> None:
+    """An error only where all of them do."""
+    asked = request(3, num_segments=3)
+    first, second, third = asked.clusters
+    two = replace(first, devices=first.devices[:2])
+    small = replace(third, devices=(replace(third.devices[0], max_blocks=1), *third.devices[1:]))
+    plan = EvenSplit().plan_round(
+        replace(asked, clusters=(two, second, small)), np.random.default_rng(0)
+    )
+    assert units(plan.clusters) == [20]
+    nobody = "^unit 10: 4 segments for 3 devices .*; 2 more units cannot either$"
+    with pytest.raises(InfeasibleRoundError, match=nobody):
+        EvenSplit().plan_round(request(3, num_segments=4), np.random.default_rng(0))
 
 
 def test_the_highest_losses_go_first_and_the_unknown_before_them() -> None:

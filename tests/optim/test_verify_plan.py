@@ -7,7 +7,7 @@ import pytest
 
 from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, SegmentPlan, Span, UplinkPlan
-from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget
+from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget, Uplink
 from optim.baselines import EvenSplit
 from optim.planner import RoundRequest
 from optim.verify import verify_plan
@@ -18,9 +18,10 @@ DEVICES = (
     DeviceProfile("b", LAW, None, EnergyBudget(16.0, LAW)),
     DeviceProfile("c", LAW),
 )
+UPLINK = Uplink(0.2, 1.0, 1.0, 0.0, (1.0, 1.0))
 REQUEST = RoundRequest(
     round=1,
-    clusters=tuple(ClusterState(unit, DEVICES, 10) for unit in (3, 5)),
+    clusters=tuple(ClusterState(unit, DEVICES, 10, UPLINK) for unit in (3, 5)),
     num_blocks=6,
     batch_size=8,
     local_steps=1,
@@ -39,6 +40,10 @@ def plan(*held: tuple[str, int], unit: int = 3, m: int = 4, channel: int = 0) ->
         segments.append(SegmentPlan(device, Span(first, blocks)))
         first += blocks
     return ClusterPlan(unit, tuple(segments), m, "gpipe", uplink=UplinkPlan(channel, 0.1, 1.0))
+
+
+def sends(cluster: ClusterPlan, power_w: float) -> ClusterPlan:
+    return replace(cluster, uplink=replace(cluster.uplink, power_w=power_w))
 
 
 SOUND = plan(("a", 2), ("b", 2), ("c", 2))
@@ -62,8 +67,60 @@ def test_a_sound_plan_passes() -> None:
         ((replace(SOUND, unit=4),), "C3: unit 4 takes part, known are"),
         ((SOUND, replace(SOUND, uplink=None)), "C5: units"),
         ((SOUND, plan(("c", 6), unit=5)), "C5: channels"),
+        ((plan(("c", 6), channel=2),), "unit 3: C3: channel 2 of 2; the unit told 2 gains"),
+        ((sends(SOUND, 0.3),), r"unit 3: C6: 0\.3 W of 0\.2 W"),
+        ((sends(SOUND, -0.1),), "unit 3: C6: -0.1 W"),
+        ((sends(SOUND, float("nan")),), "unit 3: C6: nan W"),
+        ((replace(SOUND, segments=()),), "unit 3: C1: .* sum up to 0, not L=6"),
+        ((replace(SOUND, over_limits=True),), "unit 3: C7: a plan over limits"),
     ],
 )
 def test_every_violation_is_named(clusters: tuple[ClusterPlan, ...], message: str) -> None:
     with pytest.raises(PlanViolationError, match=message):
         verify_plan(RoundPlan(1, clusters), REQUEST)
+
+
+def test_a_channel_needs_an_uplink() -> None:
+    state = replace(REQUEST.clusters[0], uplink=None)
+    with pytest.raises(PlanViolationError, match="C3: channel 0 of 2; the unit told 0 gains"):
+        verify_plan(RoundPlan(1, (SOUND,)), replace(REQUEST, clusters=(state,)))
+
+
+def framework(partition: str, *devices: DeviceProfile) -> RoundRequest:
+    state = ClusterState(3, devices, 10, UPLINK)
+    return replace(REQUEST, partition=partition, clusters=(state,))
+
+
+def test_a_framework_may_break_limits_but_not_use_devices_that_are_away() -> None:
+    away = DeviceProfile("d", LAW, 0)
+    asked = framework("titanic", *DEVICES, away)
+    greedy = replace(plan(("a", 3), ("b", 3)), over_limits=True)
+    verify_plan(RoundPlan(1, (greedy,)), asked)
+    with pytest.raises(PlanViolationError, match="C7: a holds 3 blocks, its memory 2"):
+        verify_plan(RoundPlan(1, (replace(greedy, over_limits=False),)), asked)
+    absent = replace(plan(("a", 3), ("d", 3)), over_limits=True)
+    with pytest.raises(PlanViolationError, match="C7: d holds 3 blocks, its memory 0"):
+        verify_plan(RoundPlan(1, (absent,)), asked)
+
+
+def test_replicas_keep_limits_on_every_device_that_is_there() -> None:
+    """Of 8 samples four on each of two devices, 24 J for six blocks; eight on a lone one, 48 J."""
+    law, away = AffineLaw(1.0, 0.0, 9.0, 9.0), DeviceProfile("d", LAW, 0)
+    one, other = DeviceProfile("a", LAW, 6), DeviceProfile("b", LAW, None, EnergyBudget(24.0, law))
+    replicas = replace(SOUND, segments=(), num_micro_batches=1)
+    sound = RoundPlan(1, (replicas,))
+    verify_plan(sound, framework("vanilla_fl", one, other, away))
+    with pytest.raises(PlanViolationError, match="C9': b spends 48 J"):
+        verify_plan(sound, framework("vanilla_fl", other, away))
+    over = RoundPlan(1, (replace(replicas, over_limits=True),))
+    verify_plan(over, framework("vanilla_fl", other, away))
+    small = replace(one, max_blocks=5)
+    with pytest.raises(PlanViolationError, match="C7: a holds 6 blocks, its memory 5"):
+        verify_plan(sound, framework("vanilla_fl", small, other))
+    with pytest.raises(PlanViolationError, match="C2: replicas on 1 devices, all of them away"):
+        verify_plan(over, framework("vanilla_fl", away))
+    with pytest.raises(PlanViolationError, match="C1: replicas with m=4"):
+        cut = replace(replicas, num_micro_batches=4)
+        verify_plan(RoundPlan(1, (cut,)), framework("vanilla_fl", one, other))
+    with pytest.raises(PlanViolationError, match=r"C1: .* sum up to 0"):
+        verify_plan(sound, framework("titanic", one, other))

@@ -1,0 +1,175 @@
+"""How clusters are split: by the strategy or as a framework prescribes, over the devices there."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.plan import ClusterPlan, RoundPlan
+from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget, Uplink
+from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
+from optim.dssra import Dssra
+from optim.planner import Planner, RoundRequest
+from optim.verify import verify_plan
+from tests.optim.drawn_requests import away, drawn_request
+
+STRATEGIES: dict[str, Planner] = {
+    "dssra": Dssra(),
+    "dssra_paper": Dssra(solver="paper"),
+    "even": EvenSplit(),
+    "all": AllUnits(),
+    "random": RandomUnits(3),
+    "loss_only": HighestLoss(3),
+    "delay_only": ShortestDelay(3),
+}
+FRAMEWORKS = (None, "no_segment_scheduling", "titanic", "pipeline", "vanilla_fl")
+LAW = AffineLaw(0.01, 0.001, 0.001, 0.001)
+
+
+def request(*devices: DeviceProfile, partition: str | None = None) -> RoundRequest:
+    """One cluster with one channel; 12 blocks."""
+    state = ClusterState(7, devices, 10, Uplink(0.5, 10.0, 1e6, 2e6, (1.0,)))
+    return RoundRequest(
+        round=1,
+        clusters=(state,),
+        num_blocks=12,
+        batch_size=16,
+        local_steps=2,
+        num_segments=None,
+        num_micro_batches=16,
+        schedule="gpipe",
+        channels=(Channel(5e5, 0.07, 4e-21),),
+        queues=(3.0,),
+        losses=(None,),
+        partition=partition,
+    )
+
+
+def plan(asked: RoundRequest, strategy: str = "dssra", seed: int = 0) -> RoundPlan:
+    planned = STRATEGIES[strategy].plan_round(asked, np.random.default_rng(seed))
+    verify_plan(planned, asked)
+    return planned
+
+
+def held(cluster: ClusterPlan) -> dict[str, int]:
+    return {segment.device: segment.span.blocks for segment in cluster.segments}
+
+
+def devices(*limits: int | None) -> tuple[DeviceProfile, ...]:
+    """Each twice as slow as the one before."""
+    return tuple(
+        DeviceProfile(f"device-{k}", replace(LAW, u=LAW.u * 2**k), limit)
+        for k, limit in enumerate(limits)
+    )
+
+
+@pytest.mark.parametrize("partition", FRAMEWORKS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_who_is_away_holds_nothing(strategy: str, partition: str | None) -> None:
+    """Whatever splits the blocks, and where it looks at no limits; the last unit is away."""
+    for seed, preset in enumerate(("paper", "edge", "paper")):
+        asked = replace(drawn_request(preset, seed), partition=partition)
+        there = {
+            state.unit: {device.name for device in state.devices if device.max_blocks != 0}
+            for state in asked.clusters
+        }
+        planned = plan(asked, strategy)
+        assert planned.clusters
+        for cluster in planned.clusters:
+            assert cluster.unit != 60
+            assert set(held(cluster)) <= there[cluster.unit]
+            assert (not cluster.segments) == (partition == "vanilla_fl")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_device_that_is_away_changes_no_split(strategy: str) -> None:
+    """Of the others: it is as if it did not exist."""
+    present = devices(6, 6, 6)
+    absent = away(DeviceProfile("absent", AffineLaw(1e-4, 0.0, 0.0, 0.0)))
+    for partition in FRAMEWORKS:
+        for place in range(4):
+            mixed = (*present[:place], absent, *present[place:])
+            with_it = plan(request(*mixed, partition=partition), strategy)
+            without = plan(request(*present, partition=partition), strategy)
+            assert with_it.clusters == without.clusters
+            assert with_it.queues == without.queues
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_framework_prescribes_every_strategys_split(strategy: str) -> None:
+    """Even: 4 each with m = 8. By speed: 4/7, 2/7 and 1/7 of 12."""
+    for partition, blocks in (("pipeline", (4, 4, 4)), ("titanic", (7, 3, 2))):
+        (cluster,) = plan(request(*devices(8, 8, 8), partition=partition), strategy).clusters
+        assert held(cluster) == {f"device-{k}": count for k, count in enumerate(blocks)}
+        assert cluster.num_micro_batches == 8
+        assert not cluster.over_limits
+
+
+def test_a_strategys_own_solver_stands_behind_the_frameworks() -> None:
+    own = RandomUnits(1, partition="pipeline")
+    for partition, first in ((None, 4), ("titanic", 7)):
+        asked = request(*devices(8, 8, 8), partition=partition)
+        (cluster,) = own.plan_round(asked, np.random.default_rng(0)).clusters
+        assert held(cluster)["device-0"] == first
+
+
+def test_replicas_share_the_batch_of_the_devices_that_are_there() -> None:
+    """Two steps of the slower device's 12 blocks on 8 samples."""
+    asked = request(*devices(12, 12), away(devices(1, 1, 1)[2]), partition="vanilla_fl")
+    (cluster,) = plan(asked).clusters
+    assert (cluster.segments, cluster.num_micro_batches) == ((), 1)
+    assert cluster.latency_s == pytest.approx(2 * 12 * (0.02 * 8 + 0.001))
+    assert not cluster.over_limits
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("partition", FRAMEWORKS[1:])
+def test_a_framework_that_looks_at_no_limits_breaks_them(strategy: str, partition: str) -> None:
+    """The plan says so; the strategy itself keeps them."""
+    asked = request(*devices(3, 3, 3), partition=partition)
+    (cluster,) = plan(asked, strategy).clusters
+    assert cluster.over_limits
+    roomy = plan(request(*devices(None, None, None), partition=partition), strategy)
+    assert (cluster.segments, cluster.latency_s) == (
+        roomy.clusters[0].segments,
+        roomy.clusters[0].latency_s,
+    )
+    with pytest.raises(InfeasibleRoundError, match="at most"):
+        plan(replace(asked, partition=None), strategy)
+
+
+def test_energy_is_a_limit_too() -> None:
+    poor = replace(devices(None)[0], energy=EnergyBudget(1e-6, LAW))
+    (cluster,) = plan(request(poor, partition="vanilla_fl")).clusters
+    assert cluster.over_limits
+
+
+def test_limits_favour_no_draw() -> None:
+    """Each of three devices as often, though the second one's memory lacks a block."""
+    alike = tuple(replace(device, time=LAW) for device in devices(12, 11, 12))
+    asked = request(*alike, partition="no_segment_scheduling")
+    asked = replace(asked, num_micro_batches=1)  # a second segment would not pay
+    rng, seen = np.random.default_rng(0), Counter[str]()
+    for _ in range(300):
+        (cluster,) = Dssra().plan_round(asked, rng).clusters
+        (device,) = held(cluster)
+        seen[device] += 1
+        assert cluster.over_limits == (device == "device-1")
+    # χ² with 2 degrees of freedom exceeds 13.8 once in a thousand seeds; this one is fixed.
+    assert sum((seen[device.name] - 100) ** 2 / 100 for device in alike) < 13.8
+
+
+def test_a_round_in_which_nobody_can_take_part_says_what_becomes_of_the_queues() -> None:
+    """They grow as those of idle units; strategies without queues say nothing."""
+    asked = request(*devices(0, 0))
+    idle = 0.08 / 0.07 + 0.1
+    reason = "unit 7: each of its 2 devices is away"
+    with pytest.raises(InfeasibleRoundError, match=reason) as caught:
+        plan(asked)
+    assert caught.value.queues == pytest.approx((3.0 + idle - 0.84,))
+    for strategy in ("even", "all", "random"):
+        with pytest.raises(InfeasibleRoundError, match=reason) as caught:
+            plan(asked, strategy)
+        assert caught.value.queues == ()

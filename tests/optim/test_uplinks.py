@@ -1,0 +1,126 @@
+"""Units chosen by a rule: each gets the channel and power with which the round ends soonest."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.plan import RoundPlan
+from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, Rule, ShortestDelay
+from optim.channel import links, power_limits, uplink_rate, upload_time
+from optim.planner import Planner, RoundRequest
+from optim.verify import verify_plan
+from tests.optim.drawn_requests import drawn_request
+
+RULES: tuple[Planner, ...] = (RandomUnits(3), HighestLoss(3), ShortestDelay(3))
+
+
+def plan(strategy: Planner, asked: RoundRequest) -> RoundPlan:
+    planned = strategy.plan_round(asked, np.random.default_rng(0))
+    verify_plan(planned, asked)
+    return planned
+
+
+def units(planned: RoundPlan) -> list[int]:
+    return [cluster.unit for cluster in planned.clusters]
+
+
+def makespan(planned: RoundPlan) -> float:
+    return max(each.latency_s + each.uplink.upload_s for each in planned.clusters)
+
+
+def makespans(
+    asked: RoundRequest, chosen: list[int], fastest: dict[int, float], fading: str
+) -> Iterator[float]:
+    """Of every way to give the chosen units' channels, each with the most power that it can pay."""
+    pairs = links([state.uplink for state in asked.clusters], asked.channels, fading)
+    limits = power_limits(pairs)
+    rates = uplink_rate(limits, pairs.gains, pairs.bandwidth_hz, pairs.noise_w, fading)
+    uploads = upload_time(pairs.upload_bits, rates)
+    for channels in itertools.permutations(range(len(asked.channels)), len(chosen)):
+        given = zip(chosen, channels, strict=True)
+        yield max(fastest[unit] + uploads[unit // 10 - 1, channel] for unit, channel in given)
+
+
+@pytest.mark.parametrize("fading", ["none", "rayleigh"])
+@pytest.mark.parametrize("preset", ["paper", "edge"])
+def test_the_chosen_units_end_as_soon_as_any_channels_let_them(preset: str, fading: str) -> None:
+    for seed in range(4):
+        asked = drawn_request(preset, seed)
+        without = replace(asked, channels=())
+        fastest = {each.unit: each.latency_s for each in plan(AllUnits(), without).clusters}
+        for rule in RULES:
+            planned = plan(replace(rule, fading=fading), asked)
+            assert units(planned) == units(plan(rule, without))
+            best = min(makespans(asked, units(planned), fastest, fading))
+            assert makespan(planned) == pytest.approx(best, rel=1e-9)
+            assert planned.queues == planned.gammas == ()
+
+
+@pytest.mark.parametrize("rule", [RandomUnits, HighestLoss, ShortestDelay])
+def test_no_more_units_are_chosen_than_there_are_channels(rule: type[Rule]) -> None:
+    """The rule decides who, not the channels."""
+    for seed in range(4):
+        asked = drawn_request("paper", seed)
+        two = replace(asked, channels=asked.channels[:2], clusters=heard(asked, 2))
+        assert units(plan(rule(5), two)) == units(plan(rule(2), two))
+
+
+def heard(asked: RoundRequest, channels: int) -> tuple:
+    return tuple(
+        replace(state, uplink=replace(state.uplink, gains=state.uplink.gains[:channels]))
+        for state in asked.clusters
+    )
+
+
+def test_who_cannot_pay_for_a_channel_is_left_out() -> None:
+    asked = drawn_request("edge", 0)
+    first, *_ = units(plan(ShortestDelay(1), asked))
+
+    def poor(*poor_units: int) -> RoundRequest:
+        clusters = (
+            replace(state, uplink=replace(state.uplink, energy_j=0.0))
+            if state.unit in poor_units
+            else state
+            for state in asked.clusters
+        )
+        return replace(asked, clusters=tuple(clusters))
+
+    chosen = units(plan(ShortestDelay(3), asked))
+    assert units(plan(ShortestDelay(3), poor(first))) == [u for u in chosen if u != first]
+    with pytest.raises(InfeasibleRoundError, match=r"can afford its upload \(C8\)"):
+        plan(ShortestDelay(1), poor(first))
+
+
+def test_where_nobody_tells_an_uplink_none_is_planned() -> None:
+    asked = drawn_request("edge", 0)
+    silent = tuple(replace(state, uplink=None) for state in asked.clusters)
+    for rule in RULES:
+        planned = plan(rule, replace(asked, clusters=silent))
+        assert [each.uplink for each in planned.clusters] == [None] * 3
+
+
+def test_everyone_gets_a_channel_if_there_are_enough() -> None:
+    asked = drawn_request("paper", 0)
+    present = units(plan(AllUnits(), asked))
+    assert len(present) > len(asked.channels)
+    assert {each.uplink for each in plan(AllUnits(), asked).clusters} == {None}
+    few = replace(asked, clusters=tuple(s for s in asked.clusters if s.unit in (*present[:4], 60)))
+    planned = plan(AllUnits(), few)
+    assert units(planned) == present[:4]
+    assert {each.uplink.channel for each in planned.clusters} == {0, 1, 2, 3}
+    assert {each.uplink for each in plan(EvenSplit(), few).clusters} == {None}
+
+
+def test_chance_chooses_the_same_units_however_they_split() -> None:
+    """So that partitions can be compared in pairs."""
+    for seed in range(10):
+        asked, chosen = drawn_request("edge", seed), set()
+        for partition in (None, "vanilla_fl", "no_segment_scheduling", "pipeline"):
+            rng = np.random.default_rng(seed)
+            planned = RandomUnits(2).plan_round(replace(asked, partition=partition), rng)
+            chosen.add(tuple(units(planned)))
+        assert len(chosen) == 1
