@@ -2,30 +2,78 @@
 
 import functools
 import logging
+import threading
+from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.control_unit import ControlUnit
+from client_app.measured import with_measured_laws
 from collapipe import cancellation, config, wire
 from collapipe.cancellation import cancellable
+from collapipe.compression import FLOAT32
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError
+from collapipe.frozen_store import FrozenStore, default_folder, digest
+from collapipe.messages import Failure, Setup
+from collapipe.models.part import Tensors, prefixed
 from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.upload import compress_update
 
 app = ClientApp()
+_reading = threading.Lock()
 _log = logging.getLogger(__name__)
-_TOKENIZER, _OPTIMIZER = "tokenizer", "optimizer"  # what the unit keeps between messages
+_SETUP = "setup"  # kept between messages, as are those that training leaves:
+_OPTIMIZER, _RESIDUAL, _PROFILE = _KEPT = "optimizer", "residual", "profile"
 
 
 @app.query("state")
 def state(message: Message, context: Context) -> Message:
-    """Take the run's tokeniser and tell the cluster's state."""
+    """Learn what the run is made of, and tell the cluster's state and what is lacking here."""
     try:
-        tokenizer = wire.unpack_state_request(message.content)
-        context.state[_TOKENIZER] = ConfigRecord({"json": tokenizer})
-        return Message(wire.pack_state(_control_unit(context).state()), reply_to=message)
+        setup = wire.unpack_state_request(message.content)
+        context.state[_SETUP] = wire.pack_state_request(setup)["setup"]
+        state = _control_unit(context).state
+        return Message(wire.pack_state(state, _lacking(setup)), reply_to=message)
+    except CollaPipeError as error:
+        return _failed(message, error)
+
+
+@app.query("frozen")
+def frozen(message: Message, context: Context) -> Message:
+    """Keep the parts of the model that do not train, on disk and for later runs, too."""
+    try:
+        setup = _setup(context)
+        for part, tensors in wire.unpack_frozen(message.content).items():
+            if digest(tensors) != setup.frozen.get(part):
+                raise WireError(f"the frozen part {part[:80]!r} is not the one that was announced")
+            FrozenStore(default_folder()).add(tensors)
+        return Message(wire.pack_done(), reply_to=message)
+    except CollaPipeError as error:
+        return _failed(message, error)
+
+
+@app.query("keep")
+def keep(message: Message, context: Context) -> Message:
+    """Tell what is kept here between rounds, for a checkpoint."""
+    kept = {key: tensors for key in _KEPT if (tensors := _kept(context, key))}
+    return Message(wire.pack_kept(kept), reply_to=message)
+
+
+@app.query("restore")
+def restore(message: Message, context: Context) -> Message:
+    """Go on from what was kept at a checkpoint, in place of what is kept here now."""
+    try:
+        kept = wire.unpack_kept(message.content)
+        if isinstance(kept, Failure) or not kept.keys() <= set(_KEPT):
+            raise WireError(f"only {', '.join(_KEPT)} can be restored")
+        for key in _KEPT:
+            context.state.pop(key, None)
+            if key in kept:
+                context.state[key] = wire.pack_tensors(kept[key])
+        return Message(wire.pack_done(), reply_to=message)
     except CollaPipeError as error:
         return _failed(message, error)
 
@@ -39,31 +87,70 @@ def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(settings.pipeline.threads)
         with cancellable(request.timeout_s):
             unit = _control_unit(context)
-            finished = unit.train(request, weights, _optimizer_state(context))
+            precision = settings.compression.upload
+            start = weights if precision == FLOAT32 else _copies(weights)
+            whole = {**_frozen_weights(context), **weights}
+            finished = unit.train(request, whole, _kept(context, _OPTIMIZER))
+            end = {name: finished.reply.weights[name] for name in weights}
+            sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
             cancellation.check()  # a round that the server has given up leaves no state
     except CollaPipeError as error:
         return _failed(message, error)
     if settings.optimizer.state == "keep":
         context.state[_OPTIMIZER] = wire.pack_tensors(finished.optimizer_state)
-    return Message(wire.pack_reply(finished.reply), reply_to=message)
+    if residual:
+        context.state[_RESIDUAL] = wire.pack_tensors(residual)
+    state = unit.state
+    if settings.pipeline.profile:
+        kept = _kept(context, _PROFILE)
+        state, profile = with_measured_laws(state, kept, finished.chunk_times)
+        context.state[_PROFILE] = wire.pack_tensors(profile)
+    reply = replace(finished.reply, weights=sent, state=state)
+    return Message(wire.pack_reply(reply), reply_to=message)
+
+
+def _setup(context: Context) -> Setup:
+    if _SETUP not in context.state:
+        raise WireError("this unit knows nothing of the run yet; ask it for its state first")
+    return wire.unpack_state_request(context.state)
 
 
 def _control_unit(context: Context) -> ControlUnit:
-    kept = context.state.get(_TOKENIZER)
-    if not isinstance(kept, ConfigRecord):
-        raise WireError("this unit has no tokeniser yet; ask it for its state first")
     unit = int(context.node_config["partition-id"])
-    return _cached_unit(config.load(context.run_config), unit, str(kept["json"]))
+    return _cached_unit(config.load(context.run_config), unit, _setup(context).tokenizer)
+
+
+def _lacking(setup: Setup) -> list[str]:
+    absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
+    return [part for part, name in setup.frozen.items() if name in absent]
+
+
+def _frozen_weights(context: Context) -> Tensors:
+    with _reading:  # units of one process share what is read
+        return _cached_weights(tuple(_setup(context).frozen.items()))
+
+
+@functools.lru_cache(maxsize=1)  # of the run that the process serves, for all its units and rounds
+def _cached_weights(parts: tuple[tuple[str, str], ...]) -> Tensors:
+    store = FrozenStore(default_folder())
+    named = [prefixed(part, store.load(name)) for part, name in parts]
+    return {name: tensor for tensors in named for name, tensor in tensors.items()}
 
 
 @functools.lru_cache(maxsize=64)  # a process may serve many units, and each many rounds
 def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
-    return ControlUnit(settings, unit, Tokenizer(tokenizer))
+    return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
 
 
-def _optimizer_state(context: Context) -> dict[str, torch.Tensor]:
-    if isinstance(context.state.get(_OPTIMIZER), ArrayRecord):
-        return wire.unpack_record(context.state, _OPTIMIZER)
+def _copies(tensors: Tensors) -> Tensors:
+    """For training changes weights where they are."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _kept(context: Context, key: str) -> Tensors:
+    """Tensors of the unit's last round."""
+    if isinstance(context.state.get(key), ArrayRecord):
+        return wire.unpack_record(context.state, key)
     return {}
 
 

@@ -3,47 +3,46 @@
 import functools
 import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
+from client_app.cluster_state import cluster_state
 from client_app.link import DecoderLink
 from client_app.unsplit import UnsplitTrainer
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.config import Settings
+from collapipe.data.rows import load_shards
+from collapipe.data.shards import batch_rows
 from collapipe.errors import NonFiniteLossError
 from collapipe.messages import LinkAddress, TrainReply, TrainRequest
-from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, Part, Tensors, select
 from collapipe.models.split import EMBEDDING, HEAD, block_name, build_empty
-from collapipe.presets import ChannelPreset, ClusterPreset
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
-from collapipe.tasks.rows import load_shard
-from collapipe.tasks.shards import batch_rows
 from collapipe.tasks.tokenizer import Tokenizer
 from collapipe.timing import PhaseTimer
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage, LocalHead
+from pipeline.profile import ChunkTime
 
 _log = logging.getLogger(__name__)
-_TOKEN_BITS = 72  # of mask and target on the decoder link, beside the activation
 
 
 class Trainer(Protocol):
     """What trains a model on batches: the cluster's pipeline, or the unit alone."""
 
     timer: PhaseTimer
+    chunk_times: list[ChunkTime]
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Forward and backward; the loss."""
 
-    def step(self, rate: float, clip_norm: float | None) -> None:
-        """Clip and step."""
+    def step(self, rate: float, clip_norm: float | None) -> float:
+        """Clip and step; the squared norm of the gradient, before it was clipped."""
 
     def weights(self) -> Tensors:
         """Weights by name."""
@@ -54,10 +53,12 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What came of a round: the reply, and what the unit keeps until its next one."""
+    """What came of a round: the reply, what the unit keeps until its next one, and what the
+    devices took."""
 
     reply: TrainReply
     optimizer_state: Tensors
+    chunk_times: Sequence[ChunkTime]
 
 
 class ControlUnit:
@@ -68,40 +69,26 @@ class ControlUnit:
 
     def __init__(self, settings: Settings, unit: int, tokenizer: Tokenizer) -> None:
         self._settings, self._unit, self._tokenizer = settings, unit, tokenizer
-        self._examples = settings.task.encode(load_shard(settings, unit), tokenizer)
-        if len(self._examples) < settings.batch_size:
+        self._examples = settings.task.encode(load_shards(settings)[unit], tokenizer)
+        self._lengths = self._examples.lengths
+        if len(self._lengths) < settings.batch_size:
             _log.warning(
                 "unit %d has %d rows, fewer than batch_size=%d: each step takes all of them",
                 unit,
-                len(self._examples),
+                len(self._lengths),
                 settings.batch_size,
             )
 
+    @functools.cached_property
     def state(self) -> ClusterState:
-        """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
-        settings, spec = self._settings, self._settings.model
-        cluster: ClusterPreset = settings.build("cluster")
-        channel: ChannelPreset = settings.build("channel")
-        cost = measure_cost(spec, settings.task.max_length, settings.batch_size)
-        samples = settings.federation.local_steps * min(settings.batch_size, len(self._examples))
-        sample_bits = cost.activation_bits + _TOKEN_BITS * settings.task.max_length
-        own_head = settings.decoder.mode == "control_unit"
-        uplink = channel.draw_uplink(
-            model_bits=upload_bits(spec, self._tokenizer.vocabulary, own_head),
-            activation_bits=0.0 if own_head else samples * sample_bits,
-            rng=self._generator("uplink"),
-        )
-        devices = cluster.draw(cost, self._generator("cluster"))
-        return ClusterState(self._unit, devices, len(self._examples), uplink)
-
-    def _generator(self, purpose: str) -> np.random.Generator:
-        return np.random.default_rng(derive(self._settings.seed, purpose, self._unit))
+        """See ``cluster_state``."""
+        return cluster_state(self._settings, self._unit, self._examples, self._tokenizer.vocabulary)
 
     def train(self, request: TrainRequest, weights: Tensors, optimizer_state: Tensors) -> Round:
         """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
         ``CancelledRoundError``."""
         settings = self._settings
-        if settings.framework.name == "vanilla_fl":
+        if settings.framework.unsplit:
             trainer = UnsplitTrainer(
                 settings.model,
                 self._tokenizer.vocabulary,
@@ -116,9 +103,7 @@ class ControlUnit:
             self._link(request.link, request.round) as link,
             self._pipeline(request, link, weights, optimizer_state) as pipeline,
         ):
-            finished = self._run(request, pipeline, link)
-            link.finish()
-            return finished
+            return self._run(request, pipeline, link)
 
     def _train_with_own_head(
         self, request: TrainRequest, weights: Tensors, state: Tensors
@@ -131,10 +116,13 @@ class ControlUnit:
             finished = self._run(request, pipeline)
             whole = {**finished.reply.weights, **head.weights()}
             kept = {**finished.optimizer_state, **head.optimizer_state()}
-            return Round(TrainReply(whole, finished.reply.report), kept)
+            reply = replace(finished.reply, weights=whole)
+            return Round(reply, kept, finished.chunk_times)
 
     def _link(self, address: LinkAddress, round_: int) -> DecoderLink:
-        return DecoderLink(address, self._unit, round_, self._settings.link.max_message_bytes)
+        settings = self._settings
+        precision, limit = settings.compression.activation, settings.link.max_message_bytes
+        return DecoderLink(address, self._unit, round_, limit, precision)
 
     def _pipeline(
         self, request: TrainRequest, head: HeadStage, weights: Tensors, state: Tensors
@@ -158,19 +146,23 @@ class ControlUnit:
         self, request: TrainRequest, trainer: Trainer, link: DecoderLink | None = None
     ) -> Round:
         settings = self._settings
-        losses, samples, tokens = [], 0, 0
+        losses, squared_norms, samples, tokens = list[float](), list[float](), 0, 0
         for step in settings.federation.steps_of(request.round):
             cancellation.check()
             batch = self._batch(step)
             try:
-                losses.append(self._step(trainer, batch, step))
+                loss, squared_norm = self._step(trainer, batch, step)
             except NonFiniteLossError as error:
                 raise NonFiniteLossError(
                     f"unit {self._unit}, round {request.round}, step {step}: {error}; "
                     "lower optimizer.lr or set optimizer.clip_norm"
                 ) from error
+            losses.append(loss)
+            squared_norms.append(squared_norm)
             samples += batch.num_samples
             tokens += batch.num_targets
+        if link is not None:
+            link.finish()  # before its bytes are counted
         report = ClusterReport(
             self._unit,
             tuple(losses),
@@ -179,19 +171,21 @@ class ControlUnit:
             dict(trainer.timer.seconds),
             link.bytes_up if link else 0,
             link.bytes_down if link else 0,
+            tuple(squared_norms),
         )
-        return Round(TrainReply(trainer.weights(), report), trainer.optimizer_state())
+        reply = TrainReply(trainer.weights(), report, self.state)
+        return Round(reply, trainer.optimizer_state(), trainer.chunk_times)
 
-    def _step(self, trainer: Trainer, batch: Batch, step: int) -> float:
+    def _step(self, trainer: Trainer, batch: Batch, step: int) -> tuple[float, float]:
+        """Loss, and squared norm of the gradient."""
         settings = self._settings
         loss = trainer.run(batch, DropoutKey(settings.seed, self._unit, step))
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"the loss is {loss}")
         rate = settings.optimizer.rate(step, settings.federation.total_steps)
-        trainer.step(rate, settings.optimizer.clip_norm)
-        return loss
+        return loss, trainer.step(rate, settings.optimizer.clip_norm)
 
     def _batch(self, step: int) -> Batch:
         seed = derive(self._settings.seed, "data", self._unit)
-        rows = batch_rows(len(self._examples), self._settings.batch_size, step, seed)
+        rows = batch_rows(self._lengths, self._settings.batch_size, step, seed)
         return self._examples.batch(rows.tolist())

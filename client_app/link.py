@@ -12,6 +12,7 @@ from torch import Tensor
 
 from collapipe import cancellation, frames
 from collapipe.batch import Batch
+from collapipe.compression import FLOAT32, encode
 from collapipe.errors import LinkError, WireError
 from collapipe.frames import Frame, Kind
 from collapipe.link import METHOD, SERVER_NAME, channel_options, credentials
@@ -33,15 +34,23 @@ def _channel(address: str, certificate: bytes, max_message_bytes: int) -> grpc.C
 
 
 class DecoderLink:
-    """A ``HeadStage`` that streams activations to the server and gets losses and gradients back.
+    """A ``HeadStage`` that streams activations, in ``precision``, to the server and gets losses and
+    gradients back.
 
     Raises ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
     """
 
-    def __init__(self, link: LinkAddress, unit: int, round_: int, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        link: LinkAddress,
+        unit: int,
+        round_: int,
+        max_message_bytes: int,
+        precision: str = FLOAT32,
+    ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
-        self._round = round_
+        self._round, self._precision = round_, precision
         self._step = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
@@ -76,7 +85,13 @@ class DecoderLink:
         """See ``HeadStage``; returns as soon as the frame is handed to gRPC."""
         batch = self._micro_batches[micro_batch]
         self._submitted[micro_batch] = hidden
-        self._send(Kind.ACTIVATION, micro_batch, hidden, batch.mask, batch.targets)
+        self._send(
+            Kind.ACTIVATION,
+            micro_batch,
+            *encode(hidden, self._precision),
+            batch.mask,
+            batch.targets,
+        )
 
     def ready(self, micro_batch: int) -> bool:
         """See ``HeadStage``."""

@@ -24,6 +24,7 @@ from collapipe.models.split import ModelSpec, SplitModel, build_empty
 from collapipe.settings import OptimizerSettings
 from collapipe.tasks.tokenizer import Vocabulary
 from collapipe.timing import PhaseTimer
+from pipeline.profile import ChunkTime
 
 
 class UnsplitTrainer:
@@ -41,6 +42,7 @@ class UnsplitTrainer:
         self._optimizer = build_optimizer(settings, self._model.parameters())
         load_optimizer_state(self._model, self._optimizer, state)
         self.timer = PhaseTimer()
+        self.chunk_times: list[ChunkTime] = []  # no device has a chunk of it
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Forward and backward; the loss."""
@@ -51,8 +53,8 @@ class UnsplitTrainer:
             loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
-    def step(self, rate: float, clip_norm: float | None) -> None:
-        """Clip by the global norm and step."""
+    def step(self, rate: float, clip_norm: float | None) -> float:
+        """Clip by the global norm and step; the norm's square, before it was clipped."""
         with self.timer.phase("norms"):
             limit = math.inf if clip_norm is None else clip_norm
             norm = float(clip_grad_norm_(self._model.parameters(), limit))
@@ -62,6 +64,7 @@ class UnsplitTrainer:
             set_rate(self._optimizer, rate)
             self._optimizer.step()
             self._optimizer.zero_grad()
+        return norm**2
 
     def weights(self) -> Tensors:
         """All weights by name."""

@@ -6,9 +6,9 @@ import math
 import re
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,13 +19,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.models.cut import cut_at
+from collapipe.models.lora import AdapterSettings
 from collapipe.models.split import ModelSpec
 from collapipe.presets import ClusterPreset
 from collapipe.settings import (
+    CompressionSettings,
     DataSettings,
     DecoderSettings,
     FederationSettings,
@@ -35,11 +38,22 @@ from collapipe.settings import (
     PipelineSettings,
     RuntimeSettings,
     ServerOptimizerSettings,
+    TrackingSettings,
 )
 from collapipe.tasks.task import Task
 
 CONF = Path(__file__).parents[1] / "conf"
-_PLUGINS = ("strategy.", "task.", "model.", "cluster.", "channel.", "data.partitioner.")
+_OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
+_PARTITIONERS = "flwr_datasets.partitioner."
+_PLUGINS = (
+    "strategy.",
+    "task.",
+    "model.",
+    "cluster.",
+    "channel.",
+    "environment.",
+    "data.partitioner.",
+)
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
 T = TypeVar("T")
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
@@ -49,9 +63,9 @@ _composing = threading.Lock()  # Hydra keeps its state in a process-wide singlet
 class Settings:
     """Everything that a run is configured by.
 
-    ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster`` and
-    ``channel`` are built by who needs them, see ``build``. ``tree`` is the resolved configuration
-    as it is saved.
+    ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster``,
+    ``channel`` and ``environment`` are built by who needs them, see ``build``. ``tree`` is
+    the resolved configuration as it is saved, ``overrides`` what it was composed from.
     """
 
     seed: int
@@ -62,22 +76,29 @@ class Settings:
     federation: FederationSettings
     server_optimizer: ServerOptimizerSettings
     decoder: DecoderSettings
+    compression: CompressionSettings
+    adapter: AdapterSettings
     link: LinkSettings
     framework: FrameworkSettings
     runtime: RuntimeSettings
+    tracking: TrackingSettings
     task: Task
     model: ModelSpec
     tree: Mapping[str, Any]
     run_dir: str
+    overrides: tuple[str, ...] = ()
 
     @property
     def server_has_heads(self) -> bool:
         """Whether units send activations to the server, which trains the head on them."""
-        return self.framework.name == "collapipe" and self.decoder.mode != "control_unit"
+        return not self.framework.unsplit and self.decoder.mode != "control_unit"
 
     def build(self, option: str) -> Any:
         """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""
-        return build(option, OmegaConf.select(OmegaConf.create(dict(self.tree)), option))
+        node: Any = self.tree
+        for key in option.split("."):
+            node = node.get(key) if isinstance(node, Mapping) else None
+        return build(option, node)
 
 
 SECTIONS = {
@@ -117,23 +138,71 @@ def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     package; and it is resolved already, so nothing in it is looked up in the environment. Raises
     ``ConfigError`` otherwise.
     """
-    text = file.read_text(encoding="utf-8")
     try:
-        aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
-        if "${" in text or aliases:  # which could look up a secret, or grow without bounds
+        text = file.read_text(encoding="utf-8")
+        if any(map(_refers, yaml.scan(text))):
             raise ConfigError(f"{file}: has references, which a saved configuration has not")
         tree = OmegaConf.create(text)
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({_line(error)})") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{file}: not a saved configuration")
     for option in ("task", "model"):
-        _check_trusted(option, OmegaConf.select(tree, f"{option}._target_"), trusted)
+        target = OmegaConf.select(tree, f"{option}._target_")
+        _check_trusted(option, target, ("collapipe", *trusted))
     return _settings(tree, str(file.parent))
 
 
-def _check_trusted(option: str, target: object, trusted: Sequence[str]) -> None:
-    packages = ("collapipe", *trusted)
+def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
+    """Raise ``ConfigError`` where overrides, which may be somebody else's, name a plug-in that is
+    neither CollaPipe's nor a ``trusted`` package's; nothing is imported for them."""
+    tree = _compose(overrides)
+    with open_dict(tree):
+        del tree["hydra"]
+    try:
+        resolved = OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_line(error)) from error
+    for option, target in _targets(resolved):
+        if not _is_partitioner(target):
+            _check_trusted(option, target, (*_OWN, *trusted))
+
+
+def merged(overrides: Sequence[str], later: Sequence[str]) -> list[str]:
+    """``overrides`` without those that ``later`` ones replace, then these."""
+    keys = {override.key_or_group for override in _parse(later)}
+    kept = [each for each in _parse(overrides) if each.key_or_group not in keys]
+    return [*(str(each.input_line) for each in kept), *later]
+
+
+def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
+    """Every ``_target_`` below, and the option that it is of."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "_target_":
+                yield option, str(value)
+            yield from _targets(value, f"{option}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _targets(value, option)
+
+
+def _is_partitioner(target: str) -> bool:
+    """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
+    if target.startswith(_PARTITIONERS):
+        with suppress(ImportError, ValueError, AttributeError, HydraException):
+            return bool(get_class(target).__module__.startswith(_PARTITIONERS))
+    return False
+
+
+def _refers(token: yaml.Token) -> bool:
+    """Whether it could look up a secret, or grow without bounds; escapes are read already."""
+    return isinstance(token, yaml.AliasToken) or (
+        isinstance(token, yaml.ScalarToken) and "${" in token.value
+    )
+
+
+def _check_trusted(option: str, target: object, packages: Sequence[str]) -> None:
     name = str(target)
     if name.partition(".")[0] in packages:  # before anything is imported
         with suppress(ImportError, ValueError, AttributeError, HydraException):
@@ -155,9 +224,13 @@ def _load(overrides: tuple[str, ...]) -> Settings:
     settings = _settings(OmegaConf.masked_copy(tree, kept), run_dir)
     _check_segments(settings, settings.build("cluster"))
     settings.build("channel")
-    root = settings.data.root
-    if root is not None and not Path(root).is_dir():
-        raise ConfigError(f"data.root={root}: no such folder (seen from {Path.cwd()})")
+    settings.build("environment")
+    settings = replace(settings, overrides=overrides)
+    for option, path in settings.data.paths().items():
+        there = path.is_dir() if option == "root" else path.is_file()
+        if not there:
+            kind = "folder" if option == "root" else "file"
+            raise ConfigError(f"data.{option}={path}: no such {kind} (seen from {Path.cwd()})")
     return settings
 
 
@@ -201,7 +274,11 @@ def build(option: str, node: Any) -> Any:
 
 def _settings(tree: DictConfig, run_dir: str) -> Settings:
     try:
-        resolved = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
+        resolved = cast(
+            dict[str, Any], OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+        )
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key}: has no value; set {error.full_key}=…") from error
     except OmegaConfBaseException as error:
         raise ConfigError(_line(error)) from error
     data = {key: value for key, value in resolved["data"].items() if key != "partitioner"}
@@ -214,7 +291,9 @@ def _settings(tree: DictConfig, run_dir: str) -> Settings:
         seed=_whole(resolved, "seed", 0),
         batch_size=_whole(resolved, "batch_size", 1),
         task=build("task", resolved["task"]),
-        model=build("model", resolved["model"]),
+        model=cut_at(
+            sections["adapter"].on(build("model", resolved["model"])), sections["framework"].cut
+        ),
         tree=resolved,
         run_dir=run_dir,
     )
@@ -238,12 +317,36 @@ def _whole(tree: Mapping[str, Any], option: str, least: int) -> int:
 
 
 def _check_together(settings: Settings) -> None:
-    pipeline = settings.pipeline
+    pipeline, task, head = settings.pipeline, settings.task, settings.model.head
+    if head not in task.heads:
+        raise ConfigError(
+            f"task={task.name}: needs a model with a head {' or '.join(task.heads)}, this one has "
+            f"{head}; {_with_head(settings, task.heads[0])}"
+        )
+    fadings = [settings.tree[group].get("fading") for group in ("strategy", "environment")]
+    if fadings == ["rayleigh", "rayleigh"]:
+        raise ConfigError(
+            "strategy.fading=rayleigh with environment.fading=rayleigh: gains that fade in every "
+            "round would be averaged over fading again; set one of them to none"
+        )
+    cut, mode = settings.framework.cut, settings.decoder.mode
+    if cut is not None and mode == "control_unit":
+        raise ConfigError(
+            f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
+            f"but decoder.mode={mode} keeps that on the units; set decoder.mode=per_cluster"
+        )
     if pipeline.num_micro_batches > settings.batch_size:
         raise ConfigError(
             f"pipeline.num_micro_batches={pipeline.num_micro_batches}: more than "
             f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
         )
+
+
+def _with_head(settings: Settings, head: str) -> str:
+    """The way to a model with this head."""
+    if "head" in settings.tree["model"]:
+        return f"set model.head={head}, or another model.name"
+    return "set model=huggingface and model.name=FOLDER_OR_HUB_ID, or model.family=bert or gpt2"
 
 
 def _check_segments(settings: Settings, cluster: ClusterPreset) -> None:
@@ -256,9 +359,10 @@ def _check_segments(settings: Settings, cluster: ClusterPreset) -> None:
             f"{cluster.num_devices}; a device holds one segment at most"
         )
     if segments > settings.model.num_blocks:
+        blocks = "model.num_blocks" if settings.framework.cut is None else "framework.cut"
         raise ConfigError(
-            f"pipeline.num_segments={segments}: more than model.num_blocks="
-            f"{settings.model.num_blocks}; a segment holds at least one block"
+            f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
+            "a segment holds at least one block"
         )
 
 
@@ -269,7 +373,7 @@ def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
         if name not in known:
             raise ConfigError(f"unknown option {option}.{name}{_nearest(str(name), known)}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(kind), dict(values))
+        merged = OmegaConf.merge(_schema(kind), dict(values))
         return cast(T, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         where = f"{option}.{error.full_key}" if error.full_key else option
@@ -277,6 +381,17 @@ def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
             value = values[str(error.full_key)]
             raise ConfigError(f"{where}={value}: must be a list, [A, B]") from error
         raise ConfigError(f"{where}: {str(error.msg or error).splitlines()[0]}") from error
+
+
+def _schema(kind: type) -> Any:
+    """The fields and types of a dataclass; OmegaConf locks frozen ones inside it before they are
+    filled."""
+    schema = OmegaConf.structured(kind)
+    for name in schema:
+        node = schema._get_node(name)
+        if isinstance(node, DictConfig):
+            OmegaConf.set_readonly(node, None)
+    return schema
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
@@ -287,10 +402,16 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
             groups = [str(o.input_line) for o in parsed if o.key_or_group.split("@")[0] in GROUPS]
             for override in parsed:
                 _check_group(override)
-            known = _flat(_compose_or_explain(groups))
+            known = _known_names(tuple(groups))
             for override in parsed:
                 _check_key(override, known)
             return _compose_or_explain(overrides)
+
+
+@functools.lru_cache(maxsize=64)  # composing takes as long as what a run is made of
+def _known_names(groups: tuple[str, ...]) -> set[str]:
+    """Of all options, with these choices of groups."""
+    return _flat(_compose_or_explain(groups))
 
 
 def _compose_or_explain(overrides: Sequence[str]) -> DictConfig:

@@ -18,7 +18,14 @@ class DataError(ConfigError):
 
 
 class InfeasibleRoundError(CollaPipeError):
-    """No plan satisfies the round's constraints."""
+    """No plan satisfies the round's constraints.
+
+    ``queues`` are Y_n(t+1) of all units if the round is skipped; empty where none are kept.
+    """
+
+    def __init__(self, message: str, queues: tuple[float, ...] = ()) -> None:
+        super().__init__(message)
+        self.queues = queues
 
 
 class PlanViolationError(CollaPipeError):
@@ -47,3 +54,18 @@ class NonFiniteLossError(CollaPipeError):
 
 class RoundFailedError(CollaPipeError):
     """Every unit of a round failed; the message names the cause of each."""
+
+
+_MOST = 400  # characters of what others say
+
+
+def printable(text: str) -> str:
+    """A text in one line, without what would move a terminal's cursor or change its colours."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def one_line(said: object) -> str:
+    """What another machine or library says, printable and no longer than an error may be; of an
+    exception without words its kind."""
+    line = printable(str(said)) or (type(said).__name__ if isinstance(said, Exception) else "")
+    return line if len(line) <= _MOST else f"{line[:_MOST]} …"

@@ -5,26 +5,22 @@ The file has SI units, with decibels where radio people write them; they end her
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from collapipe.block_cost import transformer_block_cost
 from collapipe.errors import ConfigError
+from collapipe.inventory_model import MOST_BLOCKS, Model, read_model
 from collapipe.inventory_round import RoundFigures, read_channel, read_round, read_uplink
 from collapipe.physical import energy_at
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
-from collapipe.yaml_file import Section, load, nearest
+from collapipe.yaml_file import Section, load
 
 Latency = Literal["overlap", "flow_shop", "bound"]
-TOKENS = 64  # of a sample, for a model that is named instead of described
 
-_MODELS = Path(__file__).parents[1] / "conf" / "model"
-_MOST_BLOCKS = 10_000
 _MOST_SAMPLES = 10**9
 _MOST_MICRO_BATCHES = 4096  # more of them gain nothing, and every one is looked at
 _LEAST_SECONDS, _MOST_SECONDS = 1e-18, 1e6  # of a sample, a block or a hop; eleven days
-_FIGURES = tuple(field.name for field in fields(BlockCost))
 _FILE_KEYS = (
     "batch_size",
     "max_micro_batches",
@@ -107,15 +103,6 @@ class Inventory:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """The file's ``model``; a figure that nobody gave is absent from ``figures``."""
-
-    section: Section
-    num_blocks: int
-    figures: dict[str, float]
-
-
 def read_inventory(file: Path) -> Inventory:
     """Read and check an inventory.
 
@@ -124,7 +111,7 @@ def read_inventory(file: Path) -> Inventory:
     root = load(file)
     root.allow(_FILE_KEYS)
     batch_size = root.whole("batch_size", _MOST_SAMPLES)
-    model = _model(root, batch_size)
+    model = read_model(root, batch_size)
     channels = tuple(map(read_channel, root.sections("channels")))
     clusters = _clusters(root, model, len(channels))
     return Inventory(
@@ -141,6 +128,17 @@ def read_inventory(file: Path) -> Inventory:
     )
 
 
+def read_clusters(file: Path, cost: BlockCost) -> tuple[Cluster, ...]:
+    """The clusters of an inventory for blocks of ``cost``, whatever its model is.
+
+    Raises ``ConfigError`` as ``read_inventory`` does.
+    """
+    root = load(file)
+    root.allow(_FILE_KEYS)
+    model = Model(root, MOST_BLOCKS, asdict(cost))
+    return _clusters(root, model, len(root.sections("channels")))
+
+
 def _max_micro_batches(root: Section, batch_size: int) -> int:
     """M: a micro-batch holds at least one sample, so that a larger number binds nobody."""
     given = root.whole("max_micro_batches", _MOST_SAMPLES, default=batch_size)
@@ -153,42 +151,10 @@ def _max_micro_batches(root: Section, batch_size: int) -> int:
     return min(given, batch_size)
 
 
-# The model
-
-
-def _model(root: Section, batch_size: int) -> _Model:
-    section = root.section("model")
-    section.allow(("name", "num_blocks", *_FIGURES))
-    named = _named_model(section) if "name" in section else None
-    if named is None and "num_blocks" not in section:
-        raise section.error("num_blocks", "is missing; give it, or name: a model of conf/model/")
-    given = {name: section.number(name) for name in _FIGURES if name in section}
-    known = _figures_by_size(named, batch_size) if named and len(given) < len(_FIGURES) else {}
-    owner = section if named is None or "num_blocks" in section else named
-    return _Model(section, owner.whole("num_blocks", _MOST_BLOCKS), {**known, **given})
-
-
-def _named_model(section: Section) -> Section:
-    name, known = section.text("name"), sorted(path.stem for path in _MODELS.glob("*.yaml"))
-    if name not in known:
-        raise section.error("name", f"no model of conf/model/{nearest(name, known)}")
-    model = load(_MODELS / f"{name}.yaml")
-    if "dim" not in model:
-        figures = ", ".join(_FIGURES)
-        raise section.error("name", f"{name} has no sizes; give num_blocks, {figures} instead")
-    return model
-
-
-def _figures_by_size(named: Section, batch_size: int) -> dict[str, float]:
-    dim, inner = (named.whole(key, 10**6) for key in ("dim", "feed_forward_dim"))
-    cost = transformer_block_cost(dim, inner, TOKENS, batch_size)
-    return {name: getattr(cost, name) for name in _FIGURES}
-
-
 # Clusters and devices
 
 
-def _clusters(root: Section, model: _Model, num_channels: int) -> tuple[Cluster, ...]:
+def _clusters(root: Section, model: Model, num_channels: int) -> tuple[Cluster, ...]:
     sections = root.sections("clusters")
     if not sections:
         raise root.error("clusters", "has no cluster; list at least one, with its devices")
@@ -196,7 +162,7 @@ def _clusters(root: Section, model: _Model, num_channels: int) -> tuple[Cluster,
     return tuple(_cluster(section, model, num_channels) for section in sections)
 
 
-def _cluster(section: Section, model: _Model, num_channels: int) -> Cluster:
+def _cluster(section: Section, model: Model, num_channels: int) -> Cluster:
     section.allow(("name", "devices", "uplink"))
     devices = section.sections("devices")
     if not devices:
@@ -215,7 +181,7 @@ def _refuse_twins(sections: Sequence[Section]) -> None:
         lines[name] = section.line
 
 
-def _box(section: Section, model: _Model, alone: bool) -> Box:
+def _box(section: Section, model: Model, alone: bool) -> Box:
     section.allow(_DEVICE_KEYS)
     _check_figures(section, model)
     measured = "chunk" in section
@@ -230,7 +196,7 @@ def _box(section: Section, model: _Model, alone: bool) -> Box:
     return Box(profile, memory)
 
 
-def _check_figures(section: Section, model: _Model) -> None:
+def _check_figures(section: Section, model: Model) -> None:
     """Raises ``ConfigError`` with all figures of the model that the device lacks."""
     given = [key for key in _FIGURES_FOR if key in section]
     needed = dict.fromkeys(name for key in given for name in _FIGURES_FOR[key])
@@ -297,7 +263,7 @@ def _sending(section: Section, figures: Mapping[str, float], alone: bool) -> flo
 
 
 def _max_blocks(section: Section, figures: Mapping[str, float], memory: float | None) -> int | None:
-    limits = [section.whole("max_blocks", _MOST_BLOCKS)] if "max_blocks" in section else []
+    limits = [section.whole("max_blocks", MOST_BLOCKS)] if "max_blocks" in section else []
     if memory is not None:
         limits.append(math.floor(memory / figures["block_bytes"]))
     return min(limits, default=None)

@@ -1,10 +1,12 @@
 """What server and units tell each other in a round, before it becomes Flower's records."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collapipe.models.part import Tensors
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
+from collapipe.state import ClusterState
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,22 @@ class LinkAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class Setup:
+    """What a unit must know of a run before its first round.
+
+    Attributes
+    ----------
+    tokenizer
+        See ``Tokenizer.pack``.
+    frozen
+        Part of the model → digest of its weights that do not train, as ``FrozenStore`` has them.
+    """
+
+    tokenizer: str
+    frozen: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class TrainRequest:
     """The server's message to a scheduled unit, beside the weights that travel with it; ``link`` is
     None where the unit has the head."""
@@ -31,16 +49,34 @@ class TrainRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainReply:
-    """A unit's answer after its round."""
-
-    weights: Tensors
-    report: ClusterReport
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a unit did not finish: the error's name and its one line."""
+    """Why a unit did not do what it was asked to: the error's name and its one line."""
 
     kind: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateReply:
+    """What a unit tells of itself.
+
+    Attributes
+    ----------
+    state
+        Its cluster; or why what it says of it is none.
+    lacking
+        Frozen parts of the model that it has not.
+    """
+
+    unit: int
+    state: ClusterState | Failure
+    lacking: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReply:
+    """A unit's answer after its round; ``state`` as in ``StateReply``."""
+
+    weights: Tensors
+    report: ClusterReport
+    state: ClusterState | Failure

@@ -75,6 +75,7 @@ class ClusterPlan:
         Number n of the cluster's control unit.
     segments
         The S segments in the order in which activations pass them; contiguous from block 0.
+        Without any, every device trains all blocks on its share of the batch.
     num_micro_batches
         m; a batch of fewer samples is cut into as many micro-batches as it has samples.
     schedule
@@ -83,6 +84,9 @@ class ClusterPlan:
         What the strategy expects the round's pipelines to take; None: it does not model time.
     uplink
         None: the strategy plans no channels.
+    over_limits
+        Planned as systems do that look at no limits: a device may get more than its memory or
+        energy allows.
     """
 
     unit: int
@@ -91,6 +95,7 @@ class ClusterPlan:
     schedule: str
     latency_s: float | None = None
     uplink: UplinkPlan | None = None
+    over_limits: bool = False
 
     def __post_init__(self) -> None:
         if self.num_micro_batches < 1:

@@ -30,10 +30,12 @@ class ClusterPreset(Protocol):
 
     @property
     def num_devices(self) -> int:
-        """K."""
+        """K, the most that a cluster has."""
 
-    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
-        """K devices that train blocks of ``cost``; the same generator gives the same ones."""
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
+        """The devices of unit n, for blocks of ``cost``; the same generator gives the same ones."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class SyntheticCluster:
     def __post_init__(self) -> None:
         _check("cluster", self)
 
-    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``."""
         return tuple(
             DeviceProfile(
@@ -103,7 +107,9 @@ class PaperCluster:
     def __post_init__(self) -> None:
         _check("cluster", self)
 
-    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``; the paper's devices do not depend on ``cost``."""
         return tuple(self._device(f"device-{k}", rng) for k in range(self.num_devices))
 
@@ -162,7 +168,9 @@ class HardwareCluster:
         for place, kind in enumerate(self.kinds):
             _check(f"cluster.kinds[{place}]", kind)
 
-    def draw(self, cost: BlockCost, rng: np.random.Generator) -> tuple[DeviceProfile, ...]:
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
         """See ``ClusterPreset``."""
         return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
 
@@ -191,6 +199,9 @@ class ChannelPreset:
         h_{n,j} of each unit and channel.
     model_bits
         θ_n^enc; null: what the unit really uploads.
+    activation_bits
+        Of z_n^enc, that of one local step; null: what the unit really sends. Units that send no
+        activations to the server send none.
     interference_constant_w
         C of Γ (eq. 28), in proportion to the interference; the strategies read it here.
     """
@@ -203,6 +214,7 @@ class ChannelPreset:
     max_power_w: float
     energy_j: float
     model_bits: float | None
+    activation_bits: float | None
     interference_constant_w: float
 
     def __post_init__(self) -> None:
@@ -219,7 +231,7 @@ class ChannelPreset:
     def draw_uplink(
         self, model_bits: float, activation_bits: float, rng: np.random.Generator
     ) -> Uplink:
-        """A control unit's uplink to all channels."""
+        """A control unit's uplink to all channels; ``activation_bits`` are those of a round."""
         bits = model_bits if self.model_bits is None else self.model_bits
         gains = rng.uniform(*self.gain_db, size=self.num_channels)
         return Uplink(

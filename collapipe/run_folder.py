@@ -1,8 +1,13 @@
 """The folder of a run: what it was configured by, what it measured, and what it learned."""
 
+import csv
+import fcntl
+import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +21,12 @@ from collapipe.config import Settings, load_saved
 from collapipe.errors import ConfigError
 from collapipe.models.part import Tensors
 from collapipe.models.split import SplitModel, build_empty
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.tasks.tokenizer import Marks, Tokenizer
 
+_GROWING = ("metrics.jsonl", "metrics.csv", "requests.jsonl.gz")
 _LOADING = {
     "format": "safetensors",
-    "weights": "model.safetensors",
+    "weights": "model.safetensors; unit-N.safetensors of each unit where nothing was averaged",
     "tokenizer": "tokenizer.json",
     "configuration": "../config.yaml",
     "load": "collapipe.run_folder.load_model(RUN_DIR) gives settings, model and tokenizer",
@@ -29,21 +35,69 @@ _LOADING = {
 
 
 class RunFolder:
-    """Files of one run. Raises ``ConfigError`` where the folder cannot be written or is in use."""
+    """Files of one run. Raises ``ConfigError`` where the folder cannot be written or is in use;
+    that it holds a run is no hindrance where that one is ``resumed``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, resumed: bool = False) -> None:
         self.path = path.resolve()
         try:
             (self.path / "model").mkdir(parents=True, exist_ok=True)
-            used = (self.path / "metrics.jsonl").exists()  # what never trained may go
+            # What never trained may go.
+            used = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
             probe = self.path / ".writable"
             probe.touch()
             probe.unlink()
         except OSError as error:
             cause = error.strerror or error
             raise ConfigError(f"hydra.run.dir={path}: cannot be written ({cause})") from error
-        if used:
-            raise ConfigError(f"hydra.run.dir={path}: holds a run already; choose another folder")
+        if used and not resumed:
+            raise ConfigError(
+                f"hydra.run.dir={path}: holds a run already; choose another folder, or go on with "
+                f"it: collapipe resume {path}"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process writes here; the system frees the lock whatever ends the process.
+
+        Raises ``ConfigError`` where another one does.
+        """
+        with (self.path / ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"{self.path}: a run is writing here; wait for its end, or end it"
+                ) from error
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.path}: cannot be locked ({error.strerror}); choose a folder on "
+                    "another file system"
+                ) from error
+            yield
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the files that grow, all of them on the disk by now."""
+        sizes = {}
+        for name in _GROWING:
+            if (self.path / name).exists():
+                with (self.path / name).open("rb") as file:
+                    os.fsync(file.fileno())
+                    sizes[name] = os.fstat(file.fileno()).st_size
+        return sizes
+
+    def rewind(self, sizes: Mapping[str, int]) -> None:
+        """Files that grow are as they were at ``sizes``; the run has not ended."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+        for name in _GROWING:
+            if name in sizes:
+                os.truncate(self.path / name, sizes[name])
+            else:
+                (self.path / name).unlink(missing_ok=True)
+
+    def write_overrides(self, overrides: Sequence[str]) -> None:
+        """``overrides.json``: what the configuration is composed from, to go on later."""
+        _replace(self.path / "overrides.json", json.dumps([*overrides], indent=2).encode() + b"\n")
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """``config.yaml``: every value of the run, resolved, and the version."""
@@ -51,10 +105,23 @@ class RunFolder:
         text = head + OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
         _replace(self.path / "config.yaml", text.encode())
 
+    def append(self, name: str, content: bytes) -> None:
+        """At the end of a file that grows."""
+        with (self.path / name).open("ab") as file:
+            file.write(content)
+
+    def append_row(self, name: str, columns: Sequence[str], row: Mapping[str, Any]) -> None:
+        """A row of a CSV file, below its header."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        if not (self.path / name).exists():
+            writer.writeheader()
+        writer.writerow(row)
+        self.append(name, text.getvalue().encode())
+
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """A line of ``metrics.jsonl``."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        self.append("metrics.jsonl", json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """``summary.json``."""
@@ -62,33 +129,63 @@ class RunFolder:
         _replace(self.path / "summary.json", text.encode())
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """The tokeniser and how to load the model beside it."""
-        tokenizer.save(self.path / "model" / "tokenizer.json")
-        text = json.dumps({"version": __version__, **_LOADING}, indent=2) + "\n"
+        """The tokeniser, its marks, the labels, and how to load the model beside it."""
+        _replace(self.path / "model" / "tokenizer.json", tokenizer.json_text.encode())
+        known = {"marks": asdict(tokenizer.marks), "labels": tokenizer.labels}
+        text = json.dumps({"version": __version__, **_LOADING, **known}, indent=2) + "\n"
         _replace(self.path / "model" / "model.json", text.encode())
 
     def write_weights(self, weights: Tensors) -> None:
         """The model as it is now, in place of the one before."""
-        target = self.path / "model" / "model.safetensors"
+        self._write_model("model.safetensors", weights)
+
+    def write_unit_weights(self, unit: int, weights: Tensors) -> None:
+        """Likewise the model of ``unit``, in a run that averages none."""
+        self._write_model(_unit_file(unit), weights)
+
+    def _write_model(self, name: str, weights: Tensors) -> None:
+        target = self.path / "model" / name
         partial = target.with_suffix(".partial")
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
         partial.replace(target)
 
 
+def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
+    """Raise ``ConfigError`` where a file that grows has lost what it held at ``sizes``."""
+    for name in sizes.keys() & set(_GROWING):
+        path = run_dir / name
+        found = path.stat().st_size if path.exists() else 0
+        if found < sizes[name]:
+            raise ConfigError(f"{path}: has {found} bytes, had {sizes[name]} at the checkpoint")
+
+
+def read_overrides(run_dir: Path) -> list[str]:
+    """What ``write_overrides`` wrote. Raises ``ConfigError`` for another folder."""
+    file = run_dir / "overrides.json"
+    _check_there(run_dir, file)
+    try:
+        overrides = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
+            raise ValueError("not a list of texts")
+    except ValueError as error:
+        raise ConfigError(f"{file}: not the overrides of a run ({error})") from error
+    return overrides
+
+
 def load_model(
-    run_dir: Path, trusted: Sequence[str] = ()
+    run_dir: Path, trusted: Sequence[str] = (), unit: int | None = None
 ) -> tuple[Settings, SplitModel, Tokenizer]:
     """A run's settings, trained model and tokeniser; plug-ins of ``trusted`` packages, too.
 
-    Raises ``ConfigError`` for another folder.
+    ``unit`` says whose model, in a run that averaged none. Raises ``ConfigError`` for another
+    folder, and for a unit that has no model there.
     """
     config, model_dir = run_dir / "config.yaml", run_dir / "model"
-    weights, words = model_dir / "model.safetensors", model_dir / "tokenizer.json"
-    for file in (config, weights, words):
-        if not file.is_file():
-            raise ConfigError(f"{run_dir}: not the folder of a run that trained, {file} is missing")
+    _check_there(run_dir, config, model_dir / "tokenizer.json", model_dir / "model.json")
     settings = load_saved(config, trusted)
-    tokenizer = Tokenizer.load(words)
+    weights = model_dir / _weights_file(run_dir, settings, unit)
+    _check_there(run_dir, weights)
+    tokenizer = _read_tokenizer(model_dir)
     try:
         model = build_empty(
             lambda: SplitModel(settings.model, tokenizer.vocabulary), load_file(weights)
@@ -98,6 +195,49 @@ def load_model(
         raise ConfigError(f"{weights}: not the weights of this run's model ({cause})") from error
     assert isinstance(model, SplitModel)
     return settings, model.eval(), tokenizer
+
+
+def _check_there(run_dir: Path, *files: Path) -> None:
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{run_dir}: not the folder of a run that trained, {file} is missing")
+
+
+def _weights_file(run_dir: Path, settings: Settings, unit: int | None) -> str:
+    """Name of the file with the model of ``unit``, or of all units together."""
+    if settings.framework.aggregate:
+        if unit is None:
+            return "model.safetensors"
+        raise ConfigError(
+            f"--unit {unit}: the models of {run_dir} were averaged into one; leave --unit out"
+        )
+    units = settings.federation.num_units
+    if unit is None:
+        raise ConfigError(
+            f"{run_dir}: the units' models were not averaged (framework.aggregate=false); "
+            f"--unit N picks one of 0 … {units - 1}"
+        )
+    if not 0 <= unit < units:
+        raise ConfigError(f"--unit {unit}: {run_dir} is a run of units 0 … {units - 1}")
+    if not (run_dir / "model" / _unit_file(unit)).is_file():
+        raise ConfigError(
+            f"--unit {unit}: {run_dir} has no model of it, which finished no round; name another"
+        )
+    return _unit_file(unit)
+
+
+def _unit_file(unit: int) -> str:
+    return f"unit-{unit}.safetensors"
+
+
+def _read_tokenizer(model_dir: Path) -> Tokenizer:
+    words, known = model_dir / "tokenizer.json", model_dir / "model.json"
+    try:
+        rest = json.loads(known.read_text(encoding="utf-8"))
+        marks, labels = Marks(**rest["marks"]), [str(label) for label in rest["labels"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({error})") from error
+    return Tokenizer(words.read_text(encoding="utf-8"), marks, labels)
 
 
 def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from collapipe.errors import ConfigError
@@ -39,9 +40,63 @@ def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where rows come from. How they become shards is ``data.partitioner``, a plug-in."""
+    """Where rows come from. How they become shards is ``data.partitioner``, a plug-in.
+
+    Attributes
+    ----------
+    root
+        Folder with the files of a task's own format.
+    name, config
+        Dataset on the hub, and its configuration.
+    train_file, validation_file, test_file
+        A user's own files: CSV, TSV, JSON lines or text, plain or .gz.
+    synthetic
+        Take made-up rows.
+    text_column, label_column, tokens_column, tags_column, source_column, target_column
+        What the columns are called there; ``translation.de`` is a field of a column.
+    shuffle
+        Bring the training rows in a random order first: a file is often sorted.
+    max_train_samples, max_eval_samples
+        Take the first rows only.
+    tokenizer
+        Hub id or folder of a model whose tokeniser is used.
+    """
 
     root: str | None = None
+    name: str | None = None
+    config: str | None = None
+    train_file: str | None = None
+    validation_file: str | None = None
+    test_file: str | None = None
+    synthetic: bool = False
+    text_column: str = "text"
+    label_column: str = "label"
+    tokens_column: str = "tokens"
+    tags_column: str = "ner_tags"
+    source_column: str = "source"
+    target_column: str = "target"
+    shuffle: bool = True
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
+    tokenizer: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers("data", self, {"max_train_samples": 1, "max_eval_samples": 1})
+        given = [option for option in ("root", "name", "train_file") if getattr(self, option)]
+        given += ["synthetic"] if self.synthetic else []
+        if len(given) > 1:
+            raise ConfigError(
+                f"data.{given[0]} and data.{given[1]}: rows come from one of them; set the other "
+                "to null"
+            )
+        for option in ("validation_file", "test_file"):
+            if getattr(self, option) and not self.train_file:
+                raise ConfigError(f"data.{option}: needs data.train_file beside it")
+
+    def paths(self) -> dict[str, Path]:
+        """The options that are set and name a folder or a file of this machine."""
+        options = "root", "train_file", "validation_file", "test_file"
+        return {option: Path(path) for option in options if (path := getattr(self, option))}
 
 
 @dataclass(frozen=True)
@@ -53,6 +108,7 @@ class PipelineSettings:
     schedule: str = "one_f_one_b"
     dtype: str = "float32"
     threads: int = 1
+    profile: bool = False
 
     def __post_init__(self) -> None:
         _check_numbers("pipeline", self, dict.fromkeys(("num_segments", "num_micro_batches"), 1))
@@ -134,10 +190,19 @@ class FederationSettings:
     eval_every: int = 1
     round_timeout_s: float = 600.0
     weighting: str = "tokens"
+    on_infeasible: str = "stop"
+    clock: str = "modelled"
+    checkpoint_every: int = 5
+    keep: int = 2
+    channel_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        counts = ("rounds", "num_units", "local_steps", "eval_every")
+        counts = ("rounds", "num_units", "local_steps", "eval_every", "keep")
+        may_be_0 = ("checkpoint_every", "channel_noise")
         _check_numbers("federation", self, dict.fromkeys(counts, 1))
+        _check_numbers("federation", self, dict.fromkeys(may_be_0, 0))
+        _check_choice("federation.on_infeasible", self.on_infeasible, ("stop", "skip"))
+        _check_choice("federation.clock", self.clock, ("modelled", "real"))
         _check_positive("federation.round_timeout_s", self.round_timeout_s)
         _check_most("federation.round_timeout_s", self.round_timeout_s, _MONTH_S)
         _check_choice("federation.weighting", self.weighting, ("tokens", "uniform"))
@@ -163,6 +228,20 @@ class DecoderSettings:
 
 
 @dataclass(frozen=True)
+class CompressionSettings:
+    """In how many bits units send the weights that they trained, and activations."""
+
+    upload: str = "float32"
+    activation: str = "float32"
+
+    def __post_init__(self) -> None:
+        for option in ("upload", "activation"):
+            _check_choice(
+                f"compression.{option}", getattr(self, option), ("float32", "bfloat16", "int8")
+            )
+
+
+@dataclass(frozen=True)
 class LinkSettings:
     """The decoder link: where the server listens, and the largest message that it takes."""
 
@@ -180,12 +259,46 @@ class LinkSettings:
 
 @dataclass(frozen=True)
 class FrameworkSettings:
-    """Who trains what."""
+    """Who trains what, and where.
+
+    Attributes
+    ----------
+    name
+        What the run is called.
+    partition
+        Solver of a cluster's partition that the framework prescribes, see ``optim.solvers``; None:
+        the strategy's own.
+    unsplit
+        Each unit trains the whole model by itself; its devices share the batch.
+    aggregate
+        False: each unit keeps a model of its own.
+    cut
+        Encoder blocks that the units hold; the server trains the others with the head. None: all.
+    train
+        False: rounds are scheduled and their time is modelled, and nothing is trained.
+    """
 
     name: str = "collapipe"
+    partition: str | None = None
+    unsplit: bool = False
+    aggregate: bool = True
+    cut: int | None = None
+    train: bool = True
 
     def __post_init__(self) -> None:
-        _check_choice("framework.name", self.name, ("collapipe", "vanilla_fl"))
+        _check_numbers("framework", self, {"cut": 1})
+        if self.unsplit and self.cut is not None:
+            raise ConfigError(
+                f"framework.cut={self.cut}: a unit that trains the whole model has no cut; "
+                "set one of framework.unsplit and framework.cut"
+            )
+
+
+@dataclass(frozen=True)
+class TrackingSettings:
+    """Where curves go beside the run's folder: ``mlflow`` is a tracking URI."""
+
+    mlflow: str | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collapipe.errors import ConfigError
 
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
+_MOST_NAME = 64  # characters of a device's name, which is printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class DeviceProfile:
 
     Attributes
     ----------
+    name
+        At most 64 printable characters.
     time
         Its chunk law, in seconds.
     max_blocks
@@ -90,6 +93,11 @@ class DeviceProfile:
     energy: EnergyBudget | None = None
 
     def __post_init__(self) -> None:
+        if len(self.name) > _MOST_NAME or not self.name.isprintable():
+            raise ConfigError(
+                f"device {self.name[:_MOST_NAME]!r}: a name has at most {_MOST_NAME} characters, "
+                "all printable"
+            )
         if self.max_blocks is not None and self.max_blocks < 0:
             raise ConfigError(f"device {self.name}: max_blocks={self.max_blocks} is negative")
 
@@ -183,6 +191,32 @@ class ClusterState:
                 f"unit {self.unit}: {len(self.devices)} devices with {len(names)} names; "
                 f"1 to {_MOST_DEVICES} are possible, each with a name of its own"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What Theorem 1 assumes, as training shows it; None: not yet.
+
+    Attributes
+    ----------
+    gradient_bound
+        φ² (assumption 2): the largest mean of a round's ‖∇F‖² so far.
+    smoothness
+        β (assumption 1), from below: the largest change of a round's ‖∇F‖ over the way that the
+        model went in between.
+    curvature
+        ξ (assumption 3), from below: the smallest ‖∇F‖²/(2F) so far, for F* = 0.
+    """
+
+    gradient_bound: float | None = None
+    smoothness: float | None = None
+    curvature: float | None = None
+
+
+def unknown_cluster(unit: int) -> ClusterState:
+    """Stands for a cluster of which nothing usable is known: it can hold no block."""
+    device = DeviceProfile("unknown", AffineLaw(0.0, 0.0, 0.0, 0.0), max_blocks=0)
+    return ClusterState(unit, (device,), 0)
 
 
 def _check_within(of: object, names: Sequence[str], most: float = _MOST) -> None:

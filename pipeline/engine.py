@@ -1,7 +1,9 @@
 """The pipeline of one cluster for one round: segments from a plan, batches in, weights out."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from torch import Tensor
@@ -16,6 +18,7 @@ from pipeline import schedule
 from pipeline.head import HeadStage
 from pipeline.inline import Stage, run_inline
 from pipeline.micro_batch import split
+from pipeline.profile import ChunkTime
 from pipeline.schedule import BACKWARD, Action
 from pipeline.segment import Segment
 
@@ -27,6 +30,16 @@ class _Step:
     key: DropoutKey
     micro_batches: Sequence[Batch]
     timer: PhaseTimer
+    seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @contextmanager
+    def chunk(self, stage: int, micro_batch: int, phase: str) -> Iterator[None]:
+        """Time a stage's forward or backward of a micro-batch, as a phase and as its chunk's."""
+        began = time.perf_counter()
+        with self.timer.phase(phase):
+            yield
+        taken = self.seconds.get((stage, micro_batch), 0.0)
+        self.seconds[stage, micro_batch] = taken + time.perf_counter() - began
 
 
 @dataclass
@@ -41,12 +54,12 @@ class _FirstStage:
         step, batch = self.step, self.step.micro_batches[micro_batch]
         with step.timer.phase("embedding"):
             hidden = self.embedding.forward(micro_batch, batch.inputs, step.key)
-        with step.timer.phase("forward"):
+        with step.chunk(0, micro_batch, "forward"):
             return self.segment.forward(micro_batch, hidden, step.key, batch.mask)
 
     def backward(self, micro_batch: int, gradient: Tensor | None) -> None:
         assert gradient is not None
-        with self.step.timer.phase("backward"):
+        with self.step.chunk(0, micro_batch, "backward"):
             received = self.segment.backward(micro_batch, gradient)
         assert received is not None
         with self.step.timer.phase("embedding"):
@@ -60,18 +73,19 @@ class _FirstStage:
 class _InnerStage:
     """A segment that gets its input from the one before."""
 
+    number: int
     segment: Segment
     step: _Step
 
     def forward(self, micro_batch: int, activation: Tensor | None) -> Tensor:
         assert activation is not None
         mask = self.step.micro_batches[micro_batch].mask
-        with self.step.timer.phase("forward"):
+        with self.step.chunk(self.number, micro_batch, "forward"):
             return self.segment.forward(micro_batch, activation, self.step.key, mask)
 
     def backward(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         assert gradient is not None
-        with self.step.timer.phase("backward"):
+        with self.step.chunk(self.number, micro_batch, "backward"):
             return self.segment.backward(micro_batch, gradient)
 
     def ready(self, action: Action) -> bool:
@@ -113,6 +127,11 @@ class Pipeline:
     head
         What answers the last segment's activations.
 
+    Attributes
+    ----------
+    chunk_times
+        Of every micro-batch so far, on every device.
+
     Raises ``ConfigError`` for a plan that does not place every block.
     """
 
@@ -133,6 +152,7 @@ class Pipeline:
             for segment in plan.segments
         ]
         self.timer = PhaseTimer()
+        self.chunk_times: list[ChunkTime] = []
 
     def __enter__(self) -> "Pipeline":
         return self
@@ -155,16 +175,23 @@ class Pipeline:
         first, *others = self.segments
         stages: list[Stage] = [
             _FirstStage(self._embedding, first, step),
-            *(_InnerStage(segment, step) for segment in others),
+            *(_InnerStage(number, segment, step) for number, segment in enumerate(others, 1)),
             head,
         ]
         self._head.begin(key, micro_batches, batch.num_targets)
         actions = schedule.build(self._plan.schedule, len(self.segments), len(micro_batches))
         run_inline(actions, stages)
+        self.chunk_times.extend(self._chunk_times(step))
         return head.loss
 
-    def step(self, rate: float, clip_norm: float | None) -> None:
-        """Step every part and the head, clipped by the global norm over all of them."""
+    def _chunk_times(self, step: _Step) -> Iterator[ChunkTime]:
+        for (stage, micro_batch), seconds in step.seconds.items():
+            segment, samples = self._plan.segments[stage], step.micro_batches[micro_batch]
+            yield ChunkTime(segment.device, segment.span.blocks, samples.num_samples, seconds)
+
+    def step(self, rate: float, clip_norm: float | None) -> float:
+        """Step every part and the head, clipped by the global norm over all of them; its square,
+        before it was clipped."""
         with self.timer.phase("norms"):
             own = [part.squared_norm() for part in self._parts]
             clip_scale(own, clip_norm)  # before the head hears of a norm that is not finite
@@ -174,6 +201,7 @@ class Pipeline:
             for part in self._parts:
                 part.step(rate, scale)
             self._head.step(rate, scale)
+        return sum(norms)
 
     def weights(self) -> Tensors:
         """Weights of embedding and blocks by their names in the whole model."""

@@ -38,7 +38,8 @@ class Segment:
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Add to the parts' gradients; the gradient of the inputs, None where they are ids."""
         inputs, hidden = self._kept.pop(micro_batch)
-        torch.autograd.backward(hidden, gradient)
+        if hidden.requires_grad:  # a frozen embedding has nothing to learn
+            torch.autograd.backward(hidden, gradient)
         return inputs.grad
 
     def forget(self) -> None:

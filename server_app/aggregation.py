@@ -29,6 +29,24 @@ class ServerOptimizer:
         self._settings = settings
         self._optimizer: torch.optim.Optimizer | None = None
         self._parameters: Tensors = {}
+        self._restored: Tensors = {}
+
+    @property
+    def state(self) -> Tensors:
+        """Its memory: ``NAME/exp_avg`` of the weight ``NAME``."""
+        if self._optimizer is None:
+            return self._restored
+        return {
+            f"{name}/{quantity}": value
+            for name, parameter in self._parameters.items()
+            for quantity, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def restore(self, state: Tensors) -> None:
+        """Go on with the memory that ``state`` was; before the first step."""
+        assert self._optimizer is None, "restore after a step"
+        self._restored = state
 
     def step(self, previous: Tensors, averaged: Tensors) -> Tensors:
         """The new model from the round's first weights and the units' average."""
@@ -37,6 +55,9 @@ class ServerOptimizer:
         if self._optimizer is None:
             self._parameters = {name: tensor.clone() for name, tensor in previous.items()}
             self._optimizer = _build(self._settings, list(self._parameters.values()))
+            for key, value in self._restored.items():
+                name, _, quantity = key.rpartition("/")
+                self._optimizer.state[self._parameters[name]][quantity] = value.clone()
         for name, parameter in self._parameters.items():
             parameter.copy_(previous[name])
             parameter.grad = previous[name] - averaged[name]

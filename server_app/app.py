@@ -19,11 +19,13 @@ def main(grid: Grid, context: Context) -> None:
     """Run a whole training, as Flower calls it."""
     settings = config.load(context.run_config)
     _check_paths(settings)
-    train(PromptGrid(grid), settings)
+    train(PromptGrid(grid), settings, str(context.run_config.get("resume", "")) or None)
 
 
 def _check_paths(settings: Settings) -> None:
     """Flower's processes work in a folder of their own, where a relative path means another one."""
-    root = settings.data.root
-    if root is not None and not Path(root).is_absolute():
-        raise ConfigError(f"data.root={root}: give an absolute path; the apps run in {Path.cwd()}")
+    for option, path in settings.data.paths().items():
+        if not path.is_absolute():
+            raise ConfigError(
+                f"data.{option}={path}: give an absolute path; the apps run in {Path.cwd()}"
+            )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from collapipe.batch import IGNORED
+from collapipe.compression import FLOAT32, decode, layout
 from collapipe.errors import WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
@@ -32,9 +33,15 @@ class SessionPlan:
         Global steps that the unit will train, in order.
     total_steps
         Of the whole run, for the schedule of the learning rate.
-    vocabulary_size, batch_size, max_length
+    num_classes, batch_size, max_length
         Bounds of what a frame may hold: logits cost far more memory than the targets that ask
         for them.
+    precision
+        In which activations come.
+    head
+        Its kind, as ``ModelSpec.head`` names it: how long targets may be follows from it.
+    extra_rows
+        Rows of an activation behind those of the tokens, see ``models.cut.extra_rows``.
     """
 
     unit: int
@@ -44,9 +51,12 @@ class SessionPlan:
     dim: int
     steps: range
     total_steps: int
-    vocabulary_size: int
+    num_classes: int
     batch_size: int
     max_length: int
+    precision: str = FLOAT32
+    head: str | None = "decoder"
+    extra_rows: int = 0
 
 
 @dataclass
@@ -96,13 +106,15 @@ class DecoderSession:
         self._step = _Step(step, num_micro_batches, target_tokens)
 
     def answer(
-        self, micro_batch: int, hidden: Tensor, mask: Tensor, targets: Tensor
+        self, micro_batch: int, sent: Sequence[Tensor], mask: Tensor, targets: Tensor
     ) -> tuple[float, Tensor]:
-        """Loss of a micro-batch and the gradient of ``hidden`` [b, s, d]."""
+        """Loss of a micro-batch and the gradient of its activation [b, s, d], ``sent`` as
+        ``compression.encode`` made it."""
         step = self._under_way()
         if micro_batch != step.answered or micro_batch >= step.num_micro_batches:
             raise WireError(f"micro-batch {micro_batch} came, expected {step.answered}")
-        self._check(hidden, mask, targets)
+        self._check(sent[0].shape, mask, targets)
+        hidden = decode(sent, self.plan.precision, self._dtype)  # which may be far larger
         key = DropoutKey(self.plan.seed, self.plan.unit, step.number)
         loss, gradient = self.part.answer(
             hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
@@ -111,6 +123,15 @@ class DecoderSession:
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
         return loss, gradient
+
+    @property
+    def activation_tensors(self) -> int:
+        """How many tensors an activation comes as."""
+        return len(layout((0, 0, self.plan.dim), self._dtype, self.plan.precision))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.part.module.parameters()).dtype
 
     def finish_step(self, squared_norms: Sequence[float]) -> list[float]:
         """End a step: the head's own squared norm; the head has stepped when this returns."""
@@ -156,26 +177,29 @@ class DecoderSession:
         self._step = None
         self.turn.__exit__(None, None, None)
 
-    def _check(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> None:
-        weight = next(self.part.module.parameters())
+    def _check(self, hidden: torch.Size, mask: Tensor, targets: Tensor) -> None:
         fits = (
-            hidden.dim() == 3
-            and 1 <= hidden.shape[0] <= self.plan.batch_size
-            and 1 <= hidden.shape[1] <= self.plan.max_length
-            and hidden.shape[2] == self.plan.dim
-            and hidden.dtype == weight.dtype
-            and mask.shape == hidden.shape[:2]
+            len(hidden) == 3
+            and 1 <= hidden[0] <= self.plan.batch_size
+            and hidden[2] == self.plan.dim
+            and mask.shape == (hidden[0], hidden[1] - self.plan.extra_rows)
+            and 1 <= mask.shape[1] <= self.plan.max_length
             and mask.dtype == torch.bool
             and targets.dim() == 2
-            and targets.shape[0] == hidden.shape[0]
-            and 1 <= targets.shape[1] <= self.plan.max_length
+            and targets.shape[0] == hidden[0]
+            and 1 <= targets.shape[1] <= self._most_targets(mask.shape[1])
             and targets.dtype == torch.int64
         )
         if not fits:
             raise WireError(
-                f"activation {hidden.dtype} {list(hidden.shape)}, mask {mask.dtype} "
-                f"{list(mask.shape)} and targets {targets.dtype} {list(targets.shape)} do not fit"
+                f"activation {list(hidden)}, mask {mask.dtype} {list(mask.shape)} and targets "
+                f"{targets.dtype} {list(targets.shape)} do not fit"
             )
-        wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.plan.vocabulary_size))
+        wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.plan.num_classes))
         if bool(wrong.any()):
-            raise WireError(f"target ids outside of 0 … {self.plan.vocabulary_size - 1}")
+            raise WireError(f"target ids outside of 0 … {self.plan.num_classes - 1}")
+
+    def _most_targets(self, length: int) -> int:
+        """Of a sample with ``length`` tokens: more would count and not be learned from."""
+        most = {"pooled": 1, "tokens": length, "causal": length}
+        return most.get(str(self.plan.head), self.plan.max_length)

@@ -1,7 +1,7 @@
 """The global model on rows that no unit trains on."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,7 +14,8 @@ from collapipe.models.split import Head, SplitModel
 from collapipe.tasks.task import Score, Task
 from collapipe.tasks.tokenizer import Tokenizer
 
-_BATCH = 256  # rows at once: long enough for fast matrices, short enough for any memory
+_BATCH = 256  # rows at once: long enough for fast matrices
+_LOGITS = 2**26  # numbers of a batch's answer: a causal model has one for each token and class
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,31 @@ class Evaluation:
     score: Score
 
 
+def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Of several models: the mean of their losses and values, and a signature that says so."""
+    first, count = evaluations[0].score, len(evaluations)
+    beside = {
+        name: sum(each.score.beside[name] for each in evaluations) / count for name in first.beside
+    }
+    score = Score(
+        first.name,
+        sum(each.score.value for each in evaluations) / count,
+        f"{first.signature}|mean of {count} units' models",
+        beside,
+    )
+    return Evaluation(sum(each.loss for each in evaluations) / count, score)
+
+
 class Evaluator:
     """Evaluates on fixed rows, sorted by length so that a batch is padded little."""
 
     def __init__(self, task: Task, rows: Dataset, tokenizer: Tokenizer) -> None:
-        self._task, self._rows, self._tokenizer = task, rows, tokenizer
+        self._task, self._rows = task, rows
+        answer = task.max_length * tokenizer.vocabulary.num_classes
+        self._batch = max(1, min(_BATCH, _LOGITS // answer))
         self._examples = task.encode(rows, tokenizer)
-        lengths = [int(self._examples.batch([row]).mask.sum()) for row in range(len(rows))]
-        self._order = sorted(range(len(rows)), key=lengths.__getitem__)
+        lengths = self._examples.lengths
+        self._order = sorted(range(len(lengths)), key=lengths.__getitem__)
 
     @torch.inference_mode()
     def evaluate(self, model: SplitModel) -> Evaluation:
@@ -53,10 +71,10 @@ class Evaluator:
                 predictions[row] = ids
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"the evaluation's loss is {loss}; lower optimizer.lr")
-        texts = self._task.decode(predictions, self._tokenizer)
-        return Evaluation(loss / tokens, self._task.score(texts, self._rows))
+        texts = self._examples.decode(predictions)
+        return Evaluation(loss / tokens, self._task.score(texts, self._rows, loss / tokens))
 
     def _batches(self) -> Iterator[tuple[list[int], Batch]]:
-        for start in range(0, len(self._order), _BATCH):
-            rows = self._order[start : start + _BATCH]
+        for start in range(0, len(self._order), self._batch):
+            rows = self._order[start : start + self._batch]
             yield rows, self._examples.batch(rows)

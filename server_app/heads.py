@@ -1,11 +1,12 @@
 """The heads of a round: one per scheduled unit, or one that all share, behind the decoder link."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from collapipe.config import Settings
 from collapipe.messages import LinkAddress
+from collapipe.models.cut import extra_rows
 from collapipe.models.part import HeadPart, Tensors, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.tasks.tokenizer import Vocabulary
@@ -18,35 +19,45 @@ _SHARED = -1  # whose optimiser state it is when all units share a head
 class Heads:
     """Opens sessions for a round and, when it is over, knows what they learned.
 
-    Optimiser states last from round to round, keyed by unit; only those of units that finished
-    are kept.
+    ``states`` are the optimisers', which last from round to round, keyed by unit; only those of
+    units that finished are kept. ``frozen`` names weights that do not train: sessions share them.
     """
 
     def __init__(
-        self, settings: Settings, vocabulary: Vocabulary, link: DecoderLinkServer, on_step: OnStep
+        self,
+        settings: Settings,
+        vocabulary: Vocabulary,
+        link: DecoderLinkServer,
+        on_step: OnStep,
+        frozen: Collection[str],
     ) -> None:
         self._settings, self._vocabulary = settings, vocabulary
         self._link, self._on_step = link, on_step
         self.shared = settings.decoder.mode == "shared"
-        self._states: dict[int, Tensors] = {}
+        self._frozen = {name.removeprefix(f"{HEAD}.") for name in frozen}
+        self.states: dict[int, Tensors] = {}
         self._sessions: dict[int, DecoderSession] = {}
         self._addresses: list[LinkAddress] = []
         self._first: Tensors = {}
 
-    def open(self, round_: int, weights: Tensors, units: Sequence[int]) -> dict[int, LinkAddress]:
-        """A session for each unit, from the global model's ``weights``, and how to reach it."""
-        self._first = prefixed(HEAD, select(weights, HEAD))
+    def open(self, round_: int, models: Mapping[int, Tensors]) -> dict[int, LinkAddress]:
+        """A session for each unit, from the model that its round starts from, and how to reach it.
+
+        A shared head is the first unit's, whose model is then everybody's.
+        """
+        first = next(iter(models.values()), {})
+        self._first = prefixed(HEAD, select(first, HEAD))
         turn: AbstractContextManager[object] = threading.Lock() if self.shared else nullcontext()
-        common = self._build(weights, _SHARED) if self.shared else None
+        common = self._build(first, _SHARED) if self.shared and models else None
         self._sessions = {
             unit: DecoderSession(
                 self._plan(unit, round_),
-                common or self._build(weights, unit),
+                common or self._build(model, unit),
                 self._settings.optimizer,
                 turn,
                 self._on_step,
             )
-            for unit in units
+            for unit, model in models.items()
         }
         addresses = {unit: self._link.open(session) for unit, session in self._sessions.items()}
         self._addresses = list(addresses.values())
@@ -76,7 +87,7 @@ class Heads:
             return
         for unit in units:
             owner = _SHARED if self.shared else unit
-            self._states[owner] = self._sessions[unit].part.optimizer_state()
+            self.states[owner] = self._sessions[unit].part.optimizer_state()
 
     @property
     def _all_complete(self) -> bool:
@@ -84,9 +95,12 @@ class Heads:
 
     def _build(self, weights: Tensors, owner: int) -> HeadPart:
         spec, optimizer = self._settings.model, self._settings.optimizer
-        copies = {name: value.clone() for name, value in select(weights, HEAD).items()}
-        module = build_empty(lambda: spec.build_head(self._vocabulary), copies)
-        return HeadPart(HEAD, module, optimizer, self._states.get(owner, {}))
+        own = {
+            name: value if name in self._frozen else value.clone()
+            for name, value in select(weights, HEAD).items()
+        }
+        module = build_empty(lambda: spec.build_head(self._vocabulary), own)
+        return HeadPart(HEAD, module, optimizer, self.states.get(owner, {}))
 
     def _plan(self, unit: int, round_: int) -> SessionPlan:
         settings = self._settings
@@ -98,7 +112,10 @@ class Heads:
             settings.model.dim,
             settings.federation.steps_of(round_),
             settings.federation.total_steps,
-            self._vocabulary.size,
+            self._vocabulary.num_classes,
             settings.batch_size,
             settings.task.max_length,
+            settings.compression.activation,
+            settings.model.head,
+            extra_rows(settings.model),
         )

@@ -201,7 +201,8 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
         session.begin(frame.step, int(begin[0]), int(begin[1]))
         return None
     if frame.kind == Kind.ACTIVATION:
-        loss, gradient = session.answer(frame.micro_batch, *_only(frame, 3))
+        *sent, mask, targets = _only(frame, session.activation_tensors + 2)
+        loss, gradient = session.answer(frame.micro_batch, sent, mask, targets)
         tensors = (torch.tensor(loss, dtype=torch.float64), gradient)
         return Frame(Kind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
     if frame.kind == Kind.NORMS:

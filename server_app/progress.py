@@ -7,8 +7,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from collapipe.errors import printable
 from collapipe.report import RoundReport
+from collapipe.tasks.task import Score
 from server_app.evaluation import Evaluation
 
 
@@ -74,19 +77,24 @@ class RunProgress:
     def round(self, report: RoundReport, wall_s: float) -> None:
         """A round is done."""
         speed = report.target_tokens / wall_s
+        loss = "–" if report.train_loss is None else f"{report.train_loss:.4f}"
         self._live.update(
             self._task,
             completed=report.round * self._steps,
             round=min(report.round + 1, self._rounds),
-            loss=f"{report.train_loss:.3f}",
+            loss=loss,
             speed=f"{speed:,.0f}",
         )
         self._restart()
+        for unit, cause in report.set_aside.items():
+            self.say(f"round {report.round}: unit {unit} is set aside: {cause}")
+        if report.skipped is not None:
+            self.say(f"round {report.round}: skipped: {report.skipped}")
         for unit, cause in report.failures.items():
             self.say(f"round {report.round}: ended without unit {unit}: {cause}")
-        if not self._console.is_terminal:
+        if not self._console.is_terminal and report.train_loss is not None:
             self.say(
-                f"round {report.round}/{self._rounds}  train loss {report.train_loss:.4f}  "
+                f"round {report.round}/{self._rounds}  train loss {loss}  "
                 f"{speed:,.0f} tokens/s  {wall_s:.1f} s"
             )
 
@@ -94,16 +102,21 @@ class RunProgress:
         """The model was evaluated."""
         self._restart()
         score = evaluation.score
-        self._live.update(self._task, metric=f"{score.name} {score.value:.2f}")
+        self._live.update(self._task, metric=shown(score))
         self.say(
-            f"round {round_}/{self._rounds}  evaluation loss {evaluation.loss:.4f}  "
-            f"{score.name} {score.value:.2f}"
+            f"round {round_}/{self._rounds}  evaluation loss {evaluation.loss:.4f}  {shown(score)}"
         )
+
+
+def shown(score: Score) -> str:
+    """Such as ``accuracy 0.781  macro-F1 0.764``."""
+    values = {score.name: score.value, **score.beside}
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def end_table(rows: dict[str, str]) -> Table:
     """The short table at the end of a run."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(printable(value)))  # a value may look like markup
     return table

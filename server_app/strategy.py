@@ -1,7 +1,7 @@
 """The round as Flower messages: plan, send, collect, aggregate. Decides nothing by itself."""
 
-import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,28 +11,50 @@ from flwr.serverapp.strategy import Strategy
 
 from collapipe import wire
 from collapipe.config import Settings
-from collapipe.errors import InfeasibleRoundError, NonFiniteLossError, RoundFailedError, WireError
+from collapipe.errors import (
+    NonFiniteLossError,
+    RoundFailedError,
+    WireError,
+    one_line,
+)
 from collapipe.messages import Failure, TrainReply, TrainRequest
 from collapipe.models.part import Tensors, all_finite
 from collapipe.models.split import HEAD
-from collapipe.plan import RoundPlan
-from collapipe.presets import ChannelPreset
 from collapipe.report import ClusterReport, RoundReport
 from collapipe.seeds import derive
-from collapipe.state import ClusterState
-from optim.planner import Planner, RoundRequest
-from optim.verify import verify_plan
+from collapipe.upload import restore, upload_bytes
 from server_app.aggregation import ServerOptimizer, average
+from server_app.channel_noise import noise_variance, with_noise
+from server_app.estimates import Sight
 from server_app.heads import Heads
+from server_app.scheduler import Decision, Scheduler
+
+_MOST_PHASES = 32
+_MOST = 1e100  # of what is averaged, so that no sum of it is infinite
 
 
 @dataclass(frozen=True)
 class _Round:
-    """What is open between sending a round's messages and aggregating their replies."""
+    """What is open between sending a round's messages and aggregating their replies.
 
-    plan: RoundPlan
-    weights: Tensors  # the whole model at the round's start
-    uploads: Tensors  # the part of it that units get and return
+    Attributes
+    ----------
+    models
+        The whole model at the round's start, of each unit of the plan.
+    names
+        Of the weights that units get and return.
+    began
+        Of ``time.perf_counter``.
+    """
+
+    decision: Decision
+    models: Mapping[int, Tensors]
+    names: Collection[str]
+    began: float
+
+    def uploads(self, unit: int) -> Tensors:
+        """What the unit got."""
+        return {name: tensor for name, tensor in self.models[unit].items() if name in self.names}
 
 
 class CollaPipeStrategy(Strategy):
@@ -40,31 +62,39 @@ class CollaPipeStrategy(Strategy):
 
     ``arrays`` of all methods is the whole model: embedding, blocks and head. Without ``heads``
     units get and train all of it: the baseline ``vanilla_fl``, or heads on the control units.
+    ``frozen`` names weights that do not train; units have them already. Where the framework does
+    not aggregate, each unit goes on with a model of its own and ``arrays`` is where all began.
 
     Attributes
     ----------
-    report, weights
-        What happened in the round aggregated last, and the model that came of it.
+    report, decision
+        What happened in the round aggregated last, and what it was planned from.
+    weights
+        The model that came of it.
+    plan_s
+        Seconds that the decision took.
+    own_models
+        Of the units that trained, where models are not averaged.
     """
 
     def __init__(
         self,
         settings: Settings,
-        planner: Planner,
-        states: Mapping[int, ClusterState],
+        scheduler: Scheduler,
+        units: Mapping[int, int],
         heads: Heads | None,
+        frozen: Collection[str] = (),
     ) -> None:
         self.report: RoundReport | None = None
+        self.decision: Decision | None = None
+        self.plan_s = 0.0
         self.weights: Tensors = {}
-        self._settings, self._planner, self._heads = settings, planner, heads
-        self._nodes = {state.unit: node for node, state in states.items()}
-        self._units = {node: state.unit for node, state in states.items()}
-        self._clusters = tuple(sorted(states.values(), key=lambda state: state.unit))
-        self._server_optimizer = ServerOptimizer(settings.server_optimizer)
-        channel: ChannelPreset = settings.build("channel")
-        self._channels = channel.draw(np.random.default_rng(derive(settings.seed, "channels")))
-        self._queues = (0.0,) * len(self._clusters)
-        self._losses: dict[int, float] = {}
+        self.own_models: dict[int, Tensors] = {}
+        self.server_optimizer = ServerOptimizer(settings.server_optimizer)
+        self._settings, self._scheduler, self._heads = settings, scheduler, heads
+        self._frozen = frozenset(frozen)
+        self._units = dict(units)  # node → unit
+        self._nodes = {unit: node for node, unit in units.items()}
         self._round: _Round | None = None
 
     def summary(self) -> None:
@@ -73,27 +103,33 @@ class CollaPipeStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """A ``train`` message for each unit of the round's plan."""
-        plan = self._plan(server_round)
-        weights = wire.unpack_tensors(arrays)
-        links, sent = {}, arrays
+        """A ``train`` message for each unit of the round's plan; none where it is skipped."""
+        began = time.perf_counter()
+        decision = self.decision = self._scheduler.decide(server_round)
+        self.plan_s = time.perf_counter() - began
+        weights, clusters = wire.unpack_tensors(arrays), decision.plan.clusters
+        models = {c.unit: self.own_models.get(c.unit, weights) for c in clusters}
+        links, names = {}, set(weights) - self._frozen
         if self._heads is not None:
-            units = [cluster.unit for cluster in plan.clusters]
-            links = self._heads.open(server_round, weights, units)
-            sent = wire.select_arrays(arrays, leave_out=f"{HEAD}.")
-        self._round = _Round(plan, weights, {name: weights[name] for name in sent})
+            links = self._heads.open(server_round, models)
+            names = {name for name in names if not name.startswith(f"{HEAD}.")}
+        now = self._round = _Round(decision, models, names, began)
+        common = wire.select_arrays(arrays, names)
         timeout_s = self._settings.federation.round_timeout_s
         messages = []
-        for cluster in plan.clusters:
-            request = TrainRequest(server_round, cluster, timeout_s, links.get(cluster.unit))
-            content, node = wire.pack_request(request, sent), self._nodes[cluster.unit]
+        for cluster in clusters:
+            unit = cluster.unit
+            request = TrainRequest(server_round, cluster, timeout_s, links.get(unit))
+            own = unit in self.own_models
+            sent = wire.pack_tensors(now.uploads(unit)) if own else common
+            content, node = wire.pack_request(request, sent), self._nodes[unit]
             messages.append(Message(content, node, wire.TRAIN, group_id=str(server_round)))
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The new model from the units that finished.
+        """The new model from the units that finished; None where the round was skipped.
 
         Raises ``NonFiniteLossError`` if a unit's loss was, ``RoundFailedError`` if all failed.
         """
@@ -101,25 +137,31 @@ class CollaPipeStrategy(Strategy):
         assert now is not None, "aggregate_train before configure_train"
         if self._heads is not None:
             self._heads.close()
+        clusters = now.decision.plan.clusters
         timeout_s = self._settings.federation.round_timeout_s
         outcomes: dict[int, TrainReply | Failure] = {
             cluster.unit: Failure("Timeout", f"no answer in {timeout_s:g} s")
-            for cluster in now.plan.clusters
+            for cluster in clusters
         }
         for message in replies:
             unit = self._units[message.metadata.src_node_id]
             outcomes[unit] = self._outcome(unit, message, now)
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
-        _stop_if_hopeless(server_round, finished, failures)
-        self.weights = self._aggregate(finished, now)
+        if clusters:
+            _stop_if_hopeless(server_round, finished, failures)
+            self._learn(finished, now)
         if self._heads is not None:
             self._heads.keep_states(finished)
-        self._queues = self._next_queues(now.plan, finished)
+        losses = {unit: _mean_loss(reply) for unit, reply in finished.items()}
+        states = {unit: reply.state for unit, reply in finished.items()}
+        measured_s = time.perf_counter() - now.began
+        sight = self._sight(finished, now)
+        self._scheduler.end(now.decision, losses, states, measured_s, sight)
         self.report = self._report(finished, failures, now)
-        self._losses.update({unit: _mean_loss(reply) for unit, reply in finished.items()})
-        metrics = MetricRecord({"train_loss": self.report.train_loss})
-        return wire.pack_tensors(self.weights), metrics
+        if not clusters or not self._settings.framework.aggregate:
+            return None, None
+        return wire.pack_tensors(self.weights), MetricRecord()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -133,89 +175,100 @@ class CollaPipeStrategy(Strategy):
         """None: the server evaluates."""
         return None
 
-    def _plan(self, server_round: int) -> RoundPlan:
-        settings = self._settings
-        request = RoundRequest(
-            round=server_round,
-            clusters=self._clusters,
-            num_blocks=settings.model.num_blocks,
-            batch_size=settings.batch_size,
-            local_steps=settings.federation.local_steps,
-            num_segments=settings.pipeline.num_segments,
-            num_micro_batches=settings.pipeline.num_micro_batches,
-            schedule=settings.pipeline.schedule,
-            channels=self._channels,
-            queues=self._queues,
-            losses=tuple(self._losses.get(cluster.unit) for cluster in self._clusters),
-        )
-        rng = np.random.default_rng(derive(settings.seed, "plan", server_round))
-        try:
-            plan = self._planner.plan_round(request, rng)
-        except InfeasibleRoundError as error:
-            raise InfeasibleRoundError(f"round {server_round}: {error}") from error
-        verify_plan(plan, request)
-        return plan
-
-    def _next_queues(
-        self, plan: RoundPlan, finished: Mapping[int, TrainReply]
-    ) -> tuple[float, ...]:
-        """Who was scheduled and failed waits on; strategies without queues change none."""
-        if not plan.queues:
-            return self._queues
-        failed = {cluster.unit for cluster in plan.clusters} - set(finished)
-        return tuple(
-            idle if cluster.unit in failed else queue
-            for cluster, queue, idle in zip(
-                self._clusters, plan.queues, plan.idle_queues, strict=True
-            )
-        )
-
     def _outcome(self, unit: int, message: Message, now: _Round) -> TrainReply | Failure:
         if message.has_error():
-            return Failure("ClientApp", _one_line(str(message.error.reason)))
+            return Failure("ClientApp", one_line(message.error.reason))
         try:
             reply = wire.unpack_reply(message.content)
             if isinstance(reply, Failure):
-                return Failure(_one_line(reply.kind), _one_line(reply.message))
+                return Failure(one_line(reply.kind), one_line(reply.message))
             self._check_report(unit, reply.report)
-            wire.check_like(reply.weights, now.uploads, f"unit {unit}")
-        except WireError as error:
-            return Failure(type(error).__name__, str(error))
-        return reply
+            precision = self._settings.compression.upload
+            sent = restore(reply.weights, now.uploads(unit), precision, f"unit {unit}")
+            weights = self._through_the_channel(unit, sent, now)
+        except Exception as error:  # whatever a unit sends, it ends no round but its own
+            return Failure(type(error).__name__, one_line(error))
+        return TrainReply(weights, reply.report, reply.state)
+
+    def _through_the_channel(self, unit: int, weights: Tensors, now: _Round) -> Tensors:
+        """As a noisy uplink delivers them, where ``federation.channel_noise`` asks for one."""
+        factor = self._settings.federation.channel_noise
+        if not factor:
+            return weights
+        decision = now.decision
+        constant_w = self._settings.tree["channel"]["interference_constant_w"]
+        plan = next(each for each in decision.plan.clusters if each.unit == unit)
+        variance = noise_variance(plan, decision.request, constant_w, factor)
+        seed = derive(self._settings.seed, "channel_noise", decision.plan.round, unit)
+        return with_noise(weights, variance, seed)
 
     def _check_report(self, unit: int, report: ClusterReport) -> None:
-        """The report is the unit's own, and the head has seen what it says."""
+        """The report is the unit's own, the head has seen what it says, and a round holds it."""
         seen = self._heads.target_tokens(unit) if self._heads else report.target_tokens
         steps = self._settings.federation.local_steps
-        sound = (
-            report.unit == unit
-            and len(report.losses) == steps
-            and all(map(math.isfinite, report.losses))
-            and min(report.samples, report.target_tokens) > 0
-            and seen == report.target_tokens
-        )
+        sound = report.unit == unit and len(report.losses) == steps and seen == report.target_tokens
         if not sound:
             raise WireError(
                 f"unit {unit} reports unit {report.unit}, {len(report.losses)} steps and "
                 f"{report.target_tokens} target tokens; its round had {seen or 'not ended'}"
             )
-
-    def _aggregate(self, finished: Mapping[int, TrainReply], now: _Round) -> Tensors:
-        models = [
-            {**reply.weights, **(self._heads.weights(unit) if self._heads else {})}
-            for unit, reply in finished.items()
-        ]
-        averaged = average(models, [self._weight(reply) for reply in finished.values()])
-        if self._heads is not None and self._heads.shared:
-            averaged.update(self._heads.common_weights())
-        new = self._server_optimizer.step(now.weights, averaged)
-        odd = next((name for name, tensor in new.items() if not all_finite(tensor)), None)
-        if odd is not None:
-            raise NonFiniteLossError(
-                f"round {now.plan.round}: {odd} is NaN or infinite after the aggregation; "
-                "lower optimizer.lr or server_optimizer.lr"
+        if not self._possible(report):
+            raise WireError(
+                f"unit {unit} reports losses, samples, target tokens, seconds or bytes that no "
+                "round of it can have"
             )
-        return new
+
+    def _possible(self, report: ClusterReport) -> bool:
+        samples = self._settings.federation.local_steps * self._settings.batch_size
+        return (
+            0 < report.samples <= samples
+            and 0 < report.target_tokens <= samples * self._settings.task.max_length
+            and all(abs(loss) < _MOST for loss in report.losses)
+            and len(report.squared_norms) == len(report.losses)
+            and all(0 <= norm < _MOST for norm in report.squared_norms)
+            and len(report.seconds) <= _MOST_PHASES
+            and all(0 <= seconds < _MOST for seconds in report.seconds.values())
+            and all(0 <= sent < 2**62 for sent in (report.link_bytes_up, report.link_bytes_down))
+        )
+
+    def _learn(self, finished: Mapping[int, TrainReply], now: _Round) -> None:
+        """The units' models become one, or stay theirs."""
+        round_ = now.decision.plan.round
+        models = {
+            unit: self._trained(
+                {**reply.weights, **(self._heads.weights(unit) if self._heads else {})}
+            )
+            for unit, reply in finished.items()
+        }
+        if not self._settings.framework.aggregate:
+            for unit, model in models.items():
+                _check_finite(model, f"round {round_}: unit {unit}'s")
+                self.own_models[unit] = {**now.models[unit], **model}
+            return
+        start = next(iter(now.models.values()))
+        averaged = average(
+            list(models.values()), [self._weight(reply) for reply in finished.values()]
+        )
+        if self._heads is not None and self._heads.shared:
+            averaged.update(self._trained(self._heads.common_weights()))
+        new = {**start, **self.server_optimizer.step(self._trained(start), averaged)}
+        _check_finite(new, f"round {round_}:")
+        self.weights = new
+
+    def _sight(self, finished: Mapping[int, TrainReply], now: _Round) -> Sight | None:
+        """What the round showed of the loss that all units share; None where models are apart."""
+        if not finished or not self._settings.framework.aggregate:
+            return None
+        norms = [np.mean(reply.report.squared_norms) for reply in finished.values()]
+        losses = [_mean_loss(reply) for reply in finished.values()]
+        weights = [self._weight(reply) for reply in finished.values()]
+        start = self._trained(next(iter(now.models.values())))
+        moved = sum(float((self.weights[name] - was).square().sum()) for name, was in start.items())
+        return Sight(float(np.mean(norms)), float(np.average(losses, weights=weights)), moved**0.5)
+
+    def _trained(self, weights: Tensors) -> Tensors:
+        """Those that train: the others are what they were, to the last bit."""
+        return {name: tensor for name, tensor in weights.items() if name not in self._frozen}
 
     def _weight(self, reply: TrainReply) -> float:
         uniform = self._settings.federation.weighting == "uniform"
@@ -224,36 +277,54 @@ class CollaPipeStrategy(Strategy):
     def _report(
         self, finished: Mapping[int, TrainReply], failures: Mapping[int, Failure], now: _Round
     ) -> RoundReport:
+        decision, state = now.decision, self._scheduler.state
         reports = [reply.report for reply in finished.values()]
         weights = [self._weight(reply) for reply in finished.values()]
         losses = [_mean_loss(reply) for reply in finished.values()]
         phases = sorted({phase for report in reports for phase in report.seconds})
-        model_bytes = wire.num_bytes(now.uploads) * len(reports)
+        up, down = self._model_bytes(list(finished), now)
         return RoundReport(
-            round=now.plan.round,
-            plan=now.plan,
-            queues=self._queues,
+            round=decision.plan.round,
+            plan=decision.plan,
+            cost=decision.cost,
+            clock_s=state.clock_s,
+            skipped=decision.skipped,
+            set_aside=decision.set_aside,
+            queues=state.queues,
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
-            train_loss=float(np.average(losses, weights=weights)),
+            train_loss=float(np.average(losses, weights=weights)) if losses else None,
+            estimates=state.estimates,
             samples=sum(report.samples for report in reports),
             target_tokens=sum(report.target_tokens for report in reports),
-            bytes_up=model_bytes + sum(report.link_bytes_up for report in reports),
-            bytes_down=model_bytes + sum(report.link_bytes_down for report in reports),
+            bytes_up=up + sum(report.link_bytes_up for report in reports),
+            bytes_down=down + sum(report.link_bytes_down for report in reports),
             seconds={
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
                 for p in phases
             },
         )
 
+    def _model_bytes(self, finished: Sequence[int], now: _Round) -> tuple[int, int]:
+        """Weights of all units together, up and down."""
+        if not finished:
+            return 0, 0
+        one = now.uploads(finished[0])
+        up, down = upload_bytes(one, self._settings.compression.upload), wire.num_bytes(one)
+        return up * len(finished), down * len(finished)
+
+
+def _check_finite(model: Tensors, whose: str) -> None:
+    odd = next((name for name, tensor in model.items() if not all_finite(tensor)), None)
+    if odd is not None:
+        raise NonFiniteLossError(
+            f"{whose} {odd} is NaN or infinite after the aggregation; "
+            "lower optimizer.lr or server_optimizer.lr"
+        )
+
 
 def _mean_loss(reply: TrainReply) -> float:
     return sum(reply.report.losses) / len(reply.report.losses)
-
-
-def _one_line(text: str) -> str:
-    """A unit's words as a terminal may show them."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _stop_if_hopeless(

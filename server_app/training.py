@@ -1,77 +1,95 @@
 """A whole run on the server: rounds, evaluation, and what is written down of them."""
 
+import functools
+import logging
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from rich.console import Console
-from torch.utils.tensorboard import SummaryWriter
 
 from collapipe import wire
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError
-from collapipe.models.part import Tensors
-from collapipe.models.split import SplitModel, build_empty
-from collapipe.plan import ClusterPlan
+from collapipe.data.rows import load_splits
+from collapipe.errors import DataError
+from collapipe.messages import Failure
+from collapipe.models.part import Tensors, select
+from collapipe.models.split import (
+    EMBEDDING,
+    HEAD,
+    SplitModel,
+    block_name,
+    build_empty,
+    frozen_names,
+)
 from collapipe.report import RoundReport
 from collapipe.run_folder import RunFolder, initial_model
-from collapipe.tasks.rows import load_splits
+from collapipe.tasks.build_tokenizer import build_tokenizer
 from collapipe.tasks.tokenizer import Tokenizer
-from server_app.discovery import discover
-from server_app.evaluation import Evaluation, Evaluator
+from server_app.checkpoint import Checkpoint, Learned
+from server_app.checkpoint_writer import CheckpointWriter, history_of
+from server_app.discovery import Discovery, discover, hear_again
+from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
 from server_app.heads import Heads
+from server_app.kept import collect_kept, give_back
 from server_app.link import DecoderLinkServer
-from server_app.progress import RunProgress, end_table
+from server_app.progress import RunProgress
+from server_app.resumption import check_fits, resumable, take_up
+from server_app.run_log import run_log
+from server_app.scheduled import scheduled
+from server_app.scheduler import Scheduler
+from server_app.shard_report import write_shard_report
 from server_app.strategy import CollaPipeStrategy
+from server_app.summary import History, opening, summarised
 
-_SHOWN_UNITS = 12  # in the table at the end
-
-
-@dataclass
-class _History:
-    """What the summary is made of."""
-
-    start: float
-    losses: list[float] = field(default_factory=list)
-    samples: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    test: Evaluation | None = None
-    rounds: Counter[int] = field(default_factory=Counter)  # that a unit finished
-    plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last
-
-    def add(self, report: RoundReport) -> None:
-        self.losses.append(report.train_loss)
-        self.samples += report.samples
-        self.bytes_up += report.bytes_up
-        self.bytes_down += report.bytes_down
-        self.rounds.update(report.units)
-        self.plans.update({cluster.unit: cluster for cluster in report.plan.clusters})
+_log = logging.getLogger(__name__)
 
 
-def train(grid: Grid, settings: Settings) -> None:
+def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     """Train, evaluate and save; the run's folder is complete whatever ends the run.
 
-    Raises what ended it early: a ``CollaPipeError`` or ``KeyboardInterrupt``.
+    ``resume`` names the checkpoint that the run in the folder goes on from; None: a new run. Raises
+    what ended it early: a ``CollaPipeError`` or ``KeyboardInterrupt``.
     """
     torch.set_num_threads(settings.pipeline.threads)
+    folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
+    with folder.locked():
+        _train(grid, settings, folder, None if resume is None else resumable(settings, resume))
+
+
+def _train(
+    grid: Grid, settings: Settings, folder: RunFolder, checkpoint: Checkpoint | None
+) -> None:
     console = Console()
-    folder = RunFolder(Path(settings.run_dir))
-    folder.write_config(settings.tree)
     splits = load_splits(settings)
-    tokenizer = settings.task.train_tokenizer(splits.train)
+    tokenizer = build_tokenizer(settings, splits.train)
+    if checkpoint is not None:
+        take_up(folder, settings, checkpoint, tokenizer)
+    folder.write_config(settings.tree)
+    folder.write_overrides(settings.overrides)
     folder.write_tokenizer(tokenizer)
-    history = _History(time.perf_counter())
-    with _summarised(folder, settings, history, console):
-        run = _Run(grid, settings, folder, tokenizer, history, console)
+    console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
+    if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
+        _log.warning(
+            "adapter=lora: the model's weights are random and stay so; set model.pretrained=true"
+        )
+    write_shard_report(settings, folder.path, console)
+    history = History(time.perf_counter())
+    if checkpoint is not None:
+        history = history_of(checkpoint.progress)
+        console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
+    with summarised(folder, settings, history, console):
+        run = _Run(grid, settings, folder, tokenizer, history, console, checkpoint)
+        if not settings.framework.train:
+            run.scheduled_rounds()
+            return
+        test = run.evaluator("test")  # rows that cannot be encoded are found now
         run.rounds()
-        history.test = run.evaluator("test").evaluate(run.model())
+        history.test = run.evaluate(test)
 
 
 class _Run:
@@ -83,58 +101,174 @@ class _Run:
         settings: Settings,
         folder: RunFolder,
         tokenizer: Tokenizer,
-        history: _History,
+        history: History,
         console: Console,
+        checkpoint: Checkpoint | None,
     ) -> None:
         self._grid, self._settings, self._folder = grid, settings, folder
         self._tokenizer, self._history, self._console = tokenizer, history, console
+        self._writer = CheckpointWriter(settings, folder, tokenizer, history)
+        self._checkpoint = checkpoint
+        self._rounds = range(
+            checkpoint.progress.round + 1 if checkpoint else 1, settings.federation.rounds + 1
+        )
         weights = _weights(initial_model(settings, tokenizer))
+        self._own_models: dict[int, Tensors] = {}
+        if checkpoint is not None and settings.framework.train:
+            check_fits(checkpoint, weights)
+            weights = checkpoint.learned.weights
+            self._own_models = dict(checkpoint.learned.own_models)
+            for unit, model in self._own_models.items():
+                folder.write_unit_weights(unit, model)
         self._arrays = wire.pack_tensors(weights)
-        folder.write_weights(weights)
+        if settings.framework.train and settings.framework.aggregate:
+            folder.write_weights(weights)
 
-    def model(self) -> SplitModel:
-        """The global model as it is now."""
-        weights = wire.unpack_tensors(self._arrays)
+    def evaluate(self, evaluator: Evaluator) -> Evaluation:
+        """The global model's; where units have models of their own, the mean of theirs."""
+        if self._settings.framework.aggregate:
+            return evaluator.evaluate(self._model(wire.unpack_tensors(self._arrays)))
+        first = wire.unpack_tensors(self._arrays)
+        units = range(self._settings.federation.num_units)
+        models = [self._own_models.get(unit, first) for unit in units]
+        return mean_evaluation([evaluator.evaluate(self._model(each)) for each in models])
+
+    def evaluator(self, split: str) -> Evaluator:
+        """For the rows of a split."""
+        task, rows = self._settings.task, getattr(load_splits(self._settings), split)
+        try:
+            return Evaluator(task, rows, self._tokenizer)
+        except DataError as error:
+            raise DataError(f"{split} rows: {error}") from error
+
+    def rounds(self) -> None:
+        """Train all rounds."""
+        settings, federation = self._settings, self._settings.federation
+        spec, vocabulary = settings.model, self._tokenizer.vocabulary
+        frozen = frozen_names(spec, vocabulary)
+        found = self._discover(frozen)
+        scheduler = Scheduler(settings, found.reported)
+        validation = self.evaluator("validation")
+        num_units = federation.num_units
+        with ExitStack() as stack:
+            log = stack.enter_context(
+                run_log(self._folder, settings, self._history.start, self._rounds.start)
+            )
+            steps = num_units * federation.local_steps
+            progress = stack.enter_context(RunProgress(self._console, federation.rounds, steps))
+            heads = None
+            if settings.server_has_heads:
+                link = stack.enter_context(DecoderLinkServer(settings.link, num_units))
+                heads = Heads(settings, vocabulary, link, progress.step, frozen)
+            strategy = CollaPipeStrategy(settings, scheduler, found.units, heads, frozen)
+            self._take_up(found, scheduler, strategy, heads)
+            for number in self._rounds:
+                self._hear_again(found, scheduler)
+                seconds = self._round(number, strategy)
+                report, decision = strategy.report, strategy.decision
+                assert report is not None
+                assert decision is not None
+                progress.round(report, seconds["round"])
+                evaluation = None
+                if number % federation.eval_every == 0 or number == federation.rounds:
+                    began = time.perf_counter()
+                    evaluation = self.evaluate(validation)
+                    seconds["evaluate"] = time.perf_counter() - began
+                    progress.evaluation(number, evaluation)
+                self._write_weights(report)
+                self._history.add(report)
+                log.add(report, decision.request, evaluation, seconds)
+                learned = functools.partial(self._learned, found, strategy, heads)
+                self._writer.after(number, scheduler.state, learned)
+
+    def scheduled_rounds(self) -> None:
+        """Decide all rounds and count what they cost; nothing is trained."""
+        settings, rounds = self._settings, self._settings.federation.rounds
+        found = self._discover(frozenset())
+        scheduler = Scheduler(settings, found.reported)
+        if self._checkpoint is not None:
+            scheduler.state = self._checkpoint.progress.scheduler
+        with (
+            run_log(self._folder, settings, self._history.start, self._rounds.start) as log,
+            RunProgress(self._console, rounds, 1) as progress,
+        ):
+            for each in scheduled(settings, scheduler, self._rounds):
+                report, seconds = each.report, {"plan": each.plan_s, "round": each.plan_s}
+                progress.round(report, each.plan_s)
+                self._history.add(report)
+                log.add(report, each.request, None, seconds)
+                self._writer.after(report.round, scheduler.state, Learned)
+
+    def _discover(self, frozen: Collection[str]) -> Discovery:
+        federation = self._settings.federation
+        parts = self._frozen_parts(frozen)
+        found = discover(self._grid, federation, self._tokenizer.pack(), parts)
+        self._history.bytes_down += found.frozen_bytes
+        return found
+
+    def _take_up(
+        self,
+        found: Discovery,
+        scheduler: Scheduler,
+        strategy: CollaPipeStrategy,
+        heads: Heads | None,
+    ) -> None:
+        """All go on from what was at the checkpoint, if there is one."""
+        if self._checkpoint is None:
+            return
+        learned = self._checkpoint.learned
+        scheduler.state = self._checkpoint.progress.scheduler
+        strategy.own_models = self._own_models
+        strategy.server_optimizer.restore(learned.server_optimizer)
+        if heads is not None:
+            heads.states = dict(learned.heads)
+        give_back(self._grid, self._settings.federation, found.units, learned.units)
+
+    def _learned(
+        self, found: Discovery, strategy: CollaPipeStrategy, heads: Heads | None
+    ) -> Learned:
+        """What a checkpoint keeps of the training, the units' part included."""
+        return Learned(
+            wire.unpack_tensors(self._arrays),
+            self._own_models,
+            strategy.server_optimizer.state,
+            heads.states if heads is not None else {},
+            collect_kept(self._grid, self._settings.federation, found.units),
+        )
+
+    def _hear_again(self, found: Discovery, scheduler: Scheduler) -> None:
+        """Units that told nonsense may tell sense by now."""
+        reported = scheduler.state.reported
+        units = [unit for unit, told in enumerate(reported) if isinstance(told, Failure)]
+        if units:
+            scheduler.hear(hear_again(self._grid, self._settings.federation, found, units))
+
+    def _model(self, weights: Tensors) -> SplitModel:
         spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
         model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
         assert isinstance(model, SplitModel)
         return model
 
-    def evaluator(self, split: str) -> Evaluator:
-        """For the rows of a split."""
-        task, rows = self._settings.task, getattr(load_splits(self._settings), split)
-        return Evaluator(task, rows, self._tokenizer)
+    def _write_weights(self, report: RoundReport) -> None:
+        if self._settings.framework.aggregate:
+            self._folder.write_weights(wire.unpack_tensors(self._arrays))
+            return
+        for unit in report.units:
+            self._folder.write_unit_weights(unit, self._own_models[unit])
 
-    def rounds(self) -> None:
-        """Train all rounds."""
-        settings, federation = self._settings, self._settings.federation
-        planner = settings.build("strategy")
-        states = discover(self._grid, federation, self._tokenizer.json_text)
-        validation = self.evaluator("validation")
-        steps = len(states) * federation.local_steps
-        with ExitStack() as stack:
-            writer = stack.enter_context(SummaryWriter(str(self._folder.path / "tensorboard")))
-            progress = stack.enter_context(RunProgress(self._console, federation.rounds, steps))
-            progress.say(_opening(settings, self._folder))
-            heads = None
-            if settings.server_has_heads:
-                link = stack.enter_context(DecoderLinkServer(settings.link, len(states)))
-                heads = Heads(settings, self._tokenizer.vocabulary, link, progress.step)
-            strategy = CollaPipeStrategy(settings, planner, states, heads)
-            for number in range(1, federation.rounds + 1):
-                seconds = self._round(number, strategy)
-                report = strategy.report
-                assert report is not None
-                progress.round(report, seconds["round"])
-                evaluation = None
-                if number % federation.eval_every == 0 or number == federation.rounds:
-                    began = time.perf_counter()
-                    evaluation = validation.evaluate(self.model())
-                    seconds["evaluate"] = time.perf_counter() - began
-                    progress.evaluation(number, evaluation)
-                self._folder.write_weights(strategy.weights)
-                self._history.add(report)
-                self._record(report, evaluation, seconds, writer)
+    def _frozen_parts(self, frozen: Collection[str]) -> dict[str, Tensors]:
+        """What does not train of the parts that units hold: part → tensors."""
+        if not frozen:
+            return {}
+        weights = {
+            name: tensor
+            for name, tensor in wire.unpack_tensors(self._arrays).items()
+            if name in frozen
+        }
+        blocks = map(block_name, range(self._settings.model.num_blocks))
+        head = [] if self._settings.server_has_heads else [HEAD]
+        parts = {name: select(weights, name) for name in (EMBEDDING, *blocks, *head)}
+        return {name: tensors for name, tensors in parts.items() if tensors}
 
     def _round(self, number: int, strategy: CollaPipeStrategy) -> dict[str, float]:
         """Seconds of the round's phases; the new model replaces the old once it is complete."""
@@ -145,122 +279,14 @@ class _Run:
         replies = self._grid.send_and_receive(messages, timeout=timeout)
         marks.append(time.perf_counter())
         arrays, _ = strategy.aggregate_train(number, replies)
-        assert arrays is not None
-        self._arrays = arrays
+        self._arrays = arrays or self._arrays
+        self._own_models = strategy.own_models
         marks.append(time.perf_counter())
-        phases = ("plan", "train", "aggregate")
+        phases = ("send", "train", "aggregate")
         spans = zip(phases, marks, marks[1:], strict=False)
-        return {name: end - begin for name, begin, end in spans} | {"round": marks[-1] - marks[0]}
-
-    def _record(
-        self,
-        report: RoundReport,
-        evaluation: Evaluation | None,
-        seconds: dict[str, float],
-        writer: SummaryWriter,
-    ) -> None:
-        line = asdict(report)
-        if report.plan.certificate is not None:
-            line["plan"]["certificate"]["gap"] = report.plan.certificate.gap
-        line["seconds"] = {**seconds, **report.seconds}
-        line["wall_s"] = time.perf_counter() - self._history.start
-        writer.add_scalar("train/loss", report.train_loss, report.round)
-        if evaluation is not None:
-            line["evaluation_loss"] = evaluation.loss
-            line["metric"] = asdict(evaluation.score)
-            name = f"evaluation/{evaluation.score.name}"
-            writer.add_scalar(name, evaluation.score.value, report.round)
-            writer.add_scalar("evaluation/loss", evaluation.loss, report.round)
-        self._folder.append_metrics(line)
-
-
-@contextmanager
-def _summarised(
-    folder: RunFolder, settings: Settings, history: _History, console: Console
-) -> Iterator[None]:
-    """Write the summary when the run ends, however it does."""
-    status, cause, exit_status = "failed", None, 1
-    try:
-        yield
-        status, exit_status = "completed", 0
-    except KeyboardInterrupt:
-        status = cause = "interrupted"
-        raise
-    except CollaPipeError as error:
-        cause, exit_status = str(error), error.exit_status
-        raise
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        wall_s = time.perf_counter() - history.start
-        test, losses = history.test, history.losses
-        summary = {
-            "status": status,
-            "error": cause,
-            "exit_status": exit_status,
-            "task": settings.task.name,
-            "framework": settings.framework.name,
-            "seed": settings.seed,
-            "metric": asdict(test.score) if test else None,
-            "test_loss": test.loss if test else None,
-            "train_loss": {"first": losses[0], "last": losses[-1]} if losses else None,
-            "rounds_completed": len(losses),
-            "samples": history.samples,
-            "wall_s": wall_s,
-            "bytes_up": history.bytes_up,
-            "bytes_down": history.bytes_down,
-        }
-        folder.write_summary(summary)
-        if losses:
-            _print_end(console, folder, history, settings.federation.num_units, status, wall_s)
-
-
-def _print_end(
-    console: Console,
-    folder: RunFolder,
-    history: _History,
-    num_units: int,
-    status: str,
-    wall_s: float,
-) -> None:
-    rows = {
-        "run": f"{status} after {_counted(len(history.losses), 'round')}, {wall_s:.1f} s",
-        "train loss": f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}",
-    }
-    if history.test:
-        rows[f"test {history.test.score.name}"] = (
-            f"{history.test.score.value:.2f}  ({history.test.score.signature})"
-        )
-    for unit in range(min(num_units, _SHOWN_UNITS)):
-        lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
-        rows[f"unit {unit}"] = _counted(history.rounds[unit], "round") + lately
-    if num_units > _SHOWN_UNITS:
-        rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
-    rows["bytes"] = f"{history.bytes_up / 1e6:,.1f} MB up, {history.bytes_down / 1e6:,.1f} MB down"
-    rows["folder"] = str(folder.path)
-    console.print(end_table(rows), soft_wrap=True)
-
-
-def _partition(plan: ClusterPlan) -> str:
-    """Such as ``2 phone-1 + 4 laptop-2; m=4``."""
-    held = " + ".join(f"{segment.span.blocks} {segment.device}" for segment in plan.segments)
-    return f"{held}; m={plan.num_micro_batches}"
-
-
-def _opening(settings: Settings, folder: RunFolder) -> str:
-    federation, devices = settings.federation, settings.tree["cluster"]["num_devices"]
-    units = f"{_counted(federation.num_units, 'unit')} of {_counted(devices, 'device')}"
-    steps = _counted(federation.local_steps, "local step")
-    return (
-        f"{settings.framework.name}: task {settings.task.name}, {units}, "
-        f"{_counted(federation.rounds, 'round')} of {steps}, seed {settings.seed}; "
-        f"folder {folder.path}"
-    )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count != 1 else ''}"
+        seconds = {name: end - begin for name, begin, end in spans}
+        seconds["plan"] = strategy.plan_s  # a part of send
+        return {**seconds, "round": marks[-1] - marks[0]}
 
 
 def _weights(model: SplitModel) -> Tensors:

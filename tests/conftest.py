@@ -43,3 +43,9 @@ def _judged(report: Report) -> Report:
 def _same_numbers() -> None:
     """What a test draws does not depend on the tests before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen weights that tests keep are not among the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

@@ -41,9 +41,14 @@ def settings_of(run_dir: Path, overrides: Sequence[str]) -> tuple[Settings, list
 
 def run(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> dict[str, Tensor]:
     """Train and return the global weights; ``client`` stands in for the real ClientApp."""
+    play(run_dir, *overrides, client=client)
+    return weights(run_dir)
+
+
+def play(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> None:
+    """A run that need not end with one model."""
     settings, settled = settings_of(run_dir, overrides)
     train(grid_of(settings, settled, client), settings)
-    return weights(run_dir)
 
 
 def grid_of(settings: Settings, overrides: Sequence[str], client: ClientApp | None) -> InlineGrid:

@@ -15,8 +15,8 @@ from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import SplitModel
 from collapipe.tasks.tokenizer import Vocabulary
 
-VOCABULARY = Vocabulary(size=23, pad=0, bos=1, eos=2)
 LABELS = 5
+VOCABULARY = Vocabulary(size=23, pad=0, bos=1, eos=2, num_labels=LABELS)
 _ENCODER = {
     "hidden_size": 16,
     "num_hidden_layers": 4,
@@ -93,7 +93,7 @@ def folder(tmp_path: Path, name: str, **changes: Any) -> Path:
 def spec_of(tmp_path: Path, name: str, head: str, **changes: Any) -> HuggingFaceSpec:
     """The options for such a model; of a causal one three of four layers are blocks."""
     blocks = 3 if head == "causal" else None
-    return HuggingFaceSpec(str(folder(tmp_path, name, **changes)), None, blocks, head, LABELS)
+    return HuggingFaceSpec(str(folder(tmp_path, name, **changes)), None, blocks, head)
 
 
 def without_dropout(family: str) -> dict[str, float]:
@@ -108,7 +108,7 @@ def untouched(spec: HuggingFaceSpec, model: SplitModel) -> tuple[Any, dict[str, 
 
     Weights that it shares, and that are two here, are given the head's values in both places.
     """
-    config = spec.config(VOCABULARY)
+    config = spec.run_config(VOCABULARY)
     whole = getattr(transformers, spec.class_name).from_config(config, attn_implementation="eager")
     whole = whole.to(torch.float64)
     if hasattr(whole.base_model, "rotary_emb"):

@@ -22,7 +22,13 @@ ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app")
 OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
     "collapipe/": ("collapipe",),
-    "optim/": ("optim", "collapipe.state", "collapipe.plan", "collapipe.errors"),
+    "optim/": (
+        "optim",
+        "collapipe.errors",
+        "collapipe.plan",
+        "collapipe.report",  # a round's cost, which it computes
+        "collapipe.state",
+    ),
     "pipeline/": (
         "pipeline",
         "collapipe.batch",

@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
 GROUPS = CONFIGURATION.split("\n## ")[1]
-OPTIONS = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \| (.*?) ?\|$", CONFIGURATION, re.MULTILINE)
+ENVIRONMENT = (ROOT / "docs/environment.md").read_text()
+OPTIONS = re.findall(
+    r"^\| `([\w.]+)` \| `(.+?)` \| (.*?) ?\|$", CONFIGURATION + ENVIRONMENT, re.MULTILINE
+)
 
 
 def test_documented_options_exist_and_have_these_defaults() -> None:

@@ -10,12 +10,12 @@ from federated import UNEVEN, grid_of, run, settings_of, weights
 from flwr.app import Message
 from torch import Tensor
 
+from collapipe.data.rows import load_shards
+from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import SplitModel
 from collapipe.run_folder import initial_model, load_model
 from collapipe.seeds import derive
-from collapipe.tasks.rows import load_shard
-from collapipe.tasks.shards import batch_rows
 from collapipe.wire import num_bytes
 from server_app.grid import InlineGrid
 from server_app.training import train
@@ -88,9 +88,9 @@ def test_one_local_step_of_sgd_is_a_step_on_the_union_of_uneven_batches(tmp_path
     model = initial_model(settings, tokenizer)
     total, sizes = 0, []
     for unit in range(3):
-        examples = settings.task.encode(load_shard(settings, unit), tokenizer)
+        examples = settings.task.encode(load_shards(settings)[unit], tokenizer)
         seed = derive(settings.seed, "data", unit)
-        batch = examples.batch(batch_rows(len(examples), 16, 0, seed).tolist())
+        batch = examples.batch(batch_rows(examples.lengths, 16, 0, seed).tolist())
         model.loss(batch, DropoutKey(0, unit, 0)).backward()
         total += batch.num_targets
         sizes.append(batch.num_samples)
@@ -151,11 +151,11 @@ def test_counted_bytes_are_activations_of_all_steps_and_the_upload(tmp_path: Pat
     model = run(tmp_path / "run", *options)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     settings, _, tokenizer = load_model(tmp_path / "run")
-    examples = settings.task.encode(load_shard(settings, 0), tokenizer)
+    examples = settings.task.encode(load_shards(settings)[0], tokenizer)
     seed = derive(settings.seed, "data", 0)
     up = down = 0
     for step in range(2):
-        batch = examples.batch(batch_rows(len(examples), 6, step, seed).tolist())
+        batch = examples.batch(batch_rows(examples.lengths, 6, step, seed).tolist())
         activation = 4 * batch.inputs.numel() * 16
         up += activation + batch.mask.numel() + 8 * batch.targets.numel()
         down += activation

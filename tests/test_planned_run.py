@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from federated import run
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
+from collapipe.plan import ClusterPlan, RoundPlan, SegmentPlan, Span
+from optim.planner import RoundRequest
 
 PLANNED = (
     "strategy=dssra",
@@ -80,10 +83,30 @@ def test_every_strategy_trains(strategy: str, tmp_path: Path) -> None:
     assert all(line["plan"]["queues"] == [] for line in lines)
 
 
+SMALL = (
+    "cluster=edge",
+    "cluster.kinds=[{name: x, flops_per_s: 1e9, memory_bytes: 1e3, power_w: 5, d2d_rate_bps: 1e8}]",
+)
+
+
+class Greedy:
+    """Gives each first device everything, whatever it holds."""
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        """See ``Planner.plan_round``."""
+        span, m = Span(0, request.num_blocks), request.num_micro_batches
+        plans = (
+            ClusterPlan(each.unit, (SegmentPlan(each.devices[0].name, span),), m, request.schedule)
+            for each in request.clusters
+        )
+        return RoundPlan(request.round, tuple(plans))
+
+
 def test_a_plan_beyond_a_devices_memory_is_not_sent(tmp_path: Path) -> None:
-    small = (
-        "cluster.kinds=[{name: x, flops_per_s: 1e9, memory_bytes: 1e3, power_w: 5, "
-        "d2d_rate_bps: 1e8}]"
-    )
-    with pytest.raises(PlanViolationError, match="unit 0: C7: x-0 holds 2 blocks, its memory 0"):
-        run(tmp_path, "strategy=even", "cluster=edge", small)
+    with pytest.raises(PlanViolationError, match="unit 0: C7: x-0 holds 4 blocks, its memory 0"):
+        run(tmp_path, "strategy=even", "strategy._target_=test_planned_run.Greedy", *SMALL)
+
+
+def test_an_even_split_that_fits_nobody_is_infeasible(tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleRoundError, match=r"unit 0: each of its 3 devices .* no block"):
+        run(tmp_path, "strategy=even", *SMALL)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from collapipe.block_cost import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.inventory import TOKENS, Box, Inventory, read_inventory
+from collapipe.inventory import Box, Inventory, read_inventory
+from collapipe.inventory_model import TOKENS
 from collapipe.inventory_round import RoundFigures
 from collapipe.state import AffineLaw, EnergyBudget
 from collapipe.yaml_file import MAX_BYTES
@@ -109,6 +110,12 @@ def test_a_named_model_has_the_cost_of_its_sizes(tmp_path: Path) -> None:
     profile = inventory.clusters[0].devices[0]
     assert profile.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
     assert profile.max_blocks == int(1e9 / cost.block_bytes)
+
+
+def test_a_named_models_samples_are_as_long_as_it_says(tmp_path: Path) -> None:
+    model = "  name: transformer\n  tokens: 80\n"
+    inventory = read(tmp_path, file("{name: a, flops_per_s: 1e9}", model=model))
+    assert inventory.block_bytes == transformer_block_cost(512, 2048, 80, 64).block_bytes
 
 
 def test_what_stands_beside_a_models_name_goes_over_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def preset(option: str, *overrides: str) -> ClusterPreset | ChannelPreset:
 @pytest.mark.parametrize("name", ["even", "uneven", "paper", "edge"])
 def test_a_cluster_is_the_same_for_a_seed(name: str) -> None:
     cluster = preset("cluster", f"cluster={name}", "cluster.num_devices=5")
-    first, again, other = (cluster.draw(COST, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first, again, other = (cluster.draw(COST, 0, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert first == again
     assert (first == other) == (name == "even")
     assert len({device.name for device in first}) == len(first) == 5
@@ -29,7 +29,7 @@ def test_a_cluster_is_the_same_for_a_seed(name: str) -> None:
 
 def test_the_papers_devices_have_table_twos_figures() -> None:
     cluster = preset("cluster", "cluster=paper", "cluster.num_devices=200")
-    for device in cluster.draw(COST, np.random.default_rng(0)):
+    for device in cluster.draw(COST, 0, np.random.default_rng(0)):
         law, budget = device.time, device.energy
         assert device.max_blocks == 6
         assert 1e6 <= 2e6 / law.u <= 19.2e6
@@ -46,7 +46,7 @@ def test_the_papers_devices_have_table_twos_figures() -> None:
 def test_hardware_is_what_its_data_sheet_says_less_what_is_busy() -> None:
     cluster = preset("cluster", "cluster=edge", "cluster.num_devices=60")
     speeds = {kind.name: kind.flops_per_s for kind in cluster.kinds}
-    devices = cluster.draw(COST, np.random.default_rng(0))
+    devices = cluster.draw(COST, 0, np.random.default_rng(0))
     assert {device.name.rsplit("-", 1)[0] for device in devices} == set(speeds)
     for device in devices:
         peak = speeds[device.name.rsplit("-", 1)[0]]
@@ -108,6 +108,7 @@ def test_decibels() -> None:
         ("cluster.block_s=[1]", r"cluster\.block_s=\[1.0\]: must be \[least, most\]"),
         ("cluster.hop_s=[-1,1]", r"cluster\.hop_s=\[-1.0, 1.0\]: must be finite and not negative"),
         ("channel.energy_j=inf", "channel.energy_j=inf: must be finite"),
+        ("channel.activation_bits=-1", "channel.activation_bits=-1.0: must be finite and not neg"),
         ("channel=dry", "there is no conf/channel/dry.yaml"),
     ],
 )

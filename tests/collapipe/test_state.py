@@ -26,3 +26,12 @@ def test_compute_and_hop_make_a_chunk() -> None:
     assert LAW.compute(5, 10) == 5 * (1 * 10 + 2)
     assert LAW.hop(10) == 3 * 10 + 4
     assert LAW.chunk(5, 10) == LAW.compute(5, 10) + LAW.hop(10)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "x" * 65])
+def test_a_device_has_a_name_that_can_be_printed(name: str) -> None:
+    with pytest.raises(ConfigError, match="at most 64 characters, all printable") as caught:
+        DeviceProfile(name, LAW)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200
+    assert DeviceProfile("ä" * 64, LAW).name == "ä" * 64

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from federated import run, weights
-from flwr.app import Context, Message
+from flwr.app import Array, Context, Message
 
 from client_app import link
 from client_app.app import app as client_app
@@ -72,12 +72,13 @@ def test_a_unit_that_fails_late_leaves_no_more_trace_than_one_that_never_began(
     never_began = run(tmp_path / "absent", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
     steps = []
 
-    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> None:
-        real(pipeline, rate, clip_norm)
+    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> float:
+        squared_norm = real(pipeline, rate, clip_norm)
         if "unit-1" in threading.current_thread().name:
             steps.append(rate)
             if len(steps) == 2:  # the last step of round 1: the server's head has made it, too
                 explode()
+        return squared_norm
 
     real = Pipeline.step
     with pytest.MonkeyPatch.context() as patch:
@@ -240,10 +241,11 @@ def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path) ->
     once = ("decoder.mode=shared", "federation.rounds=1")
     real = Pipeline.step
 
-    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> None:
-        real(pipeline, rate, clip_norm)
+    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> float:
+        squared_norm = real(pipeline, rate, clip_norm)
         if "unit-1" in threading.current_thread().name:
             explode()
+        return squared_norm
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pipeline, "step", give_up)
@@ -273,3 +275,64 @@ def test_an_answer_after_the_time_is_up_leaves_no_state(tmp_path: Path) -> None:
         given_up = run(tmp_path / "late", *options)
     absent = run(tmp_path / "absent", *options, client=Faulty(explode, {2}, {1}))  # type: ignore[arg-type]
     assert all(torch.equal(given_up[name], absent[name]) for name in absent)
+
+
+def reports(**fields: object) -> Callable[[Message], None]:
+    """A unit whose report says something else."""
+
+    def lie(reply: Message) -> None:
+        report = reply.content["report"]
+        report["report"] = json.dumps({**json.loads(report["report"]), **fields})
+
+    return lie
+
+
+def sends(name: str, array: Array | None) -> Callable[[Message], None]:
+    """A unit whose weights are others."""
+
+    def lie(reply: Message) -> None:
+        weights = reply.content["weights"]
+        key = next(iter(weights))
+        weights[name or key] = array or weights[key]
+
+    return lie
+
+
+LIES = [
+    reports(seconds={"a": 1e999}),
+    reports(seconds={"a": -1.0}),
+    reports(seconds={str(phase): 0.0 for phase in range(33)}),
+    reports(losses=[float("nan"), 1.0]),
+    reports(losses=[1.7e308, 1.7e308]),
+    reports(samples=10**400),
+    reports(samples=13),
+    reports(target_tokens=10**15),
+    reports(link_bytes_up=-5),
+    reports(link_bytes_down=2**62),
+    sends("", Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x03\x00'''")),
+    sends("\x1b[31m" + "x\n" * 9999, None),
+]
+
+
+def test_a_unit_that_lies_ends_no_round_but_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last of the units is honest; without a server's head nobody else has counted."""
+
+    def lying(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        unit = int(context.node_config["partition-id"])
+        if message.metadata.message_type == "train" and unit < len(LIES):
+            LIES[unit](reply)
+        return reply
+
+    options = (f"federation.num_units={len(LIES) + 1}", "federation.rounds=1")
+    options += ("strategy=all", "decoder.mode=control_unit")
+    run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
+    (first,) = lines(tmp_path / "run")
+    assert first["units"] == [len(LIES)]
+    causes = first["failures"]
+    says = ["no round of it can have"] * 10 + ["cannot be read", "other weights"]
+    assert all(words in causes[str(unit)] for unit, words in enumerate(says))
+    assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
+    assert "\x1b" not in capsys.readouterr().out

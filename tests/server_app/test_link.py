@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -347,3 +348,51 @@ def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
     port = int(server.open(session(0)).address.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: cannot listen"):
         DecoderLinkServer(LinkSettings(port=port), 1)
+
+
+@pytest.mark.parametrize(
+    ("head", "length", "fits"),
+    [
+        ("pooled", 1, True),
+        ("pooled", 2, False),
+        ("tokens", 3, True),
+        ("tokens", 4, False),
+        ("causal", 3, True),
+        ("causal", 4, False),
+        ("decoder", 5, True),
+        ("decoder", 6, False),
+    ],
+)
+def test_targets_that_nothing_is_learned_from_do_not_count(
+    head: str, length: int, fits: bool
+) -> None:
+    """A unit's weight is the number of its target tokens. Three tokens a sample, five at most."""
+    mine = session(0)
+    mine.plan = replace(mine.plan, head=head)
+    mine.begin(6, 1, 2 * length if fits else 20)
+    targets = torch.ones(2, length, dtype=torch.int64)
+    if fits:
+        mine.answer(0, (HIDDEN,), MASK, targets)
+        assert mine.finish_step([1.0] * 3)
+    else:
+        with pytest.raises(WireError, match="do not fit"):
+            mine.answer(0, (HIDDEN,), MASK, targets)
+
+
+def test_nothing_is_widened_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An int8 activation is four times as large once it is read."""
+
+    def widened(*arguments: object) -> None:
+        pytest.fail("decoded")
+
+    monkeypatch.setattr("server_app.decoder.decode", widened)
+    mine = session(0)
+    mine.plan = replace(mine.plan, precision="int8")
+    quanta = HIDDEN.to(torch.int8)
+    with pytest.raises(WireError, match="no step has begun"):
+        mine.answer(0, (quanta, HIDDEN[..., :1]), MASK, TARGETS)
+    mine.begin(6, 1, 4)
+    with pytest.raises(WireError, match="came, expected 0"):
+        mine.answer(1, (quanta, HIDDEN[..., :1]), MASK, TARGETS)
+    with pytest.raises(WireError, match="do not fit"):
+        mine.answer(0, (quanta.repeat(3, 1, 1), HIDDEN[..., :1]), MASK, TARGETS)

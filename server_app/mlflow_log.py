@@ -1,0 +1,61 @@
+"""A run's curves on an MLflow server, for those who keep theirs there; needs the extra."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from collapipe.config import Settings
+from collapipe.errors import ConfigError, one_line
+from collapipe.run_folder import RunFolder
+
+_EXPERIMENT = "collapipe"
+_ID = "mlflow_run_id"
+LogScalars = Callable[[Mapping[str, float], int], None]
+
+
+@contextmanager
+def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogScalars]:
+    """What logs a round's scalars; a resumed run goes on with the run that it began.
+
+    Raises ``ConfigError`` where MLflow is not installed or does not answer.
+    """
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+    except ImportError as error:
+        raise ConfigError(
+            f"tracking.mlflow={uri}: MLflow is not installed; pip install 'collapipe[mlflow]'"
+        ) from error
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        run_id = _known_run(folder) or _new_run(client, folder)
+        chosen = {"task": settings.task.name, "framework": settings.framework.name}
+        params = [Param(name, str(value)) for name, value in chosen.items()]
+        client.log_batch(run_id, params=[*params, Param("seed", str(settings.seed))])
+    except Exception as error:  # whatever its client raises
+        raise ConfigError(f"tracking.mlflow={uri}: {one_line(error)}") from error
+
+    def log(scalars: Mapping[str, float], round_: int) -> None:
+        now_ms = int(time.time() * 1000)
+        client.log_batch(run_id, [Metric(n, v, now_ms, round_) for n, v in scalars.items()])
+
+    status = "FAILED"
+    try:
+        yield log
+        status = "FINISHED"
+    finally:
+        client.set_terminated(run_id, status)
+
+
+def _known_run(folder: RunFolder) -> str | None:
+    file = folder.path / _ID
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
+
+
+def _new_run(client: Any, folder: RunFolder) -> str:
+    known = client.get_experiment_by_name(_EXPERIMENT)
+    experiment = known.experiment_id if known else client.create_experiment(_EXPERIMENT)
+    run_id = str(client.create_run(experiment, run_name=folder.path.name).info.run_id)
+    folder.append(_ID, run_id.encode())
+    return run_id

@@ -1,0 +1,135 @@
+"""How control units walk about the server, and what it does to their path loss.
+
+The Gauss–Markov mobility model: Liang and Haas, "Predictive distance-based mobility management for
+PCS networks", INFOCOM 1999; Camp, Boleng and Davies, "A survey of mobility models for ad hoc
+network research", 2002. Here with a mean velocity of 0, in a disc whose edge reflects.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from collapipe.errors import ConfigError
+
+_MOST_LOSS = 1e12  # between the disc's middle and its edge: 120 dB
+_MONTH_S = 30 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Where a unit is, the server being at (0, 0), how it moves, and how far away it began."""
+
+    x_m: float
+    y_m: float
+    x_m_per_s: float
+    y_m_per_s: float
+    start_distance_m: float
+
+    @property
+    def distance_m(self) -> float:
+        """To the server."""
+        return math.hypot(self.x_m, self.y_m)
+
+
+@dataclass(frozen=True)
+class Mobility:
+    """A correlated walk.
+
+    Attributes
+    ----------
+    speed_m_per_s
+        Mean speed; 0: nobody moves.
+    correlation
+        α: what a round's velocity keeps of the one before, from 0 to 1.
+    round_s
+        For how long a unit walks between two rounds, however long they take.
+    radius_m
+        Of the disc around the server.
+    least_distance_m
+        Nearer to the server the path loss does not fall.
+    path_loss_exponent
+        γ: the gain falls with distance^γ.
+    """
+
+    speed_m_per_s: float
+    correlation: float
+    round_s: float
+    radius_m: float
+    least_distance_m: float
+    path_loss_exponent: float
+
+    def __post_init__(self) -> None:
+        check_within("mobility.speed_m_per_s", self.speed_m_per_s, 0, 1e3)
+        check_within("mobility.correlation", self.correlation, 0, 1)
+        check_within("mobility.round_s", self.round_s, 0, _MONTH_S)
+        check_within("mobility.radius_m", self.radius_m, 1, 1e6)
+        check_within("mobility.least_distance_m", self.least_distance_m, 1, self.radius_m)
+        check_within("mobility.path_loss_exponent", self.path_loss_exponent, 0, 10)
+        loss = (self.radius_m / self.least_distance_m) ** self.path_loss_exponent
+        if loss > _MOST_LOSS:
+            raise ConfigError(
+                f"environment.mobility.path_loss_exponent={self.path_loss_exponent:g}: makes "
+                f"{10 * math.log10(loss):.0f} dB, at most 120 are possible, between "
+                f"least_distance_m={self.least_distance_m:g} and radius_m={self.radius_m:g}"
+            )
+
+    def start(self, rng: np.random.Generator) -> Walk:
+        """A place drawn evenly from the disc, and a stationary velocity."""
+        distance, angle = self.radius_m * math.sqrt(rng.random()), math.tau * rng.random()
+        x, y = distance * math.cos(angle), distance * math.sin(angle)
+        velocity = (self._deviation * rng.standard_normal(2)).tolist()
+        return Walk(
+            x, y, velocity[0], velocity[1], math.hypot(x, y)
+        )  # who stands has gain 1 exactly
+
+    def step(self, walk: Walk, rng: np.random.Generator) -> Walk:
+        """A round later: v ← α·v + σ·√(1 − α²)·w with w standard normal, then p ← p + v·t."""
+        noise = self._deviation * math.sqrt(1 - self.correlation**2) * rng.standard_normal(2)
+        x_speed = self.correlation * walk.x_m_per_s + float(noise[0])
+        y_speed = self.correlation * walk.y_m_per_s + float(noise[1])
+        moved = Walk(
+            walk.x_m + x_speed * self.round_s,
+            walk.y_m + y_speed * self.round_s,
+            x_speed,
+            y_speed,
+            walk.start_distance_m,
+        )
+        return self._reflected(moved)
+
+    def relative_gain(self, walk: Walk) -> float:
+        """The path's gain, divided by that at the place where the walk began."""
+        now, start = (
+            max(distance, self.least_distance_m)
+            for distance in (walk.distance_m, walk.start_distance_m)
+        )
+        return float((start / now) ** self.path_loss_exponent)
+
+    @property
+    def _deviation(self) -> float:
+        """σ of each coordinate: a speed of two of them has the mean σ·√(π/2)."""
+        return self.speed_m_per_s / math.sqrt(math.pi / 2)
+
+    def _reflected(self, walk: Walk) -> Walk:
+        """Mirrored at the disc's edge, with its velocity; inside whatever the length of a step."""
+        distance = walk.distance_m
+        if distance <= self.radius_m:
+            return walk
+        folded = distance % (2 * self.radius_m)
+        inside = min(folded, 2 * self.radius_m - folded)
+        x, y = walk.x_m / distance, walk.y_m / distance
+        outward = walk.x_m_per_s * x + walk.y_m_per_s * y
+        turned = 2 * max(outward, 0.0)
+        return Walk(
+            x * inside,
+            y * inside,
+            walk.x_m_per_s - turned * x,
+            walk.y_m_per_s - turned * y,
+            walk.start_distance_m,
+        )
+
+
+def check_within(option: str, value: float, least: float, most: float) -> None:
+    """Raises ``ConfigError`` for an option of the environment that is out of its bounds, or NaN."""
+    if not least <= value <= most:
+        raise ConfigError(f"environment.{option}={value:g}: must be from {least:g} to {most:g}")

@@ -1,0 +1,181 @@
+"""From which checkpoint a run goes on, and whether it may with the options that it has now."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from collapipe.config import Settings
+from collapipe.errors import ConfigError
+from collapipe.models.part import Tensors
+from collapipe.run_folder import RunFolder, check_sizes
+from collapipe.tasks.tokenizer import Tokenizer
+from server_app.checkpoint import Checkpoint, tokenizer_digest
+from server_app.checkpoint_file import CheckpointFolder, name_of
+
+_log = logging.getLogger(__name__)
+
+# What may change between rounds: nothing that was learned or decided depends on it.
+_FREE = (
+    "federation.rounds",
+    "federation.eval_every",
+    "federation.checkpoint_every",
+    "federation.keep",
+    "federation.round_timeout_s",
+    "federation.on_infeasible",
+    "pipeline.threads",
+)
+_FREE_GROUPS = ("link.", "runtime.", "tracking.")
+_SHOWN = 4
+
+
+def pick(settings: Settings, name: str | None) -> str:
+    """The checkpoint called ``name``, or the last. Raises ``ConfigError`` where it is not there."""
+    names, run_dir = CheckpointFolder(Path(settings.run_dir)).names(), settings.run_dir
+    if not names:
+        every = settings.federation.checkpoint_every
+        first = f"the first follows round {every}" if every else "federation.checkpoint_every=0"
+        raise ConfigError(
+            f"{run_dir}: has no checkpoint yet ({first}); start again in another folder: "
+            "collapipe run"
+        )
+    if name is not None and name not in names:
+        raise ConfigError(f"--checkpoint {name}: {run_dir} has {', '.join(names)}")
+    return name or names[-1]
+
+
+def resumable(settings: Settings, name: str) -> Checkpoint:
+    """The checkpoint that a run with these settings goes on from. Raises ``ConfigError``."""
+    checkpoint = load_checkpoint(settings, pick(settings, name))
+    check_goes_on(settings, checkpoint)
+    return checkpoint
+
+
+def load_checkpoint(settings: Settings, name: str) -> Checkpoint:
+    """The run's checkpoint, checked against its folder and options.
+
+    Raises ``ConfigError`` that offers the one before it where it is damaged, or another run's.
+    """
+    run_dir = Path(settings.run_dir)
+    try:
+        checkpoint = CheckpointFolder(run_dir).read(name)
+        found = changed(checkpoint.configuration, settings.tree)
+        if found:
+            raise ConfigError(
+                f"{run_dir / 'checkpoints' / name}: of a run with other options: {_listed(found)}"
+            )
+        check_sizes(run_dir, checkpoint.progress.sizes)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {_offer(run_dir, name)}") from error
+    return checkpoint
+
+
+def check_goes_on(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Raise ``ConfigError`` where ``settings`` would learn something else, or have no round left
+    of a run that is complete."""
+    found = changed(checkpoint.configuration, settings.tree)
+    if found:
+        raise ConfigError(
+            f"{settings.run_dir}: a run goes on as it began, but {_listed(found)}; leave these as "
+            "they were, or begin a new run"
+        )
+    rounds, done = settings.federation.rounds, checkpoint.progress.round
+    if rounds < done:
+        raise ConfigError(
+            f"federation.rounds={rounds}: {settings.run_dir} goes on after round {done}; set at "
+            f"least {done}, or choose an earlier one of checkpoints/ with --checkpoint"
+        )
+    if rounds == done and _complete(Path(settings.run_dir), rounds):
+        raise ConfigError(
+            f"{settings.run_dir}: completed after {done} rounds; to go on, give it more: "
+            f"federation.rounds={2 * done}"
+        )
+
+
+def take_up(
+    folder: RunFolder, settings: Settings, checkpoint: Checkpoint, tokenizer: Tokenizer
+) -> None:
+    """The folder is as it was when the checkpoint had been written.
+
+    Raises ``ConfigError`` where the training rows are others by now.
+    """
+    if tokenizer_digest(tokenizer) != checkpoint.progress.tokenizer:
+        raise ConfigError(
+            f"{folder.path}: the training rows make another tokeniser than those that the run "
+            "began with; bring them back, or begin a new run"
+        )
+    planned, rounds = checkpoint.configuration["federation"]["rounds"], settings.federation.rounds
+    if settings.optimizer.decay == "linear" and rounds != planned:
+        _log.warning(
+            "optimizer.decay=linear: from here on rates go down to 0 in round %d, until here they "
+            "did so for round %d",
+            rounds,
+            planned,
+        )
+    name, keep = name_of(checkpoint.progress.round), settings.federation.keep
+    CheckpointFolder(folder.path).rewind(name, keep)
+    folder.rewind(checkpoint.progress.sizes)
+
+
+def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
+    """Raise ``ConfigError`` unless the weights are of the model whose weights are ``expected``."""
+    learned, where = checkpoint.learned, f"checkpoint {name_of(checkpoint.progress.round)}"
+    for weights in (learned.weights, *learned.own_models.values()):
+        for name in sorted(weights.keys() | expected.keys()):
+            found, like = _form(weights.get(name)), _form(expected.get(name))
+            if found != like:
+                raise ConfigError(
+                    f"{where}: its {name} is {found}, this model's {like}; go on with the version "
+                    "and the files that the run began with"
+                )
+
+
+def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Option → value then and now, of those that a run must not change."""
+    before, after = _flat(then), _flat(now)
+    return {
+        option: (before.get(option, "not there"), after.get(option, "not there"))
+        for option in sorted(before.keys() | after.keys())
+        if before.get(option) != after.get(option)
+        and option not in _FREE
+        and not option.startswith(_FREE_GROUPS)
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted names, and values as JSON."""
+    flat = dict[str, str]()
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False)
+    return flat
+
+
+def _listed(found: Mapping[str, tuple[str, str]]) -> str:
+    shown = [f"{key} was {then}, is {now}" for key, (then, now) in list(found.items())[:_SHOWN]]
+    more = [f"{len(found) - _SHOWN} more differ"] if len(found) > _SHOWN else []
+    return ", ".join([*shown, *more])
+
+
+def _offer(run_dir: Path, name: str) -> str:
+    before = [other for other in CheckpointFolder(run_dir).names() if int(other) < int(name)]
+    if not before:
+        return "there is none before it: begin a new run in another folder"
+    return f"to go on from the one before it, add --checkpoint {before[-1]}"
+
+
+def _complete(run_dir: Path, rounds: int) -> bool:
+    file = run_dir / "summary.json"
+    if not file.is_file():
+        return False
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    return bool(summary["status"] == "completed" and summary["rounds_completed"] >= rounds)
+
+
+def _form(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,0 +1,104 @@
+"""Shards as level bars, a unit a row: the share of each label, and how many rows there are."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from matplotlib import color_sequences
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.patches import Patch
+
+_WIDTH_IN, _ROW_IN, _MARGIN_IN = 7.0, 0.22, 0.8
+_MOST_UNITS, _MOST_LABELS, _MOST_LETTERS = 100, 15, 24
+_BAR, _PLAIN, _OTHERS = 0.76, "#3b6ea5", "#dcdcdc"
+
+
+def draw(
+    sizes: Sequence[int], counts: Sequence[Mapping[str, int]], labels: Sequence[str], file: Path
+) -> None:
+    """Write a PNG of the shards, of the first ``_MOST_UNITS`` at most.
+
+    ``counts`` are a unit's labels, ``labels`` all of them in the order of their ids; where there
+    are none, bars are as long as shards are large.
+    """
+    drawn = sizes[:_MOST_UNITS]
+    height = _ROW_IN * max(len(drawn), min(len(labels), _MOST_LABELS) + 1) + _MARGIN_IN
+    figure = Figure((_WIDTH_IN, height), layout="constrained")
+    axes = figure.subplots()
+    if labels:
+        _draw_shares(axes, counts[:_MOST_UNITS], labels)
+    else:
+        axes.barh(range(len(drawn)), drawn, _BAR, color=_PLAIN)
+        axes.margins(x=0.1)  # room for the numbers
+        axes.set_xlabel("rows", fontsize=8)
+    for unit, size in enumerate(drawn):
+        end = (1 if labels else size, unit)
+        text = axes.annotate(
+            f"{size:,}", end, (4, 0), textcoords="offset points", va="center", fontsize=7
+        )
+        text.set_in_layout(False)  # else many units take seconds
+    _frame(axes, len(drawn), len(sizes))
+    figure.savefig(file, format="png", dpi=160)
+
+
+def _draw_shares(axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequence[str]) -> None:
+    """A bar for each of the most frequent labels, in the order of their ids, one for the others."""
+    total = {name: sum(count.get(name, 0) for count in counts) for name in labels}
+    kept = set(sorted(labels, key=lambda name: -total[name])[:_MOST_LABELS])
+    shown = [name for name in labels if name in kept]
+    short = _short_names(labels)
+    palette = color_sequences["tab10" if len(shown) <= 10 else "tab20"]
+    colours = [*palette[: len(shown)], _OTHERS]
+    names = [
+        *(short[name] for name in shown),
+        *(["all others"] if len(labels) > len(shown) else []),
+    ]
+    for unit, count in enumerate(counts):
+        shares = _shares(count, shown)
+        starts = accumulate(shares[:-1], initial=0.0)
+        spans = [*zip(starts, shares, strict=True)]
+        axes.broken_barh(spans, (unit - _BAR / 2, _BAR), facecolors=colours, linewidth=0)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.set_xlabel("share of each label (at the bar: rows)", fontsize=8)
+    patches = [
+        Patch(facecolor=colour, label=name) for colour, name in zip(colours, names, strict=False)
+    ]
+    axes.legend(
+        handles=patches, loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False
+    )
+
+
+def _shares(count: Mapping[str, int], shown: Sequence[str]) -> list[float]:
+    """Of each shown label and, last, of all others together."""
+    total = max(1, sum(count.values()))
+    shares = [count.get(name, 0) / total for name in shown]
+    return [*shares, 1 - sum(shares)]
+
+
+def _short_names(labels: Sequence[str]) -> dict[str, str]:
+    """Name → what the legend calls it: its id where the font lacks a letter of it."""
+    letters = get_font(findfont(FontProperties())).get_charmap()
+    return {
+        name: _short(name) if all(ord(c) in letters for c in name) else f"label {number}"
+        for number, name in enumerate(labels)
+    }
+
+
+def _short(name: str) -> str:
+    """Matplotlib reads $ as mathematics."""
+    cut = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
+    return cut.replace("$", r"\$")
+
+
+def _frame(axes: Axes, drawn: int, num_units: int) -> None:
+    axes.set_yticks(range(drawn), [str(unit) for unit in range(drawn)], fontsize=8)
+    axes.set_ylim(drawn - 0.4, -0.6)
+    axes.set_ylabel(
+        "unit" if drawn == num_units else f"the first {drawn} of {num_units} units", fontsize=8
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8)

@@ -1,0 +1,163 @@
+"""What a run comes to: its totals, its summary on disk, and the table at its end."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from collapipe.config import Settings
+from collapipe.errors import CollaPipeError
+from collapipe.plan import ClusterPlan
+from collapipe.report import RoundReport
+from collapipe.run_folder import RunFolder
+from collapipe.state import Estimates
+from server_app.evaluation import Evaluation
+from server_app.progress import end_table
+
+_SHOWN_UNITS = 12  # in the table at the end
+
+
+@dataclass
+class History:
+    """What the summary is made of."""
+
+    start: float
+    num_rounds: int = 0
+    losses: list[float] = field(default_factory=list)
+    clock_s: float = 0.0
+    energy_j: float = 0.0
+    estimates: Estimates = field(default_factory=Estimates)
+    samples: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    test: Evaluation | None = None
+    rounds: Counter[int] = field(default_factory=Counter)  # that a unit finished
+    plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last
+
+    def add(self, report: RoundReport) -> None:
+        self.num_rounds += 1
+        self.clock_s, self.estimates = report.clock_s, report.estimates
+        self.energy_j += sum(
+            cost.upload_energy_j + sum(cost.device_energy_j.values())
+            for cost in report.cost.clusters
+        )
+        if report.train_loss is not None:
+            self.losses.append(report.train_loss)
+        self.samples += report.samples
+        self.bytes_up += report.bytes_up
+        self.bytes_down += report.bytes_down
+        self.rounds.update(report.units)
+        self.plans.update({cluster.unit: cluster for cluster in report.plan.clusters})
+
+
+@contextmanager
+def summarised(
+    folder: RunFolder, settings: Settings, history: History, console: Console
+) -> Iterator[None]:
+    """Write the summary when the run ends, however it does."""
+    status, cause, exit_status = "failed", None, 1
+    try:
+        yield
+        status, exit_status = "completed", 0
+    except KeyboardInterrupt:
+        status = cause = "interrupted"
+        raise
+    except CollaPipeError as error:
+        cause, exit_status = str(error), error.exit_status
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        wall_s = time.perf_counter() - history.start
+        test, losses = history.test, history.losses
+        summary = {
+            "status": status,
+            "error": cause,
+            "exit_status": exit_status,
+            "task": settings.task.name,
+            "framework": settings.framework.name,
+            "seed": settings.seed,
+            "metric": asdict(test.score) if test else None,
+            "test_loss": test.loss if test else None,
+            "train_loss": {"first": losses[0], "last": losses[-1]} if losses else None,
+            "rounds_completed": history.num_rounds,
+            "samples": history.samples,
+            "wall_s": wall_s,
+            "clock": settings.federation.clock,
+            "clock_s": history.clock_s,
+            "modelled_energy_j": history.energy_j,
+            "bytes_up": history.bytes_up,
+            "bytes_down": history.bytes_down,
+            "constants": _constants(settings, history),
+        }
+        folder.write_summary(summary)
+        if history.num_rounds:
+            _print_end(console, folder, history, settings, status, wall_s)
+
+
+def _constants(settings: Settings, history: History) -> dict[str, Any]:
+    """What the strategy took for κ, φ², C and Γ^max of eq. (28), and what training showed."""
+    names = ("kappa", "gradient_bound", "interference_constant_w", "gamma_max")
+    strategy = settings.tree["strategy"]
+    taken = {name: strategy[name] for name in names if name in strategy}
+    shown = asdict(history.estimates)
+    return {"source": strategy.get("constants"), "set": taken, "estimated": shown}
+
+
+def _print_end(
+    console: Console,
+    folder: RunFolder,
+    history: History,
+    settings: Settings,
+    status: str,
+    wall_s: float,
+) -> None:
+    num_units = settings.federation.num_units
+    rows = {"run": f"{status} after {_counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
+    if history.losses:
+        rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
+    rows["clock"] = f"{history.clock_s:,.1f} s, {settings.federation.clock}"
+    if history.test:
+        score = history.test.score
+        rows[f"test {score.name}"] = f"{score.value:.4g}  ({score.signature})"
+        rows |= {f"test {name}": f"{value:.4g}" for name, value in score.beside.items()}
+    for unit in range(min(num_units, _SHOWN_UNITS)):
+        lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
+        rows[f"unit {unit}"] = _counted(history.rounds[unit], "round") + lately
+    if num_units > _SHOWN_UNITS:
+        rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
+    rows["bytes"] = f"{history.bytes_up / 1e6:,.1f} MB up, {history.bytes_down / 1e6:,.1f} MB down"
+    rows["folder"] = str(folder.path)
+    console.print(end_table(rows), soft_wrap=True)
+
+
+def _partition(plan: ClusterPlan) -> str:
+    """Such as ``2 phone-1 + 4 laptop-2; m=4``."""
+    if not plan.segments:
+        return "the whole model on each device"
+    held = " + ".join(f"{segment.span.blocks} {segment.device}" for segment in plan.segments)
+    return f"{held}; m={plan.num_micro_batches}"
+
+
+def opening(settings: Settings, folder: RunFolder) -> str:
+    federation, devices = settings.federation, settings.build("cluster").num_devices
+    units = f"{_counted(federation.num_units, 'unit')} of {_counted(devices, 'device')}"
+    steps = _counted(federation.local_steps, "local step")
+    return (
+        f"{settings.framework.name}: task {settings.task.name}{_made_up(settings)}, {units}, "
+        f"{_counted(federation.rounds, 'round')} of {steps}, seed {settings.seed}; "
+        f"folder {folder.path}"
+    )
+
+
+def _made_up(settings: Settings) -> str:
+    return " on made-up rows" if settings.data.synthetic else ""
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count != 1 else ''}"

@@ -1,0 +1,137 @@
+"""What a step puts on the decoder link is known to the byte, for real, padded batches."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.link import DecoderLink
+from client_app.traffic import LinkFormat, Traffic, expected_step, round_of
+from collapipe import compression, frames
+from collapipe.batch import IGNORED, Batch
+from collapipe.data.shards import batch_rows
+from collapipe.frames import Frame, Kind
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import HeadPart
+from collapipe.models.split import HEAD
+from collapipe.models.transformer import TransformerSpec
+from collapipe.settings import LinkSettings, OptimizerSettings
+from collapipe.tasks.padding import mask_of, padded
+from collapipe.tasks.tokenizer import Vocabulary
+from pipeline.micro_batch import split
+from server_app.decoder import DecoderSession, SessionPlan
+from server_app.link import DecoderLinkServer
+
+forms = st.builds(
+    LinkFormat,
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.sampled_from(["float32", "bfloat16", "int8"]),
+    st.integers(0, 2),
+)
+sizes = st.integers(1, 6)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Pairs of unequal lengths; some targets end with positions that count for nothing."""
+
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return self.sources
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        sources = [[3] * self.sources[row] for row in rows]
+        targets = [[4] * self.targets[row] + [IGNORED] * (row % 3) for row in rows]
+        return Batch(padded(sources, 0), mask_of(sources), padded(targets, IGNORED))
+
+    def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
+        raise NotImplementedError
+
+
+rows = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=20).map(
+    lambda pairs: Rows(*zip(*pairs, strict=True))
+)
+
+
+def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> Traffic:
+    """The frames of a step, made and measured."""
+
+    def length(*tensors: torch.Tensor) -> int:
+        return len(frames.encode(Frame(Kind.ACTIVATION, 1, 2, 3, tensors)))
+
+    up = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double())
+    down = length(torch.zeros(1).double())
+    for part in micro_batches:
+        samples, tokens = part.mask.shape
+        hidden = torch.randn(samples, tokens + form.extra_rows, form.dim).to(form.dtype)
+        up += length(*compression.encode(hidden, form.precision), part.mask, part.targets)
+        down += length(torch.tensor(1.0).double(), hidden)
+    return Traffic(up, down)
+
+
+@given(forms, st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=4))
+def test_a_step_is_as_long_as_its_frames(
+    form: LinkFormat, shapes: list[tuple[int, int, int]]
+) -> None:
+    """For every shape, width, dtype and precision."""
+    parts = [
+        Batch(torch.ones(b, s).long(), torch.ones(b, s).bool(), torch.ones(b, t).long())
+        for b, s, t in shapes
+    ]
+    hidden = [(b, s + form.extra_rows, form.dim) for b, s, _ in shapes]
+    assert form.step(hidden, [t for _, _, t in shapes]) == sent(form, parts)
+
+
+@given(forms, rows, sizes, sizes, st.integers(0, 2**31))
+def test_the_expectation_is_the_mean_of_an_epochs_steps(
+    form: LinkFormat, examples: Rows, batch_size: int, num_micro_batches: int, seed: int
+) -> None:
+    """Padding and all; an epoch is over when there is no batch of rows left that are new."""
+    left, steps = set(range(len(examples.lengths))), []
+    while len(left) >= min(batch_size, len(examples.lengths)):
+        drawn = batch_rows(examples.lengths, batch_size, len(steps), seed).tolist()
+        assert left.issuperset(drawn)
+        left -= set(drawn)
+        steps.append(sent(form, split(examples.batch(drawn), num_micro_batches)))
+    expected = expected_step(form, examples, batch_size, num_micro_batches, seed)
+    assert expected.bytes_up == pytest.approx(sum(s.bytes_up for s in steps) / len(steps))
+    assert expected.bytes_down == pytest.approx(sum(s.bytes_down for s in steps) / len(steps))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, precision: str) -> None:
+    """Between a real unit and a real server."""
+    form = LinkFormat(3, 8, torch.float32, precision)
+    spec = TransformerSpec(
+        num_blocks=2, num_decoder_blocks=1, dim=8, num_heads=2, feed_forward_dim=8, dropout=0.0
+    )
+    vocabulary, optimizer = Vocabulary(20, 0, 1, 2), OptimizerSettings()
+    batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
+    plan = SessionPlan(0, 1, 0, 2, 8, range(2), 2, vocabulary.size, 4, 9, precision)
+    part = HeadPart(HEAD, spec.build_head(vocabulary), optimizer)
+    session = DecoderSession(plan, part, optimizer, nullcontext(), lambda *step: None)
+    with (
+        DecoderLinkServer(LinkSettings(), 1) as server,
+        DecoderLink(server.open(session), 0, 1, 2**20, precision) as link,
+    ):
+        for step, batch in enumerate(batches):
+            parts = split(batch, num_micro_batches)
+            link.begin(DropoutKey(0, 0, step), parts, batch.num_targets)
+            for index, each in enumerate(parts):
+                link.submit(index, torch.randn(*each.mask.shape, 8))
+                link.answer(index)
+            link.exchange_norms([1.0] * 3)
+        link.finish()
+        counted = Traffic(link.bytes_up, link.bytes_down)
+    steps = [form.step_of(batch, num_micro_batches) for batch in batches]
+    assert round_of(steps) == counted

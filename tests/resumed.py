@@ -1,0 +1,144 @@
+"""Runs that are broken off and go on, and what tells one run from another."""
+
+import csv
+import gzip
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from federated import grid_of, settings_of
+from flwr.clientapp import ClientApp
+from safetensors.torch import load_file
+from torch import Tensor
+
+from server_app.training import train
+
+SMALL = (
+    "federation.num_units=2",
+    "federation.rounds=3",
+    "federation.local_steps=1",
+    "federation.checkpoint_every=1",
+    "federation.keep=3",
+    "federation.eval_every=1",
+    "model.num_blocks=2",
+    "cluster.num_devices=2",
+    "task.train_rows=16",
+    "batch_size=4",
+)
+_TIMES = ("seconds", "wall_s")
+_MUTATIONS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.truncate")
+
+
+class World:
+    """Runs with the same options, each in a folder of its own."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.settings, self._overrides = settings_of(folder / "any", [*SMALL, *overrides])
+
+    def run(
+        self, run_dir: Path, resume: str | None = None, client: ClientApp | None = None
+    ) -> Path:
+        """A new run, or one that goes on from the checkpoint ``resume``."""
+        settings = replace(self.settings, run_dir=str(run_dir))
+        train(grid_of(settings, self._overrides, client), settings, resume)
+        return run_dir
+
+
+def outcome(run_dir: Path) -> dict[str, Any]:
+    """All that a run comes to, but for times that were measured."""
+    metrics = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {
+        "metrics": [_timeless(line) for line in metrics],
+        "rows": [_modelled(row) for row in csv.DictReader((run_dir / "metrics.csv").open())],
+        "requests": gzip.decompress((run_dir / "requests.jsonl.gz").read_bytes()),
+        "summary": _timeless(json.loads((run_dir / "summary.json").read_text())),
+        "checkpoints": sorted(path.name for path in (run_dir / "checkpoints").iterdir()),
+        "latest": (run_dir / "checkpoints" / "latest").readlink(),
+    }
+
+
+def tensors(run_dir: Path) -> dict[str, Tensor]:
+    """All that a run has learned and keeps: its models, and what its checkpoints hold."""
+    files = sorted((run_dir / "model").glob("*.safetensors"))
+    files += sorted((run_dir / "checkpoints").glob("0*/tensors.safetensors"))
+    return {
+        f"{file.relative_to(run_dir)} {name}": tensor
+        for file in files
+        for name, tensor in load_file(file).items()
+    }
+
+
+def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
+    """Names of those that are not the same to the last bit."""
+    odd = sorted(found.keys() ^ expected.keys())
+    return odd + [name for name in found if name in expected and not _same(found, expected, name)]
+
+
+def _same(found: dict[str, Tensor], expected: dict[str, Tensor], name: str) -> bool:
+    ours, theirs = found[name].numpy(), expected[name].numpy()
+    return ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()
+
+
+def _timeless(line: dict[str, Any]) -> dict[str, Any]:
+    line = {key: value for key, value in line.items() if key not in _TIMES}
+    if (line.get("plan") or {}).get("certificate"):
+        del line["plan"]["certificate"]["solve_time_s"]
+    return line
+
+
+def _modelled(row: dict[str, str]) -> dict[str, str]:
+    kept = ("clock_s", "delay_s")
+    return {key: cell for key, cell in row.items() if not key.endswith("_s") or key in kept}
+
+
+class _Watch:
+    """What a kill just before each change of files under ``folder`` would leave behind."""
+
+    def __init__(self, folder: Path, copies: Path) -> None:
+        self.copies: list[Path] = []
+        self._folder, self._target, self._thread = folder, copies, threading.get_ident()
+        self._busy = False
+
+    def __call__(self, event: str, arguments: Sequence[Any]) -> None:
+        if self._busy or threading.get_ident() != self._thread:
+            return
+        writes = event in _MUTATIONS or (event == "open" and _is_write(arguments))
+        if writes and _place(event, arguments).startswith(f"{self._folder}{os.sep}"):
+            self._busy = True  # copying is no change
+            copy = self._target / f"{len(self.copies):03}"
+            shutil.copytree(self._folder, copy, symlinks=True)
+            self.copies.append(copy)
+            self._busy = False
+
+
+_watches: list[_Watch] = []
+sys.addaudithook(lambda event, arguments: [watch(event, arguments) for watch in _watches] and None)
+
+
+def _place(event: str, arguments: Sequence[Any]) -> str:
+    """The path that is changed; what clears a folder names its files relative to it."""
+    if event in ("os.remove", "os.rmdir") and arguments[1] >= 0:
+        return str(Path(f"/proc/self/fd/{arguments[1]}").readlink() / arguments[0])
+    return str(arguments[0])
+
+
+def _is_write(arguments: Sequence[Any]) -> bool:
+    return bool(arguments[2] & (os.O_WRONLY | os.O_RDWR))
+
+
+@contextmanager
+def copied_before_each_write(folder: Path, copies: Path) -> Iterator[list[Path]]:
+    """Copies of ``folder``, one before each change that this thread makes to files under it."""
+    watch = _Watch(folder, copies)
+    _watches.append(watch)
+    try:
+        yield watch.copies
+    finally:
+        _watches.remove(watch)

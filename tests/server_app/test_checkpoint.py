@@ -1,0 +1,173 @@
+"""A checkpoint reads as it was written, or not at all."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.errors import ConfigError
+from collapipe.messages import Failure
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.state import Estimates, unknown_cluster
+from server_app.checkpoint import (
+    Checkpoint,
+    Learned,
+    Progress,
+    flat,
+    nested,
+    progress_from_json,
+    progress_to_json,
+)
+from server_app.checkpoint_file import CheckpointFolder
+from server_app.conditions import DeviceCondition, EnvironmentState, UnitCondition
+from server_app.estimates import Sight
+from server_app.mobility import Walk
+from server_app.scheduler import SchedulerState
+from server_app.summary import History
+
+NUMBER = st.floats(allow_nan=False)
+
+
+def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progress:
+    """With a value in every field."""
+    some = numbers or iter([0.1 * each for each in range(99)])
+    device = DeviceCondition(next(some), False, next(some), next(some))
+    walk = Walk(*(next(some) for _ in range(len(Walk.__dataclass_fields__))))
+    unit = UnitCondition((device, device), walk, next(some), (next(some), next(some)))
+    plan = ClusterPlan(1, (SegmentPlan("phone", Span(0, 2)),), 3, "gpipe", next(some))
+    return Progress(
+        round=round_,
+        wall_s=next(some),
+        tokenizer="ab",
+        sizes={"metrics.jsonl": 2**40},
+        scheduler=SchedulerState(
+            reported=(unknown_cluster(0), Failure("WireError", "nonsense")),
+            queues=(next(some), next(some)),
+            losses=(None, next(some)),
+            environment=EnvironmentState((unit, unit)),
+            estimates=Estimates(next(some), None, next(some)),
+            sight=Sight(next(some), next(some), next(some)),
+            clock_s=next(some),
+        ),
+        history=History(
+            0.0, round_, [next(some)], energy_j=next(some), rounds=Counter({1: 2}), plans={1: plan}
+        ),
+    )
+
+
+def learned() -> Learned:
+    """With tensors of all kinds, some of which share their memory."""
+    common = torch.randn(3, 2)
+    return Learned(
+        weights={"embedding.weight": common, "n": torch.tensor(3)},
+        own_models={1: {"embedding.weight": common, "t": common.t()}},
+        server_optimizer={"embedding.weight/exp_avg": torch.tensor([math.nan, -0.0, 1e-45])},
+        heads={-1: {"a/exp_avg": common[0]}, 2: {"a/exp_avg": torch.zeros(0)}},
+        units={0: {"optimizer": {"b.c/step": torch.tensor(1.0)}, "residual": {"b.c": common[1]}}},
+    )
+
+
+def written(folder: Path, *rounds: int, keep: int = 9) -> CheckpointFolder:
+    checkpoints = CheckpointFolder(folder)
+    for number in rounds:
+        checkpoints.write(Checkpoint({"seed": 0}, progress(number), learned()), keep)
+    return checkpoints
+
+
+def bits(tensors: Learned) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    return {
+        name: (tensor.dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
+        for name, tensor in flat(tensors).items()
+    }
+
+
+@given(st.lists(NUMBER, min_size=40, max_size=40))
+def test_numbers_are_the_same_when_read_again(numbers: list[float]) -> None:
+    before = progress(numbers=iter(numbers))
+    text = json.dumps(progress_to_json(before))
+    assert progress_from_json(json.loads(text)) == before
+
+
+def test_a_checkpoint_reads_as_it_was_written(tmp_path: Path) -> None:
+    checkpoints, what = CheckpointFolder(tmp_path), learned()
+    checkpoints.write(Checkpoint({"seed": 0}, progress(3), what), 1)
+    found = checkpoints.read("000003")
+    assert (found.configuration, found.progress) == ({"seed": 0}, progress(3))
+    assert bits(found.learned) == bits(what)
+    assert found.learned.units[0].keys() == {"optimizer", "residual"}
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_any_changed_bit_is_found(tmp_path: Path, name: str) -> None:
+    checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / name
+    sound, rng = file.read_bytes(), Random(0)
+    for place in rng.sample(range(len(sound)), 60):
+        changed = bytearray(sound)
+        changed[place] ^= 1 << rng.randrange(7)
+        if bytes(changed).split() == sound.split():
+            continue  # white space
+        file.write_bytes(changed)
+        with pytest.raises(ConfigError, match=r"checkpoints/000003: (damaged, |has format )"):
+            checkpoints.read("000003")
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+@pytest.mark.parametrize("left", [None, 0, 100])
+def test_a_file_that_is_cut_off_or_gone_is_found(
+    tmp_path: Path, name: str, left: int | None
+) -> None:
+    checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / name
+    content = file.read_bytes()
+    file.unlink()
+    if left is not None:
+        file.write_bytes(content[:left])
+    with pytest.raises(ConfigError, match=f"000003: damaged, .*{name if left is None else ''}"):
+        checkpoints.read("000003")
+
+
+def test_another_format_is_named_with_its_version(tmp_path: Path) -> None:
+    checkpoints, file = written(tmp_path, 3), tmp_path / "checkpoints" / "000003" / "state.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({**state, "format": 2, "version": "9.1"}))
+    with pytest.raises(ConfigError, match=r"has format 2, of CollaPipe 9\.1; this is .* format 1"):
+        checkpoints.read("000003")
+
+
+def test_the_last_ones_are_kept_and_the_link_names_the_newest(tmp_path: Path) -> None:
+    checkpoints = written(tmp_path, 5, 10, 15, 20, keep=2)
+    assert checkpoints.names() == ["000015", "000020"]
+    assert (tmp_path / "checkpoints" / "latest").readlink() == Path("000020")
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
+
+
+def test_what_is_half_written_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
+    partial = tmp_path / "checkpoints" / ".000005.partial"
+    partial.mkdir(parents=True)
+    (partial / "state.json").write_text("{")
+    assert CheckpointFolder(tmp_path).names() == []
+    assert written(tmp_path, 5).names() == ["000005"]
+    assert not partial.exists()
+
+
+def test_rounds_beyond_a_million_are_the_newest(tmp_path: Path) -> None:
+    assert written(tmp_path, 999_999, 1_000_000, keep=1).names() == ["1000000"]
+
+
+def test_going_back_gives_up_what_came_later(tmp_path: Path) -> None:
+    checkpoints = written(tmp_path, 1, 2, 3, 4)
+    checkpoints.rewind("000003", keep=2)
+    assert checkpoints.names() == ["000002", "000003"]
+    assert (tmp_path / "checkpoints" / "latest").readlink() == Path("000003")
+
+
+@pytest.mark.parametrize("name", ["model/x", "own_models.one/x", "units.1/x", "weights.1/x"])
+def test_a_tensor_that_belongs_to_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"belongs to nothing|invalid literal"):
+        nested({name: torch.zeros(1)})

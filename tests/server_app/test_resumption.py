@@ -1,0 +1,50 @@
+"""What may change while a run is down, and what may not."""
+
+from typing import Any
+
+import pytest
+
+from server_app.resumption import changed
+
+THEN: dict[str, Any] = {
+    "federation": {"rounds": 2, "rounds_off": 1, "num_units": 3},
+    "link": {"port": 0},
+    "runtime": {"name": "local"},
+    "pipeline": {"threads": 1, "dtype": "float32"},
+    "model": {"config": {"depth": 2}, "name": None, "sizes": [1, 2]},
+}
+
+
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [
+        ("federation", {"rounds": 5, "keep": 1, "eval_every": 2, "on_infeasible": "skip"}),
+        ("link", {"port": 7, "new": 1}),
+        ("runtime", {"name": "simulation"}),
+        ("pipeline", {"threads": 2}),
+    ],
+)
+def test_what_nothing_learned_depends_on_is_free(group: str, options: dict[str, Any]) -> None:
+    assert changed(THEN, {**THEN, group: {**THEN[group], **options}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "options", "found"),
+    [
+        ("federation", {"num_units": 4}, {"federation.num_units": ("3", "4")}),
+        ("federation", {"rounds_off": 2}, {"federation.rounds_off": ("1", "2")}),
+        ("pipeline", {"dtype": "float64"}, {"pipeline.dtype": ('"float32"', '"float64"')}),
+        ("model", {"config": {"depth": 3}}, {"model.config.depth": ("2", "3")}),
+        ("model", {"sizes": [2, 1]}, {"model.sizes": ("[1, 2]", "[2, 1]")}),
+        ("model", {"name": "bert"}, {"model.name": ("null", '"bert"')}),
+        ("model", {"width": 1}, {"model.width": ("not there", "1")}),
+        ("model", {"config": {}}, {"model.config": ("not there", "{}")}),
+    ],
+)
+def test_all_else_is_named_with_both_values(
+    group: str, options: dict[str, Any], found: dict[str, tuple[str, str]]
+) -> None:
+    later = {**THEN, group: {**THEN[group], **options}}
+    assert found.items() <= changed(THEN, later).items()
+    assert found.keys() <= changed(later, THEN).keys()
+    assert changed(later, later) == {}

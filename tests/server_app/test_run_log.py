@@ -1,0 +1,44 @@
+"""What a run writes down: rows for spreadsheets, curves for trackers."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from federated import play
+
+from collapipe.errors import ConfigError
+from collapipe.metrics_csv import COLUMNS
+
+
+def test_a_row_for_each_round(tmp_path: Path) -> None:
+    play(tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows] == ["1", "2"]
+    assert tuple(rows[0]) == COLUMNS
+    assert [float(row["train_loss"]) for row in rows] == [line["train_loss"] for line in lines]
+
+
+def test_mlflow_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server is somebody else's process
+    uri = (tmp_path / "store").as_uri()
+    play(tmp_path / "run", f"tracking.mlflow='{uri}'")
+    client, run_id = MlflowClient(uri), (tmp_path / "run" / "mlflow_run_id").read_text()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    history = client.get_metric_history(run_id, "train/loss")
+    assert [entry.value for entry in history] == [json.loads(line)["train_loss"] for line in lines]
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.params["task"]) == ("FINISHED", "dates")
+
+
+def test_without_mlflow_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'collapipe\[mlflow\]'"):
+        play(tmp_path, "tracking.mlflow='http://localhost:1'")

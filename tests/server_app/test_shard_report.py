@@ -1,0 +1,122 @@
+"""What the report says of the shards is what the units load."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.axes import Axes
+from rich.console import Console
+
+from collapipe.config import Settings, load_overrides
+from collapipe.data.rows import load_shards
+from collapipe.errors import ConfigError, DataError
+from server_app import shard_picture
+from server_app.shard_report import write_shard_report
+
+LABELS = {"travel": 2, "law": 5, "food": 1, "cinema": 3, "car": 1, "[art]": 8}
+
+
+def labelled(folder: Path, *overrides: str) -> Settings:
+    """A run over 300 rows: each 20 in a row have the same labels as often."""
+    labels = [name for name, often in LABELS.items() for _ in range(often)] * 15
+    lines = [f"row {number},{label},{number % 5}" for number, label in enumerate(labels)]
+    file = folder / "rows.csv"
+    file.write_text("\n".join(["text,label,user", *lines]))
+    files = [f"data.{split}_file={file}" for split in ("train", "validation", "test")]
+    run = ["task=classification", "model=huggingface", "model.family=bert", "model.head=pooled"]
+    run += ["data.shuffle=false", f"hydra.run.dir={folder}"]
+    return load_overrides([*run, *files, *overrides])
+
+
+def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], list[str]]:
+    """Units in ``shards.json``, and the table's lines."""
+    console = Console(width=200)
+    with console.capture() as printed:
+        write_shard_report(settings, folder, console)
+    held = json.loads((folder / "shards.json").read_text(encoding="utf-8"))["shards"]
+    return held, [" ".join(line.split()) for line in printed.get().splitlines()]
+
+
+@pytest.mark.parametrize("partitioner", ["iid", "dirichlet"])
+def test_it_counts_what_the_units_load(tmp_path: Path, partitioner: str) -> None:
+    settings = labelled(tmp_path, f"partitioner={partitioner}", "federation.num_units=4")
+    held, _ = report(settings, tmp_path)
+    shards = load_shards(settings)
+    assert held == [
+        {"unit": unit, "rows": len(rows), "labels": settings.task.label_counts(rows)}
+        for unit, rows in enumerate(shards)
+    ]
+    assert sum(len(rows) for rows in shards) == 300
+    assert (tmp_path / "shards.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_shows_the_most_frequent_labels_first(tmp_path: Path) -> None:
+    """As they are called, brackets too; what does not fit is counted."""
+    _, lines = report(labelled(tmp_path, "federation.num_units=15"), tmp_path)
+    assert lines[0] == "unit rows labels"
+    assert lines[1] == "0 20 [art] 8 · law 5 · cinema 3 · 3 more"
+    assert lines[-1] == "… 3 more units, see shards.json"
+    assert len(lines) == 14
+
+
+def test_a_task_without_labels_has_sizes(tmp_path: Path) -> None:
+    settings = load_overrides([f"hydra.run.dir={tmp_path}", "task.train_rows=50"])
+    held, lines = report(settings, tmp_path)
+    assert held == [{"unit": n, "rows": rows, "labels": {}} for n, rows in enumerate([17, 17, 16])]
+    assert lines == ["unit rows", "0 17", "1 17", "2 16"]
+
+
+def test_units_without_a_shard_end_the_run(tmp_path: Path) -> None:
+    """Before anyone trains."""
+    natural = ["partitioner=natural_id", "data.partitioner.partition_by=user"]
+    held, _ = report(labelled(tmp_path, *natural, "federation.num_units=5"), tmp_path)
+    assert [unit["rows"] for unit in held] == [60] * 5
+    with pytest.raises(DataError, match="unit 5: NaturalIdPartitioner makes 5 shards of 300 rows"):
+        report(labelled(tmp_path, *natural, "federation.num_units=6"), tmp_path)
+
+
+@pytest.mark.parametrize(("units", "labels"), [(1, 1), (3, 40), (12, 3), (12, 0)])
+def test_any_number_of_units_and_labels_is_drawn(
+    tmp_path: Path, units: int, labels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels that matplotlib would read in another way, too; a unit may lack one."""
+    monkeypatch.setattr(shard_picture, "_MOST_UNITS", 10)
+    names = [f"_$label {number} {'long' * number}" for number in range(labels)]
+    counts = [dict.fromkeys(names[unit % 2 :], unit) for unit in range(units)]
+    with warnings.catch_warnings(action="error"):
+        shard_picture.draw([7] * units, counts, names, tmp_path / "shards.png")
+    assert (tmp_path / "shards.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_label_that_the_font_cannot_write_is_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its id, and nothing is said on the terminal."""
+    legends: list[list[str]] = []
+    original = Axes.legend
+
+    def legend(axes: Axes, *args: Any, **named: Any) -> Any:
+        legends.append([patch.get_label() for patch in named["handles"]])
+        return original(axes, *args, **named)
+
+    monkeypatch.setattr(Axes, "legend", legend)
+    labels = ["Kultur", "\u6587\u5316", "Îles", "a\u8d22", "тест"]
+    with warnings.catch_warnings(action="error"):
+        shard_picture.draw([7], [dict.fromkeys(labels, 2)], labels, tmp_path / "shards.png")
+    assert legends == [["Kultur", "label 1", "Îles", "label 3", "тест"]]
+
+
+def test_the_picture_follows_from_the_shares(tmp_path: Path) -> None:
+    pictures = []
+    for count in ({"a": 1, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 1}):
+        shard_picture.draw([3], [count], ["a", "b"], tmp_path / "shards.png")
+        pictures.append((tmp_path / "shards.png").read_bytes())
+    assert pictures[0] == pictures[1] != pictures[2]
+
+
+def test_a_partitioners_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = labelled(tmp_path, "partitioner=natural_id", "data.partitioner.partition_by=usr")
+    with pytest.raises(ConfigError, match="partition_by=usr: the rows have no such column, but"):
+        load_shards(settings)

@@ -1,0 +1,160 @@
+"""What travels in fewer bits: as many as were planned for, and nothing that does not train."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federated import grid_of, run, settings_of, weights
+from flwr.app import Context, Message
+
+from client_app import app as client_app
+from client_app.control_unit import ControlUnit
+from collapipe import wire
+from collapipe.data.rows import load_splits
+from collapipe.errors import ConfigError
+from collapipe.frozen_store import FrozenStore, default_folder
+from collapipe.models.split import HEAD, frozen_names
+from collapipe.run_folder import initial_model, load_model
+from collapipe.state import ClusterState
+from collapipe.tasks.build_tokenizer import build_tokenizer
+from server_app.training import train
+
+LORA = ("adapter=lora", "adapter.rank=2", "optimizer.lr=1.0e-2")
+PRECISIONS = ("float32", "bfloat16", "int8")
+
+
+@pytest.fixture(autouse=True)
+def _no_parts_of_other_tests() -> Iterator[None]:
+    """A process keeps what it read of the store; a test's store is its own."""
+    client_app._cached_weights.cache_clear()
+    yield
+    client_app._cached_weights.cache_clear()
+
+
+def rounds(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return loaded
+
+
+def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
+    """What the units of such a run tell of themselves."""
+    settings, _ = settings_of(run_dir, overrides)
+    tokenizer = build_tokenizer(settings, load_splits(settings).train)
+    units = range(settings.federation.num_units)
+    return [ControlUnit(settings, unit, tokenizer).state for unit in units]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("adapter", [(), LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_planned_bits_are_those_sent(
+    tmp_path: Path, precision: str, adapter: tuple[str, ...], dtype: str
+) -> None:
+    """To the byte, over an epoch, whose mean is what the planner expects of a round."""
+    epoch = ("federation.local_steps=1", "federation.rounds=2", "federation.num_units=3")
+    options = (f"compression.upload={precision}", f"compression.activation={precision}")
+    options += (*adapter, *epoch, "data.max_train_samples=39", f"pipeline.dtype={dtype}")
+    run(tmp_path, *options)
+    sent = sum(line["bytes_up"] for line in rounds(tmp_path))
+    bits = sum(s.uplink.model_bits + s.uplink.activation_bits for s in states(tmp_path, *options))
+    assert 2 * bits == 8 * sent
+
+
+def test_a_head_at_home_leaves_the_weights_alone_to_send(tmp_path: Path) -> None:
+    options = ("decoder.mode=control_unit", "compression=int8")
+    run(tmp_path, *options)
+    planned = states(tmp_path, *options)
+    assert [state.uplink.activation_bits for state in planned] == [0.0] * 3
+    assert sum(s.uplink.model_bits for s in planned) == 8 * rounds(tmp_path)[0]["bytes_up"]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_what_rounding_takes_is_repaid(
+    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights stay near those of exact uploads, nearer than without error feedback."""
+    options = ("federation.rounds=12", "federation.local_steps=1", "optimizer=sgd")
+    options += ("model.dropout=0",)
+    exact = run(tmp_path / "exact", *options)
+    repaid = run(tmp_path / "repaid", *options, f"compression.upload={precision}")
+    monkeypatch.setattr(client_app, "_RESIDUAL", "nothing-is-kept")
+    monkeypatch.setattr(client_app, "_kept", _only_the_optimizer(client_app._kept))
+    lost = run(tmp_path / "lost", *options, f"compression.upload={precision}")
+
+    def distance(model: dict[str, torch.Tensor]) -> float:
+        return sum(float((model[name] - exact[name]).square().sum()) for name in exact)
+
+    assert 0 < distance(repaid) < 0.5 * distance(lost)
+
+
+def _only_the_optimizer(kept: Any) -> Any:
+    def forgetful(context: Context, key: str) -> dict[str, torch.Tensor]:
+        return dict(kept(context, key)) if key == "optimizer" else {}
+
+    return forgetful
+
+
+def test_adapters_alone_train(tmp_path: Path) -> None:
+    run(tmp_path, *LORA)
+    settings, _, tokenizer = load_model(tmp_path)
+    frozen = frozen_names(settings.model, tokenizer.vocabulary)
+    first, last = initial_model(settings, tokenizer).state_dict(), weights(tmp_path)
+    same = {name for name in last if torch.equal(first[name], last[name])}
+    assert frozen == same
+    assert all("lora" in name for name in last if name not in same)
+
+
+def test_adapters_in_a_pipeline_end_where_those_of_the_unsplit_model_do(tmp_path: Path) -> None:
+    options = (*LORA, "pipeline.dtype=float64", "model.dropout=0")
+    pipelined = run(tmp_path / "collapipe", *options)
+    unsplit = run(tmp_path / "vanilla", *options, "framework=vanilla_fl")
+    for name, weight in pipelined.items():
+        torch.testing.assert_close(weight, unsplit[name], rtol=0, atol=1e-8)
+
+
+def test_frozen_weights_travel_once(tmp_path: Path) -> None:
+    """To each unit that lacks them, in its first run; units of one machine share a store."""
+    run(tmp_path / "first", *LORA, "federation.num_units=1")
+    run(tmp_path / "second", *LORA, "federation.num_units=1")
+    first, second = (summary(tmp_path / name) for name in ("first", "second"))
+    settings, model, tokenizer = load_model(tmp_path / "first")
+    state, frozen = model.state_dict(), frozen_names(settings.model, tokenizer.vocabulary)
+    parts = [state[name].nbytes for name in frozen if not name.startswith(HEAD)]
+    assert first["bytes_down"] - second["bytes_down"] == sum(parts)
+    for name, weight in weights(tmp_path / "first").items():
+        assert torch.equal(weight, weights(tmp_path / "second")[name])
+
+
+def test_a_damaged_part_is_sent_again(tmp_path: Path) -> None:
+    run(tmp_path / "first", *LORA)
+    kept = sorted(default_folder().iterdir())
+    assert len(kept) == 5  # the embedding and four blocks
+    kept[0].write_bytes(kept[0].read_bytes()[:-1] + b"?")
+    client_app._cached_weights.cache_clear()
+    run(tmp_path / "second", *LORA)
+    assert FrozenStore(default_folder()).lacks([file.stem for file in kept]) == []
+
+
+def test_a_part_that_was_not_announced_is_not_kept(tmp_path: Path) -> None:
+    settings, overrides = settings_of(tmp_path, [*LORA, "federation.num_units=1"])
+    grid = grid_of(settings, overrides, None)
+    send = grid.send_and_receive
+
+    def tampered(messages: Iterable[Message], *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.message_type == wire.FROZEN:
+                message.content["blocks.0"] = message.content.pop("embedding")
+        return send(messages, timeout=timeout)
+
+    grid.send_and_receive = tampered  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"part 'blocks\.0' is not the one that was announced"):
+        train(grid, settings)
+    assert not default_folder().exists()

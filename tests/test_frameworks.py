@@ -1,0 +1,110 @@
+"""Every framework and strategy trains through the same apps; what differs is what it should be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federated import play
+from safetensors.torch import load_file
+
+from collapipe.errors import ConfigError
+from collapipe.run_folder import load_model
+
+WORLD = (
+    "cluster=paper",
+    "channel=paper",
+    "environment=fading",
+    "pipeline.dtype=float64",
+    "model.dropout=0",
+    "federation.local_steps=1",
+    "strategy.latency=bound",
+)
+FRAMEWORKS = ("collapipe", "collapipe_no_ss", "vanilla_fl", "pipeline", "titanic", "splitfed")
+STRATEGIES = ("dssra", "dssra_paper", "random", "loss_only", "delay_only", "all")
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each framework; with three units and four channels all of them take part."""
+    folder = tmp_path_factory.mktemp("frameworks")
+    for name in FRAMEWORKS:
+        play(folder / name, *WORLD, f"framework={name}")
+    return {name: folder / name for name in FRAMEWORKS}
+
+
+@pytest.mark.parametrize("name", ["collapipe_no_ss", "vanilla_fl", "titanic"])
+def test_where_blocks_lie_changes_nothing_that_is_learned(name: str, runs: dict[str, Path]) -> None:
+    one, other = (load_file(runs[each] / "model" / "model.safetensors") for each in (name, FIRST))
+    assert one.keys() == other.keys()
+    for key in one:
+        torch.testing.assert_close(one[key], other[key], rtol=0, atol=1e-9)
+
+
+FIRST = "collapipe"
+
+
+def test_blocks_lie_where_the_framework_wants_them(runs: dict[str, Path]) -> None:
+    for line in lines(runs["titanic"]) + lines(runs["pipeline"]):
+        assert all(cluster["segments"] for cluster in line["plan"]["clusters"])
+    for line in lines(runs["pipeline"]):
+        for cluster in line["plan"]["clusters"]:  # four blocks, one each on the first four of six
+            held = [(each["device"], each["span"]["blocks"]) for each in cluster["segments"]]
+            assert held == [(f"device-{k}", 1) for k in range(4)]
+    for line in lines(runs["vanilla_fl"]):
+        assert all(cluster["segments"] == [] for cluster in line["plan"]["clusters"])
+    for line in lines(runs["splitfed"]):
+        for cluster in line["plan"]["clusters"]:
+            assert [each["span"]["blocks"] for each in cluster["segments"]] == [1]
+
+
+def test_what_is_uploaded_is_what_is_counted(runs: dict[str, Path]) -> None:
+    """All of the same world: only what is sent differs."""
+    uploads = {
+        name: [cost["upload_s"] for line in lines(path) for cost in line["cost"]["clusters"]]
+        for name, path in runs.items()
+    }
+    for name in ("collapipe_no_ss", "titanic", "splitfed"):
+        assert max(uploads[name]) > 30  # the activations of Table II
+    assert max(uploads["vanilla_fl"]) < 0.3 * max(uploads["collapipe"])
+    assert max(uploads["pipeline"]) < max(uploads["collapipe"])  # no weights
+
+
+def test_without_aggregation_each_unit_has_a_model(runs: dict[str, Path]) -> None:
+    folder = runs["pipeline"]
+    assert not (folder / "model" / "model.safetensors").exists()
+    models = [load_file(folder / "model" / f"unit-{unit}.safetensors") for unit in range(3)]
+    assert not any(torch.equal(models[0][k], models[1][k]) for k in models[0] if "weight" in k)
+    metric = json.loads((folder / "summary.json").read_text())["metric"]
+    assert "mean of 3 units' models" in metric["signature"]
+    with pytest.raises(ConfigError, match="unit"):
+        load_model(folder)
+    load_model(folder, unit=2)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains_in_a_changing_world(strategy: str, tmp_path: Path) -> None:
+    units = ("federation.num_units=4", "channel.num_channels=2", "federation.on_infeasible=skip")
+    play(tmp_path, *WORLD, *units, "environment=mobile", f"strategy={strategy}")
+    for line in lines(tmp_path):
+        scheduled = [cluster["unit"] for cluster in line["plan"]["clusters"]]
+        assert line["units"] == scheduled
+        assert len(scheduled) <= (4 if strategy == "all" else 2)
+        assert line["cost"]["delay_s"] > 0
+    assert lines(tmp_path)[-1]["train_loss"] > 0
+
+
+def test_scheduling_alone_trains_nothing_and_costs_the_same(tmp_path: Path) -> None:
+    play(tmp_path / "trained", *WORLD)
+    play(tmp_path / "scheduled", *WORLD, "framework.train=false")
+    trained, scheduled = (lines(tmp_path / name) for name in ("trained", "scheduled"))
+    assert [line["cost"] for line in trained] == [line["cost"] for line in scheduled]
+    assert [line["clock_s"] for line in trained] == [line["clock_s"] for line in scheduled]
+    assert [line["queues"] for line in trained] == [line["queues"] for line in scheduled]
+    assert all(line["train_loss"] is None and line["samples"] == 0 for line in scheduled)
+    assert json.loads((tmp_path / "scheduled" / "summary.json").read_text())["metric"] is None

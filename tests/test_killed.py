@@ -1,0 +1,64 @@
+"""A run that is killed, at whatever moment, goes on and ends like one that was not."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from federated import TINY
+from resumed import SMALL, World, copied_before_each_write, differing, outcome, tensors
+
+from server_app.checkpoint_file import CheckpointFolder
+
+
+def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, "federation.rounds=2", "federation.keep=1", "decoder.mode=control_unit")
+    whole, copies = tmp_path / "whole", tmp_path / "copies"
+    whole.mkdir()
+    with copied_before_each_write(whole, copies) as killed:
+        world.run(whole)
+    expected, learned = outcome(whole), tensors(whole)
+    resumed = set()
+    for run_dir in killed:
+        names = CheckpointFolder(run_dir).names()
+        if names:
+            world.run(run_dir, names[-1])
+            assert differing(tensors(run_dir), learned) == [], run_dir
+            assert outcome(run_dir) == expected, run_dir
+            resumed.add(names[-1])
+    assert resumed == {"000001", "000002"}
+    assert len(killed) > 30, "a watch that sees no writes"
+
+
+def test_a_kill_while_a_run_is_taken_up_costs_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, "federation.rounds=2", "framework.train=false")
+    whole = world.run(tmp_path / "whole")
+    again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
+    with copied_before_each_write(again, tmp_path / "copies") as killed:
+        world.run(again, "000001")
+    for run_dir in killed:
+        complete = (run_dir / "summary.json").exists()  # it has not been taken up yet
+        world.run(run_dir, "000001" if complete else CheckpointFolder(run_dir).names()[-1])
+        assert outcome(run_dir) == outcome(whole), run_dir
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
+    options = [*TINY, *SMALL, "federation.rounds=8", "federation.keep=1"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, "-m", "collapipe.cli.app", "run", *options]
+    with subprocess.Popen(
+        [*command, f"hydra.run.dir={killed}"], stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (killed / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "ended before it was killed"
+    world = World(tmp_path, *options)
+    world.run(whole)
+    world.run(killed, CheckpointFolder(killed).names()[-1])
+    assert differing(tensors(killed), tensors(whole)) == []
+    assert outcome(killed) == outcome(whole)

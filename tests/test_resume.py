@@ -1,0 +1,80 @@
+"""A run that was interrupted and went on ends like one that was not, to the last bit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from federated import TINY
+from resumed import SMALL, World, differing, outcome, tensors
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
+
+from collapipe.cli.app import app
+from server_app.checkpoint_file import CheckpointFolder
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optimizer.name=adamw"],
+        ["optimizer.name=sgd", "optimizer.momentum=0.9", "server_optimizer=fedavgm"],
+        ["server_optimizer=fedadam", "optimizer.state=reset"],
+        ["decoder.mode=control_unit"],
+        ["decoder.mode=shared", "channel.num_channels=1"],  # one unit a round: no order of arrival
+        ["compression=int8"],
+        ["framework=pipeline", "channel.num_channels=1"],
+        ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
+        ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],
+    ],
+    ids=lambda overrides: overrides[0].replace("=", "_"),
+)
+def test_a_run_goes_on_from_a_checkpoint_as_it_did(tmp_path: Path, overrides: list[str]) -> None:
+    world = World(tmp_path, *overrides)
+    whole = world.run(tmp_path / "whole")
+    again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
+    world.run(again, "000001")
+    assert differing(tensors(again), tensors(whole)) == []
+    assert outcome(again) == outcome(whole)
+    assert outcome(whole)["latest"] == Path("000003")
+
+
+def test_times_and_curves_go_on(tmp_path: Path) -> None:
+    world = World(tmp_path, "framework.train=false")
+    run_dir = world.run(tmp_path / "run")
+    before_s = CheckpointFolder(run_dir).read("000002").progress.wall_s
+    world.run(run_dir, "000002")
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["wall_s"] > before_s for line in lines] == [False, False, True]
+    assert json.loads((run_dir / "summary.json").read_text())["wall_s"] > lines[2]["wall_s"]
+    curves = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    assert [point.step for point in curves.Scalars("round/clock_s")] == [1, 2, 3]
+
+
+def test_what_was_written_in_part_is_taken_back(tmp_path: Path) -> None:
+    world = World(tmp_path, "decoder.mode=control_unit")
+    whole = world.run(tmp_path / "whole")
+    torn = shutil.copytree(whole, tmp_path / "torn", symlinks=True)
+    for name in ("metrics.jsonl", "requests.jsonl.gz"):
+        with (torn / name).open("ab") as file:
+            file.write((whole / name).read_bytes()[:99])
+    (torn / "checkpoints" / ".000004.partial").mkdir()
+    (torn / "checkpoints" / ".000004.partial" / "state.json").write_text("{")
+    world.run(torn, "000002")
+    assert outcome(torn) == outcome(whole)
+    assert not list((torn / "checkpoints").glob(".*"))
+
+
+def test_a_complete_run_that_gets_more_rounds_equals_one_that_had_them(tmp_path: Path) -> None:
+    rare = ["federation.checkpoint_every=3", "federation.keep=2"]
+    for name, rounds in (("short", 2), ("long", 4)):
+        options = [*TINY, *SMALL, *rare, f"federation.rounds={rounds}", "decoder.mode=control_unit"]
+        assert (
+            not CliRunner()
+            .invoke(app, ["run", *options, f"hydra.run.dir={tmp_path / name}"])
+            .exit_code
+        )
+    more = ["resume", str(tmp_path / "short"), "federation.rounds=4"]
+    assert not CliRunner().invoke(app, more).exit_code
+    assert differing(tensors(tmp_path / "short"), tensors(tmp_path / "long")) == []
+    assert outcome(tmp_path / "short") == outcome(tmp_path / "long")
