@@ -12,7 +12,7 @@ import click
 import typer
 
 from collapipe import __version__
-from collapipe.errors import CollaPipeError
+from collapipe.errors import CollaPipeError, printable
 
 _INTERRUPTED = 130
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -29,7 +29,7 @@ def main() -> None:
         error.show()
         status = error.exit_code
     except CollaPipeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         status = error.exit_status
     except (KeyboardInterrupt, click.Abort):
         status = _INTERRUPTED
@@ -79,6 +79,27 @@ def run(
 
 
 @app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run that wrote a checkpoint.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Options that may change, e.g. federation.rounds=30"),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Name of a folder in checkpoints/; default: the last.")
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="A package whose plug-ins the run's folder may name."),
+    ] = None,
+) -> None:
+    """Go on with a run that was interrupted, or give one that is complete more rounds."""
+    from collapipe.cli.resume import resume_run
+
+    resume_run(run_dir, overrides or [], checkpoint, trust or [])
+
+
+@app.command()
 def predict(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
     texts: Annotated[
@@ -88,12 +109,16 @@ def predict(
         list[str] | None,
         typer.Option(help="A package whose task or model the run's folder may name."),
     ] = None,
+    unit: Annotated[
+        int | None,
+        typer.Option(help="Whose model, where the units' models were not averaged."),
+    ] = None,
 ) -> None:
     """Use a run's trained model."""
     from collapipe.cli.predict import predict_texts
 
     inputs = texts or [line.rstrip("\n") for line in sys.stdin]
-    predict_texts(run_dir, inputs, trust or [])
+    predict_texts(run_dir, inputs, trust or [], unit)
 
 
 @app.command()
@@ -104,11 +129,15 @@ def export(
         list[str] | None,
         typer.Option(help="A package whose task the run's folder may name."),
     ] = None,
+    unit: Annotated[
+        int | None,
+        typer.Option(help="Whose model, where the units' models were not averaged."),
+    ] = None,
 ) -> None:
     """Write a run's trained model as a folder that transformers loads."""
     from collapipe.cli.export import export_run
 
-    export_run(run_dir, folder, trust or [])
+    export_run(run_dir, folder, trust or [], unit)
 
 
 @app.command()
@@ -137,20 +166,61 @@ def plan(
 
 
 @app.command()
+def report(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR…", help="Folders of runs; several: compared.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="File; default: report.html in the run's folder, or here for several."),
+    ] = None,
+    round_: Annotated[
+        int | None,
+        typer.Option("--round", help="Round of the Gantt chart; default: the last one planned."),
+    ] = None,
+) -> None:
+    """Write what a run did, or how runs compare, as one HTML file that needs no network."""
+    from collapipe.cli.report.command import write_report
+
+    write_report(run_dirs, output, round_)
+
+
+@app.command()
+def status(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Tell how far a run is; from another terminal while it is going."""
+    from collapipe.cli.status import show_status
+
+    show_status(run_dir)
+
+
+@app.command()
 def reproduce(
-    figure: Annotated[str, typer.Argument(help="fig04, fig05, fig07, fig08, fig11 or all.")],
-    seeds: Annotated[int, typer.Option(help="How many, from 0.")] = 5,
-    output: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(
+    figure: Annotated[str, typer.Argument(help="Such as fig04; or modelled, or all.")],
+    seeds: Annotated[
+        int | None, typer.Option(help="How many, from 0; default: 5, where it trains 3.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the files and runs.")] = Path(
         "outputs/reproduction"
     ),
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with multi30k, chinese_ner and toutiao15; default: $COLLAPIPE_DATA."
+        ),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Train models of the paper's sizes: days.")
+    ] = False,
 ) -> None:
-    """Compute the paper's figures that need no training; tell where they agree.
+    """Compute figures of the paper; tell where they agree.
 
-    FIGURE is fig04, fig05, fig07, fig08, fig11 or all; docs/reproduction.md has the results.
+    FIGURE is fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled; fig06, fig09 or
+    fig10, which train; or all. What trains goes on where it was interrupted: runs in OUTPUT/runs
+    that are finished are not run again. docs/reproduction.md has the results.
     """
     from collapipe.cli.reproduce.command import reproduce as compute
 
-    compute(figure, seeds, output)
+    compute(figure, seeds, output, data, full)
 
 
 @app.command()

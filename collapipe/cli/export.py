@@ -3,28 +3,37 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from collapipe.errors import ConfigError
+from collapipe.models.cut import CutSpec, uncut
 from collapipe.models.huggingface.export import check_folder, export
+from collapipe.models.huggingface.export_tokenizer import export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.lora import LoraSpec, merged
 from collapipe.run_folder import load_model
-from collapipe.tasks.tokenizer import BOS, EOS, PAD
 
 
-def export_run(run_dir: Path, folder: Path, trusted: Sequence[str]) -> None:
-    """Write model and tokeniser to ``folder``; raises ``ConfigError`` where that cannot be."""
+def export_run(
+    run_dir: Path, folder: Path, trusted: Sequence[str], unit: int | None = None
+) -> None:
+    """Write model and tokeniser to ``folder``; ``unit`` says whose model where each unit has one.
+
+    Raises ``ConfigError`` where that cannot be.
+    """
     check_folder(folder)
-    settings, model, tokenizer = load_model(run_dir, trusted)
+    disable_progress_bar()
+    settings, model, tokenizer = load_model(run_dir, trusted, unit)
     spec: object = settings.model
+    weights = model.state_dict()
+    if isinstance(spec, CutSpec):
+        spec, weights = spec.base, uncut(weights)
+    if isinstance(spec, LoraSpec):
+        weights = merged(spec, tokenizer.vocabulary, weights)
+        spec = spec.base
     if not isinstance(spec, HuggingFaceSpec):
         raise ConfigError(f"{run_dir}: its model is not one of transformers (model=huggingface)")
-    export(spec, tokenizer.vocabulary, model.state_dict(), folder)
-    words = PreTrainedTokenizerFast(
-        tokenizer_file=str(run_dir / "model" / "tokenizer.json"),
-        pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
-    )
-    words.save_pretrained(folder)
+    assert spec.head is not None
+    export(spec, tokenizer.vocabulary, tokenizer.labels, weights, folder)
+    export_tokenizer(tokenizer, spec.head, settings.task.max_length, folder)
     print(f'{folder}: load it with transformers.{spec.class_name}.from_pretrained("{folder}")')

@@ -21,13 +21,23 @@ _QUIET = {
 
 def run_job(overrides: Sequence[str]) -> None:
     """Train once. Raises ``CollaPipeError`` or ``KeyboardInterrupt``."""
-    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    quieten()
     settings = config.load_overrides(overrides)
-    settled = _absolute(overrides, settings)
+    start(_absolute(overrides, settings), settings)
+
+
+def quieten() -> None:
+    """Libraries say nothing of their own, unless the environment wants them to."""
+    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+
+
+def start(overrides: Sequence[str], settings: Settings, resume: str | None = None) -> None:
+    """Train, from the checkpoint ``resume`` on if there is one; ``overrides`` give ``settings``
+    wherever the apps run. Raises as ``run_job``."""
     if settings.runtime.name == "simulation":
-        _run_simulated(settled, settings)
+        _run_simulated(overrides, settings, resume)
     else:
-        _run_local(settled, settings)
+        _run_local(overrides, settings, resume)
 
 
 def run_sweep(overrides: Sequence[str]) -> None:
@@ -38,7 +48,7 @@ def run_sweep(overrides: Sequence[str]) -> None:
         run_job([*job, f"hydra.run.dir={config.quoted(folder / str(number))}"])
 
 
-def _run_local(overrides: Sequence[str], settings: Settings) -> None:
+def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     # Imported here: simulations run these rooms in other processes.
     from flwr.app import UserConfig
 
@@ -49,18 +59,19 @@ def _run_local(overrides: Sequence[str], settings: Settings) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     run_config: UserConfig = {"overrides": config.join(overrides)}
     grid = InlineGrid(client, settings.federation.num_units, run_config)
-    train(grid, config.load(run_config))
+    train(grid, config.load(run_config), resume)
 
 
-def _run_simulated(overrides: Sequence[str], settings: Settings) -> None:
+def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     from collapipe.cli.simulation import run_simulation
+    from collapipe.data.rows import load_splits
     from collapipe.run_folder import RunFolder
-    from collapipe.tasks.rows import load_splits
 
     # What is wrong with folders and data is said here, before Flower has started anything.
-    RunFolder(Path(settings.run_dir))
-    load_splits(settings)
-    if run_simulation(Path(__file__).parents[2], overrides, settings.federation.num_units):
+    with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
+        load_splits(settings)
+    units = settings.federation.num_units
+    if run_simulation(Path(__file__).parents[2], overrides, units, resume=resume or ""):
         raise _cause(Path(settings.run_dir) / "summary.json")
 
 
@@ -76,6 +87,12 @@ def _cause(summary: Path) -> CollaPipeError:
 def _absolute(overrides: Sequence[str], settings: Settings) -> list[str]:
     """Overrides that mean the same in another working directory, and at another second."""
     settled = [*overrides, f"hydra.run.dir={config.quoted(Path(settings.run_dir).resolve())}"]
-    if settings.data.root is not None:
-        settled.append(f"data.root={config.quoted(Path(settings.data.root).resolve())}")
-    return settled
+    named = {f"data.{option}": path for option, path in settings.data.paths().items()}
+    models = {
+        "data.tokenizer": settings.data.tokenizer,
+        "model.name": settings.tree["model"].get("name"),
+    }
+    named |= {option: Path(name) for option, name in models.items() if name and Path(name).is_dir()}
+    inventory = settings.tree["cluster"].get("file")
+    named |= {"cluster.file": Path(inventory)} if inventory else {}
+    return [*settled, *(f"{o}={config.quoted(path.resolve())}" for o, path in named.items())]

@@ -59,7 +59,12 @@ class _Site:
 
 
 def run_simulation(
-    app_dir: Path, overrides: Sequence[str], num_units: int, *, cpus_per_unit: int = 1
+    app_dir: Path,
+    overrides: Sequence[str],
+    num_units: int,
+    *,
+    cpus_per_unit: int = 1,
+    resume: str = "",
 ) -> int:
     """Run the Flower app in ``app_dir`` on simulated nodes and wait for its end.
 
@@ -77,6 +82,8 @@ def run_simulation(
         Simulated nodes, one per control unit.
     cpus_per_unit
         CPU cores that Ray sets aside for a node while it works.
+    resume
+        Checkpoint that the app's run goes on from; none: a new run.
 
     Returns
     -------
@@ -91,7 +98,8 @@ def run_simulation(
         The ServerApp was told to stop and everything was cleaned up, in about 6 s.
     """
     with _site() as site, _super_link(site):
-        run_id = _submit(site, app_dir, overrides, num_units, cpus_per_unit)
+        config = run_config(overrides) + (f' resume="{resume}"' if resume else "")
+        run_id = _submit(site, app_dir, config, num_units, cpus_per_unit)
         _stream_log(site, run_id)
         status = _final_status(site, run_id)
     return 0 if status == "finished:completed" else 1
@@ -223,12 +231,10 @@ def _popen(
 # ── Flower's command line ────────────────────────────────────────────────────────────────────────
 
 
-def _submit(
-    site: _Site, app_dir: Path, overrides: Sequence[str], num_units: int, cpus_per_unit: int
-) -> str:
-    """Start the run and return its id."""
+def _submit(site: _Site, app_dir: Path, config: str, num_units: int, cpus_per_unit: int) -> str:
+    """Start the run with this run configuration and return its id."""
     nodes = f"num-supernodes={num_units} client-resources-num-cpus={cpus_per_unit}"
-    options = ["--federation-config", nodes, "--run-config", run_config(overrides)]
+    options = ["--federation-config", nodes, "--run-config", config]
     answer = _flwr(site, "run", str(app_dir.resolve()), *options)
     return str(answer["run-id"])
 

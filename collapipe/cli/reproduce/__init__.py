@@ -1,1 +1,1 @@
-"""The paper's figures that need no training, computed from the model of time and energy."""
+"""The paper's figures: from the model of time and energy alone, or from trainings as well."""

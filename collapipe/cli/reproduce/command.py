@@ -2,8 +2,10 @@
 
 import importlib
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -11,30 +13,65 @@ from rich.table import Table
 
 from collapipe.cli.reproduce.drawing import style
 from collapipe.cli.reproduce.evidence import Claim, Evidence, Interval
+from collapipe.cli.reproduce.training import Training, data_folder
 from collapipe.cli.reproduce.writing import write
 from collapipe.errors import ConfigError
 
-FIGURES = ("fig04", "fig05", "fig07", "fig08", "fig11")
-_ALL = "all"
+MODELLED = ("fig04", "fig05", "fig07", "fig08", "fig11", "frameworks")
+TRAINED = ("fig06", "fig09", "fig10")
+_SEEDS = MappingProxyType(
+    {
+        **dict.fromkeys(MODELLED, 5),
+        "fig11": 8,
+        "frameworks": 20,
+        **dict.fromkeys(TRAINED, 3),
+    }
+)
+_GROUPS = MappingProxyType({"modelled": MODELLED, "all": (*MODELLED, *TRAINED)})
 
 
-def reproduce(figure: str, seeds: int, output: Path) -> None:
-    """Write one figure, or all of them, to ``output``.
+def reproduce(
+    figure: str, seeds: int | None, output: Path, data: Path | None = None, full: bool = False
+) -> None:
+    """Write one figure, those that need no training, or all of them, to ``output``.
 
-    Raises ``ConfigError`` for an unknown figure, no seeds, or a folder that cannot be written to.
+    Parameters
+    ----------
+    seeds
+        How many; None: as many as docs/reproduction.md has.
+    data
+        Folder of the data sets, for figures that train; None: $COLLAPIPE_DATA.
+    full
+        Train models of the paper's sizes.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown figure, no seeds, no data where they are needed, or a folder that cannot be
+        written to.
     """
-    if figure not in (*FIGURES, _ALL):
-        raise ConfigError(f"there is no figure {figure}; known: {', '.join((*FIGURES, _ALL))}")
-    if seeds < 1:
+    if figure not in (*_SEEDS, *_GROUPS):
+        known = ", ".join((*sorted(_SEEDS), *_GROUPS))
+        raise ConfigError(f"there is no figure {figure}; known: {known}")
+    if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: must be at least 1")
-    _prepare(output)
+    names, training = _GROUPS.get(figure, (figure,)), None
     console = Console(highlight=False, markup=False, emoji=False)
-    for name in FIGURES if figure == _ALL else (figure,):
+    if any(name in TRAINED for name in names):
+        training = Training(data_folder(data), (output / "runs").resolve(), full, _said(console))
+    _prepare(output)
+    for name in names:
+        begun, drawn = time.monotonic(), range(seeds or _SEEDS[name])
         with style():
-            evidence = _compute(name, range(seeds))
-            write(name, evidence, range(seeds), output)
-        console.print(_table(name, evidence.claims))
+            evidence = _compute(name, drawn, training)
+            write(name, evidence, drawn, output)
+        title = f"{name}, {time.monotonic() - begun:.0f} s"
+        console.print(_table(title, evidence.claims))
     console.print(f"modelled times, not measured ones; files: {output}", soft_wrap=True)
+
+
+def _said(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, soft_wrap=True)
 
 
 def _prepare(output: Path) -> None:
@@ -47,26 +84,30 @@ def _prepare(output: Path) -> None:
         raise ConfigError(f"--output {output}: nothing may be written there")
 
 
-def _compute(name: str, seeds: Iterable[int]) -> Evidence:
+def _compute(name: str, seeds: Sequence[int], training: Training | None) -> Evidence:
     module = importlib.import_module(f"collapipe.cli.reproduce.{name}")
-    evidence: Evidence = module.evidence(tuple(seeds))
+    needed = (training,) if name in TRAINED else ()
+    evidence: Evidence = module.evidence(tuple(seeds), *needed)
     return evidence
 
 
-def _table(name: str, claims: Iterable[Claim]) -> Table:
-    table = Table("claim", "paper", box=SIMPLE_HEAD, title=name)
+def _table(title: str, claims: Iterable[Claim]) -> Table:
+    table = Table("claim", "paper", box=SIMPLE_HEAD, title=title)
     table.add_column("ours (95 %)", no_wrap=True)  # a unit stays with its figures
     table.add_column("agrees")
     for claim in claims:
         paper = claim.paper if isinstance(claim.paper, str) else f"{claim.paper:g} {claim.unit}"
         table.add_row(
-            claim.text, paper, f"{shown(claim.ours)} {claim.unit}", "yes" if claim.agrees else "no"
+            claim.text, paper, shown(claim.ours, claim.unit), "yes" if claim.agrees else "no"
         )
     return table
 
 
-def shown(interval: Interval) -> str:
-    """Such as ``12.3 (11.0 … 13.6)``."""
-    if interval.low is None or interval.high is None:
-        return f"{interval.mean:.1f}"
-    return f"{interval.mean:.1f} ({interval.low:.1f} … {interval.high:.1f})"
+def shown(interval: Interval, unit: str) -> str:
+    """Such as ``12.3 (11.0 … 13.6) %``; what has no unit, such as a loss, more precisely."""
+    digits = 1 if unit else 3
+    mean, low, high = (
+        "" if each is None else f"{each:.{digits}f}"
+        for each in (interval.mean, interval.low, interval.high)
+    )
+    return " ".join([mean, *([f"({low} … {high})"] if low else []), *([unit] if unit else [])])

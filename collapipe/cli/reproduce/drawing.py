@@ -73,11 +73,13 @@ def style() -> AbstractContextManager[None]:
     return rc_context(settings)
 
 
-def panels(height_in: float, columns: int, **layout: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of the page's width with panels side by side."""
+def panels(
+    height_in: float, columns: int, rows: int = 1, **layout: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of the page's width with panels side by side, row after row."""
     figure = Figure((WIDTH_IN, height_in), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False, **layout)
-    return figure, list(axes[0])
+    axes = figure.subplots(rows, columns, squeeze=False, **layout)
+    return figure, list(axes.flat)
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:

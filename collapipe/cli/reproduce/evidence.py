@@ -99,6 +99,12 @@ def at_least(text: str, paper: str, ours: Interval, unit: str, limit: float) -> 
     return Claim(text, paper, ours, unit, ours.ends[0] >= limit, rule)
 
 
+def leads(text: str, paper: str, ours: Interval, unit: str, least: float) -> Claim:
+    """The claim of a lead: our whole interval is above ``least``, which is more than rounding."""
+    rule = f"our whole 95 % interval is above {least:g} {unit}".rstrip()
+    return Claim(text, paper, ours, unit, ours.ends[0] > least, rule)
+
+
 @dataclass(frozen=True)
 class Evidence:
     """All that is written down for a figure.
@@ -109,6 +115,8 @@ class Evidence:
         A tidy table, one row per point.
     settings
         What was drawn and how often, beside the presets.
+    what
+        How figures came about.
     """
 
     columns: tuple[str, ...]
@@ -117,3 +125,4 @@ class Evidence:
     findings: tuple[Finding, ...]
     settings: Mapping[str, Cell]
     picture: Figure
+    what: str = "times that a model predicts, not measured ones"

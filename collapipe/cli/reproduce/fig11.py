@@ -1,14 +1,12 @@
 """Fig. 11: total delay over rounds under DSSRA, against scheduling by chance, loss or delay."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from collapipe.cli.reproduce import drawing
 from collapipe.cli.reproduce.evidence import (
     Cell,
     Claim,
@@ -19,229 +17,231 @@ from collapipe.cli.reproduce.evidence import (
     share_over_seeds,
     within_a_quarter,
 )
-from collapipe.cli.reproduce.scheduling import (
-    JITTER,
-    UNITS,
-    Course,
-    Dssra,
-    Rule,
-    Strategy,
-    at_random,
-    courses,
-    highest_loss,
-    radio,
-    shortest_delay,
-)
-from collapipe.cli.reproduce.worlds import BATCH_SIZE, BERT_BLOCKS
+from collapipe.cli.reproduce.scheduling import Course, Options, courses, of_seeds
 
-ROUNDS = 200
+ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round
+PROCESSES = 2
 _PAPER = MappingProxyType({"loss-only": 46.44, "delay-only": 15.48, "random": 7.12})
-_EVEN = ", even split"
-_PLANNED = {f"DSSRA, V = {weight:g}": Dssra(weight) for weight in (0.01, 0.03, 0.1, 1.0, 10.0)}
-_RULES = {
-    "random": Rule(at_random),
-    "loss-only": Rule(highest_loss),
-    "delay-only": Rule(shortest_delay),
-}
-_STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+EVEN = ", even split"
+_DSSRA = "strategy=dssra"
+
+
+def dssra(weight: float) -> str:
+    """The name of DSSRA with V = ``weight``."""
+    return f"DSSRA, V = {weight:g}"
+
+
+WEIGHTS = (0.01, 0.03, 0.1, 1.0, 10.0)
+PLANNED: Mapping[str, Options] = MappingProxyType(
+    {dssra(weight): (_DSSRA, f"strategy.drift_weight={weight}") for weight in WEIGHTS}
+)
+# κ = βη²/(2N) of Table II: η = 0.01, β = 1, N = 8.
+_READINGS: Mapping[str, Options] = MappingProxyType(
     {
-        **_PLANNED,
-        **_RULES,
-        **{f"{name}{_EVEN}": Rule(rule.choose, even=True) for name, rule in _RULES.items()},
+        "DSSRA, V and κ of Table II": (
+            _DSSRA,
+            "strategy.drift_weight=0.01",
+            "strategy.kappa=6.25e-6",
+        ),
+        "DSSRA, V = 0.01, eq. 32 as printed": (
+            _DSSRA,
+            "strategy.drift_weight=0.01",
+            "strategy.drift=paper",
+        ),
     }
 )
-_SAME_SPLIT = (*_PLANNED, *_RULES)
-_FIRST, *_, _LAST = _PLANNED
-_AS_LINES = (_FIRST, _LAST, *_RULES, f"random{_EVEN}")
-_ADAPTERS, _ALL = "adapters uploaded", "activations uploaded too"
+RULES: Mapping[str, Options] = MappingProxyType(
+    {
+        "random": ("strategy=random",),
+        "loss-only": ("strategy=loss_only",),
+        "delay-only": ("strategy=delay_only",),
+    }
+)
+_STRATEGIES: Mapping[str, Options] = MappingProxyType({**PLANNED, **RULES})
+_BESIDE: Mapping[str, Options] = MappingProxyType(
+    {
+        **_READINGS,
+        **{f"{each}{EVEN}": (*how, "strategy.partition=pipeline") for each, how in RULES.items()},
+    }
+)
+"""In the worlds with fading only."""
+_ADAPTERS = "channel.activation_bits=0"
+MAIN = "fading, activations too"
+WORLDS: Mapping[str, Options] = MappingProxyType(
+    {
+        MAIN: (),
+        "fading, adapters": (_ADAPTERS,),
+        "jitter, activations too": ("environment=jitter",),
+        "jitter, adapters": ("environment=jitter", _ADAPTERS),
+    }
+)
+_FADING = tuple(WORLDS)[:2]
+_THREE = f"{MAIN}, N = 3"
+_OWN, _ALGORITHMS = "DSSRA, V = 0.1", "DSSRA, V = 0.1, Algorithms 2 to 4"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One seed's courses, by what is uploaded and by strategy."""
+    """One seed's courses, by world and strategy; ``first`` are those of both solvers."""
 
     courses: Mapping[str, Mapping[str, Course]]
+    first: Mapping[str, Course]
 
-    def total_s(self, uploads: str, strategy: str) -> float:
-        """Sum of all rounds' delays."""
-        return float(sum(self.courses[uploads][strategy].delays_s))
+    def delays_s(self, world: str, strategy: str) -> list[float]:
+        """Of each round."""
+        return [turn.delay_s for turn in self.courses[world][strategy]]
 
-    def cut(self, uploads: str, of: str, against: str) -> float:
+    def cut(self, world: str, of: str, against: str) -> float:
         """By how many percent one total is below another."""
-        return 100 * (1 - self.total_s(uploads, of) / self.total_s(uploads, against))
+        return _cut(self.courses[world][of], self.courses[world][against])
 
-    def shares(self, uploads: str, strategy: str) -> tuple[float, float]:
+    def shares(self, world: str, strategy: str) -> tuple[float, float]:
         """Least and most of the rounds that a unit took part in, %."""
-        rounds = self.courses[uploads][strategy].rounds
-        return 100 * min(rounds) / ROUNDS, 100 * max(rounds) / ROUNDS
+        taken = np.mean([turn.took_part for turn in self.courses[world][strategy]], axis=0)
+        return 100 * float(taken.min()), 100 * float(taken.max())
+
+    def num_units(self, world: str, strategy: str) -> float:
+        """Mean of the rounds."""
+        return float(np.mean([sum(turn.took_part) for turn in self.courses[world][strategy]]))
+
+    def queues(self, world: str, strategy: str) -> tuple[float, float]:
+        """Mean of the largest queue over the third and over the last quarter of the rounds."""
+        each = [turn.largest_queue for turn in self.courses[world][strategy]]
+        half, quarter = len(each) // 2, len(each) * 3 // 4
+        return float(np.mean(each[half:quarter])), float(np.mean(each[quarter:]))
 
 
 def evidence(seeds: Sequence[int]) -> Evidence:
     """DSSRA with several V, and the rules, over the same rounds."""
-    samples = {seed: _sample(seed) for seed in seeds}
+    from collapipe.cli.reproduce.fig11_picture import picture
+
+    sample = functools.partial(_sample, rounds=ROUNDS, paper_rounds=PAPER_ROUNDS)
+    samples = of_seeds(sample, seeds, PROCESSES)
     return Evidence(
-        columns=("seed", "uploads", "strategy", "round", "delay_s", "total_s"),
-        rows=[row for seed, each in samples.items() for row in _rows(seed, each)],
-        claims=_claims(list(samples.values())),
-        findings=_findings(list(samples.values())),
-        settings={
-            "num_blocks": BERT_BLOCKS,
-            "batch_size": BATCH_SIZE,
-            "local_steps": 1,
-            "latency": "bound",
-            "drift": "gamma",
-            "units": UNITS,
-            "rounds": ROUNDS,
-            "jitter": JITTER,
-        },
-        picture=_picture(list(samples.values())),
+        columns=("seed", "world", "strategy", "round", "delay_s", "total_s", "largest_queue"),
+        rows=[row for seed, each in zip(seeds, samples, strict=True) for row in _rows(seed, each)],
+        claims=_claims(samples),
+        findings=_findings(samples),
+        settings={"experiment": "fig11", "rounds": ROUNDS, "rounds_of_algorithms": PAPER_ROUNDS},
+        picture=picture(samples),
     )
 
 
-def _sample(seed: int) -> Sample:
-    radios = {_ADAPTERS: radio(seed).without_activations(), _ALL: radio(seed)}
-    found = courses(seed, ROUNDS, tuple(_STRATEGIES.values()), tuple(radios.values()))
-    named = (dict(zip(_STRATEGIES, row, strict=True)) for row in found)
-    return Sample(dict(zip(radios, named, strict=True)))
+def _sample(seed: int, rounds: int, paper_rounds: int) -> Sample:
+    found = courses(seed, rounds, WORLDS, _STRATEGIES)
+    beside = courses(seed, rounds, {world: WORLDS[world] for world in _FADING}, _BESIDE)
+    for world, by_strategy in beside.items():
+        found[world] |= by_strategy
+    found |= courses(seed, rounds, {_THREE: ("federation.num_units=3",)}, _STRATEGIES)
+    solvers = {_OWN: PLANNED[_OWN], _ALGORITHMS: ("strategy=dssra_paper",)}
+    first = courses(seed, paper_rounds, {MAIN: ()}, solvers)
+    return Sample(found, first[MAIN])
+
+
+def _cut(of: Course, against: Course) -> float:
+    total, other = (sum(turn.delay_s for turn in course) for course in (of, against))
+    return 100 * (1 - total / other)
 
 
 def _rows(seed: int, sample: Sample) -> list[tuple[Cell, ...]]:
     return [
-        (seed, uploads, strategy, place + 1, delay, float(total))
-        for uploads, by_strategy in sample.courses.items()
+        (seed, world, strategy, number, turn.delay_s, float(total), turn.largest_queue)
+        for world, by_strategy in sample.courses.items()
         for strategy, course in by_strategy.items()
-        for place, (delay, total) in enumerate(
-            zip(course.delays_s, np.cumsum(course.delays_s), strict=True)
+        for number, (turn, total) in enumerate(
+            zip(course, np.cumsum(sample.delays_s(world, strategy)), strict=True), start=1
         )
     ]
 
 
-def _cut(samples: Sequence[Sample], uploads: str, of: str, against: str) -> Interval:
-    return over_seeds([each.cut(uploads, of, against) for each in samples])
+def cut(samples: Sequence[Sample], world: str, of: str, against: str) -> Interval:
+    """Paired by seed, %."""
+    return over_seeds([each.cut(world, of, against) for each in samples])
 
 
 def _claims(samples: Sequence[Sample]) -> tuple[Claim, ...]:
     return tuple(
         within_a_quarter(
-            f"cut of {_FIRST} against {rule}{split}; {uploads}",
+            f"cut of {dssra(0.01)} against {rule}{split}; {world}",
             paper,
-            _cut(samples, uploads, _FIRST, f"{rule}{split}"),
+            cut(samples, world, dssra(0.01), f"{rule}{split}"),
             "%",
         )
-        for uploads in (_ADAPTERS, _ALL)
-        for split in ("", _EVEN)
+        for world in WORLDS
+        for split in ("", EVEN)
         for rule, paper in _PAPER.items()
+        if f"{rule}{split}" in samples[0].courses[world]
     )
 
 
 def _findings(samples: Sequence[Sample]) -> tuple[Finding, ...]:
-    return tuple(
-        finding
-        for uploads in (_ADAPTERS, _ALL)
-        for found in (_totals, _cuts, _participation, _queues)
-        for finding in found(samples, uploads)
+    return (
+        *(
+            finding
+            for world in (*WORLDS, _THREE)
+            for found in (_totals, _cuts, _participation, _queues)
+            for finding in found(samples, world)
+        ),
+        Finding(
+            f"cut of {_OWN} against its Algorithms 2 to 4, first {PAPER_ROUNDS} rounds; {MAIN}",
+            over_seeds([_cut(each.first[_OWN], each.first[_ALGORITHMS]) for each in samples]),
+            "%",
+        ),
     )
 
 
-def _totals(samples: Sequence[Sample], uploads: str) -> list[Finding]:
+def _totals(samples: Sequence[Sample], world: str) -> list[Finding]:
     return [
         Finding(
-            f"{each}: total delay; {uploads}",
-            over_seeds([sample.total_s(uploads, each) for sample in samples]),
+            f"{each}: total delay; {world}",
+            over_seeds([sum(sample.delays_s(world, each)) for sample in samples]),
             "s",
         )
-        for each in _STRATEGIES
+        for each in samples[0].courses[world]
     ]
 
 
-def _cuts(samples: Sequence[Sample], uploads: str) -> list[Finding]:
+def _cuts(samples: Sequence[Sample], world: str) -> list[Finding]:
+    there = samples[0].courses[world]
+    planned = _planned(there)
     return [
-        Finding(f"cut of {own} against {rule}; {uploads}", _cut(samples, uploads, own, rule), "%")
-        for own in _SAME_SPLIT
-        for rule in _STRATEGIES
-        if rule not in (own, *_PLANNED)
+        Finding(f"cut of {own} against {other}; {world}", cut(samples, world, own, other), "%")
+        for own in (*planned, *RULES)
+        for other in there
+        if other not in (own, *planned)
     ]
 
 
-def _participation(samples: Sequence[Sample], uploads: str) -> list[Finding]:
-    return [
-        Finding(f"{each}: rounds of the {which} scheduled unit; {uploads}", interval, "%")
-        for each in _STRATEGIES
-        for which, interval in zip(("least", "most"), _shares(samples, uploads, each), strict=True)
-    ]
+def _planned(strategies: Iterable[str]) -> list[str]:
+    """Those that keep queues."""
+    return [each for each in strategies if each in PLANNED or each in _READINGS]
 
 
-def _queues(samples: Sequence[Sample], uploads: str) -> list[Finding]:
-    return [
-        Finding(
-            f"{each}: largest queue after the last round; {uploads}",
-            over_seeds([max(sample.courses[uploads][each].queues) for sample in samples]),
-            "1",
-        )
-        for each in _PLANNED
-    ]
+def _participation(samples: Sequence[Sample], world: str) -> list[Finding]:
+    found = []
+    for each in samples[0].courses[world]:
+        for which, interval in zip(("least", "most"), shares(samples, world, each), strict=True):
+            text = f"{each}: rounds of the {which} scheduled unit; {world}"
+            found.append(Finding(text, interval, "%"))
+        text = f"{each}: units in a round; {world}"
+        found.append(Finding(text, over_seeds([s.num_units(world, each) for s in samples]), "1"))
+    return found
 
 
-def _shares(samples: Sequence[Sample], uploads: str, strategy: str) -> tuple[Interval, Interval]:
-    least, most = zip(*(each.shares(uploads, strategy) for each in samples), strict=True)
+def shares(samples: Sequence[Sample], world: str, strategy: str) -> tuple[Interval, Interval]:
+    """Of the rounds, of the least and of the most scheduled unit, %."""
+    least, most = zip(*(each.shares(world, strategy) for each in samples), strict=True)
     return share_over_seeds(least), share_over_seeds(most)
 
 
-def _picture(samples: Sequence[Sample]) -> Figure:
-    figure, (left, middle, right) = drawing.panels(4.2, 3, width_ratios=[1.5, 1.1, 0.9])
-    _draw_lines(left, samples)
-    _draw_totals(middle, samples)
-    _draw_shares(right, samples)
-    for each in (middle, right):
-        each.set_ylim(len(_SAME_SPLIT) - 0.4, -0.6)
-    drawing.legend_below(figure, (left, middle), 3)
-    return figure
-
-
-def _draw_lines(axes: Axes, samples: Sequence[Sample]) -> None:
-    rounds = np.arange(1, ROUNDS + 1)
-    every = max(ROUNDS // 5, 1)
-    for place, (mark, strategy) in enumerate(zip(drawing.MARKS, _AS_LINES, strict=False)):
-        totals = [np.cumsum(each.courses[_ALL][strategy].delays_s) for each in samples]
-        axes.plot(
-            rounds,
-            np.mean(totals, axis=0) / 1000,
-            **mark.as_line(),
-            # Apart, so that lines on each other are seen to be several.
-            markevery=(place * every // len(_AS_LINES), every),
-            label=strategy,
-        )
-    axes.set_xlim(0)
-    axes.set_ylim(0)
-    axes.set_xlabel("round")
-    axes.set_ylabel("total delay [1,000 s]")
-    axes.set_title("(a) activations uploaded too")
-
-
-def _draw_totals(axes: Axes, samples: Sequence[Sample]) -> None:
-    marks = {_ADAPTERS: drawing.MARKS[4], _ALL: drawing.MARKS[2]}
-    for offset, (uploads, mark) in zip((-0.2, 0.2), marks.items(), strict=True):
-        differences = [
-            over_seeds([-sample.cut(uploads, each, "random") for sample in samples])
-            for each in _SAME_SPLIT
-        ]
-        places = [place + offset for place in range(len(_SAME_SPLIT))]
-        means = [each.mean for each in differences]
-        axes.barh(places, means, 0.4, **mark.as_bar(), label=uploads)
-        drawing.level_error_bars(axes, places, differences)
-    axes.set_yticks(range(len(_SAME_SPLIT)), _SAME_SPLIT)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlabel("against random [%]")
-    axes.set_title("(b) total delay")
-
-
-def _draw_shares(axes: Axes, samples: Sequence[Sample]) -> None:
-    """From the least to the most scheduled unit's share of the rounds."""
-    for place, strategy in enumerate(_SAME_SPLIT):
-        ends = [each.mean for each in _shares(samples, _ALL, strategy)]
-        axes.plot(ends, [place, place], "-|", color="black", markersize=8)
-    axes.set_yticks(range(len(_SAME_SPLIT)), [""] * len(_SAME_SPLIT))
-    axes.set_xlim(-5, 105)
-    axes.set_xticks([0, 50, 100])
-    axes.set_xlabel("rounds of a unit [%]")
-    axes.set_title("(c) participation")
+def _queues(samples: Sequence[Sample], world: str) -> list[Finding]:
+    found = []
+    for each in _planned(samples[0].courses[world]):
+        before, after = zip(*(sample.queues(world, each) for sample in samples), strict=True)
+        grown = [late - early for early, late in zip(before, after, strict=True)]
+        for text, values in (
+            ("largest queue, mean of the last quarter", after),
+            ("growth of that against the quarter before", grown),
+        ):
+            found.append(Finding(f"{each}: {text}; {world}", over_seeds(values), "1"))
+    return found

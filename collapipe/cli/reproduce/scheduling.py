@@ -1,197 +1,156 @@
-"""Rounds in which J of N units take part, under DSSRA and under rules that look at one thing.
+"""Runs of the scheduler alone, side by side: what ``collapipe run framework.train=false`` does.
 
-All see the same clusters, and each scheduled unit gets the channel and power that end the round
-soonest, so that strategies differ in whom they choose and in how blocks are split.
+Units tell their clusters, the environment moves the world, the strategy decides, and its plan is
+verified and costed, all by the apps' own code. Runs of one seed see the same devices and channels.
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import functools
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-import numpy as np
+from client_app.cluster_state import cluster_state
+from collapipe import config
+from collapipe.config import Settings
+from collapipe.data.rows import load_shards, load_splits
+from collapipe.report import RoundReport
+from collapipe.state import ClusterState
+from collapipe.tasks.build_tokenizer import build_tokenizer
+from collapipe.tasks.task import Examples
+from collapipe.tasks.tokenizer import Vocabulary
+from server_app.scheduled import scheduled
+from server_app.scheduler import Scheduler
 
-from collapipe.cli.reproduce.worlds import (
-    BERT_BLOCKS,
-    paper_world,
-    problem,
-    solved,
-    solved_or_unlimited,
-    stream,
-)
-from collapipe.state import Channel, DeviceProfile, Uplink
-from optim.convergence import next_queues, round_gammas
-from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
-from optim.solvers import cluster_solver, round_solver
-from optim.verify import verify_round
-
-UNITS = 8  # N; J is the preset's number of channels
-JITTER = 0.1  # of a device's compute time, in each round
+EXPERIMENT = "experiment=fig11"
+Options = Sequence[str]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """What is drawn for a round.
+class Turn:
+    """A round.
 
     Attributes
     ----------
-    fronts
-        Of the N clusters, exact.
-    even
-        Of their even splits over all devices, m = 8.
-    order
-        The units in a random order.
-    losses
-        Drawn anew in every round, since nothing is trained here.
+    delay_s
+        Of the slowest unit's pipeline and upload.
+    pipelines_s
+        Of each unit that took part.
+    took_part
+        Which of the N units did.
+    largest_queue
+        Of all units' Y_n after it; 0 where the strategy keeps none.
+    over_limits
+        How many units' plans exceed a device's memory or energy.
     """
 
-    fronts: tuple[tuple[Partition, ...], ...]
-    even: tuple[tuple[Partition, ...], ...]
-    order: tuple[int, ...]
-    losses: tuple[float, ...]
+    delay_s: float
+    pipelines_s: tuple[float, ...]
+    took_part: tuple[bool, ...]
+    largest_queue: float
+    over_limits: int
 
 
-@dataclass(frozen=True, slots=True)
-class Radio:
-    """The channels and uplinks of all rounds."""
-
-    channels: tuple[Channel, ...]
-    uplinks: tuple[Uplink, ...]
-
-    def without_activations(self) -> "Radio":
-        """Units upload adapters alone."""
-        uplinks = (dataclasses.replace(each, activation_bits=0.0) for each in self.uplinks)
-        return Radio(self.channels, tuple(uplinks))
-
-
-@dataclass
-class Course:
-    """What a strategy's rounds have come to.
-
-    Attributes
-    ----------
-    delays_s
-        Of each round: the longest pipeline and upload of its units.
-    rounds
-        In how many each unit took part.
-    queues
-        Y_n after the last round; 0 where no queues are kept.
-    """
-
-    delays_s: list[float] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=lambda: [0] * UNITS)
-    queues: tuple[float, ...] = (0.0,) * UNITS
-
-    def add(self, solution: RoundSolution) -> None:
-        """Count a round."""
-        taken = solution.allocations
-        self.delays_s.append(max(each.partition.latency_s + each.upload_s for each in taken))
-        for each in taken:
-            self.rounds[each.unit] += 1
-
-
-class Strategy(Protocol):
-    """Takes a course one round further."""
-
-    def step(self, course: Course, moment: Moment, radio: Radio) -> None:
-        """Plan the round, verify the plan, and count it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dssra:
-    """The joint round with drift ``gamma`` under ``weight`` V, and its queues (eq. 29)."""
-
-    weight: float
-
-    def step(self, course: Course, moment: Moment, radio: Radio) -> None:
-        """See ``Strategy``."""
-        asked = _asked(moment.fronts, course.queues, radio, self.weight)
-        solution = _solved(asked)
-        course.add(solution)
-        gammas = round_gammas(asked, solution.allocations)
-        course.queues = next_queues(course.queues, gammas, asked.options.gamma_max)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The J units that ``choose`` takes; ``even``: blocks split evenly."""
-
-    choose: Callable[[Moment, int], Sequence[int]]
-    even: bool = False
-
-    def step(self, course: Course, moment: Moment, radio: Radio) -> None:
-        """See ``Strategy``; without queues the delay is all that the round minimises."""
-        seen = dataclasses.replace(moment, fronts=moment.even) if self.even else moment
-        chosen = set(self.choose(seen, len(radio.channels)))
-        fronts = tuple(front if unit in chosen else () for unit, front in enumerate(seen.fronts))
-        course.add(_solved(_asked(fronts, course.queues, radio, 1.0)))
-
-
-def at_random(moment: Moment, count: int) -> Sequence[int]:
-    """The first in a random order."""
-    return moment.order[:count]
-
-
-def highest_loss(moment: Moment, count: int) -> Sequence[int]:
-    """Those with the highest loss."""
-    return sorted(range(UNITS), key=lambda unit: -moment.losses[unit])[:count]
-
-
-def shortest_delay(moment: Moment, count: int) -> Sequence[int]:
-    """Those with the fastest pipelines."""
-    return sorted(range(UNITS), key=lambda unit: moment.fronts[unit][-1].latency_s)[:count]
+Course = tuple[Turn, ...]
+"""A run's rounds."""
 
 
 def courses(
-    seed: int, rounds: int, strategies: Sequence[Strategy], radios: Sequence[Radio]
-) -> list[list[Course]]:
-    """One seed's courses, for each radio those of all strategies."""
-    devices = [paper_world().devices(seed, unit) for unit in range(UNITS)]
-    found = [[Course() for _ in strategies] for _ in radios]
-    for number in range(rounds):
-        moment = _moment(devices, stream(seed, "round", number))
-        for radio, row in zip(radios, found, strict=True):
-            for strategy, course in zip(strategies, row, strict=True):
-                strategy.step(course, moment, radio)
-    return found
+    seed: int, rounds: int, worlds: Mapping[str, Options], strategies: Mapping[str, Options]
+) -> dict[str, dict[str, Course]]:
+    """Each strategy's course in each world.
+
+    Parameters
+    ----------
+    worlds, strategies
+        What sets each apart from the experiment ``fig11``; a strategy's options are all under
+        ``strategy``.
+    """
+    base = _load((EXPERIMENT,))
+    rows = Rows.of(_with(base, seed, base))
+    runs = {
+        (world, strategy): run
+        for world, where in worlds.items()
+        for strategy, run in _runs(seed, rounds, where, strategies, rows).items()
+    }
+    # Round by round: what all of them find out of the same devices is found once.
+    found = zip(*zip(*runs.values(), strict=True), strict=True)
+    by_run = dict(zip(runs, found, strict=True))
+    return {world: {each: by_run[world, each] for each in strategies} for world in worlds}
 
 
-def radio(seed: int) -> Radio:
-    """One seed's channels and uplinks."""
-    return Radio(*paper_world().radio(seed, UNITS))
+def of_seeds(compute: Callable[[int], T], seeds: Sequence[int], processes: int) -> list[T]:
+    """``compute`` of each seed, in this process or in others, which Ctrl-C ends too."""
+    if processes == 1 or len(seeds) == 1:
+        return [compute(seed) for seed in seeds]
+    with multiprocessing.get_context("spawn").Pool(processes, _deaf_to_ctrl_c) as pool:
+        return pool.map(compute, seeds, chunksize=1)
 
 
-def _moment(devices: Sequence[tuple[DeviceProfile, ...]], rng: np.random.Generator) -> Moment:
-    clusters = [
-        problem([_jittered(device, rng) for device in each], BERT_BLOCKS) for each in devices
-    ]
-    exact, even = cluster_solver("exact"), cluster_solver("pipeline")
-    return Moment(
-        tuple(solved(exact, cluster, rng).front for cluster in clusters),
-        tuple(solved_or_unlimited(even, cluster, rng)[0].front for cluster in clusters),
-        tuple(rng.permutation(UNITS).tolist()),
-        tuple(rng.random(UNITS).tolist()),
+def told(settings: Settings, rows: "Rows") -> tuple[ClusterState, ...]:
+    """What a run's control units tell the server of their clusters."""
+    units = range(settings.federation.num_units)
+    return tuple(
+        cluster_state(settings, unit, rows.examples[unit], rows.vocabulary) for unit in units
     )
 
 
-def _jittered(device: DeviceProfile, rng: np.random.Generator) -> DeviceProfile:
-    factor = rng.uniform(1 - JITTER, 1 + JITTER)
-    law = dataclasses.replace(device.time, u=device.time.u * factor, v=device.time.v * factor)
-    return dataclasses.replace(device, time=law)
+@dataclass(frozen=True)
+class Rows:
+    """The units' rows, which are the same in all worlds of a seed."""
+
+    examples: tuple[Examples, ...]
+    vocabulary: Vocabulary
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Rows":
+        """Those of a run."""
+        tokenizer = build_tokenizer(settings, load_splits(settings).train)
+        shards = load_shards(settings)
+        encoded = tuple(settings.task.encode(shard, tokenizer) for shard in shards)
+        return cls(encoded, tokenizer.vocabulary)
 
 
-def _asked(
-    fronts: tuple[tuple[Partition, ...], ...],
-    queues: tuple[float, ...],
-    radio: Radio,
-    weight: float,
-) -> RoundProblem:
-    constant = paper_world().channel.interference_constant_w
-    options = RoundOptions(drift_weight=weight, interference_constant_w=constant)
-    return RoundProblem(fronts, radio.uplinks, radio.channels, queues, BERT_BLOCKS, options)
+def _runs(
+    seed: int, rounds: int, where: Options, strategies: Mapping[str, Options], rows: Rows
+) -> dict[str, Iterator[Turn]]:
+    world = _load((EXPERIMENT, *where))
+    reported = told(_with(world, seed, world), rows)
+    return {
+        name: _run(_with(world, seed, _load((EXPERIMENT, *how))), rounds, reported)
+        for name, how in strategies.items()
+    }
 
 
-def _solved(asked: RoundProblem) -> RoundSolution:
-    solution = round_solver("exact")(asked)
-    verify_round(solution, asked)
-    return solution
+def _run(settings: Settings, rounds: int, reported: Sequence[ClusterState]) -> Iterator[Turn]:
+    scheduler = Scheduler(settings, reported)
+    for each in scheduled(settings, scheduler, range(1, rounds + 1)):
+        yield _turn(each.report)
+
+
+def _turn(report: RoundReport) -> Turn:
+    return Turn(
+        report.cost.delay_s,
+        tuple(cost.pipeline_s for cost in report.cost.clusters),
+        tuple(unit in report.units for unit in range(len(report.queues))),
+        max(report.queues),
+        sum(cluster.over_limits for cluster in report.plan.clusters),
+    )
+
+
+@functools.cache  # composing takes a good part of a second
+def _load(options: tuple[str, ...]) -> Settings:
+    return config.load_overrides(options)
+
+
+def _with(world: Settings, seed: int, chosen: Settings) -> Settings:
+    """``world`` with that seed, and the strategy of ``chosen``."""
+    tree = {**world.tree, "seed": seed, "strategy": chosen.tree["strategy"]}
+    return replace(world, seed=seed, tree=tree)
+
+
+def _deaf_to_ctrl_c() -> None:
+    """Whoever started this process ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -31,7 +31,7 @@ class World:
         """The devices of one cluster; the same seed and purpose give the same ones."""
         # Table II describes times and memory by itself, whatever the model's blocks cost.
         cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)
-        return self.cluster.draw(cost, stream(seed, "cluster", *purpose))
+        return self.cluster.draw(cost, 0, stream(seed, "cluster", *purpose))
 
     def radio(
         self, seed: int, num_units: int, *purpose: int | str

@@ -44,7 +44,7 @@ def _table(evidence: Evidence) -> str:
 def _record(name: str, evidence: Evidence, seeds: Sequence[int]) -> dict[str, object]:
     return {
         "figure": name,
-        "what": "times that a model predicts, not measured ones",
+        "what": evidence.what,
         "interval": "95 %, Student's t over the seeds' means; null with one seed",
         "claims": [asdict(claim) for claim in evidence.claims],
         "findings": [asdict(finding) for finding in evidence.findings],

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from federated import TINY
 
+from collapipe.tasks.translation import SequencePairs
+
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -35,7 +37,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["federation.round=3"], "unknown option federation.round; nearest: federation.rounds"),
         (["optimiser=sgd"], "unknown option optimiser; nearest: optimizer"),
         (["task=date"], "there is no conf/task/date.yaml; nearest: dates"),
-        (["strategy=dates"], "known: all, delay_only, dssra, even, loss_only, random"),
+        (["strategy=dates"], "known: all, delay_only, dssra, dssra_paper, even, loss_only, random"),
         (["nonsense"], "not an override KEY=VALUE"),
         (["pipeline.num_segments=7", "cluster.num_devices=8"], "more than model.num_blocks=6"),
         (["pipeline.num_segments=4"], "more than cluster.num_devices=3"),
@@ -57,7 +59,6 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["pipeline.schedule=zigzag"], "must be one of gpipe, one_f_one_b"),
         (["pipeline.dtype=int8"], "must be one of float32, float64"),
         (["strategy=random", "strategy.num_scheduled=0"], "strategy.num_scheduled=0"),
-        (["strategy=random", "strategy.num_scheduled=9"], "more than federation.num_units=3"),
         (["data.partitioner.num_partitions=30"], "makes 30 shards, federation.num_units=3"),
         (["server_optimizer=fedadam", "server_optimizer.momentum=1"], "must be below 1"),
         (["federation.round_timeout_s=1e10"], "must be at most"),
@@ -242,13 +243,15 @@ def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]
+    # Importing flwr, as this process may have, sets what a user's terminal leaves to the command.
+    terminal = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     process = subprocess.Popen(
         [sys.executable, "-m", "collapipe.cli.app", "run", *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         # A test runner in the background has SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**terminal, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     metrics = tmp_path / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
@@ -271,3 +274,13 @@ def test_a_diverging_run_ends_with_status_1_and_the_place(command: Command, tmp_
     )
     assert (status, err.count("\n")) == (1, 1)
     assert "the loss is" in err
+
+
+def test_what_a_model_predicts_does_nothing_to_a_terminal(
+    command: Command, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's labels and file names may hold anything."""
+    monkeypatch.setattr(SequencePairs, "decode", lambda *rest: ["\x1b[31mrot\nund  mehr"])
+    assert command("predict", str(finished), "text")[:2] == (0, " [31mrot und  mehr\n")
+    status, _, err = command("predict", f"{finished}\x1b[31m\n", "text")
+    assert (status, err.count("\n"), "\x1b" in err) == (2, 1, False)

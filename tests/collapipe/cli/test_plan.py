@@ -474,7 +474,7 @@ def test_the_page_shows_what_the_command_prints(
     monkeypatch.setenv("COLUMNS", "80")
     page = (ROOT / "docs/planning.md").read_text()
     shown = re.findall(r"```\n\$ collapipe plan (\S+)\n(.*?)```", page, re.DOTALL)
-    assert len(shown) == 2
+    assert len(shown) == 3
     for file, table in shown:
         status, out, err = command(file)
         assert (status, err) == (0, "")

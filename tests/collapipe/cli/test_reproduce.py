@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from collapipe.cli.reproduce import comparison, evidence, fig04, fig05, fig11, scheduling, worlds
-from optim.problem import Partition
+from collapipe.cli.reproduce import comparison, evidence, fig04, fig05, fig11, frameworks, worlds
 
-FIGURES = ("fig04", "fig05", "fig07", "fig08", "fig11")
+FIGURES = ("fig04", "fig05", "fig07", "fig08", "fig11", "frameworks")
 SEEDS = 2
 Run = Callable[..., tuple[int, str, str]]
 
@@ -29,6 +28,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fig04, "CLUSTERS", 3)
     monkeypatch.setattr(fig05, "CLUSTERS", 8)
     monkeypatch.setattr(fig11, "ROUNDS", 4)
+    monkeypatch.setattr(fig11, "PAPER_ROUNDS", 1)
+    monkeypatch.setattr(fig11, "PROCESSES", 1)
+    monkeypatch.setattr(frameworks, "ROUNDS", 1)
+    monkeypatch.setattr(frameworks, "FACTORS", (1.0,))
+    monkeypatch.setattr(frameworks, "ENVIRONMENTS", ("static",))
+    monkeypatch.setattr(frameworks, "PROCESSES", 1)
     monkeypatch.setattr(comparison, "ROUNDS", 2)
 
 
@@ -109,8 +114,8 @@ def test_files_of_before_are_replaced(reproduce: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fig4"], "there is no figure fig4; known: fig04, fig05, fig07, fig08, fig11, all"),
-        (["everything"], "there is no figure everything; known: fig04, fig05, fig07, fig08"),
+        (["fig4"], "there is no figure fig4; known: fig04, fig05, fig06, fig07, fig08, fig09"),
+        (["everything"], "fig10, fig11, frameworks, modelled, all"),
         (["fig04", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["fig04", "--output", "file/folder"], "--output file/folder: cannot be made"),
         (["fig04", "--output", "file"], "--output file: cannot be made (File exists)"),
@@ -160,7 +165,9 @@ def test_a_share_is_at_most_all() -> None:
 
 
 def test_help_lists_the_figures(reproduce: Run) -> None:
-    assert "fig04, fig05, fig07, fig08, fig11 or all" in " ".join(reproduce("--help")[1].split())
+    text = " ".join(reproduce("--help")[1].split())
+    assert "fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled" in text
+    assert "fig06, fig09 or fig10, which train; or all" in text
 
 
 @pytest.mark.usefixtures("small")
@@ -242,35 +249,3 @@ def test_who_breaks_limits_is_told(reproduce: Run, tmp_path: Path) -> None:
     # A device of Table II holds 6 of BERT's 12 blocks.
     assert found["VanillaFL: clusters whose memory or energy it exceeds"]["mean"] == 100
     assert found["PipeEdge: clusters whose memory or energy it exceeds"]["mean"] == 0
-
-
-def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
-    rules = (scheduling.at_random, scheduling.highest_loss, scheduling.shortest_delay)
-    strategies = [scheduling.Dssra(0.1), *(scheduling.Rule(rule) for rule in rules)]
-    radio = scheduling.radio(0)
-    ((dssra, *others),) = scheduling.courses(0, 12, strategies, [radio])
-    for course in (dssra, *others):
-        assert sum(course.rounds) == 12 * len(radio.channels)
-        assert len(course.delays_s) == 12
-    assert max(dssra.queues) > 0
-    assert all(max(course.queues) == 0 for course in others)
-    # The fastest pipelines stay so in all rounds but few; chance takes everyone.
-    by_chance, _, fastest = others
-    assert min(by_chance.rounds) > min(fastest.rounds)
-    assert sum(by_chance.delays_s) > sum(fastest.delays_s)
-
-
-def test_rules_look_at_one_thing() -> None:
-    fronts = tuple((Partition((12,), 1, seconds),) for seconds in (5, 3, 8, 1, 9, 7, 6, 4))
-    losses = (0.1, 0.9, 0.3, 0.2, 0.8, 0.4, 0.5, 0.6)
-    moment = scheduling.Moment(fronts, fronts, (6, 2, 0, 1, 3, 4, 5, 7), losses)
-    assert set(scheduling.at_random(moment, 2)) == {6, 2}
-    assert set(scheduling.highest_loss(moment, 2)) == {1, 4}
-    assert set(scheduling.shortest_delay(moment, 2)) == {3, 1}
-
-
-def test_uploads_without_activations_are_shorter() -> None:
-    radio = scheduling.radio(0)
-    strategies = [scheduling.Dssra(10.0)]
-    (full,), (bare,) = scheduling.courses(0, 2, strategies, [radio, radio.without_activations()])
-    assert all(a > b for a, b in zip(full.delays_s, bare.delays_s, strict=True))

@@ -1,0 +1,1 @@
+"""``collapipe report``: what a run's folder tells, as one page."""

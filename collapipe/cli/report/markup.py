@@ -1,0 +1,61 @@
+"""HTML and SVG of which every text is escaped, unless it says that it is markup already."""
+
+import html
+
+_VOID = frozenset({"meta"})
+
+
+class Markup(str):
+    """Text that is HTML already. Only ``tag``, ``join`` and constants of ours make it."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: object, **attributes: object) -> Markup:
+    """An element; children that are no ``Markup``, and all attributes, are escaped.
+
+    ``stroke_width=1`` becomes ``stroke-width="1"``, ``class_`` ``class``. Attributes that are None
+    are left out.
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID:
+        return Markup(f"<{name}{given}>")
+    return Markup(f"<{name}{given}>{join(*children)}</{name}>")
+
+
+def join(*parts: object) -> Markup:
+    """One behind the other; None is nothing."""
+    return Markup(
+        "".join(
+            part if isinstance(part, Markup) else html.escape(str(part))
+            for part in parts
+            if part is not None
+        )
+    )
+
+
+def table(
+    columns: list[str], rows: list[list[object]], label: str, *, words: bool = False
+) -> Markup:
+    """Names on the left, figures on the right; ``words``: no figures. Wide ones scroll."""
+    head = tag("tr", *(tag("th", column, scope="col") for column in columns))
+    body = [
+        tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:]))
+        for row in rows
+    ]
+    whole = tag("table", tag("thead", head), tag("tbody", *body), class_="words" if words else None)
+    return scrolling(whole, label)
+
+
+def scrolling(content: Markup, label: str) -> Markup:
+    """A region that scrolls by itself where the page is too narrow."""
+    return tag("div", content, class_="scroll", role="region", aria_label=label, tabindex="0")
+
+
+def details(summary: str, *children: object) -> Markup:
+    """What is shown when somebody asks for it."""
+    return tag("details", tag("summary", summary), *children)

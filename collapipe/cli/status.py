@@ -1,0 +1,130 @@
+"""``collapipe status``: how far a run is, from what its folder holds."""
+
+import math
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from collapipe.cli.printing import counted, print_lines, seconds
+from collapipe.cli.report.reading import RoundLine, Run, cause, option, read_run, span_s
+from collapipe.errors import printable
+
+_RECENT = 10  # rounds that tell how long the next ones take
+_SILENT_S, _SILENT_ROUNDS = 120.0, 5.0  # then nothing is expected any more
+_FILES = ("config.yaml", "metrics.jsonl", "summary.json")
+Line = tuple[str, str]
+
+
+def show_status(folder: Path) -> None:
+    """Print the run's state, on one screen. Raises ``ConfigError`` for another folder."""
+    lines = describe(read_run(folder), time.time())
+    print_lines(Console(highlight=False, markup=False), lines)
+
+
+def describe(run: Run, now_s: float) -> list[Line]:
+    """Labels and texts; ``now_s`` as of ``time.time``."""
+    last = run.rounds[-1] if run.rounds else None
+    return [
+        ("run", _state(run, now_s)),
+        ("folder", str(run.folder)),
+        ("round", _progress(run, now_s)),
+        *(_results(run)),
+        *(_units(last) if last else []),
+        *(_checkpoint(run.folder, now_s)),
+    ]
+
+
+def _written_s(folder: Path) -> float:
+    """When anything of the run was last written, as of ``time.time``."""
+    files = [folder / name for name in _FILES] + list((folder / "checkpoints").glob("[0-9]*"))
+    return max(map(_modified_s, files))
+
+
+def _modified_s(file: Path) -> float:
+    """Of a file that may be gone by now."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _silent(run: Run, now_s: float) -> bool:
+    """Whether a run that goes on would have written something by now."""
+    each, limit = span_s(run, _RECENT), option(run, "federation.round_timeout_s")
+    expected = _SILENT_ROUNDS * each if each is not None else 0.0
+    if each is None and isinstance(limit, int | float):  # the first round takes no longer
+        expected = float(limit)
+    return now_s - _written_s(run.folder) > max(_SILENT_S, expected)
+
+
+def _state(run: Run, now_s: float) -> str:
+    written = f"last written {_ago(now_s - _written_s(run.folder))}"
+    if run.summary:
+        return f"{run.summary.status}{cause(run.summary)}, {written}"
+    begun = "running" if run.rounds else "not started a round"
+    if _silent(run, now_s):
+        return f"no sign of life, {written}; it may have been killed"
+    return f"{begun}, {written}"
+
+
+def _progress(run: Run, now_s: float) -> str:
+    done = run.rounds[-1].round if run.rounds else 0
+    text = f"{done} of {run.planned_rounds}"
+    each = span_s(run, _RECENT)
+    if each is None or run.summary or _silent(run, now_s):
+        return text
+    left = max(0, run.planned_rounds - done)
+    return f"{text}, about {_duration(left * each)} left at {seconds(each)} a round"
+
+
+def _results(run: Run) -> list[Line]:
+    lines = []
+    trained = [line for line in run.rounds if line.train_loss is not None]
+    evaluated = [line for line in run.rounds if line.metric]
+    if trained:
+        lines.append(("train loss", f"{trained[-1].train_loss:.4f} (round {trained[-1].round})"))
+    if evaluated and (score := evaluated[-1].metric):
+        told = f"{score.value:.4g} (round {evaluated[-1].round})"
+        if evaluated[-1].evaluation_loss is not None:
+            told += f", evaluation loss {evaluated[-1].evaluation_loss:.4f}"
+        lines.append((printable(score.name)[:11], told))
+    if run.summary and run.summary.metric:
+        lines.append(("test", f"{run.summary.metric.name} {run.summary.metric.value:.4g}"))
+    if run.rounds:
+        lines.append(("clock", f"{seconds(run.clock.ends_s[-1])}, {run.clock.kind}"))
+    return lines
+
+
+def _units(last: RoundLine) -> list[Line]:
+    """Who did not train in the last round, and why."""
+    planned = len(last.plan.clusters)
+    lines = [("units", f"{len(last.units)} of {counted(planned, 'scheduled unit')} trained")]
+    if last.skipped:
+        lines = [("units", f"round skipped: {printable(last.skipped)}")]
+    lines += [("failed", f"unit {unit}: {printable(why)}") for unit, why in last.failures.items()]
+    lines += [
+        ("set aside", f"unit {unit}: {printable(why)}") for unit, why in last.set_aside.items()
+    ]
+    return lines
+
+
+def _checkpoint(folder: Path, now_s: float) -> list[Line]:
+    latest = (folder / "checkpoints" / "latest").resolve()  # named by its round
+    written_s = _modified_s(latest)
+    if not written_s or not latest.name.isdigit():
+        return []
+    return [("checkpoint", f"of round {int(latest.name)}, {_ago(now_s - written_s)}")]
+
+
+def _ago(elapsed_s: float) -> str:
+    return f"{_duration(max(0.0, elapsed_s))} ago"
+
+
+def _duration(span: float) -> str:
+    """Whole seconds, minutes or hours."""
+    if span < 120:
+        return f"{math.ceil(span)} s"
+    if span < 7200:
+        return f"{span / 60:.0f} min"
+    return f"{span / 3600:.1f} h"

@@ -1,0 +1,70 @@
+"""What cannot be reported is one line."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., tuple[int, str, str]]
+LINES = "metrics.jsonl"
+
+
+def test_a_file_that_is_not_ours_is_not_replaced(run: Path, command: Command) -> None:
+    (run / "report.html").write_text("<p>my notes")
+    status, _, err = command("report", run)
+    assert status == 2
+    assert err.endswith("report.html: exists and is no report of ours; choose another --output\n")
+    assert (run / "report.html").read_text() == "<p>my notes"
+
+
+def _replaced(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "says"),
+    [
+        (LINES, lambda text: "{]\n" + text, ":1: not JSON as a run writes it"),
+        (LINES, _replaced('"round": 2', '"round": "two"'), ":2: round: "),
+        (LINES, _replaced('"round": 2', '"round": 1'), ":2: round 1 behind round 1"),
+        (LINES, _replaced('"wall_s": ', '"wall_s": 1e999, "x": '), "(1e999 is no figure"),
+        (LINES, _replaced('"samples": ', f'"samples": 1{"0" * 50}, "x": '), "(1000000000"),
+        (LINES, _replaced('"wall_s": ', '"wall_s": NaN, "x": '), "(NaN is no figure of a run)"),
+        (LINES, _replaced('"failures": {}', '"failures": {"8": "x"}'), ":1: unit 8; federation."),
+        (LINES, _replaced('"gammas": [', '"gammas": [1.0, '), ":1: plan.gammas: 9; federation."),
+        (LINES, _replaced('"first": 0', '"first": 3'), "segment on device-0 starts at block 3"),
+        (LINES, lambda text: "[" * 100_000 + "\n" + text, ":1: not JSON"),
+        ("summary.json", lambda _: "{}", ": status: Field required"),
+        ("summary.json", lambda _: "", ": not JSON as a run writes it"),
+        ("shards.json", lambda _: "[]", ": the whole: "),
+        ("config.yaml", lambda _: "a: [", ": not a saved configuration"),
+        ("config.yaml", lambda _: "a: &b [1]\nc: *b", ": has references"),
+        ("config.yaml", _replaced("units: 8", "units: many"), ": federation.num_units='many'"),
+        ("config.yaml", lambda _: "seed: 1", ": federation.num_units=None"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(
+    file: str, damage: Callable[[str], str], says: str, run: Path, command: Command
+) -> None:
+    (run / file).write_text(damage((run / file).read_text()))
+    status, out, err = command("report", run)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {run / file}") and says in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere: not the folder of a run, nowhere/config.yaml is missing"),
+        (["d0", "d1", "--round", "3"], "--round 3: is drawn for one run, not for 2"),
+        (["d0", "d0"], "d0: has the configuration and seed of d0; name one of the two"),
+        (["d0", "--output", "no/such/x.html"], "no/such/x.html: cannot be written"),
+        (["d0", "--output", "d1"], "d1: cannot be written"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    arguments: list[str], says: str, runs: list[Path], command: Command
+) -> None:
+    status, out, err = command("report", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert says in err

@@ -1,0 +1,74 @@
+"""The chart of a local step agrees with the law that it was planned with."""
+
+import gzip
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_run import made_lines
+from pydantic import TypeAdapter
+from report_page import Page
+
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from optim.planner import RoundRequest
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_the_step_of_each_unit_ends_when_its_law_says(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    clusters = list(made_lines(20))[-1]["plan"]["clusters"]
+    laws = {f"device-{n}": AffineLaw(0.01 * (1 + n), 0.002, 0.001, 0.003) for n in range(3)}
+    devices = tuple(DeviceProfile(name, law) for name, law in laws.items())
+    states = tuple(ClusterState(unit, devices, 1000) for unit in range(8))
+    request = RoundRequest(20, states, 6, 64, 20, None, 4, "one_f_one_b", (), (), ())
+    lines = b"".join(
+        TypeAdapter(RoundRequest).dump_json(replace(request, round=number)) + b"\n"
+        for number in (1, 20)
+    )
+    (run / "requests.jsonl.gz").write_bytes(gzip.compress(lines))
+    page = report(run)
+    assert "A local step of round 20, modelled" in page.texts
+    hops = page.paths("hop")[:-1]
+    assert len(hops) == 2 * len(clusters)  # a row a segment, behind them the legend
+    assert {path.count("M") for path in hops} == {4}  # m
+    ends = [float(re.findall(r"H([\d.]+)", path)[-1]) for path in hops[1::2]]
+    expected = [_step_s(cluster, laws) for cluster in clusters]
+    first = _first_box(page)
+    shares = [(end - first) / (max(ends) - first) for end in ends]
+    assert shares == pytest.approx([each / max(expected) for each in expected], abs=2e-3)
+
+
+def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:
+    """Latency of 16 samples a micro-batch under the law ``overlap``, written out."""
+    held = [(laws[each["device"]], each["span"]["blocks"]) for each in cluster["segments"]]
+    computes = [blocks * (law.u * 16 + law.v) for law, blocks in held]
+    hops = [law.w * 16 + law.ell for law, _ in held]
+    return sum(computes) + sum(hops) + 3 * max(*computes, *hops)
+
+
+def _first_box(page: Page) -> float:
+    """Where the step begins."""
+    boxes = [*page.paths("fill c0"), *page.paths("fill c0 even")]
+    return sorted(float(re.findall(r"M([\d.]+)", path)[0]) for path in boxes)[2]  # but the legend
+
+
+@pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"round":20,}\n', mtime=0)])
+def test_a_damaged_log_of_requests_is_one_line(damage: bytes, run: Path, command: Command) -> None:
+    file = run / "requests.jsonl.gz"
+    file.write_bytes(damage)
+    status, out, err = command("report", run)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"{file}: round 20: not what a run writes" in err
+
+
+def test_a_log_of_requests_whose_end_is_missing_is_no_error(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    lines = gzip.compress(b'{"round":19,}\n') + gzip.compress(b'{"round":20,}\n')[:-12]
+    (run / "requests.jsonl.gz").write_bytes(lines)
+    assert "A local step of round 20, modelled" not in report(run).texts

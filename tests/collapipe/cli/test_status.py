@@ -1,0 +1,128 @@
+"""``collapipe status``: how far a run is, whatever its folder holds by now."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_run import FAILED, SET_ASIDE, SKIPPED, made_lines, make_run, write_lines, write_summary
+
+from collapipe.cli.report.reading import read_run
+from collapipe.cli.status import describe
+
+Command = Callable[..., tuple[int, str, str]]
+NOW_S = 1_000_000.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that is going on after 12 of 20 rounds."""
+    folder = make_run(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    (folder / "shards.json").unlink()
+    write_lines(folder, list(made_lines(20))[:12])
+    return folder
+
+
+def told(folder: Path, age_s: float = 10.0) -> dict[str, str]:
+    """The lines, for a folder that was last written ``age_s`` ago."""
+    for file in folder.rglob("*"):
+        os.utime(file, (NOW_S - age_s, NOW_S - age_s), follow_symlinks=False)
+    return dict(describe(read_run(folder), NOW_S))
+
+
+def test_a_run_that_goes_on(run: Path) -> None:
+    lines, last = told(run), list(made_lines(20))[11]
+    assert lines["run"] == "running, last written 10 s ago"
+    assert lines["folder"] == str(run)
+    done, left = lines["round"].split(", ", 1)
+    assert done == "12 of 20"
+    seconds = int(left.removeprefix("about ").split(" s left at ")[0])
+    assert 8 * 3 < seconds < 8 * 4.2
+    assert lines["train loss"] == f"{last['train_loss']:.4f} (round 12)"
+    assert lines["BLEU"] == "50 (round 10), evaluation loss " + _loss(10)
+    assert lines["clock"] == f"{last['clock_s']:.0f} s, modelled"
+    assert lines["units"] == "4 of 4 scheduled units trained"
+
+
+def _loss(number: int) -> str:
+    return f"{list(made_lines(20))[number - 1]['evaluation_loss']:.4f}"
+
+
+@pytest.mark.parametrize(("age_s", "alive"), [(100.0, True), (10_000.0, False)])
+def test_a_killed_run_gives_no_sign_of_life(age_s: float, alive: bool, run: Path) -> None:
+    lines = told(run, age_s)
+    assert lines["run"].startswith("running" if alive else "no sign of life") is True
+    assert ("left" in lines["round"]) is alive
+
+
+def test_slow_rounds_are_waited_for(run: Path) -> None:
+    lines = list(made_lines(20))[:12]
+    write_lines(run, [{**line, "wall_s": 600.0 * line["round"]} for line in lines])
+    assert told(run, 2500)["run"] == "running, last written 42 min ago"
+    assert told(run, 3100)["run"].startswith("no sign of life")
+
+
+def test_before_the_first_round(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    lines = told(run, 3)
+    assert lines["run"] == "not started a round, last written 3 s ago"
+    assert lines["round"] == "0 of 20"
+    assert told(run, 590)["run"].startswith("not started a round")  # federation.round_timeout_s
+    assert told(run, 610)["run"].startswith("no sign of life")
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "says"),
+    [
+        ("completed", None, "completed"),
+        ("failed", "round 3: every unit failed", "failed: round 3: every unit failed"),
+        ("interrupted", "interrupted", "interrupted"),
+    ],
+)
+def test_a_run_that_ended(status: str, error: str | None, says: str, run: Path) -> None:
+    write_summary(run, status=status, error=error)
+    lines = told(run, 100_000)
+    assert lines["run"] == f"{says}, last written 27.8 h ago"
+    assert lines["round"] == "12 of 20"
+    assert lines["test"] == "BLEU 87.5"
+
+
+def test_who_did_not_train_is_named(run: Path) -> None:
+    lines = list(made_lines(20))
+    write_lines(run, lines[: FAILED[0]])
+    (unit,) = lines[FAILED[0] - 1]["failures"]
+    failed = told(run)
+    assert failed["failed"] == f"unit {unit}: LinkError: the unit was switched off"
+    assert failed["units"] == "3 of 4 scheduled units trained"
+    write_lines(run, lines[: SET_ASIDE[0]])
+    assert told(run)["set aside"] == "unit 7: WireError: a speed that is not finite"
+    write_lines(run, lines[:SKIPPED])
+    assert told(run)["units"] == "round skipped: no unit can afford its upload"
+    assert told(run)["train loss"].endswith("(round 6)")
+
+
+def test_the_last_checkpoint_is_told(run: Path) -> None:
+    assert "checkpoint" not in told(run)
+    (run / "checkpoints" / "000010").mkdir(parents=True)
+    (run / "checkpoints" / "latest").symlink_to("000010")
+    assert told(run, 30)["checkpoint"] == "of round 10, 30 s ago"
+    (run / "checkpoints" / "000010").rename(run / "checkpoints" / "mine")
+    (run / "checkpoints" / "latest").unlink()
+    (run / "checkpoints" / "latest").symlink_to("mine")
+    assert "checkpoint" not in told(run)
+    (run / "checkpoints" / "mine").rmdir()
+    assert "checkpoint" not in told(run)
+
+
+def test_the_command_prints_one_screen(run: Path, command: Command) -> None:
+    status, out, err = command("status", run)
+    assert (status, err) == (0, "")
+    assert out.startswith("run         running, last written ")
+    assert len(out.splitlines()) < 20
+
+
+def test_a_folder_of_no_run_is_one_line(tmp_path: Path, command: Command) -> None:
+    status, out, err = command("status", tmp_path / "nowhere")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.endswith("nowhere/config.yaml is missing\n")
