@@ -19,7 +19,7 @@ run: $(STAMP)
 	$(BIN)/collapipe run $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check

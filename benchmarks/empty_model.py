@@ -15,6 +15,8 @@ class EmptySpec:
     payload_bytes: int
     num_blocks: int = 1
     dim: int = 1
+    head: str = "decoder"
+    own_tokenizer: None = None
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return Scale(1)

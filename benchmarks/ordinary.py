@@ -14,13 +14,14 @@ from torch.nn.utils import clip_grad_norm_
 
 from collapipe.batch import Batch
 from collapipe.config import Settings
+from collapipe.data.rows import load_shards, load_splits
+from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import build_optimizer, set_rate
 from collapipe.models.split import SplitModel
 from collapipe.run_folder import initial_model
 from collapipe.seeds import derive
-from collapipe.tasks.rows import load_shard, load_splits
-from collapipe.tasks.shards import batch_rows
+from collapipe.tasks.build_tokenizer import build_tokenizer
 from collapipe.tasks.task import Examples
 from collapipe.tasks.tokenizer import Tokenizer
 
@@ -38,8 +39,8 @@ class Ordinary:
     @classmethod
     def prepare(cls, settings: Settings) -> "Ordinary":
         """The same tokeniser, rows and first weights as a run of ``settings``."""
-        tokenizer = settings.task.train_tokenizer(load_splits(settings).train)
-        rows = [load_shard(settings, unit) for unit in range(settings.federation.num_units)]
+        tokenizer = build_tokenizer(settings, load_splits(settings).train)
+        rows = load_shards(settings)
         shards, first = [], 0
         for shard in rows:
             shards.append(range(first, first + len(shard)))
@@ -86,7 +87,9 @@ class Ordinary:
     def _rows(self, unit: int, step: int) -> list[int]:
         settings = self.settings
         seed = derive(settings.seed, "data", unit)
-        rows = batch_rows(len(self.shards[unit]), settings.batch_size, step, seed)
+        shard = self.shards[unit]
+        lengths = self.examples.lengths[shard.start : shard.stop]
+        rows = batch_rows(lengths, settings.batch_size, step, seed)
         return [int(row) for row in rows]
 
 

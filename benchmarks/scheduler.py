@@ -1,0 +1,124 @@
+"""What deciding rounds costs, and what it brings: DSSRA against the rules, and of a round's time.
+
+    python benchmarks/scheduler.py --output outputs/scheduler
+
+Prints section after section and writes ``scheduler.json``:
+
+1. total virtual delay of DSSRA against random, loss-only and delay-only, the units' shares of the
+   rounds and the queues (the experiment ``fig11``; 95 % intervals, paired by seed);
+2. what a round of every framework takes, and CollaPipe with fewer bits against VanillaFL;
+3. the share of planning in a round that trains, by default options;
+4. seconds that 1,000 rounds of 30 units of six devices take to schedule, in two worlds.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from machine import machine
+
+from collapipe.cli.reproduce import fig11, frameworks
+from collapipe.cli.reproduce.evidence import Evidence
+
+Record = dict[str, object]
+_KINDS = {"static": ("cluster.num_devices=6",), "mobile": ("cluster=paper", "environment=mobile")}
+
+
+def main() -> None:
+    sections: dict[str, Callable[[argparse.Namespace], Record]] = {
+        "strategies": strategies,
+        "frameworks": compared,
+        "planning": planning,
+        "speed": speed,
+    }
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("outputs/scheduler"))
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=1000, help="of the section speed")
+    parser.add_argument("--units", type=int, default=30, help="likewise")
+    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections))
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    found: Record = {"machine": machine(), "seeds": list(range(arguments.seeds))}
+    for name in arguments.only:
+        print(f"── {name}", flush=True)
+        found[name] = sections[name](arguments)
+        (arguments.output / "scheduler.json").write_text(json.dumps(found, indent=2) + "\n")
+
+
+def strategies(arguments: argparse.Namespace) -> Record:
+    """DSSRA and the rules."""
+    return _told(fig11.evidence(range(arguments.seeds)), ("cut of DSSRA, V = ", "DSSRA, V = "))
+
+
+def compared(arguments: argparse.Namespace) -> Record:
+    """The frameworks."""
+    return _told(frameworks.evidence(range(arguments.seeds)), ("",))
+
+
+def _told(evidence: Evidence, beginnings: Sequence[str]) -> Record:
+    """Every finding; those are printed that begin so."""
+    for each in evidence.findings:
+        if each.text.startswith(tuple(beginnings)):
+            low, high = each.ours.ends
+            print(f"{each.text}: {each.ours.mean:.4g} ({low:.4g} … {high:.4g}) {each.unit}")
+    return {each.text: asdict(each.ours) | {"unit": each.unit} for each in evidence.findings}
+
+
+def planning(arguments: argparse.Namespace) -> Record:
+    """Seconds of planning and of the rounds, of a run with default options."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run(folder, ["federation.rounds=4", "federation.eval_every=99"])
+        seconds = [line["seconds"] for line in _lines(folder)]
+    plan, rounds = (sum(each[name] for each in seconds) for name in ("plan", "round"))
+    print(f"planning {plan:.3f} s of {rounds:.1f} s in rounds: {100 * plan / rounds:.3f} %")
+    return {"plan_s": plan, "round_s": rounds, "share_percent": 100 * plan / rounds}
+
+
+def speed(arguments: argparse.Namespace) -> Record:
+    """Wall and processor seconds of whole runs of the scheduler alone."""
+    found: Record = {}
+    for name, options in _KINDS.items():
+        rounds, units = arguments.rounds, arguments.units
+        with tempfile.TemporaryDirectory() as folder:
+            began, used = time.perf_counter(), _processor_s()
+            size = (f"federation.rounds={rounds}", f"federation.num_units={units}")
+            _run(folder, ["framework.train=false", *size, *options])
+            wall_s, processor_s = time.perf_counter() - began, _processor_s() - used
+            planned_s = sum(line["seconds"]["plan"] for line in _lines(folder))
+        print(
+            f"{name}: {rounds} rounds of {units} units in {wall_s:.1f} s, {processor_s:.1f} s of a "
+            f"processor; {planned_s:.1f} s of it decide"
+        )
+        found[name] = {"wall_s": wall_s, "processor_s": processor_s, "decide_s": planned_s}
+    return found
+
+
+def _run(folder: str, options: Sequence[str]) -> None:
+    """In a process of its own, so that start and imports count."""
+    command = [sys.executable, "-m", "collapipe.cli.app", "run", *options]
+    subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
+
+
+def _lines(folder: str) -> list[dict[str, dict[str, float]]]:
+    text = (Path(folder) / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _processor_s() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    main()
