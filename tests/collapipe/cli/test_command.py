@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -240,22 +241,34 @@ def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> Non
     assert seeds == [0, 0, 1, 1]
 
 
+@contextmanager
+def _sigint_not_ignored() -> Iterator[None]:
+    """As in a terminal: a test runner in the background has SIGINT ignored, which children inherit.
+
+    Not by ``preexec_fn``: that forks, and gRPC's threads abort in a forked child.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]
     # Importing flwr, as this process may have, sets what a user's terminal leaves to the command.
     terminal = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "collapipe.cli.app", "run", *options],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        # A test runner in the background has SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        env={**terminal, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
+    with _sigint_not_ignored():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "collapipe.cli.app", "run", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**terminal, "PYTHONPATH": str(Path(__file__).parents[3])},
+        )
     metrics = tmp_path / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
-        assert process.poll() is None
+        assert process.poll() is None, process.communicate()[1].decode()
         time.sleep(0.05)
     process.send_signal(number)
     _, err = process.communicate()
