@@ -1,12 +1,13 @@
 """Hydra's configuration tree → typed settings, once. The only file that knows Hydra."""
 
+import copy
 import difflib
 import functools
 import math
 import re
 import shlex
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -373,7 +374,7 @@ def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
         if name not in known:
             raise ConfigError(f"unknown option {option}.{name}{_nearest(str(name), known)}")
     try:
-        merged = OmegaConf.merge(_schema(kind), dict(values))
+        merged = OmegaConf.merge(_schema(cast(Hashable, kind)), dict(values))
         return cast(T, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         where = f"{option}.{error.full_key}" if error.full_key else option
@@ -383,7 +384,8 @@ def _typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
         raise ConfigError(f"{where}: {str(error.msg or error).splitlines()[0]}") from error
 
 
-def _schema(kind: type) -> Any:
+@functools.cache  # who merges into it copies it first
+def _schema(kind: Any) -> Any:
     """The fields and types of a dataclass; OmegaConf locks frozen ones inside it before they are
     filled."""
     schema = OmegaConf.structured(kind)
@@ -396,29 +398,49 @@ def _schema(kind: type) -> Any:
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     parsed = _parse(overrides)
+    for override in parsed:
+        _check_group(override)
     with _composing:
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            groups = [str(o.input_line) for o in parsed if o.key_or_group.split("@")[0] in GROUPS]
+        tree, known = _of_groups(tuple(str(each.input_line) for each in parsed if _chooses(each)))
+        for override in parsed:
+            _check_key(override, known)
+        if not all(_chooses(each) or _sets(each) for each in parsed):
+            return _by_hydra(overrides)
+        tree = copy.deepcopy(tree)
+        try:
             for override in parsed:
-                _check_group(override)
-            known = _known_names(tuple(groups))
-            for override in parsed:
-                _check_key(override, known)
-            return _compose_or_explain(overrides)
+                if _sets(override):  # as Hydra does, in a hundredth of its time
+                    OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{_line(error)} (overrides: {join(overrides)})") from error
+        return tree
 
 
-@functools.lru_cache(maxsize=64)  # composing takes as long as what a run is made of
-def _known_names(groups: tuple[str, ...]) -> set[str]:
-    """Of all options, with these choices of groups."""
-    return _flat(_compose_or_explain(groups))
+@functools.lru_cache(maxsize=64)
+def _of_groups(choices: tuple[str, ...]) -> tuple[DictConfig, set[str]]:
+    """The tree with these choices of groups alone, and the names of all its options."""
+    tree = _by_hydra(choices)
+    return tree, _flat(tree)
 
 
-def _compose_or_explain(overrides: Sequence[str]) -> DictConfig:
+def _by_hydra(overrides: Sequence[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
     try:
-        return compose("config", list(overrides), return_hydra_config=True)
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{_line(error)} (overrides: {join(overrides)})") from error
+
+
+def _chooses(override: Override) -> bool:
+    """Whether it names a file of a group."""
+    return override.key_or_group in GROUPS or override.key_or_group.startswith("hydra/")
+
+
+def _sets(override: Override) -> bool:
+    """Whether it gives one option one value, and neither adds nor deletes one."""
+    plain = override.type is OverrideType.CHANGE and not override.is_sweep_override()
+    return plain and override.package is None and not _chooses(override)
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

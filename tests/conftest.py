@@ -15,7 +15,13 @@ settings.load_profile("steady")
 
 # Set where the real data are present: then a test that is skipped is a test that was forgotten.
 NO_SKIPS = os.environ.get("COLLAPIPE_REQUIRE_DATA") == "1"
+LONG = ("test_simulation", "test_killed", "test_reproduce")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that none is waited for at the end."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

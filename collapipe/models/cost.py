@@ -139,14 +139,21 @@ def upload_bits(
     ``compression.upload`` sends them; ``with_head`` also those of the head, where the unit has it.
     ``dtype`` is that in which the model computes.
     """
+    return 8.0 * sum(
+        num_bytes(shape, dtype if own.is_floating_point else own, precision)
+        for shape, own in _uploaded(cast(Hashable, spec), vocabulary, with_head)
+    )
+
+
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
+def _uploaded(
+    spec: Any, vocabulary: Vocabulary, with_head: bool
+) -> tuple[tuple[torch.Size, torch.dtype], ...]:
+    """Shape and type of each weight that travels."""
     with torch.device("meta"):
         parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]
         parts += [spec.build_head(vocabulary)] if with_head else []
-    return 8.0 * sum(
-        num_bytes(weight.shape, dtype if weight.is_floating_point() else weight.dtype, precision)
-        for part in parts
-        for weight in _travelling(part)
-    )
+    return tuple((weight.shape, weight.dtype) for part in parts for weight in _travelling(part))
 
 
 def _travelling(part: nn.Module) -> list[Tensor]:

@@ -17,7 +17,8 @@ from collapipe.cli.reproduce.evidence import (
     share_over_seeds,
     within_a_quarter,
 )
-from collapipe.cli.reproduce.scheduling import Course, Options, courses, of_seeds
+from collapipe.cli.reproduce.processes import of_seeds
+from collapipe.cli.reproduce.scheduling import Course, Options, courses
 
 ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round
 PROCESSES = 2

@@ -21,7 +21,8 @@ from collapipe.cli.reproduce.evidence import (
     share_over_seeds,
     within_a_quarter,
 )
-from collapipe.cli.reproduce.scheduling import Course, Options, courses, of_seeds
+from collapipe.cli.reproduce.processes import of_seeds
+from collapipe.cli.reproduce.scheduling import Course, Options, courses
 
 ROUNDS, PROCESSES = 5, 2
 UNITS = 3

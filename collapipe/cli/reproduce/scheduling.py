@@ -5,11 +5,8 @@ verified and costed, all by the apps' own code. Runs of one seed see the same de
 """
 
 import functools
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from client_app.cluster_state import cluster_state
 from collapipe import config
@@ -25,7 +22,6 @@ from server_app.scheduler import Scheduler
 
 EXPERIMENT = "experiment=fig11"
 Options = Sequence[str]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +75,6 @@ def courses(
     found = zip(*zip(*runs.values(), strict=True), strict=True)
     by_run = dict(zip(runs, found, strict=True))
     return {world: {each: by_run[world, each] for each in strategies} for world in worlds}
-
-
-def of_seeds(compute: Callable[[int], T], seeds: Sequence[int], processes: int) -> list[T]:
-    """``compute`` of each seed, in this process or in others, which Ctrl-C ends too."""
-    if processes == 1 or len(seeds) == 1:
-        return [compute(seed) for seed in seeds]
-    with multiprocessing.get_context("spawn").Pool(processes, _deaf_to_ctrl_c) as pool:
-        return pool.map(compute, seeds, chunksize=1)
 
 
 def told(settings: Settings, rows: "Rows") -> tuple[ClusterState, ...]:
@@ -149,8 +137,3 @@ def _with(world: Settings, seed: int, chosen: Settings) -> Settings:
     """``world`` with that seed, and the strategy of ``chosen``."""
     tree = {**world.tree, "seed": seed, "strategy": chosen.tree["strategy"]}
     return replace(world, seed=seed, tree=tree)
-
-
-def _deaf_to_ctrl_c() -> None:
-    """Whoever started this process ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from federated import TINY
+from federated import TINY, play
 
 from collapipe.tasks.translation import SequencePairs
 
@@ -167,11 +167,18 @@ def test_prediction_without_a_run_is_one_line(command: Command, tmp_path: Path) 
     assert "config.yaml is missing" in err
 
 
-@pytest.fixture
-def finished(command: Command, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run."""
-    assert command("run", *TINY, f"hydra.run.dir={tmp_path / 'run'}")[0] == 0
-    return tmp_path / "run"
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    play(folder)
+    return folder
+
+
+@pytest.fixture
+def finished(trained: Path, tmp_path: Path) -> Path:
+    """The folder of a run, which a test may spoil."""
+    return Path(shutil.copytree(trained, tmp_path / "run", symlinks=True))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from collapipe.cli.reproduce import fig11, frameworks
 from collapipe.cli.reproduce.fig11 import MAIN, Sample, dssra
 from collapipe.cli.reproduce.frameworks import LABELS, cut, mean_cluster_s, plain, total_s
-from collapipe.cli.reproduce.scheduling import Course, Turn, courses, of_seeds
+from collapipe.cli.reproduce.processes import of_seeds
+from collapipe.cli.reproduce.scheduling import Course, Turn, courses
 from collapipe.cli.run import run_job
 
 WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
