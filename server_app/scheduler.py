@@ -17,9 +17,9 @@ from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
 from optim.cost import round_cost
 from optim.planner import Planner, RoundRequest
 from optim.verify import verify_plan
-from server_app.conditions import EnvironmentState
-from server_app.environment import Environment
 from server_app.estimates import Sight, estimate
+from server_app.world.conditions import EnvironmentState
+from server_app.world.environment import Environment
 
 Reported = ClusterState | Failure
 T = TypeVar("T")

@@ -25,8 +25,8 @@ from collapipe.seeds import derive
 from collapipe.upload import restore, upload_bytes
 from server_app.aggregation import ServerOptimizer, average
 from server_app.channel_noise import noise_variance, with_noise
+from server_app.decoding.heads import Heads
 from server_app.estimates import Sight
-from server_app.heads import Heads
 from server_app.scheduler import Decision, Scheduler
 
 _MOST_PHASES = 32

@@ -30,21 +30,21 @@ from collapipe.report import RoundReport
 from collapipe.run_folder import RunFolder, initial_model
 from collapipe.tasks.build_tokenizer import build_tokenizer
 from collapipe.tasks.tokenizer import Tokenizer
-from server_app.checkpoint import Checkpoint, Learned
-from server_app.checkpoint_writer import CheckpointWriter, history_of
+from server_app.checkpoints.checkpoint import Checkpoint, Learned
+from server_app.checkpoints.kept import collect_kept, give_back
+from server_app.checkpoints.resumption import check_fits, resumable, take_up
+from server_app.checkpoints.writer import CheckpointWriter, history_of
+from server_app.decoding.heads import Heads
+from server_app.decoding.link import DecoderLinkServer
 from server_app.discovery import Discovery, discover, hear_again
 from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
-from server_app.heads import Heads
-from server_app.kept import collect_kept, give_back
-from server_app.link import DecoderLinkServer
-from server_app.progress import RunProgress
-from server_app.resumption import check_fits, resumable, take_up
-from server_app.run_log import run_log
+from server_app.records.progress import RunProgress
+from server_app.records.run_log import run_log
+from server_app.records.shard_report import write_shard_report
+from server_app.records.summary import History, opening, summarised
 from server_app.scheduled import scheduled
 from server_app.scheduler import Scheduler
-from server_app.shard_report import write_shard_report
 from server_app.strategy import CollaPipeStrategy
-from server_app.summary import History, opening, summarised
 
 _log = logging.getLogger(__name__)
 

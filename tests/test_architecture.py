@@ -97,7 +97,7 @@ def test_every_library_is_a_declared_dependency() -> None:
         ("pipeline/new.py", "from collapipe import wire"),
         ("client_app/new.py", "from optim.planner import Planner"),
         ("client_app/new.py", "from optim import planner"),
-        ("client_app/new.py", "import server_app.decoder"),
+        ("client_app/new.py", "import server_app.decoding.decoder"),
         ("client_app/control_unit.py", "from flwr.app import Context"),
         ("server_app/new.py", "import pipeline.engine"),
         ("server_app/new.py", "from client_app.link import DecoderLink"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from federated import TINY
 from resumed import SMALL, World, copied_before_each_write, differing, outcome, tensors
 
-from server_app.checkpoint_file import CheckpointFolder
+from server_app.checkpoints.file import CheckpointFolder
 
 
 def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from collapipe.cli.app import app
-from server_app.checkpoint_file import CheckpointFolder
+from server_app.checkpoints.file import CheckpointFolder
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from collapipe import config
 from collapipe.cli.run import quieten, start
 from collapipe.run_folder import read_overrides
-from server_app.resumption import check_goes_on, load_checkpoint, pick
+from server_app.checkpoints.resumption import check_goes_on, load_checkpoint, pick
 
 
 def resume_run(

@@ -23,8 +23,8 @@ from collapipe.settings import LinkSettings, OptimizerSettings
 from collapipe.tasks.padding import mask_of, padded
 from collapipe.tasks.tokenizer import Vocabulary
 from pipeline.micro_batch import split
-from server_app.decoder import DecoderSession, SessionPlan
-from server_app.link import DecoderLinkServer
+from server_app.decoding.decoder import DecoderSession, SessionPlan
+from server_app.decoding.link import DecoderLinkServer
 
 forms = st.builds(
     LinkFormat,

@@ -19,7 +19,7 @@ from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFaile
 from collapipe.models.transformer import EncoderBlock
 from collapipe.run_folder import initial_model, load_model
 from pipeline.engine import Pipeline
-from server_app import heads
+from server_app.decoding import heads
 
 
 class Faulty:

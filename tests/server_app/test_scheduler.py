@@ -20,7 +20,7 @@ from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
-from server_app.run_log import REQUESTS
+from server_app.records.run_log import REQUESTS
 from server_app.scheduler import Decision, Scheduler
 
 MOBILE = (

@@ -16,7 +16,8 @@ from collapipe import wire
 from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError
 from collapipe.run_folder import RunFolder
-from server_app.checkpoint_file import CheckpointFolder
+from server_app.checkpoints import resumption
+from server_app.checkpoints.file import CheckpointFolder
 
 
 @pytest.fixture(scope="module")
@@ -163,9 +164,7 @@ def test_a_folder_is_one_runs_at_a_time(run_dir: Path, world: World) -> None:
 
 
 def test_rows_that_have_changed_are_noticed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import server_app.resumption
-
-    monkeypatch.setattr(server_app.resumption, "tokenizer_digest", lambda tokenizer: "other")
+    monkeypatch.setattr(resumption, "tokenizer_digest", lambda tokenizer: "other")
     assert "the training rows make another tokeniser" in refusal(run_dir, "federation.rounds=4")
 
 

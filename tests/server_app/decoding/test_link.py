@@ -24,9 +24,9 @@ from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
 from collapipe.settings import LinkSettings, OptimizerSettings
 from collapipe.tasks.tokenizer import Vocabulary
-from server_app.certificate import self_signed
-from server_app.decoder import DecoderSession, SessionPlan
-from server_app.link import DecoderLinkServer
+from server_app.decoding.certificate import self_signed
+from server_app.decoding.decoder import DecoderSession, SessionPlan
+from server_app.decoding.link import DecoderLinkServer
 
 SPEC = TransformerSpec(
     num_blocks=2, num_decoder_blocks=1, dim=8, num_heads=2, feed_forward_dim=8, dropout=0.0
@@ -385,7 +385,7 @@ def test_nothing_is_widened_before_it_is_checked(monkeypatch: pytest.MonkeyPatch
     def widened(*arguments: object) -> None:
         pytest.fail("decoded")
 
-    monkeypatch.setattr("server_app.decoder.decode", widened)
+    monkeypatch.setattr("server_app.decoding.decoder.decode", widened)
     mine = session(0)
     mine.plan = replace(mine.plan, precision="int8")
     quanta = HIDDEN.to(torch.int8)

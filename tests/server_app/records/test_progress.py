@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from server_app.progress import end_table
+from server_app.records.progress import end_table
 
 
 def test_what_looks_like_markup_is_text() -> None:

@@ -16,8 +16,13 @@ from collapipe.presets import Range
 from collapipe.state import Channel, ClusterState
 from collapipe.world import World
 from optim.problem import check_choice
-from server_app.conditions import DeviceCondition, EnvironmentState, UnitCondition, cluster_now
-from server_app.mobility import Mobility, check_within
+from server_app.world.conditions import (
+    DeviceCondition,
+    EnvironmentState,
+    UnitCondition,
+    cluster_now,
+)
+from server_app.world.mobility import Mobility, check_within
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from collapipe.models.part import Tensors
 from collapipe.tasks.tokenizer import Tokenizer
+from server_app.records.summary import History
 from server_app.scheduler import SchedulerState
-from server_app.summary import History
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from collapipe.errors import ConfigError
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
-from server_app.mobility import Walk
+from server_app.world.mobility import Walk
 
 T = TypeVar("T")
 U = TypeVar("U")

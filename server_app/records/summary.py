@@ -16,7 +16,7 @@ from collapipe.report import RoundReport
 from collapipe.run_folder import RunFolder
 from collapipe.state import Estimates
 from server_app.evaluation import Evaluation
-from server_app.progress import end_table
+from server_app.records.progress import end_table
 
 _SHOWN_UNITS = 12  # in the table at the end
 

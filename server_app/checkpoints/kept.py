@@ -10,7 +10,7 @@ from collapipe import wire
 from collapipe.errors import RoundFailedError, WireError, one_line
 from collapipe.messages import Failure
 from collapipe.settings import FederationSettings
-from server_app.checkpoint import Kept
+from server_app.checkpoints.checkpoint import Kept
 from server_app.discovery import ask
 
 T = TypeVar("T")

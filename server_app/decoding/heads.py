@@ -10,8 +10,8 @@ from collapipe.models.cut import extra_rows
 from collapipe.models.part import HeadPart, Tensors, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.tasks.tokenizer import Vocabulary
-from server_app.decoder import DecoderSession, OnStep, SessionPlan
-from server_app.link import DecoderLinkServer
+from server_app.decoding.decoder import DecoderSession, OnStep, SessionPlan
+from server_app.decoding.link import DecoderLinkServer
 
 _SHARED = -1  # whose optimiser state it is when all units share a head
 

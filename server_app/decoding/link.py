@@ -23,8 +23,8 @@ from collapipe.frames import Frame, Kind
 from collapipe.link import METHOD, channel_options, read_credentials
 from collapipe.messages import LinkAddress
 from collapipe.settings import LinkSettings
-from server_app.certificate import self_signed
-from server_app.decoder import DecoderSession
+from server_app.decoding.certificate import self_signed
+from server_app.decoding.decoder import DecoderSession
 
 _CLOSE_S = 2.0  # for streams to end when the link closes
 _HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)  # silent connections end

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from collapipe.config import Settings
 from collapipe.data.rows import load_shards, load_splits
-from server_app.shard_picture import draw
+from server_app.records.shard_picture import draw
 
 _SHOWN_UNITS, _SHOWN_LABELS = 12, 3  # in the table
 

@@ -13,8 +13,8 @@ from collapipe.errors import ConfigError
 from collapipe.models.part import Tensors
 from collapipe.run_folder import RunFolder, check_sizes
 from collapipe.tasks.tokenizer import Tokenizer
-from server_app.checkpoint import Checkpoint, tokenizer_digest
-from server_app.checkpoint_file import CheckpointFolder, name_of
+from server_app.checkpoints.checkpoint import Checkpoint, tokenizer_digest
+from server_app.checkpoints.file import CheckpointFolder, name_of
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collapipe.report import RoundReport
 from collapipe.run_folder import RunFolder
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluation
-from server_app.mlflow_log import LogScalars, mlflow_log
+from server_app.records.mlflow_log import LogScalars, mlflow_log
 
 REQUESTS = "requests.jsonl.gz"
 _REQUEST = TypeAdapter(RoundRequest)

@@ -16,7 +16,7 @@ from collapipe.errors import ConfigError
 from collapipe.messages import Failure
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.state import Estimates, unknown_cluster
-from server_app.checkpoint import (
+from server_app.checkpoints.checkpoint import (
     Checkpoint,
     Learned,
     Progress,
@@ -25,12 +25,12 @@ from server_app.checkpoint import (
     progress_from_json,
     progress_to_json,
 )
-from server_app.checkpoint_file import CheckpointFolder
-from server_app.conditions import DeviceCondition, EnvironmentState, UnitCondition
+from server_app.checkpoints.file import CheckpointFolder
 from server_app.estimates import Sight
-from server_app.mobility import Walk
+from server_app.records.summary import History
 from server_app.scheduler import SchedulerState
-from server_app.summary import History
+from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
+from server_app.world.mobility import Walk
 
 NUMBER = st.floats(allow_nan=False)
 

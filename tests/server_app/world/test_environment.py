@@ -13,9 +13,9 @@ from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget, Uplink
-from server_app.conditions import DeviceCondition, EnvironmentState, UnitCondition
-from server_app.environment import Environment
-from server_app.mobility import Mobility, Walk
+from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
+from server_app.world.environment import Environment
+from server_app.world.mobility import Mobility, Walk
 
 LAW = AffineLaw(0.01, 0.02, 0.003, 0.004)
 CHANNELS = (Channel(1e6, 0.07, 1e-20), Channel(2e6, 0.06, 1e-20))

@@ -12,8 +12,8 @@ from rich.console import Console
 from collapipe.config import Settings, load_overrides
 from collapipe.data.rows import load_shards
 from collapipe.errors import ConfigError, DataError
-from server_app import shard_picture
-from server_app.shard_report import write_shard_report
+from server_app.records import shard_picture
+from server_app.records.shard_report import write_shard_report
 
 LABELS = {"travel": 2, "law": 5, "food": 1, "cinema": 3, "car": 1, "[art]": 8}
 

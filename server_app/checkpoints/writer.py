@@ -9,10 +9,10 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError
 from collapipe.run_folder import RunFolder
 from collapipe.tasks.tokenizer import Tokenizer
-from server_app.checkpoint import Checkpoint, Learned, Progress, tokenizer_digest
-from server_app.checkpoint_file import CheckpointFolder
+from server_app.checkpoints.checkpoint import Checkpoint, Learned, Progress, tokenizer_digest
+from server_app.checkpoints.file import CheckpointFolder
+from server_app.records.summary import History
 from server_app.scheduler import SchedulerState
-from server_app.summary import History
 
 _log = logging.getLogger(__name__)
 

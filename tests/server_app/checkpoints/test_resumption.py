@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server_app.resumption import changed
+from server_app.checkpoints.resumption import changed
 
 THEN: dict[str, Any] = {
     "federation": {"rounds": 2, "rounds_off": 1, "num_units": 3},
