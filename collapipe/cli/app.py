@@ -15,6 +15,12 @@ from collapipe import __version__
 from collapipe.errors import CollaPipeError, printable
 
 _INTERRUPTED = 130
+TrustOption = Annotated[
+    list[str] | None, typer.Option(help="A package whose plug-ins the run's folder may name.")
+]
+UnitOption = Annotated[
+    int | None, typer.Option(help="Whose model, where the units' models were not averaged.")
+]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -88,10 +94,7 @@ def resume(
     checkpoint: Annotated[
         str | None, typer.Option(help="Name of a folder in checkpoints/; default: the last.")
     ] = None,
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(help="A package whose plug-ins the run's folder may name."),
-    ] = None,
+    trust: TrustOption = None,
 ) -> None:
     """Go on with a run that was interrupted, or give one that is complete more rounds."""
     from collapipe.cli.resume import resume_run
@@ -105,14 +108,8 @@ def predict(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Inputs; without any, lines of standard input.")
     ] = None,
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(help="A package whose task or model the run's folder may name."),
-    ] = None,
-    unit: Annotated[
-        int | None,
-        typer.Option(help="Whose model, where the units' models were not averaged."),
-    ] = None,
+    trust: TrustOption = None,
+    unit: UnitOption = None,
 ) -> None:
     """Use a run's trained model."""
     from collapipe.cli.predict import predict_texts
@@ -125,14 +122,8 @@ def predict(
 def export(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run with model=huggingface.")],
     folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
-    trust: Annotated[
-        list[str] | None,
-        typer.Option(help="A package whose task the run's folder may name."),
-    ] = None,
-    unit: Annotated[
-        int | None,
-        typer.Option(help="Whose model, where the units' models were not averaged."),
-    ] = None,
+    trust: TrustOption = None,
+    unit: UnitOption = None,
 ) -> None:
     """Write a run's trained model as a folder that transformers loads."""
     from collapipe.cli.export import export_run
@@ -214,9 +205,10 @@ def reproduce(
 ) -> None:
     """Compute figures of the paper; tell where they agree.
 
-    FIGURE is fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled; fig06, fig09 or
-    fig10, which train; or all. What trains goes on where it was interrupted: runs in OUTPUT/runs
-    that are finished are not run again. docs/reproduction.md has the results.
+    FIGURE is fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled; fig06, fig09,
+    fig10 or remark2, which train, the last without data; or all. What trains goes on where it was
+    interrupted: runs in OUTPUT/runs that are finished are not run again. docs/reproduction.md has
+    the results.
     """
     from collapipe.cli.reproduce.command import reproduce as compute
 

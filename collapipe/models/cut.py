@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
-from collapipe.models.split import HEAD, Head, ModelSpec
+from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec
 from collapipe.tasks.tokenizer import Vocabulary
 
 
@@ -30,7 +30,7 @@ def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:
 
 
 @dataclass(frozen=True)
-class CutSpec:
+class CutSpec(DerivedSpec):
     """A model of which the first ``num_blocks`` blocks are those of ``base``, and the head is the
     rest of it.
 
@@ -39,23 +39,7 @@ class CutSpec:
     ``head.blocks.3.norm.weight`` and ``head.norm.weight`` is ``head.head.norm.weight``.
     """
 
-    base: ModelSpec
     num_blocks: int
-
-    @property
-    def dim(self) -> int:
-        """d, the width of the activations."""
-        return self.base.dim
-
-    @property
-    def head(self) -> str | None:
-        """That of ``base``: targets and predictions are the same."""
-        return self.base.head
-
-    @property
-    def own_tokenizer(self) -> str | None:
-        """That of ``base``."""
-        return self.base.own_tokenizer
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         """That of ``base``."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
-from collapipe.models.split import HEAD, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.split import HEAD, DerivedSpec, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.seeds import derive
 from collapipe.tasks.tokenizer import Vocabulary
@@ -45,7 +45,7 @@ class AdapterSettings:
 
 
 @dataclass(frozen=True)
-class LoraSpec:
+class LoraSpec(DerivedSpec):
     """A model whose linear layers W of certain names become W + B A · alpha / rank, W frozen.
 
     Its weights have peft's names: W ends in ``.base_layer.weight``, A and B in
@@ -54,15 +54,12 @@ class LoraSpec:
 
     Attributes
     ----------
-    base
-        The model without adapters.
     rank, alpha, dropout
         r, α and the probability that an adapter's input is dropped.
     target_modules
         Last names of linear layers; None: peft's for the family, queries and values of most.
     """
 
-    base: ModelSpec
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
@@ -91,21 +88,6 @@ class LoraSpec:
     def num_blocks(self) -> int:
         """L."""
         return self.base.num_blocks
-
-    @property
-    def dim(self) -> int:
-        """d, the width of the activations."""
-        return self.base.dim
-
-    @property
-    def head(self) -> str | None:
-        """That of ``base``."""
-        return self.base.head
-
-    @property
-    def own_tokenizer(self) -> str | None:
-        """That of ``base``."""
-        return self.base.own_tokenizer
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         """Frozen as a whole."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
@@ -56,6 +57,34 @@ class ModelSpec(Protocol):
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
         """A module that is a ``Head``."""
+
+
+@dataclass(frozen=True)
+class DerivedSpec:
+    """What a model made out of another one has in common with it.
+
+    Attributes
+    ----------
+    base
+        The other one.
+    """
+
+    base: ModelSpec
+
+    @property
+    def dim(self) -> int:
+        """That of ``base``."""
+        return self.base.dim
+
+    @property
+    def head(self) -> str | None:
+        """That of ``base``: targets and predictions are the same."""
+        return self.base.head
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """That of ``base``."""
+        return self.base.own_tokenizer
 
 
 class SplitModel(nn.Module):

@@ -12,12 +12,12 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from collapipe.batch import IGNORED, Batch
-from collapipe.data.split_files import Lines, read_splits
+from collapipe.data.split_files import Lines
 from collapipe.errors import NonFiniteLossError
-from collapipe.tasks.limits import require_at_least
 from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.synthetic import sentences
-from collapipe.tasks.task import Score, Splits
+from collapipe.tasks.task import Score
+from collapipe.tasks.text_task import OwnRows, TextTask
 from collapipe.tasks.tokenizer import Tokenizer
 
 _AT_ONCE = 10_000  # texts
@@ -61,55 +61,19 @@ class Pieces:
         return self.tokenizer.decode([ids[-1:] for ids in predictions])
 
 
+def _parse(file: Lines) -> list[dict[str, Any]]:
+    return [{"text": line.strip()} for line in file.lines if line.strip()]
+
+
 @dataclass(frozen=True, slots=True)
-class CausalLM:
-    """Rows have the column ``text``.
+class CausalLM(TextTask):
+    """Rows have the column ``text``: a line of the folder's .txt files."""
 
-    Attributes
-    ----------
-    root
-        Folder with ``{train,valid,test}.txt``, plain or .gz: a text a line.
-    synthetic
-        Made-up rows.
-    vocabulary
-        Tokens known to a tokeniser of the task's own, at most.
-    max_length
-        Tokens of a piece.
-    """
-
-    root: str | None
-    synthetic: bool
-    vocabulary: int
-    max_length: int
-
-    def __post_init__(self) -> None:
-        """Raise ``ConfigError`` where no tokeniser or no piece could come of the fields."""
-        require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
-        require_at_least(self, "max_length", 2, "a token and one that follows")
-
-    @property
-    def name(self) -> str:
-        """As in ``task=NAME``."""
-        return "causal_lm"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """A text."""
-        return ("text",)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """See ``Task``."""
-        return ("causal",)
-
-    def splits(self, seed: int) -> Splits:
-        """Rows of the folder in its order, or made-up ones, a function of the seed.
-
-        Raises ``DataError`` that names the file, ``ConfigError`` where there is neither.
-        """
-        if self.synthetic:
-            return sentences(seed)
-        return read_splits(self.name, self.root, "txt", _parse)
+    name = "causal_lm"
+    columns = ("text",)
+    heads = ("causal",)
+    own_rows = OwnRows("txt", _parse, sentences)
+    shortest = (2, "a token and one that follows")
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         """None: it predicts text."""
@@ -162,7 +126,3 @@ def _stream(rows: Dataset, tokenizer: Tokenizer) -> NDArray[np.int32]:
             stream.extend(ids)
             stream.append(eos)
     return np.frombuffer(stream, np.int32)
-
-
-def _parse(file: Lines) -> list[dict[str, Any]]:
-    return [{"text": line.strip()} for line in file.lines if line.strip()]

@@ -9,12 +9,11 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.label_files import parse_labelled
-from collapipe.data.split_files import read_splits
 from collapipe.tasks.labels import count_labels, find_label, label_ids
-from collapipe.tasks.limits import require_at_least
 from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.synthetic import topics
-from collapipe.tasks.task import Score, Splits
+from collapipe.tasks.task import Score
+from collapipe.tasks.text_task import OwnRows, TextTask
 from collapipe.tasks.tokenizer import Tokenizer
 
 
@@ -44,55 +43,17 @@ class LabelledTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Classification:
+class Classification(TextTask):
     """Rows have the columns ``text`` and ``label``, a name.
 
-    Attributes
-    ----------
-    root
-        Folder with ``{train,valid,test}.tsv``, plain or .gz: ``text<TAB>label id`` a line; line i
-        of ``labels.txt``, counted from 0, names label i.
-    synthetic
-        Made-up rows.
-    vocabulary
-        Tokens known to a tokeniser of the task's own, at most.
-    max_length
-        Tokens of a text, including two marks; what is longer is cut.
+    A line of the folder's .tsv files is ``text<TAB>label id``; line i of ``labels.txt``, counted
+    from 0, names label i.
     """
 
-    root: str | None
-    synthetic: bool
-    vocabulary: int
-    max_length: int
-
-    def __post_init__(self) -> None:
-        """Raise ``ConfigError`` where no tokeniser or no text could come of the fields."""
-        require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
-        require_at_least(self, "max_length", 3, "one token and two marks")
-
-    @property
-    def name(self) -> str:
-        """As in ``task=NAME``."""
-        return "classification"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """A text and its label's name."""
-        return ("text", "label")
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """See ``Task``."""
-        return ("pooled",)
-
-    def splits(self, seed: int) -> Splits:
-        """Rows of the folder in its order, or made-up ones, a function of the seed.
-
-        Raises ``DataError`` that names file and line, ``ConfigError`` where there is neither.
-        """
-        if self.synthetic:
-            return topics(seed)
-        return read_splits(self.name, self.root, "tsv", parse_labelled)
+    name = "classification"
+    columns = ("text", "label")
+    heads = ("pooled",)
+    own_rows = OwnRows("tsv", parse_labelled, topics)
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         """Rows of each label, see ``count_labels``."""

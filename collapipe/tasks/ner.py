@@ -10,13 +10,12 @@ from seqeval.metrics.v1 import precision_recall_fscore_support
 from seqeval.scheme import IOB2
 
 from collapipe.batch import IGNORED, Batch
-from collapipe.data.split_files import read_splits
 from collapipe.data.tag_files import OUTSIDE, parse_tagged
 from collapipe.tasks.labels import count_labels, find_label, label_ids
-from collapipe.tasks.limits import require_at_least
 from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.synthetic import entities
-from collapipe.tasks.task import Score, Splits
+from collapipe.tasks.task import Score
+from collapipe.tasks.text_task import OwnRows, TextTask
 from collapipe.tasks.tokenizer import Tokenizer
 
 
@@ -68,55 +67,16 @@ class TaggedSentences:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedEntities:
+class NamedEntities(TextTask):
     """Rows have the columns ``tokens``, words or characters, and ``tags``, IOB2, one for each.
 
-    Attributes
-    ----------
-    root
-        Folder with ``{train,valid,test}.conll``, plain or .gz: ``word tag`` a line, a blank line
-        between sentences.
-    synthetic
-        Made-up rows.
-    vocabulary
-        Tokens known to a tokeniser of the task's own, at most.
-    max_length
-        Tokens of a sentence, including two marks; what is longer is cut.
+    A line of the folder's .conll files is ``word tag``, a blank one stands between sentences.
     """
 
-    root: str | None
-    synthetic: bool
-    vocabulary: int
-    max_length: int
-
-    def __post_init__(self) -> None:
-        """Raise ``ConfigError`` where no tokeniser or no sentence could come of the fields."""
-        require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
-        require_at_least(self, "max_length", 3, "one token and two marks")
-
-    @property
-    def name(self) -> str:
-        """As in ``task=NAME``."""
-        return "ner"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """A sentence's words and their tags."""
-        return ("tokens", "tags")
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """See ``Task``."""
-        return ("tokens",)
-
-    def splits(self, seed: int) -> Splits:
-        """Rows of the folder in its order, or made-up ones, a function of the seed.
-
-        Raises ``DataError`` that names file and line, ``ConfigError`` where there is neither.
-        """
-        if self.synthetic:
-            return entities(seed)
-        return read_splits(self.name, self.root, "conll", parse_tagged)
+    name = "ner"
+    columns = ("tokens", "tags")
+    heads = ("tokens",)
+    own_rows = OwnRows("conll", parse_tagged, entities)
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         """Words of each tag, see ``count_labels``."""
