@@ -1,6 +1,8 @@
 """What comes in a message is checked before it is believed."""
 
+import io
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from numpy.typing import NDArray
 
 from collapipe import wire
 from collapipe.errors import WireError
@@ -108,6 +112,26 @@ def test_flowers_own_arrays_are_read() -> None:
     array = np.arange(12, dtype=np.float64).reshape(3, 4)
     read = wire.unpack_tensors(ArrayRecord(OrderedDict(x=Array(array))))
     assert torch.equal(read["x"], torch.from_numpy(array))
+
+
+@given(npst.arrays(npst.scalar_dtypes(), npst.array_shapes(min_dims=0, min_side=0)))
+def test_arrays_are_read_as_numpy_reads_them_or_refused(values: NDArray[Any]) -> None:
+    kept = io.BytesIO()
+    np.save(kept, values, allow_pickle=False)
+    if values.dtype.kind not in "biuf" or values.dtype.byteorder == ">" or not _of_torch(values):
+        with pytest.raises(WireError):
+            wire.unpack_tensors(record(kept.getvalue()))
+    else:
+        read = wire.unpack_tensors(record(kept.getvalue()))["x"].numpy()
+        np.testing.assert_array_equal(read, values, strict=True)
+
+
+def _of_torch(values: NDArray[Any]) -> bool:
+    try:
+        torch.from_numpy(values)
+    except TypeError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"unit": "x"}', '{"unit": 1, "losses": 3}'])
