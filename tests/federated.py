@@ -9,6 +9,7 @@ from torch import Tensor
 
 from collapipe import config
 from collapipe.config import Settings
+from collapipe.config.overrides import join
 from server_app.grid import InlineGrid
 from server_app.training import train
 
@@ -55,7 +56,7 @@ def grid_of(settings: Settings, overrides: Sequence[str], client: ClientApp | No
     """The grid that a run uses."""
     from client_app.app import app
 
-    run_config = {"overrides": config.join(overrides)}
+    run_config = {"overrides": join(overrides)}
     return InlineGrid(client or app, settings.federation.num_units, run_config)
 
 

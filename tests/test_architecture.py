@@ -52,8 +52,17 @@ EDGES = {
     "flwr": ("collapipe/cli/", "collapipe/wire.py", "client_app/app.py", "server_app/"),
     # Flower's own inside, which may move
     "flwr.supercore": ("server_app/grid.py", "server_app/prompt_grid.py"),
-    "hydra": ("collapipe/config.py",),
-    "omegaconf": ("collapipe/config.py", "collapipe/run_folder.py"),
+    "hydra": (
+        "collapipe/config/composing.py",
+        "collapipe/config/overrides.py",
+        "collapipe/config/typed.py",
+    ),
+    "omegaconf": (
+        "collapipe/config/composing.py",
+        "collapipe/config/trust.py",
+        "collapipe/config/typed.py",
+        "collapipe/run_folder.py",
+    ),
     "typer": ("collapipe/cli/",),
 }
 
@@ -130,7 +139,7 @@ def test_an_import_by_name_is_found(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("collapipe/config.py", "import hydra, omegaconf"),
+        ("collapipe/config/typed.py", "import hydra, omegaconf"),
         ("collapipe/cli/new.py", "import typer\nfrom server_app.app import app"),
         ("optim/new.py", "import math\nimport numpy as np\nfrom collapipe.plan import Span"),
         ("pipeline/new.py", "import torch\nfrom collapipe import frames\nfrom . import schedule"),

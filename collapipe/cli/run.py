@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe import config
-from collapipe.config import Settings
+from collapipe.config import Settings, quoted
+from collapipe.config.composing import sweep_dir
+from collapipe.config.overrides import expand, join
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
 
 _QUIET = {
@@ -42,10 +44,10 @@ def start(overrides: Sequence[str], settings: Settings, resume: str | None = Non
 
 def run_sweep(overrides: Sequence[str]) -> None:
     """Every combination, one after the other, each in a numbered folder."""
-    folder = Path(config.sweep_dir(overrides))
-    for number, job in enumerate(config.expand(overrides)):
-        print(f"job {number}: {config.join(job)}")
-        run_job([*job, f"hydra.run.dir={config.quoted(folder / str(number))}"])
+    folder = Path(sweep_dir(overrides))
+    for number, job in enumerate(expand(overrides)):
+        print(f"job {number}: {join(job)}")
+        run_job([*job, f"hydra.run.dir={quoted(folder / str(number))}"])
 
 
 def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
@@ -57,7 +59,7 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    run_config: UserConfig = {"overrides": config.join(overrides)}
+    run_config: UserConfig = {"overrides": join(overrides)}
     grid = InlineGrid(client, settings.federation.num_units, run_config)
     train(grid, config.load(run_config), resume)
 
@@ -86,7 +88,7 @@ def _cause(summary: Path) -> CollaPipeError:
 
 def _absolute(overrides: Sequence[str], settings: Settings) -> list[str]:
     """Overrides that mean the same in another working directory, and at another second."""
-    settled = [*overrides, f"hydra.run.dir={config.quoted(Path(settings.run_dir).resolve())}"]
+    settled = [*overrides, f"hydra.run.dir={quoted(Path(settings.run_dir).resolve())}"]
     named = {f"data.{option}": path for option, path in settings.data.paths().items()}
     models = {
         "data.tokenizer": settings.data.tokenizer,
@@ -95,4 +97,4 @@ def _absolute(overrides: Sequence[str], settings: Settings) -> list[str]:
     named |= {option: Path(name) for option, name in models.items() if name and Path(name).is_dir()}
     inventory = settings.tree["cluster"].get("file")
     named |= {"cluster.file": Path(inventory)} if inventory else {}
-    return [*settled, *(f"{o}={config.quoted(path.resolve())}" for o, path in named.items())]
+    return [*settled, *(f"{o}={quoted(path.resolve())}" for o, path in named.items())]

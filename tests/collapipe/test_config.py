@@ -1,15 +1,138 @@
-"""Frameworks are files that go together; a saved configuration may be somebody else's: it is read,
-and nothing else happens.
+"""The tree is Hydra's, however it was composed; frameworks are files that go together; a saved
+configuration may be somebody else's: it is read, and nothing else happens.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from federated import TINY
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
 
-from collapipe.config import CONF, load_overrides, load_saved
+from collapipe.config import composing, load_overrides, load_saved
+from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
+from collapipe.config.names import CONF
+from collapipe.config.overrides import expand, join, quoted, split
 from collapipe.errors import ConfigError
 from collapipe.settings import FrameworkSettings
+
+# Options that get a value, beside choices of groups.
+VALUES = [
+    [*TINY, "hydra.run.dir=runs/1"],
+    [f"tracking.mlflow={quoted('${oc.env:HOME} a=b, [c]')}", "data.root='${oc.env:HOME}/texts'"],
+    ["batch_size=${federation.num_units}", "data.name='null'", "data.config=null", "data.root="],
+    ["seed=1", "seed=2", "optimizer.lr=1", "optimizer.eps=1e-3", "runtime.name='true'"],
+    ["channel.gain_db=[-100,-90.0]", "cluster=edge", "cluster.kinds=[{name: a, power_w: 1}]"],
+    ["environment=mobile", "environment.mobility={speed_m_per_s: 1}", "decoder={mode: shared}"],
+    ["optimizer.lr=3", "optimizer={lr: 1, beta1: 0.5}", "link={port: ${seed}}"],
+    ["optimizer={lr: 1}", "optimizer=sgd", "optimizer.momentum=0.5"],
+    ["framework.cut=2", "framework=splitfed", "pipeline.num_segments=2", "pipeline=gpipe"],
+    ["experiment=multi30k", "batch_size=8", "strategy=random", "strategy.num_scheduled=1"],
+    ["task=ner", "model=huggingface", "model.family=bert", "model.name=null"],
+    ["hydra.run.dir='a/${seed}/it\\'s'", "hydra.sweep.dir=b", "seed=7"],
+]
+# What only Hydra itself does: adding, deleting, naming the records that it keeps.
+RECORDED = [
+    ["seed=3", "hydra.run.dir=runs/${hydra.job.override_dirname}", "task=dates"],
+    ["seed=3", "tracking.mlflow=${hydra.job.config_name}"],
+    ["task=ner", "model=huggingface", "+model.config.hidden_size=16", "model.family=bert"],
+    ["+own=3", "++seed=3", "+model.own={a: [1, null]}", "seed=4"],
+    ["~data.text_column", "~strategy", "seed=2"],
+]
+
+
+@pytest.mark.parametrize("overrides", [*VALUES, *RECORDED], ids=" ".join)
+def test_the_tree_is_the_one_that_hydra_composes(overrides: list[str]) -> None:
+    """Options and folders; of its records Hydra shows in them what they ask for."""
+    ours, hydras = composed(overrides), by_hydra(overrides)
+    assert told(ours) == told(hydras)
+    assert without_time(run_dir(ours)) == without_time(hydras.hydra.run.dir)
+
+
+def test_hydra_is_not_asked_again_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = composed(["strategy=random"])
+    kept = told(before)
+    monkeypatch.delattr(composing, "_by_hydra")
+    after = composed([*VALUES[0], "strategy=random", "task.max_length=9", "decoder={mode: shared}"])
+    assert (after.task.max_length, run_dir(after)) == (9, "runs/1")
+    assert told(composed(["strategy=random"])) == kept  # nothing is set in the tree that is kept
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "sead=1",
+        "data.root.x=1",
+        "model.config.depth=1",
+        "seed=0,1",
+        "seed=range(3)",
+        "task=dates,ner",
+        "task=date",
+        "task=null",
+        "data=[1]",
+        "~sead",
+        "~seed=1",
+        "+seed=3",
+        "+task_model=dates_transformer",
+        "+experiment=multi30k",
+        "adapter={ranks: 3}",
+        "decoder={depth: 1}",
+        "seed@link=1",
+        "hydra.run.dir=null",
+        "hydra.run=3",
+    ],
+)
+def test_what_hydra_refuses_is_refused_in_one_line(bad: str) -> None:
+    overrides = ["batch_size=8", "strategy=random", bad]
+    with pytest.raises((HydraException, TypeError, ValueError)):
+        by_hydra(overrides)
+    with pytest.raises(ConfigError, match=bad.lstrip("~+").partition("=")[0]) as caught:
+        composed(overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["link=null"], r"^link=None: must be a section; set its options, link\.OPTION=…$"),
+        (["decoder=3"], r"^decoder=3: must be a section"),
+        (["~batch_size"], r"^batch_size=None: must be a whole number"),
+        (["~tracking"], r"^tracking=None: must be a section"),
+        (["~environment"], r"^environment: has no _target_; choose one of the files in conf/"),
+        (["hydra.run.dir=${nowhere}"], r"^hydra\.run\.dir: Interpolation key 'nowhere' not found"),
+        (["hydra.searchpath=[pkg://os]"], r"^unknown option hydra\.searchpath"),
+        (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
+    ],
+)
+def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_overrides(overrides)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(st.sampled_from("\\'\"${}a ü,[]=:~#.\t"), max_size=9))
+@example("null")
+@example("${oc.env:HOME}")
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_quoted_value_comes_back_as_it_was(value: str) -> None:
+    overrides = [f"tracking.mlflow={quoted(value)}", f"hydra.run.dir={quoted(value)}"]
+    assert split(join(overrides)) == overrides
+    tree = composed(overrides)
+    assert options_of(tree)["tracking"]["mlflow"] == run_dir(tree) == value
+
+
+def test_a_sweep_is_every_combination_and_its_folder_is_hydras() -> None:
+    overrides = ["seed=0,1", "task=dates,ner", "link.port=range(3)", "hydra.sweep.dir='it\\'s'"]
+    jobs = expand(overrides)
+    assert len({tuple(job) for job in jobs}) == len(jobs) == 2 * 2 * 3
+    assert jobs[1] == ["seed=0", "task=dates", "link.port=1", overrides[3]]
+    assert sweep_dir(overrides) == "it's"
 
 
 @pytest.mark.parametrize(
@@ -84,3 +207,20 @@ def test_a_cut_that_cannot_be_is_one_line(options: list[str], says: str) -> None
     with pytest.raises(ConfigError, match=says) as caught:
         load_overrides(["framework=splitfed", *options])
     assert "\n" not in str(caught.value)
+
+
+def by_hydra(overrides: Sequence[str]) -> DictConfig:
+    """The tree as Hydra composes all of it."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(overrides), return_hydra_config=True)
+
+
+def told(tree: DictConfig) -> str:
+    """Every option, not resolved, and the folders; values with their types."""
+    options = {key: tree._get_node(key) for key in tree if key != "hydra"}
+    folders = [tree.hydra.run._get_node("dir"), tree.hydra.sweep._get_node("dir")]
+    return OmegaConf.to_yaml(OmegaConf.create(options)) + repr(folders)
+
+
+def without_time(folder: str) -> str:
+    return re.sub(r"\d\d-\d\d-\d\d", "", folder)

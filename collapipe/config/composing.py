@@ -1,0 +1,124 @@
+"""``conf/`` and overrides → one tree, by Hydra."""
+
+import copy
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from collapipe.config.names import CONF, GROUPS, check_choice, check_name, known_names
+from collapipe.config.overrides import join, parse
+from collapipe.errors import ConfigError, one_line
+
+_composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """The tree that Hydra composes; Hydra's own part is there for the folders alone.
+
+    The choices of groups are composed by Hydra once; an option that gets another value is then set
+    in a copy as Hydra sets it, five times as fast. Raises ``ConfigError``.
+    """
+    parsed = parse(overrides)
+    for override in parsed:
+        _check_choice(override)
+    choices = [str(override.input_line) for override in parsed if _chooses(override)]
+    values = [override for override in parsed if not _chooses(override)]
+    with _composing:
+        tree, known = _of_groups(tuple(choices))
+        for override in parsed:
+            _check_option(override, known)
+        if not all(map(_sets, values)):
+            return _by_hydra(overrides)
+        tree = copy.deepcopy(tree)
+    try:
+        for override in values:
+            OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{one_line(error)} (overrides: {join(overrides)})") from error
+    return tree
+
+
+def options_of(tree: DictConfig) -> dict[str, Any]:
+    """Every option but Hydra's own, resolved. Raises ``ConfigError`` for one without a value."""
+    kept = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
+    try:
+        resolved = OmegaConf.to_container(kept, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key}: has no value; set {error.full_key}=…") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+    return cast(dict[str, Any], resolved)
+
+
+def run_dir(tree: DictConfig) -> str:
+    """Folder of a run. Raises ``ConfigError``."""
+    return _folder(tree, "hydra.run.dir")
+
+
+def sweep_dir(overrides: Sequence[str]) -> str:
+    """Folder of a sweep's jobs. Raises ``ConfigError``."""
+    tree = composed([override for override in overrides if override.startswith("hydra.")])
+    return _folder(tree, "hydra.sweep.dir")
+
+
+def _folder(tree: DictConfig, option: str) -> str:
+    try:
+        return str(OmegaConf.select(tree, option))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{option}: {one_line(error)}") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _of_groups(choices: tuple[str, ...]) -> tuple[DictConfig, frozenset[str]]:
+    """The tree with these choices of groups alone, and the names of all its options."""
+    tree = _by_hydra(choices)
+    plain = cast(dict[str, Any], OmegaConf.to_container(tree))
+    del plain["hydra"]
+    return tree, known_names(plain)
+
+
+def _by_hydra(overrides: Sequence[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{one_line(error)} (overrides: {join(overrides)})") from error
+
+
+def _chooses(override: Override) -> bool:
+    """Whether it names a file of a group, as Hydra understands it: a mapping is merged instead."""
+    return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
+
+
+def _sets(override: Override) -> bool:
+    """Whether it gives one option one value that says nothing of Hydra's own records."""
+    text = str(override.input_line)
+    of_hydra = "hydra" in text and "${" in text
+    plain = override.type is OverrideType.CHANGE and not override.is_sweep_override()
+    return plain and override.package is None and not of_hydra
+
+
+def _check_choice(override: Override) -> None:
+    group, value = override.key_or_group, override.value()
+    if group in GROUPS and isinstance(value, str | list):
+        for choice in value if isinstance(value, list) else [value]:
+            check_choice(group, str(choice))
+
+
+def _check_option(override: Override, known: AbstractSet[str]) -> None:
+    name, value = override.key_or_group, override.value()
+    if not (override.is_add() or override.is_force_add()):
+        check_name(name, known)
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{name}=nan: must be a number")

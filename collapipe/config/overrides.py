@@ -1,0 +1,60 @@
+"""Overrides as texts, in Hydra's grammar: read, written, put together, multiplied."""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from collapipe.errors import ConfigError, one_line
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """Raises ``ConfigError`` for what is no override."""
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(f"not an override KEY=VALUE: {one_line(error)}") from error
+
+
+def quoted(value: object) -> str:
+    """A value as an override may hold it, whatever characters it has."""
+    # A backslash counts before what it could escape: OmegaConf's references, Hydra's quotes.
+    literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", literal).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def join(overrides: Sequence[str]) -> str:
+    """All of them in one string, which ``split`` takes apart."""
+    return shlex.join(overrides)
+
+
+def split(text: str) -> list[str]:
+    """The overrides in one string, as a shell has them. Raises ``ConfigError``."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"overrides={text!r}: cannot be split into options ({error})") from error
+
+
+def merged(overrides: Sequence[str], later: Sequence[str]) -> list[str]:
+    """``overrides`` without those that ``later`` ones replace, then these."""
+    keys = {override.key_or_group for override in parse(later)}
+    kept = [each for each in parse(overrides) if each.key_or_group not in keys]
+    return [*(str(each.input_line) for each in kept), *later]
+
+
+def expand(overrides: Sequence[str]) -> list[list[str]]:
+    """The jobs of a sweep: every combination of ``a=1,2`` and ``b=range(3)``."""
+    jobs: list[list[str]] = [[]]
+    for override in parse(overrides):
+        if override.is_sweep_override():
+            key = override.get_key_element()
+            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            values = [str(override.input_line)]
+        jobs = [[*job, value] for job in jobs for value in values]
+    return jobs

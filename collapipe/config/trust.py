@@ -1,0 +1,93 @@
+"""What a stranger's configuration may name: its plug-ins are code that would be run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from collapipe.config.composing import composed, options_of
+from collapipe.config.typed import class_of
+from collapipe.errors import ConfigError, one_line
+
+_OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
+_PARTITIONERS = "flwr_datasets.partitioner."
+
+
+def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
+    """The options in a run's ``config.yaml``.
+
+    Its task and model will be built, so they must be dataclasses of CollaPipe itself or of a
+    ``trusted`` package; and it is resolved already, so nothing in it is looked up in the
+    environment. Raises ``ConfigError`` otherwise.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        if any(map(_refers, yaml.scan(text))):
+            raise ConfigError(f"{file}: has references, which a saved configuration has not")
+        tree = OmegaConf.create(text)
+    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
+    if not isinstance(tree, DictConfig):
+        raise ConfigError(f"{file}: not a saved configuration")
+    for option in ("task", "model"):
+        target = OmegaConf.select(tree, f"{option}._target_")
+        _check_trusted(option, str(target), ("collapipe", *trusted))
+    return options_of(tree)
+
+
+def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
+    """Raise ``ConfigError`` where overrides, which may be somebody else's, name a plug-in that is
+    neither CollaPipe's nor a ``trusted`` package's; nothing is imported for them."""
+    for option, target in _targets(options_of(composed(overrides))):
+        if not _is_partitioner(target):
+            _check_trusted(option, target, (*_OWN, *trusted))
+
+
+def _refers(token: yaml.Token) -> bool:
+    """Whether it could look up a secret, or grow without bounds; escapes are read already."""
+    return isinstance(token, yaml.AliasToken) or (
+        isinstance(token, yaml.ScalarToken) and "${" in token.value
+    )
+
+
+def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
+    """Every ``_target_`` below, and the option that it is of."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "_target_":
+                yield option, str(value)
+            yield from _targets(value, f"{option}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _targets(value, option)
+
+
+def _is_partitioner(target: str) -> bool:
+    """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
+    if not target.startswith(_PARTITIONERS):
+        return False
+    return str(getattr(_found(target), "__module__", "")).startswith(_PARTITIONERS)
+
+
+def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
+    package = target.partition(".")[0]
+    found = _found(target) if package in packages else None
+    # A name may lead through a module of ours to one that it imported.
+    if is_dataclass(found) and found.__module__.partition(".")[0] in packages:
+        return
+    raise ConfigError(
+        f"{option}._target_={target}: a saved run may name dataclasses of {', '.join(packages)} "
+        f"only; if you trust it, add --trust {package}"
+    )
+
+
+def _found(target: str) -> type[Any] | None:
+    """The class of this name, if there is one; its module is imported."""
+    with suppress(ConfigError):
+        return class_of("", target)
+    return None
