@@ -18,7 +18,8 @@ from collapipe.cli.reproduce.writing import write
 from collapipe.errors import ConfigError
 
 MODELLED = ("fig04", "fig05", "fig07", "fig08", "fig11", "frameworks")
-TRAINED = ("fig06", "fig09", "fig10")
+FROM_DATA = ("fig06", "fig09", "fig10")
+TRAINED = (*FROM_DATA, "remark2")
 _SEEDS = MappingProxyType(
     {
         **dict.fromkeys(MODELLED, 5),
@@ -40,7 +41,7 @@ def reproduce(
     seeds
         How many; None: as many as docs/reproduction.md has.
     data
-        Folder of the data sets, for figures that train; None: $COLLAPIPE_DATA.
+        Folder of the data sets, for figures that train on some; None: $COLLAPIPE_DATA.
     full
         Train models of the paper's sizes.
 
@@ -58,7 +59,8 @@ def reproduce(
     names, training = _GROUPS.get(figure, (figure,)), None
     console = Console(highlight=False, markup=False, emoji=False)
     if any(name in TRAINED for name in names):
-        training = Training(data_folder(data), (output / "runs").resolve(), full, _said(console))
+        folder = data_folder(data) if any(name in FROM_DATA for name in names) else None
+        training = Training(folder, (output / "runs").resolve(), full, _said(console))
     _prepare(output)
     for name in names:
         begun, drawn = time.monotonic(), range(seeds or _SEEDS[name])

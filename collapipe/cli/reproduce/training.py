@@ -26,10 +26,13 @@ _COMMAND = (sys.executable, "-m", "collapipe.cli.app")
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A file of ``conf/experiment``, its data's folder, and the file with the paper's sizes."""
+    """A file of ``conf/experiment``, its data's folder, and the file with the paper's sizes.
+
+    ``data`` is None where the task makes its own rows.
+    """
 
     name: str
-    data: str
+    data: str | None
     full: str
 
 
@@ -45,9 +48,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Training:
-    """Where data come from, where runs go, and whether they have the paper's sizes."""
+    """Where data come from, where runs go, and whether they have the paper's sizes.
 
-    data: Path
+    ``data`` is None where no experiment reads any.
+    """
+
+    data: Path | None
     folder: Path
     full: bool
     say: Callable[[str], None] = print
@@ -67,8 +73,8 @@ class Training:
         RoundFailedError
             Where a run fails, with its last line. Those that were finished stay.
         """
-        sets = {job.experiment.data for job in jobs}
-        missing = sorted(each for each in sets if not (self.data / each).is_dir())
+        sets = {name for job in jobs if (name := job.experiment.data)}
+        missing = sorted(name for name in sets if not (self.data and (self.data / name).is_dir()))
         if missing:
             raise ConfigError(f"--data {self.data}: has no folder {', '.join(missing)}")
         begun = time.monotonic()
@@ -112,10 +118,16 @@ class Training:
         names = [job.experiment.name, *([job.experiment.full] if self.full else [])]
         return [
             f"experiment=[{','.join(names)}]",
-            f"data.root={config.quoted(self.data / job.experiment.data)}",
+            *self._root(job.experiment.data),
             *job.overrides,
             f"seed={job.seed}",
         ]
+
+    def _root(self, name: str | None) -> list[str]:
+        """The option that names a data set's folder, where there is one."""
+        if self.data is None or name is None:
+            return []
+        return [f"data.root={config.quoted(self.data / name)}"]
 
 
 def data_folder(given: Path | None) -> Path:

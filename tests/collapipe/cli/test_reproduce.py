@@ -115,7 +115,7 @@ def test_files_of_before_are_replaced(reproduce: Run, tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["fig4"], "there is no figure fig4; known: fig04, fig05, fig06, fig07, fig08, fig09"),
-        (["everything"], "fig10, fig11, frameworks, modelled, all"),
+        (["everything"], "fig10, fig11, frameworks, remark2, modelled, all"),
         (["fig04", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["fig04", "--output", "file/folder"], "--output file/folder: cannot be made"),
         (["fig04", "--output", "file"], "--output file: cannot be made (File exists)"),
@@ -167,7 +167,7 @@ def test_a_share_is_at_most_all() -> None:
 def test_help_lists_the_figures(reproduce: Run) -> None:
     text = " ".join(reproduce("--help")[1].split())
     assert "fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled" in text
-    assert "fig06, fig09 or fig10, which train; or all" in text
+    assert "fig06, fig09, fig10 or remark2, which train, the last without data; or all" in text
 
 
 @pytest.mark.usefixtures("small")

@@ -363,6 +363,12 @@ def test_paper_sizes_have_folders_of_their_own(place: Training, begun: list[list
     assert (place.folder / "fig09_full" / "a-1" / "summary.json").exists()
 
 
+def test_what_makes_its_own_rows_needs_no_data(begun: list[list[str]], tmp_path: Path) -> None:
+    job = Job(Experiment("remark2", None, "full_transformer"), "a", 0)
+    Training(None, tmp_path, False, lambda text: None).runs([job])
+    assert begun[0][:3] == ["run", "experiment=[remark2]", "seed=0"]
+
+
 def test_a_missing_data_set_is_named(place: Training, begun: list[list[str]]) -> None:
     other = Job(Experiment("fig10", "chinese_ner", "full_bert"), "a", 0)
     with pytest.raises(ConfigError, match=f"^--data {place.data}: has no folder chinese_ner$"):
