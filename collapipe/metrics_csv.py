@@ -41,7 +41,8 @@ def csv_row(line: Mapping[str, Any]) -> dict[str, Cell]:
     ``evaluate_s`` and ``wall_s`` are measured, ``clock_s`` is what the run's clock is.
     """
     plan, costs, seconds = line["plan"], line["cost"]["clusters"], line["seconds"]
-    metric, queues = line.get("metric") or {}, line["queues"]
+    metric = line.get("metric") or {}
+    queues = line["queues"] if plan["queues"] else []  # the strategy may keep none
     row: dict[str, Cell | None] = {
         "round": line["round"],
         "train_loss": line["train_loss"],

@@ -6,9 +6,10 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from collapipe import __version__
 from collapipe.config import Settings, load_saved
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 from collapipe.models.part import Tensors
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.tasks.tokenizer import Marks, Tokenizer
 
 _GROWING = ("metrics.jsonl", "metrics.csv", "requests.jsonl.gz")
+_LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
 _LOADING = {
     "format": "safetensors",
     "weights": "model.safetensors; unit-N.safetensors of each unit where nothing was averaged",
@@ -39,31 +41,28 @@ class RunFolder:
     that it holds a run is no hindrance where that one is ``resumed``."""
 
     def __init__(self, path: Path, resumed: bool = False) -> None:
-        self.path = path.resolve()
+        self.path, self._resumed = path.resolve(), resumed
+        if resumed:
+            check_plain(self.path)
         try:
             (self.path / "model").mkdir(parents=True, exist_ok=True)
-            # What never trained may go.
-            used = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
             probe = self.path / ".writable"
             probe.touch()
             probe.unlink()
         except OSError as error:
             cause = error.strerror or error
             raise ConfigError(f"hydra.run.dir={path}: cannot be written ({cause})") from error
-        if used and not resumed:
-            raise ConfigError(
-                f"hydra.run.dir={path}: holds a run already; choose another folder, or go on with "
-                f"it: collapipe resume {path}"
-            )
+        self._check_unused()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Only one process writes here; the system frees the lock whatever ends the process.
 
-        Raises ``ConfigError`` where another one does.
+        Raises ``ConfigError`` where another one does, or has begun a run here in the meantime.
         """
-        with (self.path / ".lock").open("ab") as lock:
+        with ExitStack() as stack:
             try:
+                lock = stack.enter_context((self.path / ".lock").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(
@@ -74,7 +73,17 @@ class RunFolder:
                     f"{self.path}: cannot be locked ({error.strerror}); choose a folder on "
                     "another file system"
                 ) from error
+            self._check_unused()
             yield
+
+    def _check_unused(self) -> None:
+        """What never trained may go."""
+        used = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+        if used and not self._resumed:
+            raise ConfigError(
+                f"hydra.run.dir={self.path}: holds a run already; choose another folder, or go on "
+                f"with it: collapipe resume {self.path}"
+            )
 
     def sizes(self) -> dict[str, int]:
         """Bytes of the files that grow, all of them on the disk by now."""
@@ -150,12 +159,32 @@ class RunFolder:
         partial.replace(target)
 
 
+def check_plain(run_dir: Path) -> None:
+    """Raise ``ConfigError`` where a run's folder, which may be somebody else's, holds anything but
+    files and folders: through a link, files elsewhere would be cut off, overwritten or removed, and
+    a pipe would be waited for. ``checkpoints/latest`` alone is a link, which nobody writes through.
+    """
+    links = [run_dir / "checkpoints" / name for name in _LINKS]
+    for folder, folders, files in os.walk(run_dir):
+        for path in (Path(folder) / name for name in (*folders, *files)):
+            try:
+                kind = path.lstat().st_mode
+            except FileNotFoundError:  # a run is writing here, as the lock will tell
+                continue
+            if not (S_ISREG(kind) or S_ISDIR(kind) or (S_ISLNK(kind) and path in links)):
+                raise ConfigError(
+                    f"{path}: is {'a link' if S_ISLNK(kind) else 'no file'}, which a run writes "
+                    "none of; put the file itself there, or remove it"
+                )
+
+
 def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Raise ``ConfigError`` where a file that grows has lost what it held at ``sizes``."""
+    """Raise ``ConfigError`` where a file that grows has lost what it held at ``sizes``, or no file
+    can have held that."""
     for name in sizes.keys() & set(_GROWING):
         path = run_dir / name
         found = path.stat().st_size if path.exists() else 0
-        if found < sizes[name]:
+        if not 0 <= sizes[name] <= found:
             raise ConfigError(f"{path}: has {found} bytes, had {sizes[name]} at the checkpoint")
 
 
@@ -167,8 +196,8 @@ def read_overrides(run_dir: Path) -> list[str]:
         overrides = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
             raise ValueError("not a list of texts")
-    except ValueError as error:
-        raise ConfigError(f"{file}: not the overrides of a run ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: not the overrides of a run ({one_line(error)})") from error
     return overrides
 
 
@@ -187,9 +216,10 @@ def load_model(
     _check_there(run_dir, weights)
     tokenizer = _read_tokenizer(model_dir)
     try:
-        model = build_empty(
-            lambda: SplitModel(settings.model, tokenizer.vocabulary), load_file(weights)
-        )
+        tensors = load_file(weights)
+        if len(tensors) < settings.model.num_blocks:  # before as many are built as are claimed
+            raise RuntimeError(f"{len(tensors)} tensors for {settings.model.num_blocks} blocks")
+        model = build_empty(lambda: SplitModel(settings.model, tokenizer.vocabulary), tensors)
     except (SafetensorError, RuntimeError) as error:
         cause = str(error).splitlines()[0]
         raise ConfigError(f"{weights}: not the weights of this run's model ({cause})") from error
@@ -235,9 +265,16 @@ def _read_tokenizer(model_dir: Path) -> Tokenizer:
     try:
         rest = json.loads(known.read_text(encoding="utf-8"))
         marks, labels = Marks(**rest["marks"]), [str(label) for label in rest["labels"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({error})") from error
-    return Tokenizer(words.read_text(encoding="utf-8"), marks, labels)
+        if not all(isinstance(mark, str) for mark in asdict(marks).values()):
+            raise TypeError("a mark that is no text")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        why = one_line(error)
+        raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({why})") from error
+    try:
+        text = words.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{words}: not a tokeniser ({one_line(error)})") from error
+    return Tokenizer(text, marks, labels)
 
 
 def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:

@@ -98,8 +98,7 @@ class DeviceProfile:
                 f"device {self.name[:_MOST_NAME]!r}: a name has at most {_MOST_NAME} characters, "
                 "all printable"
             )
-        if self.max_blocks is not None and self.max_blocks < 0:
-            raise ConfigError(f"device {self.name}: max_blocks={self.max_blocks} is negative")
+        _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +148,8 @@ class Uplink:
 
     def __post_init__(self) -> None:
         _check_within(self, ("max_power_w", "energy_j", "model_bits", "activation_bits"))
+        if not (self.max_power_w or self.model_bits or self.activation_bits):
+            raise ConfigError("Uplink: neither power nor anything to send; a unit may have none")
         for gain in self.gains:
             if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
                 raise ConfigError(f"Uplink: a gain of {gain} is none")
@@ -185,6 +186,7 @@ class ClusterState:
     uplink: Uplink | None = None
 
     def __post_init__(self) -> None:
+        _check_count(f"unit {self.unit}: num_samples", self.num_samples)
         names = {device.name for device in self.devices}
         if not 1 <= len(self.devices) <= _MOST_DEVICES or len(names) < len(self.devices):
             raise ConfigError(
@@ -217,6 +219,12 @@ def unknown_cluster(unit: int) -> ClusterState:
     """Stands for a cluster of which nothing usable is known: it can hold no block."""
     device = DeviceProfile("unknown", AffineLaw(0.0, 0.0, 0.0, 0.0), max_blocks=0)
     return ClusterState(unit, (device,), 0)
+
+
+def _check_count(what: str, count: int) -> None:
+    """Whole numbers may be too large for arithmetic, and even for a text."""
+    if not 0 <= count <= _MOST:
+        raise ConfigError(f"{what} must be within 0 … {_MOST:g}")
 
 
 def _check_within(of: object, names: Sequence[str], most: float = _MOST) -> None:

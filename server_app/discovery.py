@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from collapipe import wire
-from collapipe.errors import ConfigError, RoundFailedError, one_line
+from collapipe.errors import ConfigError, RoundFailedError, WireError, one_line
 from collapipe.frozen_store import digest
 from collapipe.messages import Failure, Setup, StateReply
 from collapipe.models.part import Tensors
@@ -80,13 +80,25 @@ def discover(
 def hear_again(
     grid: Grid, federation: FederationSettings, found: Discovery, units: Collection[int]
 ) -> dict[int, ClusterState | Failure]:
-    """What units say now, of those that could not be planned with; who is silent is left out."""
+    """What units say now, of those that could not be planned with; who is silent, or tells
+    nonsense or another unit's state, is left out."""
     content = wire.pack_state_request(found.setup)
     nodes = [node for node, unit in found.units.items() if unit in units]
     messages = [Message(content, node, wire.STATE) for node in nodes]
     replies = grid.send_and_receive(messages, timeout=federation.round_timeout_s)
-    answers = [wire.unpack_state(reply.content) for reply in replies if not reply.has_error()]
-    return {answer.unit: answer.state for answer in answers if isinstance(answer, StateReply)}
+    told = {found.units[reply.metadata.src_node_id]: _told(reply) for reply in replies}
+    return {unit: now.state for unit, now in told.items() if now is not None and now.unit == unit}
+
+
+def _told(reply: Message) -> StateReply | None:
+    """None: nothing that could be understood."""
+    if reply.has_error():
+        return None
+    try:
+        answer = wire.unpack_state(reply.content)
+    except WireError:
+        return None
+    return answer if isinstance(answer, StateReply) else None
 
 
 def _states(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from collapipe.state import Estimates
 
+_LEAST_LOSS = 1e-30  # less tells of rounding, and the quotient of a norm by it may be infinite
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -37,7 +39,7 @@ def estimate(before: Estimates, last: Sight | None, now: Sight) -> Estimates:
         change = abs(math.sqrt(now.squared_norm) - math.sqrt(last.squared_norm))
         smoothness = max(smoothness or 0.0, change / last.moved)
     curvature = before.curvature
-    if now.loss > 0:
+    if now.loss > _LEAST_LOSS:
         shown = now.squared_norm / (2 * now.loss)
         curvature = shown if curvature is None else min(curvature, shown)
     return Estimates(max(before.gradient_bound or 0.0, now.squared_norm), smoothness, curvature)

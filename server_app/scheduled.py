@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from collapipe.config import Settings
 from collapipe.report import RoundReport
 from collapipe.seeds import derive
 from optim.planner import RoundRequest
-from server_app.scheduler import Decision, Scheduler
+from server_app.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +35,11 @@ def scheduled(
         decision = scheduler.decide(number)
         plan_s = time.perf_counter() - began
         scheduler.end(decision, _made_up_losses(settings, number), {}, plan_s)
-        yield Scheduled(_report(decision, scheduler), decision.request, plan_s)
+        planned = tuple(cluster.unit for cluster in decision.plan.clusters)
+        report = replace(scheduler.report(decision), units=planned)
+        yield Scheduled(report, decision.request, plan_s)
 
 
 def _made_up_losses(settings: Settings, number: int) -> dict[int, float]:
     rng = np.random.default_rng(derive(settings.seed, "losses", number))
     return dict(enumerate(rng.random(settings.federation.num_units).tolist()))
-
-
-def _report(decision: Decision, scheduler: Scheduler) -> RoundReport:
-    return RoundReport(
-        round=decision.plan.round,
-        plan=decision.plan,
-        cost=decision.cost,
-        clock_s=scheduler.state.clock_s,
-        skipped=decision.skipped,
-        set_aside=decision.set_aside,
-        queues=scheduler.state.queues,
-        units=tuple(cluster.unit for cluster in decision.plan.clusters),
-        failures={},
-        train_loss=None,
-        estimates=scheduler.state.estimates,
-        samples=0,
-        target_tokens=0,
-        bytes_up=0,
-        bytes_down=0,
-        seconds={},
-    )

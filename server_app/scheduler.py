@@ -11,7 +11,7 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.messages import Failure
 from collapipe.plan import RoundPlan
 from collapipe.presets import ChannelPreset
-from collapipe.report import RoundCost
+from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
 from optim.cost import round_cost
@@ -136,6 +136,27 @@ class Scheduler:
         )
         self.hear(reported)
 
+    def report(self, decision: Decision) -> RoundReport:
+        """The round that ended last, as one in which nobody trained."""
+        return RoundReport(
+            round=decision.plan.round,
+            plan=decision.plan,
+            cost=decision.cost,
+            clock_s=self.state.clock_s,
+            skipped=decision.skipped,
+            set_aside=decision.set_aside,
+            queues=self.state.queues,
+            units=(),
+            failures={},
+            train_loss=None,
+            estimates=self.state.estimates,
+            samples=0,
+            target_tokens=0,
+            bytes_up=0,
+            bytes_down=0,
+            seconds={},
+        )
+
     def hear(self, reported: Mapping[int, Reported]) -> None:
         """Units said anew what their clusters are like."""
         sound = {unit: self._sound(told) for unit, told in reported.items()}
@@ -212,11 +233,12 @@ def _updated(old: Sequence[T], new: Mapping[int, T]) -> tuple[T, ...]:
 def _next_queues(
     queues: tuple[float, ...], plan: RoundPlan, finished: Collection[int]
 ) -> tuple[float, ...]:
-    """Y_n(t+1): who was scheduled and failed waits on; strategies without queues change none."""
+    """Y_n(t+1): who was scheduled and failed waits on, where the strategy says how; strategies
+    without queues change none."""
     if not plan.queues:
         return queues
+    waiting = plan.idle_queues or plan.queues
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
     return tuple(
-        plan.idle_queues[unit] if unit in failed else queue
-        for unit, queue in enumerate(plan.queues)
+        waiting[unit] if unit in failed else queue for unit, queue in enumerate(plan.queues)
     )

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -14,7 +14,6 @@ from collapipe.config import Settings
 from collapipe.errors import (
     NonFiniteLossError,
     RoundFailedError,
-    WireError,
     one_line,
 )
 from collapipe.messages import Failure, TrainReply, TrainRequest
@@ -27,10 +26,8 @@ from server_app.aggregation import ServerOptimizer, average
 from server_app.channel_noise import noise_variance, with_noise
 from server_app.decoding.heads import Heads
 from server_app.estimates import Sight
+from server_app.plausible import check_report
 from server_app.scheduler import Decision, Scheduler
-
-_MOST_PHASES = 32
-_MOST = 1e100  # of what is averaged, so that no sum of it is infinite
 
 
 @dataclass(frozen=True)
@@ -203,33 +200,8 @@ class CollaPipeStrategy(Strategy):
         return with_noise(weights, variance, seed)
 
     def _check_report(self, unit: int, report: ClusterReport) -> None:
-        """The report is the unit's own, the head has seen what it says, and a round holds it."""
         seen = self._heads.target_tokens(unit) if self._heads else report.target_tokens
-        steps = self._settings.federation.local_steps
-        sound = report.unit == unit and len(report.losses) == steps and seen == report.target_tokens
-        if not sound:
-            raise WireError(
-                f"unit {unit} reports unit {report.unit}, {len(report.losses)} steps and "
-                f"{report.target_tokens} target tokens; its round had {seen or 'not ended'}"
-            )
-        if not self._possible(report):
-            raise WireError(
-                f"unit {unit} reports losses, samples, target tokens, seconds or bytes that no "
-                "round of it can have"
-            )
-
-    def _possible(self, report: ClusterReport) -> bool:
-        samples = self._settings.federation.local_steps * self._settings.batch_size
-        return (
-            0 < report.samples <= samples
-            and 0 < report.target_tokens <= samples * self._settings.task.max_length
-            and all(abs(loss) < _MOST for loss in report.losses)
-            and len(report.squared_norms) == len(report.losses)
-            and all(0 <= norm < _MOST for norm in report.squared_norms)
-            and len(report.seconds) <= _MOST_PHASES
-            and all(0 <= seconds < _MOST for seconds in report.seconds.values())
-            and all(0 <= sent < 2**62 for sent in (report.link_bytes_up, report.link_bytes_down))
-        )
+        check_report(report, unit, seen, self._settings)
 
     def _learn(self, finished: Mapping[int, TrainReply], now: _Round) -> None:
         """The units' models become one, or stay theirs."""
@@ -250,7 +222,7 @@ class CollaPipeStrategy(Strategy):
             list(models.values()), [self._weight(reply) for reply in finished.values()]
         )
         if self._heads is not None and self._heads.shared:
-            averaged.update(self._trained(self._heads.common_weights()))
+            averaged.update(self._trained(self._heads.common_weights(finished)))
         new = {**start, **self.server_optimizer.step(self._trained(start), averaged)}
         _check_finite(new, f"round {round_}:")
         self.weights = new
@@ -277,24 +249,16 @@ class CollaPipeStrategy(Strategy):
     def _report(
         self, finished: Mapping[int, TrainReply], failures: Mapping[int, Failure], now: _Round
     ) -> RoundReport:
-        decision, state = now.decision, self._scheduler.state
         reports = [reply.report for reply in finished.values()]
         weights = [self._weight(reply) for reply in finished.values()]
         losses = [_mean_loss(reply) for reply in finished.values()]
         phases = sorted({phase for report in reports for phase in report.seconds})
         up, down = self._model_bytes(list(finished), now)
-        return RoundReport(
-            round=decision.plan.round,
-            plan=decision.plan,
-            cost=decision.cost,
-            clock_s=state.clock_s,
-            skipped=decision.skipped,
-            set_aside=decision.set_aside,
-            queues=state.queues,
+        return replace(
+            self._scheduler.report(now.decision),
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=float(np.average(losses, weights=weights)) if losses else None,
-            estimates=state.estimates,
             samples=sum(report.samples for report in reports),
             target_tokens=sum(report.target_tokens for report in reports),
             bytes_up=up + sum(report.link_bytes_up for report in reports),

@@ -32,7 +32,12 @@ from collapipe.tasks.build_tokenizer import build_tokenizer
 from collapipe.tasks.tokenizer import Tokenizer
 from server_app.checkpoints.checkpoint import Checkpoint, Learned
 from server_app.checkpoints.kept import collect_kept, give_back
-from server_app.checkpoints.resumption import check_fits, resumable, take_up
+from server_app.checkpoints.resumption import (
+    check_fits,
+    check_same_clusters,
+    resumable,
+    take_up,
+)
 from server_app.checkpoints.writer import CheckpointWriter, history_of
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
@@ -118,6 +123,8 @@ class _Run:
             check_fits(checkpoint, weights)
             weights = checkpoint.learned.weights
             self._own_models = dict(checkpoint.learned.own_models)
+            for later in (folder.path / "model").glob("unit-*.safetensors"):
+                later.unlink()  # of units that had not trained by then
             for unit, model in self._own_models.items():
                 folder.write_unit_weights(unit, model)
         self._arrays = wire.pack_tensors(weights)
@@ -204,6 +211,8 @@ class _Run:
         parts = self._frozen_parts(frozen)
         found = discover(self._grid, federation, self._tokenizer.pack(), parts)
         self._history.bytes_down += found.frozen_bytes
+        if self._checkpoint is not None:
+            check_same_clusters(self._settings, self._checkpoint, found.reported)
         return found
 
     def _take_up(

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from federated import TINY
+from flwr.app import Context, Message
 from resumed import SMALL, World, differing, outcome, tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
+from client_app.app import app as units
 from collapipe.cli.app import app
+from collapipe.errors import ConfigError
 from server_app.checkpoints.file import CheckpointFolder
 
 
@@ -37,6 +40,33 @@ def test_a_run_goes_on_from_a_checkpoint_as_it_did(tmp_path: Path, overrides: li
     assert differing(tensors(again), tensors(whole)) == []
     assert outcome(again) == outcome(whole)
     assert outcome(whole)["latest"] == Path("000003")
+
+
+def test_a_model_of_a_unit_that_had_not_trained_by_then_is_given_up(tmp_path: Path) -> None:
+    options = ["framework=pipeline", "strategy=random", "channel.num_channels=1", "seed=3"]
+    run_dir = World(tmp_path, *options).run(tmp_path / "run")
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["units"] for line in lines] == [[0], [0], [1]]
+    shorter = World(tmp_path, *options, "federation.rounds=2").run(run_dir, "000001")
+    models = sorted(path.name for path in (shorter / "model").glob("*.safetensors"))
+    assert models == ["unit-0.safetensors"]
+
+
+def test_other_devices_than_at_the_checkpoint_are_named(tmp_path: Path) -> None:
+    """Such as those of an inventory that was changed: options do not tell."""
+
+    def slower(message: Message, context: Context) -> Message:
+        reply = units(message, context)
+        if context.node_config["partition-id"] == 1:
+            told = str(reply.content["state"]["state"])
+            reply.content["state"]["state"] = told.replace('"v":0.0', '"v":0.5')
+        return reply
+
+    world = World(tmp_path, "framework.train=false")
+    run_dir = world.run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"unit 1 tells of other devices, .*cluster\.file"):
+        world.run(run_dir, "000002", client=slower)  # type: ignore[arg-type]
+    assert world.run(run_dir, "000002")
 
 
 def test_times_and_curves_go_on(tmp_path: Path) -> None:

@@ -1,24 +1,29 @@
 """``flwr run`` end to end: Flower's simulation engine gives the weights that one process gives."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from federated import TINY, weights
 
+from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
 from collapipe.errors import DataError
 
-TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1")
+TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.decay=constant")
 
 
-def test_a_simulation_ends_with_the_same_bits_as_one_process(tmp_path: Path) -> None:
-    run_job([*TWO_NODES, f"hydra.run.dir={tmp_path / 'local'}"])
-    run_job([*TWO_NODES, "runtime=simulation", f"hydra.run.dir={tmp_path / 'simulated'}"])
-    local, simulated = weights(tmp_path / "local"), weights(tmp_path / "simulated")
-    assert local.keys() == simulated.keys()
-    assert [name for name in local if not torch.equal(local[name], simulated[name])] == []
-    assert (tmp_path / "simulated" / "summary.json").exists()
+def test_a_simulation_that_is_extended_ends_with_the_bits_of_one_process(tmp_path: Path) -> None:
+    local, simulated = tmp_path / "local", tmp_path / "simulated"
+    run_job([*TWO_NODES, "federation.rounds=3", f"hydra.run.dir={local}"])
+    run_job([*TWO_NODES, "runtime=simulation", f"hydra.run.dir={simulated}"])
+    assert json.loads((simulated / "summary.json").read_text())["rounds_completed"] == 2
+    resume_run(simulated, ["federation.rounds=3"], None, [])
+    expected, found = weights(local), weights(simulated)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert json.loads((simulated / "summary.json").read_text())["rounds_completed"] == 3
 
 
 def test_what_is_wrong_with_the_data_is_said_before_flower_starts(tmp_path: Path) -> None:

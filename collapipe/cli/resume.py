@@ -1,12 +1,19 @@
 """``collapipe resume``: a run goes on from its last checkpoint, as if it had never stopped."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe import config
 from collapipe.cli.run import quieten, start
-from collapipe.run_folder import read_overrides
+from collapipe.config.names import CONF
+from collapipe.config.overrides import merged, quoted
+from collapipe.config.trust import check_overrides
+from collapipe.errors import ConfigError, one_line
+from collapipe.run_folder import check_plain, read_overrides
 from server_app.checkpoints.resumption import check_goes_on, load_checkpoint, pick
+
+_REFERENCE = re.compile(r"\$\\*\{")  # also where the parser is yet to take a backslash out
 
 
 def resume_run(
@@ -18,13 +25,72 @@ def resume_run(
     is changed or started.
     """
     quieten()
-    here = f"hydra.run.dir={config.quoted(run_dir.resolve())}"
-    began_with = config.merged(read_overrides(run_dir), [here])
-    config.check_overrides(began_with, trusted)
+    check_plain(run_dir)
+    here = f"hydra.run.dir={quoted(run_dir.resolve())}"
+    began_with = [*_saved(run_dir, here), here]
+    check_overrides(began_with, trusted)
     began = config.load_overrides(began_with)
     name = pick(began, checkpoint)
     found = load_checkpoint(began, name)
-    settled = config.merged(began_with, [*overrides, here])
-    settings = config.load_overrides(settled)
+    settled = merged(began_with, [*overrides, here])
+    settings = _load(run_dir, settled, overrides)
     check_goes_on(settings, found)
+    _check_tracking(settings.tracking.mlflow, overrides)
     start(settled, settings, name)
+
+
+def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> config.Settings:
+    """The settings of all options. Raises ``ConfigError`` that names the groups among those given
+    now, such as ``task=ner``, where options that the run began with are unknown to them."""
+    try:
+        return config.load_overrides(settled)
+    except ConfigError as error:
+        groups = [each for each in overrides if (CONF / each.partition("=")[0]).is_dir()]
+        if not groups:
+            raise
+        raise ConfigError(
+            f"{run_dir}: a run goes on as it began, and {', '.join(groups)} does not fit its other "
+            f"options ({error}); leave it out, or begin a new run"
+        ) from error
+
+
+def _saved(run_dir: Path, here: str) -> list[str]:
+    """The options in the folder but for its own place.
+
+    The folder may be somebody else's: raises ``ConfigError`` for options of Hydra itself, which
+    lead to code, and for references, which may look up what this machine's environment holds.
+    """
+    saved = read_overrides(run_dir)
+    try:
+        left = merged(_without_replaced(saved), [here])[:-1]
+    except RecursionError as error:
+        raise ConfigError(f"{run_dir / 'overrides.json'}: nested too deeply") from error
+    for each in left:
+        if each.strip().lstrip("+~").startswith("hydra") and not each.startswith("hydra.sweep."):
+            why = "an option of Hydra, not of a run; remove it"
+        elif _REFERENCE.search(each):
+            why = "a reference, which is not followed here; write its value in its place"
+        else:
+            continue
+        raise ConfigError(f"{run_dir / 'overrides.json'}: {one_line(each)}: {why}")
+    return left
+
+
+def _without_replaced(saved: Sequence[str]) -> list[str]:
+    """Without references that a later value takes the place of, as a run's paths do."""
+    later = [saved[number:] for number in range(1, len(saved) + 1)]
+    return [
+        each
+        for each, others in zip(saved, later, strict=True)
+        if not _REFERENCE.search(each) or len(merged([each], others)) > len(others)
+    ]
+
+
+def _check_tracking(uri: str | None, overrides: Sequence[str]) -> None:
+    """Raise ``ConfigError`` where the folder alone asks to send the run's curves somewhere."""
+    named = len(merged(["tracking.mlflow=null"], overrides)) == len(overrides)
+    if uri and not named:
+        raise ConfigError(
+            f"tracking.mlflow={one_line(uri)}: the run's folder asks to send curves there; to do "
+            "so repeat it as an option, or else add tracking.mlflow=null"
+        )

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from collapipe.cli.printing import counted, print_lines, seconds
 from collapipe.cli.report.reading import RoundLine, Run, cause, option, read_run, span_s
-from collapipe.errors import printable
+from collapipe.errors import one_line, printable
 
 _RECENT = 10  # rounds that tell how long the next ones take
 _SILENT_S, _SILENT_ROUNDS = 120.0, 5.0  # then nothing is expected any more
@@ -27,7 +27,7 @@ def describe(run: Run, now_s: float) -> list[Line]:
     last = run.rounds[-1] if run.rounds else None
     return [
         ("run", _state(run, now_s)),
-        ("folder", str(run.folder)),
+        ("folder", printable(str(run.folder))),
         ("round", _progress(run, now_s)),
         *(_results(run)),
         *(_units(last) if last else []),
@@ -61,7 +61,7 @@ def _silent(run: Run, now_s: float) -> bool:
 def _state(run: Run, now_s: float) -> str:
     written = f"last written {_ago(now_s - _written_s(run.folder))}"
     if run.summary:
-        return f"{run.summary.status}{cause(run.summary)}, {written}"
+        return f"{printable(run.summary.status)}{cause(run.summary)}, {written}"
     begun = "running" if run.rounds else "not started a round"
     if _silent(run, now_s):
         return f"no sign of life, {written}; it may have been killed"
@@ -90,7 +90,8 @@ def _results(run: Run) -> list[Line]:
             told += f", evaluation loss {evaluated[-1].evaluation_loss:.4f}"
         lines.append((printable(score.name)[:11], told))
     if run.summary and run.summary.metric:
-        lines.append(("test", f"{run.summary.metric.name} {run.summary.metric.value:.4g}"))
+        metric = run.summary.metric
+        lines.append(("test", f"{one_line(metric.name)} {metric.value:.4g}"))
     if run.rounds:
         lines.append(("clock", f"{seconds(run.clock.ends_s[-1])}, {run.clock.kind}"))
     return lines
@@ -110,11 +111,14 @@ def _units(last: RoundLine) -> list[Line]:
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:
-    latest = (folder / "checkpoints" / "latest").resolve()  # named by its round
-    written_s = _modified_s(latest)
-    if not written_s or not latest.name.isdigit():
+    try:
+        name = (folder / "checkpoints" / "latest").readlink().name  # of its round
+    except OSError:
         return []
-    return [("checkpoint", f"of round {int(latest.name)}, {_ago(now_s - written_s)}")]
+    written_s = _modified_s(folder / "checkpoints" / name)
+    if not written_s or not (name.isascii() and name.isdigit()):
+        return []
+    return [("checkpoint", f"of round {int(name)}, {_ago(now_s - written_s)}")]
 
 
 def _ago(elapsed_s: float) -> str:

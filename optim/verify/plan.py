@@ -16,6 +16,7 @@ from optim.verify.judgement import exceeds, violation
 def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
     """Check who takes part, on which channel and with which blocks: C1 to C3, C5 to C7 and C9'.
 
+    Queues are those of all units (C10), or there are none.
     Caps of memory and energy (C7, C9') do not hold for a plan over limits; only a framework that
     prescribes a partition may ask for one, and devices that are away (``max_blocks=0``) get nothing
     even then.
@@ -26,6 +27,7 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
         With the unit, the constraint that fails, and the numbers.
     """
     states = {state.unit: state for state in request.clusters}
+    _check_queues(plan, len(states))
     _check_once("units", [cluster.unit for cluster in plan.clusters], len(states))
     uplinks = [cluster.uplink.channel for cluster in plan.clusters if cluster.uplink is not None]
     _check_once("channels", uplinks, len(request.channels))
@@ -36,6 +38,13 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
             _check_cluster(cluster, states[cluster.unit], request)
         except PlanViolationError as error:
             raise PlanViolationError(f"unit {cluster.unit}: {error}") from error
+
+
+def _check_queues(plan: RoundPlan, num_units: int) -> None:
+    for name in ("gammas", "queues", "idle_queues"):
+        count = len(getattr(plan, name))
+        if count not in (0, num_units):
+            raise violation("C10", f"{count} {name} of {num_units} units")
 
 
 def _check_once(what: str, used: list[int], most: int) -> None:

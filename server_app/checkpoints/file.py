@@ -34,7 +34,16 @@ from server_app.checkpoints.checkpoint import (
 
 _FORMAT = 1
 _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "latest", ".partial"
-_NAME = re.compile(r"\d{6,}")
+_NAME = re.compile(r"[0-9]{6,}")
+_ODD = (  # what reading a damaged one may come to
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,
+    SafetensorError,
+    CollaPipeError,
+)
 
 
 class CheckpointFolder:
@@ -70,7 +79,7 @@ class CheckpointFolder:
             return _read(path)
         except ConfigError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError, CollaPipeError) as error:
+        except _ODD as error:
             raise ConfigError(f"{path}: damaged, {_cause(error)}") from error
 
     def rewind(self, name: str, keep: int) -> None:
@@ -128,7 +137,8 @@ def _state_text(checkpoint: Checkpoint, tensors: Path) -> str:
 
 
 def _read(path: Path) -> Checkpoint:
-    state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    text = (path / _STATE).read_text(encoding="utf-8")
+    state = json.loads(text, parse_constant=_no_figure)
     if state["format"] != _FORMAT:
         raise ConfigError(
             f"{path}: has format {state['format']}, of CollaPipe {state['version']}; this is "
@@ -141,8 +151,16 @@ def _read(path: Path) -> Checkpoint:
     ):
         if found != written:
             raise ValueError(f"{file} is not what was written, by its SHA-256")
-    learned = nested(load_file(path / _TENSORS))
-    return Checkpoint(state["configuration"], progress_from_json(state["progress"]), learned)
+    progress, configuration = progress_from_json(state["progress"]), state["configuration"]
+    if progress.round != int(path.name):
+        raise ValueError(f"it is of round {progress.round}")
+    if not isinstance(configuration, dict):
+        raise TypeError("it has no configuration")
+    return Checkpoint(configuration, progress, nested(load_file(path / _TENSORS)))
+
+
+def _no_figure(constant: str) -> float:
+    raise ValueError(f"{constant} is no figure of a run")
 
 
 def _cause(error: Exception) -> str:

@@ -2,19 +2,22 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from collapipe.config import Settings
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
+from collapipe.messages import Failure
 from collapipe.models.part import Tensors
 from collapipe.run_folder import RunFolder, check_sizes
+from collapipe.state import ClusterState
 from collapipe.tasks.tokenizer import Tokenizer
 from server_app.checkpoints.checkpoint import Checkpoint, tokenizer_digest
 from server_app.checkpoints.file import CheckpointFolder, name_of
+from server_app.scheduler import Reported, SchedulerState
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ def load_checkpoint(settings: Settings, name: str) -> Checkpoint:
                 f"{run_dir / 'checkpoints' / name}: of a run with other options: {_listed(found)}"
             )
         check_sizes(run_dir, checkpoint.progress.sizes)
+        _check_units(checkpoint.progress.scheduler, settings.federation.num_units)
     except ConfigError as error:
         raise ConfigError(f"{error}; {_offer(run_dir, name)}") from error
     return checkpoint
@@ -133,6 +137,22 @@ def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
                 )
 
 
+def check_same_clusters(
+    settings: Settings, checkpoint: Checkpoint, told: Sequence[Reported]
+) -> None:
+    """Raise ``ConfigError`` where a unit's cluster is another one by now, but for laws that are
+    measured (``pipeline.profile``)."""
+    pairs = zip(checkpoint.progress.scheduler.reported, told, strict=True)
+    for unit, (then, now) in enumerate(pairs):
+        known = isinstance(then, ClusterState) and isinstance(now, ClusterState)
+        if known and then != now and not settings.pipeline.profile:
+            raise ConfigError(
+                f"{settings.run_dir}: unit {unit} tells of other devices, rows or bits than at the "
+                "checkpoint; bring back the files that the run began with (cluster.file and the "
+                "data's), or begin a new run"
+            )
+
+
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Option → value then and now, of those that a run must not change."""
     before, after = _flat(then), _flat(now)
@@ -157,9 +177,28 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _listed(found: Mapping[str, tuple[str, str]]) -> str:
-    shown = [f"{key} was {then}, is {now}" for key, (then, now) in list(found.items())[:_SHOWN]]
+    shown = [
+        one_line(f"{key} was {then}, is {now}") for key, (then, now) in list(found.items())[:_SHOWN]
+    ]
     more = [f"{len(found) - _SHOWN} more differ"] if len(found) > _SHOWN else []
     return ", ".join([*shown, *more])
+
+
+def _check_units(state: SchedulerState, num_units: int) -> None:
+    """Raise ``ConfigError`` where its state is not one of ``num_units``, or would move a terminal's
+    cursor."""
+    told = [each.unit for each in state.reported if isinstance(each, ClusterState)]
+    lists = (state.reported, state.queues, state.losses, state.environment.units)
+    counts = [len(each) for each in lists]
+    numbers = [n for n, each in enumerate(state.reported) if isinstance(each, ClusterState)]
+    if set(counts) != {num_units} or told != numbers:
+        raise ConfigError(
+            f"checkpoint: reports, queues, losses and conditions of {counts} units, "
+            f"federation.num_units={num_units}"
+        )
+    failed = [each for each in state.reported if isinstance(each, Failure)]
+    if not all(each.kind.isprintable() and each.message.isprintable() for each in failed):
+        raise ConfigError("checkpoint: reports of units that are not printable")
 
 
 def _offer(run_dir: Path, name: str) -> str:
@@ -173,8 +212,13 @@ def _complete(run_dir: Path, rounds: int) -> bool:
     file = run_dir / "summary.json"
     if not file.is_file():
         return False
-    summary = json.loads(file.read_text(encoding="utf-8"))
-    return bool(summary["status"] == "completed" and summary["rounds_completed"] >= rounds)
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        return bool(summary["status"] == "completed" and summary["rounds_completed"] >= rounds)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{file}: not a run's summary ({one_line(error)}); remove it, the run writes it anew"
+        ) from error
 
 
 def _form(tensor: Tensor | None) -> str:

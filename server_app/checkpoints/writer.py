@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from safetensors import SafetensorError
+
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError
+from collapipe.errors import CollaPipeError, one_line
 from collapipe.run_folder import RunFolder
 from collapipe.tasks.tokenizer import Tokenizer
 from server_app.checkpoints.checkpoint import Checkpoint, Learned, Progress, tokenizer_digest
@@ -31,19 +33,18 @@ class CheckpointWriter:
     def after(self, round_: int, state: SchedulerState, learned: Callable[[], Learned]) -> None:
         """Write one if it is time, once the round's lines and weights are in the folder.
 
-        ``learned`` asks the units; where one does not answer, the run goes on without.
+        ``learned`` asks the units; where one does not answer, or says more than a file can hold,
+        the run goes on without.
         """
         federation = self._settings.federation
         every, last = federation.checkpoint_every, round_ == federation.rounds
         if not every or (round_ % every and not last):
             return
         try:
-            came = learned()
-        except CollaPipeError as error:
-            _log.warning("round %d: no checkpoint is written: %s", round_, error)
-            return
-        checkpoint = Checkpoint(self._settings.tree, self._progress(round_, state), came)
-        self._checkpoints.write(checkpoint, federation.keep)
+            checkpoint = Checkpoint(self._settings.tree, self._progress(round_, state), learned())
+            self._checkpoints.write(checkpoint, federation.keep)
+        except (CollaPipeError, SafetensorError) as error:
+            _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
 
     def _progress(self, round_: int, state: SchedulerState) -> Progress:
         return Progress(

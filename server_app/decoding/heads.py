@@ -1,7 +1,7 @@
 """The heads of a round: one per scheduled unit, or one that all share, behind the decoder link."""
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from collapipe.config import Settings
@@ -77,21 +77,19 @@ class Heads:
         """The head that the unit's session trained."""
         return self._sessions[unit].part.weights()
 
-    def common_weights(self) -> Tensors:
+    def common_weights(self, finished: Collection[int]) -> Tensors:
         """The shared head; as it was at first if a unit failed, for its steps cannot be undone."""
-        return self.weights(next(iter(self._sessions))) if self._all_complete else self._first
+        failed = self._sessions.keys() - set(finished)
+        return self._first if failed else self.weights(next(iter(self._sessions)))
 
-    def keep_states(self, units: Iterable[int]) -> None:
+    def keep_states(self, units: Collection[int]) -> None:
         """Remember the optimisers of the units that finished."""
-        if self._settings.optimizer.state == "reset" or (self.shared and not self._all_complete):
+        failed = self._sessions.keys() - set(units)
+        if self._settings.optimizer.state == "reset" or (self.shared and failed):
             return
         for unit in units:
             owner = _SHARED if self.shared else unit
             self.states[owner] = self._sessions[unit].part.optimizer_state()
-
-    @property
-    def _all_complete(self) -> bool:
-        return all(session.complete for session in self._sessions.values())
 
     def _build(self, weights: Tensors, owner: int) -> HeadPart:
         spec, optimizer = self._settings.model, self._settings.optimizer

@@ -1,5 +1,6 @@
 """A run's curves on an MLflow server, for those who keep theirs there; needs the extra."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from collapipe.config import Settings
 from collapipe.errors import ConfigError, one_line
 from collapipe.run_folder import RunFolder
 
+_log = logging.getLogger(__name__)
 _EXPERIMENT = "collapipe"
 _ID = "mlflow_run_id"
 LogScalars = Callable[[Mapping[str, float], int], None]
@@ -18,7 +20,8 @@ LogScalars = Callable[[Mapping[str, float], int], None]
 def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogScalars]:
     """What logs a round's scalars; a resumed run goes on with the run that it began.
 
-    Raises ``ConfigError`` where MLflow is not installed or does not answer.
+    Raises ``ConfigError`` where MLflow is not installed or does not answer. A server that answers
+    no more ends no training: what it misses is in the run's folder.
     """
     try:
         from mlflow import MlflowClient
@@ -38,14 +41,25 @@ def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogS
 
     def log(scalars: Mapping[str, float], round_: int) -> None:
         now_ms = int(time.time() * 1000)
-        client.log_batch(run_id, [Metric(n, v, now_ms, round_) for n, v in scalars.items()])
+        with _warned(f"round {round_}"):
+            client.log_batch(run_id, [Metric(n, v, now_ms, round_) for n, v in scalars.items()])
 
     status = "FAILED"
     try:
         yield log
         status = "FINISHED"
     finally:
-        client.set_terminated(run_id, status)
+        with _warned("the run's end"):
+            client.set_terminated(run_id, status)
+
+
+@contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """A warning in place of whatever MLflow's client raises."""
+    try:
+        yield
+    except Exception as error:
+        _log.warning("tracking.mlflow: %s is not logged: %s", what, one_line(error))
 
 
 def _known_run(folder: RunFolder) -> str | None:

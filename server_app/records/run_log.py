@@ -88,8 +88,9 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
         "round/delay_s": line["cost"]["delay_s"],
         "round/clock_s": line["clock_s"],
         "round/units": len(line["units"]),
-        **{f"queue/unit_{unit}": queue for unit, queue in enumerate(line["queues"])},
     }
+    if line["plan"]["queues"]:  # else the strategy keeps none
+        found |= {f"queue/unit_{unit}": queue for unit, queue in enumerate(line["queues"])}
     if "metric" in line:
         found["evaluation/loss"] = line["evaluation_loss"]
         found[f"evaluation/{line['metric']['name']}"] = line["metric"]["value"]

@@ -1,16 +1,18 @@
 """What a run comes to: its totals, its summary on disk, and the table at its end."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError
+from collapipe.errors import CollaPipeError, printable
 from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
 from collapipe.run_folder import RunFolder
@@ -98,6 +100,22 @@ def summarised(
         folder.write_summary(summary)
         if history.num_rounds:
             _print_end(console, folder, history, settings, status, wall_s)
+            if status != "completed":
+                text = how_to_go_on(folder.path, settings.federation.checkpoint_every)
+                console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
+    """What to type after a run that ended early, or why it cannot go on."""
+    try:
+        name = (run_dir / "checkpoints" / "latest").readlink().name  # of its round
+    except OSError:
+        name = ""
+    if not (name.isascii() and name.isdigit()):
+        first = f"; the first follows round {checkpoint_every}" if checkpoint_every else ""
+        asked = f"federation.checkpoint_every={checkpoint_every}{first}"
+        return f"cannot go on: no checkpoint ({asked})"
+    return f"goes on after round {int(name)} with: collapipe resume {shlex.quote(str(run_dir))}"
 
 
 def _constants(settings: Settings, history: History) -> dict[str, Any]:

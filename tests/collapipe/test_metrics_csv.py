@@ -38,7 +38,7 @@ def test_what_a_round_has_not_is_empty() -> None:
     assert skipped["skipped"] == "no unit can afford its upload"
     queued = csv_row({**LINES[0], "queues": (1.0, 5.0, 0.0)})
     assert (queued["longest_queue"], queued["mean_queue"]) == (5.0, 2.0)
-    queueless = csv_row({**LINES[0], "queues": ()})
+    queueless = csv_row({**LINES[0], "plan": {**LINES[0]["plan"], "queues": ()}})
     assert (queueless["longest_queue"], queueless["mean_queue"]) == ("", "")
 
 

@@ -1,5 +1,6 @@
 """A run without averaging leaves a model of each unit, and says so."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,48 @@ def test_the_commands_take_a_unit(
         assert (result.exit_code, result.output.count("\n")) == (0, 1)
     else:  # the weights are found; what they are of is another matter
         assert "not one of transformers" in str(result.exception)
+
+
+def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:
+    """The second one looked before the first one wrote, and came to the lock after its end."""
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    with first.locked():
+        first.append_metrics({"round": 1})
+    with pytest.raises(ConfigError, match="holds a run already"), second.locked():
+        pass
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n'
+
+
+def test_what_cannot_be_locked_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigError, match="cannot be locked"), RunFolder(tmp_path).locked():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.json", b"[" * 100_000),
+        ("model.json", b'{"marks": {"pad": [1], "bos": "", "eos": ""}, "labels": []}'),
+        ("model.json", b"\xff"),
+        ("tokenizer.json", b"\xff"),
+    ],
+)
+def test_an_odd_tokeniser_is_one_line(
+    apart: tuple[Path, list[Tensors]], file: str, content: bytes
+) -> None:
+    (apart[0] / "model" / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=file) as caught:
+        load_model(apart[0], unit=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_more_blocks_are_built_than_are_there(apart: tuple[Path, list[Tensors]]) -> None:
+    """A few letters in somebody's configuration must not fill the memory."""
+    config = apart[0] / "config.yaml"
+    text = config.read_text()
+    changed = re.sub(r"num_blocks: \d+", "num_blocks: 1000000000", text)
+    assert changed != text
+    config.write_text(changed)
+    with pytest.raises(ConfigError, match=r"tensors for 1000000000 blocks"):
+        load_model(apart[0], unit=0)

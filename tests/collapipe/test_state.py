@@ -3,7 +3,7 @@
 import pytest
 
 from collapipe.errors import ConfigError
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
 
 LAW = AffineLaw(1.0, 2.0, 3.0, 4.0)
 
@@ -35,3 +35,19 @@ def test_a_device_has_a_name_that_can_be_printed(name: str) -> None:
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 200
     assert DeviceProfile("ä" * 64, LAW).name == "ä" * 64
+
+
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_a_number_that_no_float_or_text_holds_is_refused(digits: int) -> None:
+    for count in (-(10**digits), 10**digits):
+        with pytest.raises(ConfigError, match=r"device a: max_blocks must be within 0 … 1e\+18"):
+            DeviceProfile("a", LAW, max_blocks=count)
+        with pytest.raises(ConfigError, match=r"unit 3: num_samples must be within 0 … 1e\+18"):
+            ClusterState(3, (DeviceProfile("a", LAW),), count)
+
+
+def test_an_uplink_without_power_and_bits_is_none() -> None:
+    """A planner finds that it can send nothing, a model of costs that it has done so already."""
+    with pytest.raises(ConfigError, match="neither power nor anything to send"):
+        Uplink(0.0, 1.0, 0.0, 0.0, (1.0,))
+    assert Uplink(0.0, 1.0, 1.0, 0.0, (1.0,)).max_power_w == 0

@@ -124,3 +124,11 @@ def test_replicas_keep_limits_on_every_device_that_is_there() -> None:
         verify_plan(RoundPlan(1, (cut,)), framework("vanilla_fl", one, other))
     with pytest.raises(PlanViolationError, match=r"C1: .* sum up to 0"):
         verify_plan(sound, framework("titanic", one, other))
+
+
+@pytest.mark.parametrize("name", ["gammas", "queues", "idle_queues"])
+def test_queues_are_of_all_units_or_there_are_none(name: str) -> None:
+    sound = RoundPlan(1, (SOUND,))
+    verify_plan(replace(sound, **{name: (0.5, 0.5)}), REQUEST)
+    with pytest.raises(PlanViolationError, match=f"C10: 1 {name} of 2 units"):
+        verify_plan(replace(sound, **{name: (0.5,)}), REQUEST)

@@ -33,6 +33,11 @@ def test_the_first_round_shows_no_smoothness() -> None:
     assert shown == Estimates(gradient_bound=4.0, smoothness=None, curvature=1.0)
 
 
+def test_a_loss_that_is_next_to_nothing_shows_no_curvature() -> None:
+    """The quotient would be infinite, which no line of a log can hold."""
+    assert estimate(Estimates(), None, Sight(1e99, 5e-324, 0.1)).curvature is None
+
+
 def test_the_way_counts_from_the_round_that_went_it() -> None:
     """The gradient changed from 2 to 5 while the first round moved the model by 0.5."""
     shown = estimate(Estimates(), Sight(4.0, 1.0, 0.5), Sight(25.0, 1.0, 9.0))

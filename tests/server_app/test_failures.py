@@ -236,19 +236,21 @@ def test_an_unexpected_error_is_in_the_summary(
     assert (summary["status"], summary["error"]) == ("failed", "ZeroDivisionError: a bug")
 
 
-def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path) -> None:
-    """Units step the same head in turn, so a failed unit's steps can only go with the others'."""
+@pytest.mark.parametrize("last", ["step", "weights"])
+def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path, last: str) -> None:
+    """Units step the same head in turn, so a failed unit's steps can only go with the others'; be
+    it that it has seen all of them."""
     once = ("decoder.mode=shared", "federation.rounds=1")
-    real = Pipeline.step
+    real = getattr(Pipeline, last)
 
-    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> float:
-        squared_norm = real(pipeline, rate, clip_norm)
+    def give_up(pipeline: Pipeline, *arguments: object) -> object:
+        done = real(pipeline, *arguments)
         if "unit-1" in threading.current_thread().name:
             explode()
-        return squared_norm
+        return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pipeline, "step", give_up)
+        patch.setattr(Pipeline, last, give_up)
         trained = run(tmp_path / "run", *once)
     settings, _, tokenizer = load_model(tmp_path / "run")
     fresh = initial_model(settings, tokenizer).state_dict()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from federated import run, settings_of
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
 
 from client_app.app import app as client_app
@@ -127,6 +127,16 @@ def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Pa
         Scheduler(settings, poor).decide(1)
 
 
+def test_queues_of_a_strategy_that_says_nothing_of_failures_are_those_of_its_plan(
+    tmp_path: Path,
+) -> None:
+    own = scheduler(tmp_path, "strategy=random")
+    decision = own.decide(1)
+    queues = (1.0, 2.0, 3.0, 4.0)
+    own.end(replace(decision, plan=replace(decision.plan, queues=queues)), {}, {}, 0.0)
+    assert own.state.queues == queues
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -180,3 +190,28 @@ def test_the_run_goes_on_without_a_unit_that_tells_nonsense(
     assert "round 2: unit 1 is set aside: WireError: not a ClusterState" in (
         capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("answer", ["nothing", "another unit's state"])
+def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
+    tmp_path: Path, answer: str
+) -> None:
+    first = lying(1, {'"v":0.0': '"v":NaN'}, 99)
+    asked = [0]
+
+    def client(message: Message, context: Context) -> Message:
+        reply: Message = first(message, context)
+        if context.node_config["partition-id"] == 1:
+            asked[0] += 1
+            if asked[0] > 1 and answer == "nothing":
+                return Message(RecordDict(), reply_to=message)
+            if asked[0] > 1:  # nonsense, in the name of unit 0
+                told = reply.content["state"]
+                told["unit"], told["state"] = 0, str(told["state"]).replace('"unit":1', '"unit":0')
+        return reply
+
+    run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert asked == [4]
+    assert [list(line["set_aside"]) for line in lines] == [["1"]] * 3
+    assert [line["units"] for line in lines] == [[0, 2]] * 3

@@ -6,7 +6,7 @@ from pathlib import Path
 from collapipe.cli.report.comparison import comparison_page
 from collapipe.cli.report.page import GENERATOR, run_page
 from collapipe.cli.report.reading import RoundLine, Run, read_run
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, printable
 
 _HEAD = 2000  # characters of a page, in which it says who wrote it
 
@@ -27,7 +27,7 @@ def write_report(folders: Sequence[Path], output: Path | None, number: int | Non
         file = output or Path("report.html")
         page = comparison_page(runs)
     _write(file, page)
-    print(file)
+    print(printable(str(file)))
 
 
 def _shown(run: Run, number: int | None) -> RoundLine | None:
@@ -43,6 +43,10 @@ def _shown(run: Run, number: int | None) -> RoundLine | None:
 
 def _write(file: Path, page: str) -> None:
     try:
+        if file.is_symlink():  # a folder's own may lead anywhere, to no file as well
+            raise ConfigError(f"{file}: is a link; choose another --output")
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise ConfigError(f"{file}: is no file; choose another --output")
         if file.exists():
             with file.open(encoding="utf-8", errors="replace") as old:
                 if GENERATOR not in old.read(_HEAD):

@@ -116,7 +116,7 @@ def _clock(kind: str) -> Callable[[Run], float | None]:
 
 
 def _delay(run: Run) -> float | None:
-    delays = [line.cost.delay_s for line in run.rounds if line.cost]
+    delays = [line.cost.delay_s for line in run.rounds if line.cost and line.plan.clusters]
     return sum(delays) / len(delays) if delays else None
 
 
@@ -133,7 +133,7 @@ def _least_participation(run: Run) -> float | None:
 
 
 def _queue(run: Run) -> float | None:
-    return max(run.rounds[-1].queues) if run.rounds and run.rounds[-1].queues else None
+    return max(run.rounds[-1].queues) if run.keeps_queues else None
 
 
 def _figures(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:

@@ -1,6 +1,6 @@
 """Virtual queues, drift, and what the convergence bound assumes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from collapipe.cli.report.drawing import note
@@ -13,13 +13,13 @@ _MOST_LINES, _LIMIT_STYLE = 8, 13
 
 def queues(run: Run) -> Markup:
     """Y and Γ of each round."""
+    if not run.keeps_queues:
+        return join(note("The strategy keeps no queues."), _assumptions(run))
     queues_ = [(line.round, line.queues) for line in run.rounds]
     charts = [
         _by_unit(run, "Virtual queues Y after each round", "Y", queues_),
         _mean_drift(run),
     ]
-    if not any(charts):
-        return join(note("The strategy keeps no queues."), _assumptions(run))
     return join(tag("div", *charts, class_="charts"), _assumptions(run))
 
 
@@ -54,15 +54,30 @@ def _figure(value: object) -> str:
 
 def _mean_drift(run: Run) -> Markup | None:
     """Γ's mean from the first round on, which the queues keep below Γ max (C10)."""
-    known = [(line.round, line.plan.gammas) for line in run.rounds if line.plan.gammas]
+    limit = option(run, "strategy.gamma_max")
+    bound = float(limit) if isinstance(limit, int | float) else None
+    known = [*drifts(run, bound)]
     sums = accumulate((row for _, row in known), _added)
     means = [
         (number, [total / count for total in row])
         for count, ((number, _), row) in enumerate(zip(known, sums, strict=True), 1)
     ]
-    limit = option(run, "strategy.gamma_max")
-    bound = float(limit) if isinstance(limit, int | float) else None
     return _by_unit(run, "Drift Γ, mean of the rounds so far", "Γ", means, bound)
+
+
+def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]]]:
+    """Γ of each round, as planned; of units that failed, and of all in a skipped round, by what it
+    did to the queue (eq. 29), of which an empty one tells the most that it can have been."""
+    before: Sequence[float] = (0.0,) * run.num_units
+    for line in run.rounds:
+        gammas = line.plan.gammas
+        if limit is not None and line.queues:
+            told = [after - was + limit for after, was in zip(line.queues, before, strict=True)]
+            pairs = enumerate(gammas or told)
+            gammas = tuple(told[unit] if unit in line.failures else each for unit, each in pairs)
+        before = line.queues or before
+        if gammas:
+            yield line.round, gammas
 
 
 def _added(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:

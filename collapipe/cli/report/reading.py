@@ -126,6 +126,11 @@ class Run:
         return int(self.tree["seed"])
 
     @property
+    def keeps_queues(self) -> bool:
+        """Whether the strategy does; else those of the rounds are 0 for want of any."""
+        return any(line.plan.queues for line in self.rounds)
+
+    @property
     def clock(self) -> Clock:
         """The run's own; where it has none, its rounds as they were measured, one after another."""
         ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
@@ -159,7 +164,10 @@ def read_run(folder: Path) -> Run:
     )
 
 
-_MOST = 1e30  # of figures that are added up and drawn
+_MOST = 1e150  # of figures that are added up, squared and drawn
+_MOST_WHOLE = 10**30
+_MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
+_MOST_BYTES, _MOST_DEPTH = 100_000, 100  # of a configuration; a run's has a few thousand, and 5
 _LINE, _SUMMARY = TypeAdapter(RoundLine), TypeAdapter(Summary)
 
 
@@ -189,10 +197,11 @@ def _text(file: Path) -> str:
 def _tree(file: Path, text: str) -> dict[str, Any]:
     """The configuration, with the three numbers that every run has."""
     try:
-        # An alias may make a few lines grow without bounds; a saved configuration has none.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ConfigError(f"{file}: has references, which a saved configuration has not")
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES:,} characters")
+        _check_tokens(file, text)
         tree = yaml.safe_load(text)
+        _check_figures(tree)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
     for option in ("federation.num_units", "federation.rounds", "seed"):
@@ -200,8 +209,35 @@ def _tree(file: Path, text: str) -> dict[str, Any]:
         for key in option.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if type(value) is not int or value < 0:
-            raise ConfigError(f"{file}: {option}={value!r}; a run's configuration has a number")
+            raise ConfigError(
+                f"{file}: {option}={one_line(repr(value))}; a run's configuration has a number"
+            )
+    num_units = tree["federation"]["num_units"]
+    if num_units > _MOST_UNITS:
+        raise ConfigError(f"{file}: federation.num_units={num_units} are more than can be shown")
     return dict(tree)
+
+
+def _check_tokens(file: Path, text: str) -> None:
+    """An alias may make a few lines grow without bounds, and the time for brackets in brackets
+    does; a saved configuration has neither."""
+    depth = 0
+    for token in yaml.scan(text):
+        if isinstance(token, yaml.AliasToken):
+            raise ConfigError(f"{file}: has references, which a saved configuration has not")
+        depth += isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken)
+        depth -= isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken)
+        if depth > _MOST_DEPTH:
+            raise ValueError("nested too deeply")
+
+
+def _check_figures(node: object) -> None:
+    """Some whole numbers are too large for a text."""
+    if isinstance(node, int) and abs(node) > _MOST_WHOLE:
+        raise ValueError("a number is no figure of a run")
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for part in parts:
+        _check_figures(part)
 
 
 def _rounds(file: Path, num_units: int) -> Iterator[RoundLine]:
@@ -224,9 +260,26 @@ def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]
     for unit in (*planned, *line.units, *line.failures, *line.set_aside, *line.costs):
         if not 0 <= unit < num_units:
             yield f"unit {unit}; federation.num_units={num_units}"
+    if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):
+        yield f"more than {_MOST_MICRO_BATCHES:,} micro-batches"
+    if any(amount < 0 for amount in _amounts(line)):
+        yield "a time, an energy, a power or a number of samples or bytes is negative"
     for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
         if len(values) not in (0, num_units):
             yield f"{name}: {len(values)}; federation.num_units={num_units}"
+
+
+def _amounts(line: RoundLine) -> Iterator[float]:
+    """All that is drawn as a length."""
+    yield from (line.samples, line.bytes_up, line.bytes_down, line.wall_s, line.clock_s or 0.0)
+    yield from line.seconds.values()
+    for each in line.plan.clusters:
+        yield each.latency_s or 0.0
+        if each.uplink:
+            yield from (each.uplink.power_w, each.uplink.upload_s)
+    for cost in line.costs.values():
+        yield from (cost.pipeline_s, cost.upload_s or 0.0, cost.upload_energy_j)
+        yield from cost.device_energy_j.values()
 
 
 def _checked(kind: TypeAdapter[Any], file: Path, number: int, text: str) -> Any:
@@ -237,7 +290,7 @@ def _checked(kind: TypeAdapter[Any], file: Path, number: int, text: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ConfigError(f"{where}: {place}: {one_line(first['msg'])}") from error
+        raise ConfigError(f"{where}: {one_line(place)}: {one_line(first['msg'])}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
     except ConfigError as error:  # a plan that contradicts itself
@@ -252,8 +305,10 @@ def _real(text: str) -> float:
 
 
 def _whole(text: str) -> int:
-    _real(text)
-    return int(text)
+    value = int(text)
+    if abs(value) > _MOST_WHOLE:
+        raise ValueError(f"{text[:20]} is no figure of a run")
+    return value
 
 
 def cause(summary: Summary) -> str:

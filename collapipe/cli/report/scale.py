@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 5.0, 10.0)
 _SHORT = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
+_LONG = 1e13  # from here on even billions are
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Scale:
         factor, suffix = next((pair for pair in _SHORT if largest >= pair[0]), (1.0, ""))
         step = (self.ticks[1] - self.ticks[0]) / factor if len(self.ticks) > 1 else 1.0
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
-        if digits > 4:
+        if digits > 4 or largest >= _LONG:
             return [f"{tick:.3g}" for tick in self.ticks]
         return [f"{tick / factor:,.{digits}f}{suffix if tick else ''}" for tick in self.ticks]
 

@@ -2,6 +2,8 @@
 
 import gzip
 import zlib
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +32,7 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
 
 _REQUESTS = "requests.jsonl.gz"  # of a run's folder
+_LONGEST = 2**26  # of lines, in bytes; a thousand units of a dozen devices take a tenth
 _ROW, _BAR, _HOP = 22.0, 12.0, 3.0
 _ODD, _EVEN, _SENT = f"fill {colour(0)}", f"fill {colour(0)} even", "hop"
 _NAMES = {_ODD: "odd micro-batch", _EVEN: "even micro-batch", _SENT: "hop to the next device"}
@@ -41,7 +44,8 @@ def step_chart(run: Run, line: RoundLine) -> Markup | None:
 
     Raises ``ConfigError`` where the file of it is damaged.
     """
-    request = _request(run.folder / _REQUESTS, line.round)
+    place = [each.round for each in run.rounds].index(line.round)
+    request = _request(run.folder / _REQUESTS, line.round, place + 1)
     if request is None or not line.plan.clusters:
         return None
     law = option(run, "strategy.latency")
@@ -51,14 +55,19 @@ def step_chart(run: Run, line: RoundLine) -> Markup | None:
     return figure(title, _drawn(title, rows), legend(_samples()), wide=True)
 
 
-def _request(file: Path, number: int) -> RoundRequest | None:
-    """What the round was planned from."""
+def _request(file: Path, number: int, most: int) -> RoundRequest | None:
+    """What the round was planned from; it is in the first ``most`` lines.
+
+    A small file may unpack to a line that no memory holds, or to lines without end.
+    """
     if not file.is_file():
         return None
     beginning = b'{"round":%d,' % number
     try:
         with gzip.open(file) as lines:
-            for text in lines:
+            for text in islice(iter(partial(lines.readline, _LONGEST), b""), most):
+                if len(text) == _LONGEST:
+                    raise OSError("a line without end")
                 if text.startswith(beginning):
                     return TypeAdapter(RoundRequest).validate_json(text)
     except EOFError:  # the end is being written

@@ -1,7 +1,7 @@
 """Where the time went: phases, a round's Gantt chart, and the model of time beside the clock."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from collapipe.cli.printing import seconds, three_digits
 from collapipe.cli.report.bars import Bar, Part, bars
@@ -11,7 +11,7 @@ from collapipe.cli.report.markup import Markup, join, table, tag
 from collapipe.cli.report.reading import RoundLine, Run
 from collapipe.plan import ClusterPlan
 
-_SERVER = ("plan", "train", "aggregate", "evaluate")
+_SERVER = ("plan", "send", "train", "aggregate", "evaluate")
 _UNIT = "unit/"
 _PIPELINE, _UPLOAD = ("pipeline, all local steps", 0), ("upload", 1)
 
@@ -21,7 +21,7 @@ def phases(run: Run) -> Markup:
     if not run.rounds:
         return note("No round was finished.")
     names = sorted({name for line in run.rounds for name in line.seconds if name.startswith(_UNIT)})
-    server = [(name, _total(run, name)) for name in _SERVER]
+    server = [(name, _on_server(run, name)) for name in _SERVER]
     units = [(name.removeprefix(_UNIT), _total(run, name)) for name in names]
     whole = sum(total for _, total in server) or 1.0
     charts = tag(
@@ -33,12 +33,21 @@ def phases(run: Run) -> Markup:
         class_="charts",
     )
     planning = _total(run, "plan") / (_total(run, "round") or 1.0)
-    told = f"Planning takes {planning:.2%} of a round. Train: from the plan's sending to the last "
-    return join(charts, note(f"{told}reply."))
+    told = (
+        f"Planning takes {planning:.2%} of a round. Send: what else comes before the messages are "
+        "on their way. Train: from then to the last reply."
+    )
+    return join(charts, note(told))
 
 
 def _total(run: Run, name: str) -> float:
     return sum(line.seconds.get(name, 0.0) for line in run.rounds)
+
+
+def _on_server(run: Run, name: str) -> float:
+    """Of a phase alone: rounds tell planning as a part of sending."""
+    total = _total(run, name)
+    return max(0.0, total - _total(run, "plan")) if name == "send" else total
 
 
 def _bars(
@@ -107,28 +116,26 @@ def _seconds(value: float | None) -> str:
 
 def predicted(run: Run) -> Markup:
     """The modelled delay of each round beside its measured time."""
-    known = [
-        (line.round, line.cost.delay_s, line.seconds.get("round", 0.0))
-        for line in run.rounds
-        if line.cost and line.plan.clusters
-    ]
-    if not known:
+    planned = [line for line in run.rounds if line.plan.clusters]
+    delays = [(line.round, line.cost.delay_s) for line in planned if line.cost]
+    if not delays:
         return note("The run's rounds have no modelled delay.")
-    delays = [(float(number), delay) for number, delay, _ in known]
-    measured = [(float(number), took) for number, _, took in known]
-    both, told = _beside([(delay, took) for _, delay, took in known if delay > 0])
-    charts = tag(
-        "div",
-        _by_round("Modelled delay of each round", "seconds, modelled", Series("", 0, delays)),
-        _by_round("Measured time of each round", "seconds, measured", Series("", 1, measured)),
-        both,
-        class_="charts",
-    )
-    return join(charts, told)
+    modelled = _by_round("Modelled delay of each round", "seconds, modelled", 0, delays)
+    took = {
+        line.round: line.seconds.get("round", 0.0) for line in planned if "train" in line.seconds
+    }
+    if not took:
+        why = "Nothing was trained: there is no measured time beside the modelled delay."
+        return join(tag("div", modelled, class_="charts"), note(why))
+    measured = _by_round("Measured time of each round", "seconds, measured", 1, [*took.items()])
+    pairs = [(delay, took[number]) for number, delay in delays if number in took and delay > 0]
+    both, told = _beside(pairs)
+    return join(tag("div", modelled, measured, both, class_="charts"), told)
 
 
-def _by_round(title: str, up: str, series: Series) -> Markup:
-    return lines(title, "round", up, [series], zero=True)
+def _by_round(title: str, up: str, style: int, values: Sequence[tuple[int, float]]) -> Markup:
+    points = [(float(number), value) for number, value in values]
+    return lines(title, "round", up, [Series("", style, points)], zero=True)
 
 
 def _beside(pairs: list[tuple[float, float]]) -> tuple[Markup | None, Markup | None]:

@@ -1,22 +1,26 @@
 """``collapipe resume``: what it refuses, why, and what it offers instead."""
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from resumed import World
+from safetensors import SafetensorError
 
 from client_app.app import app as units
 from collapipe import wire
 from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError
 from collapipe.run_folder import RunFolder
-from server_app.checkpoints import resumption
+from server_app.checkpoints import file, resumption
 from server_app.checkpoints.file import CheckpointFolder
 
 
@@ -63,6 +67,7 @@ def _content(folder: Path) -> dict[Path, bytes]:
         ("compression=int8", 'compression.upload was "float32", is "int8";'),
         ("strategy=random", "more differ; leave these as they were, or begin a new run"),
         ("+task.extra=1", "unknown option task.extra"),
+        ("task=ner", "and task=ner does not fit its other options (unknown option task.train_rows"),
     ],
 )
 def test_a_run_that_would_learn_something_else_is_refused(
@@ -147,7 +152,7 @@ def test_code_of_others_is_not_imported(run_dir: Path, monkeypatch: pytest.Monke
         says = refusal(run_dir)
         assert f"{option.lstrip('+')}._target_=planted.Plan: a saved run may name" in says
         assert says.endswith("if you trust it, add --trust planted")
-    for target in ("flwr_datasets.partitioner.partitioner.Dataset", "collapipe.config.Path"):
+    for target in ("flwr_datasets.partitioner.partitioner.Dataset", "collapipe.config.names.Path"):
         planted = [*saved, f"data.partitioner._target_={target}"]
         (run_dir / "overrides.json").write_text(json.dumps(planted))
         assert f"data.partitioner._target_={target}: a saved run may name" in refusal(run_dir)
@@ -205,6 +210,21 @@ def test_a_unit_that_does_not_tell_costs_a_checkpoint_and_no_more(
     assert line.endswith(why)
 
 
+def test_more_than_a_file_can_hold_costs_a_checkpoint_and_no_more(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of a unit's tensors may be longer than the format's header."""
+
+    def write(tensors: object, path: Path) -> None:
+        raise SafetensorError("header too large")
+
+    monkeypatch.setattr(file, "save_file", write)
+    run_dir = world.run(tmp_path / "run")
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "completed"
+    assert CheckpointFolder(run_dir).names() == []
+    assert "round 2: no checkpoint is written: header too large" in caplog.messages
+
+
 def test_linear_rates_with_another_number_of_rounds_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,3 +236,165 @@ def test_linear_rates_with_another_number_of_rounds_are_warned_of(
     assert [each for each in saved if each.startswith("federation.rounds")] == [
         "federation.rounds=4"
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.csv",
+        "config.yaml.partial",
+        "model/model.partial",
+        ".writable",
+        "tensorboard",
+        "checkpoints",
+        "checkpoints/000003",
+    ],
+)
+def test_nothing_is_written_through_a_link(run_dir: Path, tmp_path: Path, name: str) -> None:
+    """A folder that somebody sent must not lead to files elsewhere."""
+    elsewhere, place = tmp_path / "elsewhere", run_dir / name
+    if place.is_dir():
+        shutil.move(place, elsewhere)
+        (elsewhere / "202401").mkdir()
+    else:
+        place.unlink(missing_ok=True)
+        elsewhere.write_text("precious")
+    place.symlink_to(elsewhere)
+    before = sorted(elsewhere.rglob("*")), elsewhere.is_file() and elsewhere.read_text()
+    assert refusal(run_dir, "federation.rounds=4").startswith(f"{place}: is a link, which")
+    with pytest.raises(ConfigError, match=f"{place}: is a link"):  # whoever starts the training
+        RunFolder(run_dir, resumed=True)
+    assert before == (
+        sorted(elsewhere.rglob("*")),
+        elsewhere.is_file() and elsewhere.read_text(),
+    )
+
+
+def test_a_link_that_a_killed_run_left_is_none_of_these(run_dir: Path) -> None:
+    (run_dir / "checkpoints" / ".latest.partial").symlink_to("000003")
+    resume_run(run_dir, ["federation.rounds=4"], None, [])
+    assert CheckpointFolder(run_dir).names()[-1] == "000004"
+
+
+def test_a_pipe_is_not_waited_for(run_dir: Path) -> None:
+    state = run_dir / "checkpoints" / "000003" / "state.json"
+    state.unlink()
+    os.mkfifo(state)
+    assert f"{state}: is no file, which" in refusal(run_dir, "federation.rounds=4")
+
+
+def _with(run_dir: Path, *options: str) -> None:
+    saved = json.loads((run_dir / "overrides.json").read_text())
+    (run_dir / "overrides.json").write_text(json.dumps([*saved, *options]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["hydra.searchpath=[pkg://planted]", "++seed=0"],
+        ["+hydra.callbacks.x._target_=planted.X"],
+        ["hydra/launcher=basic"],
+    ],
+)
+def test_options_of_hydra_lead_to_no_code(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    (run_dir / "planted").mkdir()
+    (run_dir / "planted" / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(run_dir)
+    _with(run_dir, *options)
+    says = refusal(run_dir, "federation.rounds=4")
+    assert says.endswith("an option of Hydra, not of a run; remove it")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "tracking.mlflow=http://example.org/${oc.env:SECRET}",
+        r"tracking.mlflow=http://example.org/$\{oc.env:SECRET\}",
+        "data.name='${oc.env:SECRET}'",
+        r"data.name='\\${oc.env:SECRET}'",
+    ],
+)
+def test_what_the_environment_holds_is_not_looked_up(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
+    _with(run_dir, option)
+    says = refusal(run_dir, "federation.rounds=4")
+    assert "a reference, which is not followed here" in says
+    assert "s3cret" not in says
+
+
+def test_a_reference_that_a_value_has_replaced_is_none(run_dir: Path) -> None:
+    """A run's paths are added as they are, behind what the user wrote."""
+    saved = json.loads((run_dir / "overrides.json").read_text())
+    options = ["federation.rounds=${oc.env:ROUNDS}", *saved, "federation.rounds=3"]
+    (run_dir / "overrides.json").write_text(json.dumps(options))
+    assert refusal(run_dir).endswith("federation.rounds=6")
+
+
+@pytest.mark.parametrize(
+    "option", ["tracking.mlflow='http://127.0.0.1:1'", "tracking={mlflow:'http://127.0.0.1:1'}"]
+)
+def test_curves_are_sent_nowhere_without_a_word(run_dir: Path, option: str) -> None:
+    _with(run_dir, option)
+    says = refusal(run_dir, "federation.rounds=4")
+    assert says.startswith("tracking.mlflow=http://127.0.0.1:1: the run's folder asks to send")
+    resume_run(run_dir, ["federation.rounds=4", "tracking.mlflow=null"], None, [])
+    assert not (run_dir / "mlflow_run_id").exists()
+
+
+def _changed_state(run_dir: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """With a sound digest: whoever makes up a checkpoint makes up that as well."""
+    file = run_dir / "checkpoints" / "000003" / "state.json"
+    state = json.loads(file.read_text())
+    change(state)
+    del state["sha256"]
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps({"sha256": digest, **state}))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        ("progress.sizes.metrics*csv", -1, "had -1 at the checkpoint"),
+        ("progress.round", 2, "damaged, it is of round 2"),
+        ("progress.round", -3, "damaged, it is of round -3"),
+        ("configuration", 5, "it has no configuration"),
+        ("configuration.seed", "\x1b[31m" * 10_000, "of a run with other options: seed was"),
+        ("progress.scheduler.queues", [0.0], "conditions of [2, 1, 2, 2] units"),
+        ("progress.scheduler.reported", [], "conditions of [0, 2, 2, 2] units"),
+        ("progress.scheduler.environment.units", [], "conditions of [2, 2, 2, 0] units"),
+        ("progress.scheduler.clock_s", float("nan"), "NaN is no figure of a run"),
+        ("progress.wall_s", float("inf"), "Infinity is no figure of a run"),
+        (
+            "progress.scheduler.reported",
+            [{"kind": "\x1b[31m", "message": ""}, {"kind": "", "message": ""}],
+            "not printable",
+        ),
+    ],
+)
+def test_a_made_up_checkpoint_is_refused(
+    run_dir: Path, place: str, value: object, says: str
+) -> None:
+    def change(state: dict[str, Any]) -> None:
+        *way, last = (key.replace("*", ".") for key in place.split("."))
+        for key in way:
+            state = state[key]
+        state[last] = value
+
+    _changed_state(run_dir, change)
+    told = refusal(run_dir, "federation.rounds=4")
+    assert says in told
+    assert len(told) < 1000
+    assert told.endswith("add --checkpoint 000002")
+
+
+@pytest.mark.parametrize(
+    "file", ["overrides.json", "checkpoints/000003/state.json", "summary.json"]
+)
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", '["+model.x=' + "[" * 3000 + '"]'])
+def test_odd_json_is_one_line(run_dir: Path, file: str, content: str) -> None:
+    (run_dir / file).write_text(content)
+    assert str(run_dir) in refusal(run_dir) or file == "overrides.json"

@@ -126,3 +126,20 @@ def test_a_folder_of_no_run_is_one_line(tmp_path: Path, command: Command) -> Non
     status, out, err = command("status", tmp_path / "nowhere")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.endswith("nowhere/config.yaml is missing\n")
+
+
+def test_what_a_folder_says_moves_no_cursor(tmp_path: Path, command: Command) -> None:
+    odd = "\x1b[31m\u202e"
+    run = make_run(tmp_path / f"run{odd}")
+    metric = {"name": odd, "value": 1.0, "signature": odd, "beside": {}}
+    write_summary(run, status=odd, error=odd, metric=metric)
+    status, out, err = command("status", run)
+    assert (status, err) == (0, "")
+    assert not {*odd} & {*out} - {*"[31m"}
+
+
+@pytest.mark.parametrize("name", ["²", "latest", "/etc"])
+def test_an_odd_link_is_no_checkpoint(run: Path, name: str) -> None:
+    (run / "checkpoints" / "²").mkdir(parents=True)
+    (run / "checkpoints" / "latest").symlink_to(name)
+    assert "checkpoint" not in told(run)

@@ -36,6 +36,28 @@ def test_mlflow_gets_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (run.info.status, run.data.params["task"]) == ("FINISHED", "dates")
 
 
+def test_an_mlflow_that_answers_no_more_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow import MlflowClient
+
+    def refused(*_: object, **__: object) -> None:
+        raise ConnectionError("connection refused")
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    answers = iter([MlflowClient.log_batch])  # one: what the run is of
+
+    def log_batch(*arguments: object, **named: object) -> None:
+        next(answers, refused)(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    monkeypatch.setattr(MlflowClient, "set_terminated", refused)
+    play(tmp_path / "run", f"tracking.mlflow='{(tmp_path / 'store').as_uri()}'")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    for what in ("round 1", "round 2", "the run's end"):
+        assert f"tracking.mlflow: {what} is not logged: connection refused" in caplog.text
+
+
 def test_without_mlflow_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

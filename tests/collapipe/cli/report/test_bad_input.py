@@ -1,5 +1,7 @@
 """What cannot be reported is one line."""
 
+import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,10 +36,17 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         (LINES, _replaced('"gammas": [', '"gammas": [1.0, '), ":1: plan.gammas: 9; federation."),
         (LINES, _replaced('"first": 0', '"first": 3'), "segment on device-0 starts at block 3"),
         (LINES, lambda text: "[" * 100_000 + "\n" + text, ":1: not JSON"),
+        (LINES, _replaced('"num_micro_batches": 4', '"num_micro_batches": 99999'), "micro-batches"),
+        (LINES, _replaced('"pipeline_s": ', '"pipeline_s": -1e29, "x": '), " is negative"),
+        (LINES, _replaced('"failures": {}', '"failures": {"' + "x" * 9999 + '": "x"}'), "x …: "),
         ("summary.json", lambda _: "{}", ": status: Field required"),
         ("summary.json", lambda _: "", ": not JSON as a run writes it"),
         ("shards.json", lambda _: "[]", ": the whole: "),
         ("config.yaml", lambda _: "a: [", ": not a saved configuration"),
+        ("config.yaml", lambda text: text + "a: " + "[" * 99_000, ": not a saved configuration"),
+        ("config.yaml", lambda text: text + "a: " + "[" * 10**6, "(more than 100,000 characters)"),
+        ("config.yaml", _replaced("rounds: ", "rounds: 0x" + "f" * 5000), "no figure of a run"),
+        ("config.yaml", _replaced("units: 8", "units: 1000000000"), "more than can be shown"),
         ("config.yaml", lambda _: "a: &b [1]\nc: *b", ": has references"),
         ("config.yaml", _replaced("units: 8", "units: many"), ": federation.num_units='many'"),
         ("config.yaml", lambda _: "seed: 1", ": federation.num_units=None"),
@@ -68,3 +77,27 @@ def test_bad_arguments_are_one_line(
     status, out, err = command("report", *arguments)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert says in err
+
+
+@pytest.mark.parametrize(("unit", "status"), [(b"a", 2), (b"\n", 0)])
+def test_a_small_file_does_not_unpack_without_end(
+    unit: bytes, status: int, run: Path, command: Command
+) -> None:
+    """128 GiB of one line, or of empty ones."""
+    part = gzip.compress(unit * 2**27)
+    (run / "requests.jsonl.gz").write_bytes(part * 1024)
+    found, _, err = command("report", run)
+    assert found == status
+    assert err.endswith("(a line without end)\n") or not status
+
+
+def test_a_report_is_not_written_through_a_link(
+    run: Path, tmp_path: Path, command: Command
+) -> None:
+    (run / "report.html").symlink_to(tmp_path / "new")
+    status, _, err = command("report", run)
+    assert (status, err.endswith("report.html: is a link; choose another --output\n")) == (2, True)
+    assert not (tmp_path / "new").exists()
+    (run / "report.html").unlink()
+    os.mkfifo(run / "report.html")
+    assert command("report", run)[2].endswith("is no file; choose another --output\n")

@@ -51,6 +51,33 @@ def test_a_name_tells_what_differs_within_a_kind(
     }
 
 
+def test_a_round_that_was_skipped_has_no_delay(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    """Else who skips many rounds would seem fast."""
+    page = report(*runs)
+    shown = float(page.rows("delay of a round, s modelled")[0][1].split()[0])
+    means = [
+        sum(line["cost"]["delay_s"] for line in made_lines(20, seed=seed)) / 19 for seed in range(3)
+    ]
+    assert shown == pytest.approx(sum(means) / 3, rel=1e-3)
+
+
+def test_who_keeps_no_queues_has_no_longest_one(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    for folder, seed in zip(runs[3:], range(3), strict=True):
+        lines = list(made_lines(20, seed=seed))
+        for line in lines:
+            line["queues"] = [0.0] * 8  # as the scheduler has them for any strategy
+            line["plan"] |= {"gammas": [], "queues": [], "idle_queues": []}
+        write_lines(folder, lines)
+    ours, theirs = report(*runs).rows("longest queue at the end")[0][1:]
+    assert float(ours.split()[0]) > 0
+    assert theirs == "–"
+    assert "The strategy keeps no queues." in report(runs[3]).texts
+
+
 def test_runs_of_unequal_length_are_named_so(runs: list[Path], report: Callable[..., Page]) -> None:
     write_lines(runs[0], list(made_lines(20))[:5])
     opening = "Runs have between 5 and 20 rounds: totals are not of equal work."

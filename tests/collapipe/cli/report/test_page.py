@@ -11,6 +11,8 @@ from made_run import FAILED, SET_ASIDE, SKIPPED, made_lines, make_run, write_lin
 from report_page import Page
 
 from collapipe.cli.printing import seconds
+from collapipe.cli.report.queues import drifts
+from collapipe.cli.report.reading import read_run
 
 Command = Callable[..., tuple[int, str, str]]
 EVIL = "<script>alert('x')</script><img src=http://evil.example/p.png onerror=alert(1)>\"'&"
@@ -202,6 +204,50 @@ def test_a_run_without_training_has_a_page(run: Path, report: Callable[..., Page
         line.pop("evaluation_loss", None)
     write_lines(run, lines)
     assert "Nothing was trained and nothing was evaluated." in report(run).texts
+
+
+def test_a_run_that_scheduled_alone_has_no_measured_rounds(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    """How long its planning took says nothing of the modelled delay."""
+    assert "Measured against modelled" in report(run).texts
+    write_lines(run, [{**line, "seconds": {"plan": 1.0, "round": 1.0}} for line in made_lines(20)])
+    page = report(run)
+    assert "Modelled delay of each round" in page.texts
+    assert "Nothing was trained: there is no measured time beside the modelled delay." in page.texts
+    assert not {"Measured time of each round", "Measured against modelled"} & set(page.texts)
+
+
+def test_phases_of_the_server_add_up(run: Path, report: Callable[..., Page]) -> None:
+    """Planning is a part of sending."""
+    seconds_ = {"plan": 1.0, "send": 3.0, "train": 5.0, "aggregate": 1.0, "round": 9.0}
+    write_lines(run, [{**line, "seconds": seconds_} for line in made_lines(20)])
+    texts = report(run).texts
+    for share in ("11.1%", "22.2%", "55.6%"):
+        assert any(text.endswith(f", {share}") for text in texts)
+
+
+def test_the_mean_drift_counts_rounds_that_were_skipped_and_units_that_failed(
+    run: Path,
+) -> None:
+    """Their Γ is that of idle units, though the plan has none or another."""
+    shown = dict(drifts(read_run(run), 0.84))
+    assert list(shown) == list(range(1, 21))
+    assert shown[SKIPPED] == pytest.approx([1.24] * 8)
+    lines = list(made_lines(20))
+    lines[1]["failures"] = {lines[1]["units"][0]: "gone"}
+    lines[1]["queues"] = [queue + 0.4 for queue in lines[0]["queues"]]
+    write_lines(run, lines)
+    failed = dict(drifts(read_run(run), 0.84))[2]
+    assert failed[lines[1]["units"][0]] == pytest.approx(1.24)
+    assert failed[lines[1]["units"][1]] == 0.24
+
+
+def test_figures_of_a_run_that_diverged_are_no_hindrance(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    write_lines(run, [{**line, "train_loss": 3e38} for line in made_lines(20)])
+    assert "3e+38" in report(run).text
 
 
 def test_a_run_of_an_older_version_has_a_page(run: Path, report: Callable[..., Page]) -> None:
