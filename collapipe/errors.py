@@ -56,6 +56,10 @@ class RoundFailedError(CollaPipeError):
     """Every unit of a round failed; the message names the cause of each."""
 
 
+class StorageError(CollaPipeError):
+    """A run's folder cannot be written; what was written before stays."""
+
+
 _MOST = 400  # characters of what others say
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from collapipe import __version__
 from collapipe.config import Settings, load_saved
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.models.part import Tensors
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.tasks.tokenizer import Marks, Tokenizer
@@ -116,8 +116,12 @@ class RunFolder:
 
     def append(self, name: str, content: bytes) -> None:
         """At the end of a file that grows."""
-        with (self.path / name).open("ab") as file:
-            file.write(content)
+        path = self.path / name
+        try:
+            with path.open("ab") as file:
+                file.write(content)
+        except OSError as error:
+            raise _unwritten(path, error) from error
 
     def append_row(self, name: str, columns: Sequence[str], row: Mapping[str, Any]) -> None:
         """A row of a CSV file, below its header."""
@@ -153,10 +157,8 @@ class RunFolder:
         self._write_model(_unit_file(unit), weights)
 
     def _write_model(self, name: str, weights: Tensors) -> None:
-        target = self.path / "model" / name
-        partial = target.with_suffix(".partial")
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
-        partial.replace(target)
+        with _replacing(self.path / "model" / name) as partial:
+            save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
 
 
 def check_plain(run_dir: Path) -> None:
@@ -287,9 +289,25 @@ def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:
 
 def _replace(path: Path, content: bytes) -> None:
     """Write all of a file or nothing."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
+    with _replacing(path) as partial, partial.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of ``path``. Raises ``StorageError``."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise _unwritten(path, error) from error
+
+
+def _unwritten(path: Path, error: Exception) -> StorageError:
+    return StorageError(
+        f"{path}: cannot be written ({one_line(error)}); make room or choose another folder"
+    )

@@ -62,13 +62,17 @@ class CheckpointFolder:
         name = name_of(checkpoint.progress.round)
         self._clear()
         partial = self._partial(name)
-        partial.mkdir(parents=True)
-        save_file(_apart(flat(checkpoint.learned)), partial / _TENSORS)
-        _sync(partial / _TENSORS)
-        (partial / _STATE).write_text(_state_text(checkpoint, partial / _TENSORS))
-        _sync(partial / _STATE)
-        _sync(partial)
-        partial.rename(self._path / name)
+        try:
+            partial.mkdir(parents=True)
+            save_file(_apart(flat(checkpoint.learned)), partial / _TENSORS)
+            _sync(partial / _TENSORS)
+            (partial / _STATE).write_text(_state_text(checkpoint, partial / _TENSORS))
+            _sync(partial / _STATE)
+            _sync(partial)
+            partial.rename(self._path / name)
+        except (OSError, SafetensorError):
+            self._clear()  # the room is needed
+            raise
         self._point_to(name)
         self._leave(keep)
 

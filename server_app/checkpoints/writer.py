@@ -33,8 +33,8 @@ class CheckpointWriter:
     def after(self, round_: int, state: SchedulerState, learned: Callable[[], Learned]) -> None:
         """Write one if it is time, once the round's lines and weights are in the folder.
 
-        ``learned`` asks the units; where one does not answer, or says more than a file can hold,
-        the run goes on without.
+        ``learned`` asks the units; where one does not answer, or says more than a file can hold, or
+        the disk is full, the run goes on without.
         """
         federation = self._settings.federation
         every, last = federation.checkpoint_every, round_ == federation.rounds
@@ -43,7 +43,7 @@ class CheckpointWriter:
         try:
             checkpoint = Checkpoint(self._settings.tree, self._progress(round_, state), learned())
             self._checkpoints.write(checkpoint, federation.keep)
-        except (CollaPipeError, SafetensorError) as error:
+        except (CollaPipeError, OSError, SafetensorError) as error:
             _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
 
     def _progress(self, round_: int, state: SchedulerState) -> Progress:

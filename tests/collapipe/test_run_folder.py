@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from federated import settings_of
+from full_disk import full_disk
 from typer.testing import CliRunner
 
 from collapipe.cli.app import app
 from collapipe.config import Settings
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, StorageError
 from collapipe.models.part import Tensors
 from collapipe.run_folder import RunFolder, initial_model, load_model
 from collapipe.tasks.build_tokenizer import build_tokenizer
@@ -114,6 +115,24 @@ def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds a run already"), second.locked():
         pass
     assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n'
+
+
+def test_what_cannot_be_written_is_one_line_and_costs_nothing(tmp_path: Path) -> None:
+    folder, settings, tokenizer = begun(tmp_path)
+    weights = initial_model(settings, tokenizer).state_dict()
+    folder.write_weights(weights)
+    folder.write_summary({"status": "completed"})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for write in (
+        lambda: folder.write_weights({name: 2 * each for name, each in weights.items()}),
+        lambda: folder.write_summary({"status": "x" * 200}),
+        lambda: folder.append_metrics({"round": "1" * 200}),
+    ):
+        with full_disk(), pytest.raises(StorageError, match=r"cannot be written \(.+\); make room"):
+            write()
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: after[path] for path in before} == before
+    assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
 
 
 def test_what_cannot_be_locked_is_one_line(tmp_path: Path) -> None:

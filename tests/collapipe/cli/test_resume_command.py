@@ -243,7 +243,7 @@ def test_linear_rates_with_another_number_of_rounds_are_warned_of(
     [
         "metrics.csv",
         "config.yaml.partial",
-        "model/model.partial",
+        "model/model.safetensors.partial",
         ".writable",
         "tensorboard",
         "checkpoints",

@@ -9,8 +9,10 @@ from random import Random
 
 import pytest
 import torch
+from full_disk import full_disk
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from collapipe.errors import ConfigError
 from collapipe.messages import Failure
@@ -154,6 +156,17 @@ def test_what_is_half_written_is_no_checkpoint_and_goes(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path).names() == []
     assert written(tmp_path, 5).names() == ["000005"]
     assert not partial.exists()
+
+
+def test_a_full_disk_costs_the_checkpoint_and_no_room(tmp_path: Path) -> None:
+    checkpoints = written(tmp_path, 5)
+    with full_disk(), pytest.raises((OSError, SafetensorError)):
+        written(tmp_path, 10)
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == [
+        "000005",
+        "latest",
+    ]
+    assert checkpoints.read("000005").progress == progress(5)
 
 
 def test_rounds_beyond_a_million_are_the_newest(tmp_path: Path) -> None:
