@@ -77,7 +77,7 @@ def test_a_head_at_home_leaves_the_weights_alone_to_send(tmp_path: Path) -> None
 
 def test_what_rounding_takes_is_repaid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay near those of exact uploads, nearer than without error feedback."""
-    options = ("federation.rounds=12", "federation.local_steps=1", "optimizer=sgd")
+    options = ("federation.rounds=5", "federation.local_steps=1", "optimizer=sgd")
     options += ("model.dropout=0",)
     rounded = PRECISIONS[1:]
     exact = run(tmp_path / "exact", *options)
