@@ -22,6 +22,7 @@ from collapipe.config import Settings, load_saved
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.models.part import Tensors
 from collapipe.models.split import SplitModel, build_empty
+from collapipe.saved_yaml import read_limited
 from collapipe.tasks.tokenizer import Marks, Tokenizer
 
 _GROWING = ("metrics.jsonl", "metrics.csv", "requests.jsonl.gz")
@@ -195,7 +196,7 @@ def read_overrides(run_dir: Path) -> list[str]:
     file = run_dir / "overrides.json"
     _check_there(run_dir, file)
     try:
-        overrides = json.loads(file.read_text(encoding="utf-8"))
+        overrides = json.loads(read_limited(file))
         if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
             raise ValueError("not a list of texts")
     except (ValueError, RecursionError) as error:
@@ -214,6 +215,11 @@ def load_model(
     config, model_dir = run_dir / "config.yaml", run_dir / "model"
     _check_there(run_dir, config, model_dir / "tokenizer.json", model_dir / "model.json")
     settings = load_saved(config, trusted)
+    if not settings.framework.train:
+        raise ConfigError(
+            f"{run_dir}: has no model, for it was run with framework.train=false; name a run that "
+            "trained"
+        )
     weights = model_dir / _weights_file(run_dir, settings, unit)
     _check_there(run_dir, weights)
     tokenizer = _read_tokenizer(model_dir)

@@ -30,8 +30,6 @@ def exact_allocation(problem: RoundProblem, time_limit_s: float = math.inf) -> R
     ------
     InfeasibleRoundError
         Where ν = 0: names the constraint, the numbers, and what would be enough.
-    ConfigError
-        Where the objective has no least value.
     """
     start = time.perf_counter()
     options = round_options(problem)

@@ -7,7 +7,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from collapipe.errors import ConfigError
 from collapipe.plan import Certificate
 from optim.allocation_options import Options, round_options
 from optim.channel import uplink_rate, upload_time
@@ -45,15 +44,9 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
     - Drift ``gamma`` puts Y_n·(Γ_n - Γ_idle) for Y_n·p_n.
     - C11, where asked for, takes the fastest point that it allows on that channel.
 
-    Raises ``InfeasibleRoundError`` where no unit can be scheduled, and ``ConfigError`` for drift
-    ``paper`` with V = 0, under which any power could be lower still.
+    Raises ``InfeasibleRoundError`` where no unit can be scheduled.
     """
     started = perf_counter()
-    if problem.options.drift == "paper" and not problem.options.drift_weight:
-        raise ConfigError(
-            "round.drift_weight=0: with drift paper no upload is too long, so that no power is low "
-            "enough; raise drift_weight or set round.drift to gamma"
-        )
     pairs = _pairs(problem, round_options(problem))
     allocations = _allocations(problem, pairs, _alternate(problem, pairs))
     return RoundSolution(

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from collapipe.errors import ConfigError
 from optim.allocation_options import Choice, Options
 from optim.curves import Curves, feasible_curves, relaxed_curves
 from optim.matching import Matching, bottleneck, min_cost_matching, missing_cost
@@ -38,19 +37,8 @@ def allocate_paper_drift(problem: RoundProblem, options: Options, stop_at: float
     ----------
     options
         Of the problem; at least one is feasible.
-
-    Raises
-    ------
-    ConfigError
-        Where V = 0: then any power could be lower still.
     """
-    weight = problem.options.drift_weight
-    if weight <= 0:
-        raise ConfigError(
-            f"round.drift_weight={weight:g}: drift paper needs more than 0, or every upload would "
-            "take for ever; raise it or set round.drift to gamma"
-        )
-    search = DeadlineSearch(weight, options.limits_w.shape)
+    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
     first = bottleneck(options.finish_s.min(axis=0))
     curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
     best, bound = search.best(curves, relaxed, first, stop_at)

@@ -28,7 +28,8 @@ def cluster_problem(
     if not devices:
         raise InfeasibleRoundError(
             f"each of its {len(cluster.devices)} devices is away or holds no block "
-            "(max_blocks=0); wait until they are back, raise memory or use LoRA"
+            "(max_blocks=0); federation.on_infeasible=skip waits until they are back; where memory "
+            "holds no block raise it or use LoRA"
         )
     return ClusterProblem(
         devices, request.num_blocks, request.batch_size, request.num_micro_batches, latency
@@ -63,11 +64,22 @@ def of_each(
         try:
             found[place] = make(cluster)
         except InfeasibleRoundError as error:
-            reasons.append(f"unit {cluster.unit}: {error}")
+            reasons.append(f"unit {cluster.unit}: {error}{_of_absent(cluster)}")
     if not found:
         more = f"; {len(reasons) - 1} more units cannot either" if len(reasons) > 1 else ""
         raise InfeasibleRoundError(reasons[0] + more)
     return tuple(found.get(place) for place in range(len(request.clusters)))
+
+
+def _of_absent(cluster: ClusterState) -> str:
+    """What may help where some devices are away, and no other can stand in for them."""
+    present, known = len(present_devices(cluster)), len(cluster.devices)
+    if present in (0, known):
+        return ""
+    return (
+        f"; {known - present} of its {known} devices are away or hold no block: "
+        "federation.on_infeasible=skip waits until they are back"
+    )
 
 
 def fronts(

@@ -65,7 +65,7 @@ def _gamma(problem: RoundProblem, options: Options) -> str:
     point, unit, channel = np.unravel_index(gammas.argmin(), gammas.shape)
     least = f"Γ = {gammas[point, unit, channel]:.4g} at S = {options.segments[point, unit, 0]:g}"
     return (
-        f"no unit keeps Γ within round.gamma_max={problem.options.gamma_max:.4g} (C11): unit "
+        f"no unit keeps Γ within gamma_max={problem.options.gamma_max:.4g} (C11): unit "
         f"{unit} on channel {channel} comes nearest with {least} and "
         f"{options.limits_w[unit, channel]:.4g} W; raise gamma_max above that, or turn hard_gamma "
         "off"

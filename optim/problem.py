@@ -113,7 +113,7 @@ class RoundOptions:
         ``gamma``: Σ Y_n·Γ_n over all units. ``paper`` (eq. 32): Σ Y_n·(S_n + p_n) over the
         scheduled ones, under which a longer queue makes selection less likely.
     drift_weight
-        V, 1/s.
+        V, 1/s; above 0 with drift ``paper``.
     kappa
         κ = βη²/(2N) of Γ (eq. 28).
     gradient_bound
@@ -144,6 +144,11 @@ class RoundOptions:
             value = getattr(self, field.name)
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{field.name}={value}: must be finite and not negative")
+        if self.drift == "paper" and not self.drift_weight:
+            raise ConfigError(
+                "drift_weight=0: drift paper needs more than 0, for else no upload takes too long "
+                "and no power is low enough; raise it or choose drift gamma"
+            )
 
 
 @dataclass(frozen=True, slots=True)

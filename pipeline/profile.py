@@ -8,6 +8,8 @@ from scipy.optimize import nnls
 
 from collapipe.state import AffineLaw
 
+_LEAST = 1e-18  # what a law may hold beside 0, see ``AffineLaw``; below is rounding
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkTime:
@@ -75,8 +77,9 @@ def fit(moments: Moments, modelled: AffineLaw) -> MeasuredLaw:
     root = (vectors * np.sqrt(np.maximum(values, 0.0))).T  # rootᵀ·root is Σ x·xᵀ
     kept = values > values.max() * 1e-12
     target = (vectors.T @ np.array(moments.xt))[kept] / np.sqrt(values[kept])
-    (u, v), _ = nnls(root[kept], target)
-    found = np.array([u, v])
+    found, _ = nnls(root[kept], target)
+    found[found < _LEAST] = 0.0
     squares = moments.tt - 2 * found @ np.array(moments.xt) + found @ (root.T @ root) @ found
     residual_s = float(np.sqrt(max(squares, 0.0) / moments.count))
-    return MeasuredLaw(replace(modelled, u=float(u), v=float(v)), moments.count, residual_s)
+    u, v = found.tolist()
+    return MeasuredLaw(replace(modelled, u=u, v=v), moments.count, residual_s)

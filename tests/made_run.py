@@ -1,8 +1,9 @@
 """A run's folder as a run writes it, made up in no time: drawn from a seed, with failures, units
 set aside, a skipped round, and an evaluation every tenth round."""
 
+import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,17 @@ def made_lines(
             line["metric"] = {"name": "BLEU", "value": value, "signature": "x", "beside": {}}
         wall_s += line["seconds"]["round"] + line["seconds"].get("evaluate", 0.0)
         yield line | {"wall_s": wall_s}
+
+
+def without_uploads(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same rounds by a strategy that plans no channels."""
+    for line in lines:
+        plan, cost = copy.deepcopy(line["plan"]), copy.deepcopy(line["cost"])
+        for cluster in plan["clusters"]:
+            cluster["uplink"] = None
+        for each in cost["clusters"]:
+            each |= {"upload_s": None, "upload_energy_j": 0.0}
+        yield {**line, "plan": plan, "cost": cost}
 
 
 def _report(

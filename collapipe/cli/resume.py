@@ -63,8 +63,8 @@ def _saved(run_dir: Path, here: str) -> list[str]:
     saved = read_overrides(run_dir)
     try:
         left = merged(_without_replaced(saved), [here])[:-1]
-    except RecursionError as error:
-        raise ConfigError(f"{run_dir / 'overrides.json'}: nested too deeply") from error
+    except ConfigError as error:
+        raise ConfigError(f"{run_dir / 'overrides.json'}: {error}") from error
     for each in left:
         if each.strip().lstrip("+~").startswith("hydra") and not each.startswith("hydra.sweep."):
             why = "an option of Hydra, not of a run; remove it"

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from collapipe.cli.printing import counted, print_lines, seconds
 from collapipe.cli.report.reading import RoundLine, Run, cause, option, read_run, span_s
+from collapipe.cli.report.uploads import clock_told
 from collapipe.errors import one_line, printable
 
 _RECENT = 10  # rounds that tell how long the next ones take
@@ -30,7 +31,7 @@ def describe(run: Run, now_s: float) -> list[Line]:
         ("folder", printable(str(run.folder))),
         ("round", _progress(run, now_s)),
         *(_results(run)),
-        *(_units(last) if last else []),
+        *(_units(last, "trained" if run.trained else "took part") if last else []),
         *(_checkpoint(run.folder, now_s)),
     ]
 
@@ -93,14 +94,14 @@ def _results(run: Run) -> list[Line]:
         metric = run.summary.metric
         lines.append(("test", f"{one_line(metric.name)} {metric.value:.4g}"))
     if run.rounds:
-        lines.append(("clock", f"{seconds(run.clock.ends_s[-1])}, {run.clock.kind}"))
+        lines.append(("clock", clock_told(run)))
     return lines
 
 
-def _units(last: RoundLine) -> list[Line]:
-    """Who did not train in the last round, and why."""
+def _units(last: RoundLine, did: str) -> list[Line]:
+    """Who ``did`` what was to be done in the last round, and who did not and why."""
     planned = len(last.plan.clusters)
-    lines = [("units", f"{len(last.units)} of {counted(planned, 'scheduled unit')} trained")]
+    lines = [("units", f"{len(last.units)} of {counted(planned, 'scheduled unit')} {did}")]
     if last.skipped:
         lines = [("units", f"round skipped: {printable(last.skipped)}")]
     lines += [("failed", f"unit {unit}: {printable(why)}") for unit, why in last.failures.items()]

@@ -10,6 +10,7 @@ def check_agreement(settings: Settings) -> None:
     _check_head(settings)
     _check_fading(settings)
     _check_cut(settings)
+    _check_clock(settings)
     if settings.pipeline.num_micro_batches > settings.batch_size:
         raise ConfigError(
             f"pipeline.num_micro_batches={settings.pipeline.num_micro_batches}: more than "
@@ -63,4 +64,12 @@ def _check_cut(settings: Settings) -> None:
         raise ConfigError(
             f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
             f"but decoder.mode={mode} keeps that on the units; set decoder.mode=per_cluster"
+        )
+
+
+def _check_clock(settings: Settings) -> None:
+    if settings.federation.clock == "real" and not settings.framework.train:
+        raise ConfigError(
+            "federation.clock=real: with framework.train=false nothing is trained that could be "
+            "measured; set federation.clock=modelled"
         )

@@ -24,16 +24,21 @@ _SECTIONS = {
 
 
 def load(run_config: Mapping[str, Any]) -> Settings:
-    """Settings of a Flower app: its run configuration has all overrides in one string."""
-    return load_overrides(split(str(run_config.get("overrides", ""))))
+    """Settings of a Flower app: its run configuration has all overrides in one string.
+
+    The strategy is the server's alone: a unit's machine need not have the user's class.
+    """
+    return _load(tuple(split(str(run_config.get("overrides", "")))))
 
 
 def load_overrides(overrides: Sequence[str]) -> Settings:
-    """Compose ``conf/`` with Hydra overrides and check every value.
+    """Compose ``conf/`` with Hydra overrides and check every value, those of the strategy too.
 
     Raises ``ConfigError``: one line with the option, its value, and the way out.
     """
-    return _load(tuple(overrides))
+    settings = _load(tuple(overrides))
+    settings.build("strategy")
+    return settings
 
 
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:

@@ -10,13 +10,20 @@ from hydra.errors import HydraException
 
 from collapipe.errors import ConfigError, one_line
 
+_MOST_DEPTH = 50  # of a value; OmegaConf follows about a hundred
+
 
 def parse(overrides: Sequence[str]) -> list[Override]:
     """Raises ``ConfigError`` for what is no override."""
     try:
-        return OverridesParser.create().parse_overrides(list(overrides))
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        for override in parsed:
+            _check_depth(override.value())
     except HydraException as error:
         raise ConfigError(f"not an override KEY=VALUE: {one_line(error)}") from error
+    except RecursionError as error:
+        raise ConfigError("brackets in an override are nested too deeply; no option is") from error
+    return parsed
 
 
 def quoted(value: object) -> str:
@@ -25,6 +32,15 @@ def quoted(value: object) -> str:
     literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", literal).replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def _check_depth(value: object, left: int = _MOST_DEPTH) -> None:
+    """Raise ``RecursionError`` as whoever takes a deeper value would, but always at one depth."""
+    if not left:
+        raise RecursionError
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _check_depth(part, left - 1)
 
 
 def join(overrides: Sequence[str]) -> str:

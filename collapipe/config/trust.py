@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from collapipe.config.composing import composed, options_of
 from collapipe.config.typed import class_of
 from collapipe.errors import ConfigError, one_line
+from collapipe.saved_yaml import check_figures, check_text, read_limited
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
@@ -25,19 +26,22 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
     ``trusted`` package; and it is resolved already, so nothing in it is looked up in the
     environment. Raises ``ConfigError`` otherwise.
     """
+    text = read_limited(file)
+    check_text(file, text)
+    if any(map(_refers, yaml.scan(text))):
+        raise ConfigError(f"{file}: has references, which a saved configuration has not")
     try:
-        text = file.read_text(encoding="utf-8")
-        if any(map(_refers, yaml.scan(text))):
-            raise ConfigError(f"{file}: has references, which a saved configuration has not")
         tree = OmegaConf.create(text)
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{file}: not a saved configuration")
     for option in ("task", "model"):
         target = OmegaConf.select(tree, f"{option}._target_")
         _check_trusted(option, str(target), ("collapipe", *trusted))
-    return options_of(tree)
+    options = options_of(tree)
+    check_figures(file, options)
+    return options
 
 
 def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
@@ -49,10 +53,8 @@ def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> No
 
 
 def _refers(token: yaml.Token) -> bool:
-    """Whether it could look up a secret, or grow without bounds; escapes are read already."""
-    return isinstance(token, yaml.AliasToken) or (
-        isinstance(token, yaml.ScalarToken) and "${" in token.value
-    )
+    """Whether it could look up a secret; escapes are read already."""
+    return isinstance(token, yaml.ScalarToken) and "${" in token.value
 
 
 def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Plain values → the dataclasses that options are typed by, built-in or a user's own."""
 
 import functools
+import logging
 from collections.abc import Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, cast
@@ -14,6 +15,8 @@ from collapipe.config.names import nearest
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 
 T = TypeVar("T")
+# Of a class that is not found it logs what its error says, which becomes ours.
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
 
 def build(option: str, node: Any) -> Any:
@@ -45,7 +48,9 @@ def typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
     known = [field.name for field in fields(cast(Any, kind))]
     for name in values:
         if name not in known:
-            raise ConfigError(f"unknown option {option}.{name}{nearest(str(name), known)}")
+            near = nearest(str(name), known)
+            has = f"; {kind.__name__} has {', '.join(known) or 'no options'}"
+            raise ConfigError(f"unknown option {option}.{name}{near}{has}")
     try:
         merged = OmegaConf.merge(_schema(cast(Hashable, kind)), dict(values))
         return cast(T, OmegaConf.to_object(merged))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from collapipe.data.split_files import Parse, read_splits
-from collapipe.tasks.limits import require_at_least
+from collapipe.tasks.limits import require_at_least, require_length
 from collapipe.tasks.task import Splits
 
 
@@ -63,7 +63,7 @@ class TextTask:
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` where no tokeniser or no text could come of the fields."""
         require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
-        require_at_least(self, "max_length", *self.shortest)
+        require_length(self.max_length, *self.shortest)
 
     def splits(self, seed: int) -> Splits:
         """Rows of the folder in its order, or made-up ones, a function of the seed.

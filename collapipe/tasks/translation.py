@@ -8,7 +8,7 @@ from datasets import Dataset
 from sacrebleu.metrics import BLEU
 
 from collapipe.batch import IGNORED, Batch
-from collapipe.tasks.limits import require_at_least
+from collapipe.tasks.limits import require_at_least, require_length
 from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.task import Score
 from collapipe.tasks.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class Translation:
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` where no tokeniser or no text could come of the fields."""
         require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
-        require_at_least(self, "max_length", 2, "one token and the end mark")
+        require_length(self.max_length, 2, "one token and the end mark")
 
     @property
     def columns(self) -> tuple[str, ...]:

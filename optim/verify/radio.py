@@ -122,6 +122,13 @@ def idle_gamma(problem: RoundProblem) -> float:
     return options.kappa * (float(corruption) + options.gradient_bound)
 
 
+def reached(pairs: Pairs) -> Bools:
+    """Pairs where something gets through at some power (C6); no other pair may be used, not even by
+    a unit with nothing to send."""
+    usable: Bools = (pairs.max_power_w > 0) & (pairs.snr_per_w > 0)
+    return usable
+
+
 def feasible(problem: RoundProblem, ease: float) -> Bools:
     """Pairs that some power makes feasible (C6, C8, C11), limits multiplied by ``ease``, [N, J].
 
@@ -129,7 +136,7 @@ def feasible(problem: RoundProblem, ease: float) -> Bools:
     """
     pairs = all_pairs(problem)
     held = np.array([bool(front) for front in problem.fronts])[:, None]
-    usable: Bools = held & (pairs.max_power_w > 0) & (pairs.snr_per_w > 0)
+    usable: Bools = held & reached(pairs)
     needed = np.zeros_like(pairs.gain)
     if problem.options.hard_gamma:
         needed = _least_power(pairs, problem, ease)

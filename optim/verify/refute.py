@@ -58,7 +58,9 @@ def _choices(problem: RoundProblem) -> _Choices:
     finish, costs = [], []
     for fraction in POWER_FRACTIONS[options.drift]:
         power_w = fraction * largest[..., None]
-        seconds = latencies[:, None] + radio.uploads(pairs, fraction * largest, options)[..., None]
+        uploads = radio.uploads(pairs, fraction * largest, options)
+        uploads = np.where(radio.reached(pairs), uploads, math.inf)
+        seconds = latencies[:, None] + uploads[..., None]
         if options.hard_gamma:
             late = radio.gammas(each, power_w, segments[:, None], problem) > options.gamma_max
             seconds[late] = math.inf

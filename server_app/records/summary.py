@@ -31,6 +31,7 @@ class History:
     num_rounds: int = 0
     losses: list[float] = field(default_factory=list)
     clock_s: float = 0.0
+    uploads_counted: bool = True  # in every round's modelled time
     energy_j: float = 0.0
     estimates: Estimates = field(default_factory=Estimates)
     samples: int = 0
@@ -43,6 +44,7 @@ class History:
     def add(self, report: RoundReport) -> None:
         self.num_rounds += 1
         self.clock_s, self.estimates = report.clock_s, report.estimates
+        self.uploads_counted &= all(cost.upload_s is not None for cost in report.cost.clusters)
         self.energy_j += sum(
             cost.upload_energy_j + sum(cost.device_energy_j.values())
             for cost in report.cost.clusters
@@ -139,7 +141,7 @@ def _print_end(
     rows = {"run": f"{status} after {_counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
         rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
-    rows["clock"] = f"{history.clock_s:,.1f} s, {settings.federation.clock}"
+    rows["clock"] = clock_told(history, settings.federation.clock)
     if history.test:
         score = history.test.score
         rows[f"test {score.name}"] = f"{score.value:.4g}  ({score.signature})"
@@ -149,9 +151,23 @@ def _print_end(
         rows[f"unit {unit}"] = _counted(history.rounds[unit], "round") + lately
     if num_units > _SHOWN_UNITS:
         rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
-    rows["bytes"] = f"{history.bytes_up / 1e6:,.1f} MB up, {history.bytes_down / 1e6:,.1f} MB down"
+    rows |= sent(history)
     rows["folder"] = str(folder.path)
     console.print(end_table(rows), soft_wrap=True)
+
+
+def clock_told(history: History, clock: str) -> str:
+    """Such as ``144.7 s, modelled, uploads not counted``: a strategy may plan no channels."""
+    missing = "" if history.uploads_counted or clock != "modelled" else ", uploads not counted"
+    return f"{history.clock_s:,.1f} s, {clock}{missing}"
+
+
+def sent(history: History) -> dict[str, str]:
+    """The table's row of bytes; none where nothing was trained, and so nothing sent."""
+    if not history.bytes_up and not history.bytes_down:
+        return {}
+    up, down = (f"{size / 1e6:,.1f} MB" for size in (history.bytes_up, history.bytes_down))
+    return {"bytes": f"{up} up, {down} down"}
 
 
 def _partition(plan: ClusterPlan) -> str:

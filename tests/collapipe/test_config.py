@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from collapipe.config import composing, load_overrides, load_saved
+from collapipe.config import composing, load, load_overrides, load_saved
 from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
 from collapipe.config.names import CONF
 from collapipe.config.overrides import expand, join, quoted, split
@@ -142,7 +142,7 @@ def test_a_sweep_is_every_combination_and_its_folder_is_hydras() -> None:
         (b'seed: "\\u0024{oc.env:SECRET}"', "has references"),
         (b'"a": |\n  ${oc.env:SECRET}', "has references"),
         (b"a: " + b"[" * 3000, "not a saved configuration"),
-        (b"\xff\xfe", "not a saved configuration"),
+        (b"\xff\xfe", "cannot be read"),
     ],
 )
 def test_no_reference_is_followed_however_it_is_written(
@@ -162,6 +162,21 @@ def test_a_comment_is_no_reference(tmp_path: Path) -> None:
     file.write_text("# ${oc.env:SECRET}\ntask: {}\n")
     with pytest.raises(ConfigError, match=r"task\._target_=None"):
         load_saved(file)
+
+
+def test_units_do_without_the_strategy() -> None:
+    """Its class may be on the server's machine alone."""
+    overrides = ["strategy._target_=turnz.Turns"]
+    assert load({"overrides": join(overrides)}).tree["strategy"]["_target_"] == "turnz.Turns"
+    with pytest.raises(ConfigError, match=r"^strategy\._target_=turnz\.Turns: "):
+        load_overrides(overrides)
+
+
+@pytest.mark.parametrize("option", ["task", "channel.gain_db", "+own", "seed"])
+@pytest.mark.parametrize("depth", [60, 200, 3000])
+def test_deep_brackets_are_one_line(option: str, depth: int) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_overrides([f"{option}={'[' * depth}{']' * depth}"])
 
 
 DIFFERENCES = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError
 from collapipe.state import Channel, Uplink
 from optim.allocation import exact_allocation
 from optim.allocation_paper import match_channels, paper_allocation
@@ -246,5 +246,3 @@ def test_what_cannot_be_planned() -> None:
         paper_allocation(replace(problem, uplinks=poor))
     with pytest.raises(InfeasibleRoundError, match="blocks"):
         paper_allocation(replace(problem, fronts=((), (), ())))
-    with pytest.raises(ConfigError, match="drift_weight=0"):
-        paper_allocation(round_problem(0, 3, 2, drift="paper", drift_weight=0.0))

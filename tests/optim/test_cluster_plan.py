@@ -165,7 +165,7 @@ def test_a_round_in_which_nobody_can_take_part_says_what_becomes_of_the_queues()
     """They grow as those of idle units; strategies without queues say nothing."""
     asked = request(*devices(0, 0))
     idle = 0.08 / 0.07 + 0.1
-    reason = "unit 7: each of its 2 devices is away"
+    reason = "unit 7: each of its 2 devices is away .* federation.on_infeasible=skip waits"
     with pytest.raises(InfeasibleRoundError, match=reason) as caught:
         plan(asked)
     assert caught.value.queues == pytest.approx((3.0 + idle - 0.84,))
@@ -173,3 +173,13 @@ def test_a_round_in_which_nobody_can_take_part_says_what_becomes_of_the_queues()
         with pytest.raises(InfeasibleRoundError, match=reason) as caught:
             plan(asked, strategy)
         assert caught.value.queues == ()
+
+
+def test_what_is_away_is_named_where_the_others_are_too_few() -> None:
+    """Not where all are there, and all are too few."""
+    waits = "1 of its 3 devices are away or hold no block: federation.on_infeasible=skip waits"
+    with pytest.raises(InfeasibleRoundError, match=waits):
+        plan(request(*devices(2, 0, 2)))
+    with pytest.raises(InfeasibleRoundError) as caught:
+        plan(request(*devices(2, 2, 2)))
+    assert "on_infeasible" not in str(caught.value)

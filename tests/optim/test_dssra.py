@@ -154,6 +154,7 @@ def test_an_idle_queue_is_one_that_waited() -> None:
         ({"fading": "snow"}, "fading=snow"),
         ({"drift_weight": -1.0}, "drift_weight=-1.0"),
         ({"gamma_max": float("nan")}, "gamma_max=nan"),
+        ({"drift": "paper", "drift_weight": 0.0}, r"^strategy\.drift_weight=0: drift paper needs"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, object], message: str) -> None:

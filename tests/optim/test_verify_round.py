@@ -16,6 +16,7 @@ from scipy.optimize import brentq, minimize_scalar
 from collapipe.errors import PlanViolationError
 from collapipe.plan import Certificate
 from collapipe.state import Channel, Uplink
+from optim.allocation import exact_allocation
 from optim.problem import Allocation, Partition, RoundOptions, RoundProblem, RoundSolution
 from optim.verify import verify_round
 
@@ -442,3 +443,20 @@ def test_the_best_power_of_the_papers_drift_is_refuted_by_none(seed: int) -> Non
     if best is not None:
         # The search ends near the optimum, within the square of its tolerance.
         verify_round(RoundSolution(best, certified(bound, bound * (1 - 1e-8))), problem)
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_who_reaches_nobody_takes_nobodys_place(drift: str) -> None:
+    """Nor does a unit with nothing to send, whose upload would take no time and no energy."""
+    options = replace(OPTIONS, drift=drift)
+    silent = (Uplink(1.0, 2.5, 0.0, 0.0, (0.0, 0.0)), Uplink(0.0, 2.5, 0.0, 2.0, (3.0, 1.0)))
+    problem = replace(
+        ROUND,
+        fronts=((BOTH,), (replace(BOTH, latency_s=1.0),), (replace(BOTH, latency_s=1.0),)),
+        uplinks=(UPLINKS[0], *silent),
+        queues=(0.0, 0.0, 0.0),
+        options=options,
+    )
+    solution = exact_allocation(problem)
+    assert [each.unit for each in solution.allocations] == [0]
+    verify_round(solution, problem)

@@ -32,6 +32,20 @@ def test_a_law_is_found_again(u: float, v: float) -> None:
     assert_allclose(fitted(chunks(u, v)), (u, v, 0), atol=1e-7)
 
 
+def test_what_takes_no_time_is_0_whatever_rounding_leaves() -> None:
+    """A law holds no figures between 0 and 1e-18: times without noise ended there often."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        u, v = rng.permutation([10 ** rng.uniform(-12, 2), 0.0])
+        times = [
+            ChunkTime("a", int(blocks), int(samples), float(blocks * (u * samples + v)))
+            for blocks, samples in rng.integers(1, 9, (6, 2))
+        ]
+        found_u, found_v, _ = fitted(times)
+        assert found_u == 0 or found_u >= 1e-18
+        assert found_v == 0 or found_v >= 1e-18
+
+
 def test_it_is_the_least_squares_over_all_chunks() -> None:
     times = chunks(0.01, 0.0, noise=0.05)
     rows = np.array([[t.blocks * t.samples, t.blocks] for t in times], dtype=float)

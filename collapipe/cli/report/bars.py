@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from collapipe.cli.report.drawing import (
     BOTTOM,
+    LETTER,
     RIGHT,
     WIDE,
     WIDTH,
     colour,
     figure,
+    fitting,
     floor_axis,
     key,
     legend,
@@ -44,15 +46,17 @@ class Bar:
 def bars(title: str, across: str, rows: Sequence[Bar], *, wide: bool = False) -> Markup:
     """A row a bar, all of them over one axis."""
     width, told = (WIDE if wide else WIDTH), 7.0 * max((len(row.told) for row in rows), default=0)
-    left = min(0.4 * width, 14 + 7.4 * max((len(row.name) for row in rows), default=0))
+    left = min(0.4 * width, 14 + LETTER * max((len(row.name) for row in rows), default=0))
     floor = 8 + _ROW * len(rows)
     ends = [row.begin + sum(part.value for part in row.parts) for row in rows]
     horizontal = scale([0.0, *ends], left, width - RIGHT - told, count=8 if wide else 4)
     drawn = [_bar(row, 8 + _ROW * n, horizontal) for n, row in enumerate(rows)]
     drawing = picture(title, width, floor + BOTTOM, *drawn, floor_axis(horizontal, floor, across))
-    named = {part.name: part for row in rows for part in row.parts}
-    samples = [(part.name, key(_block(part.style, 2, 1, 24, 10))) for part in named.values()]
-    return figure(title, drawing, legend(samples) if len(samples) > 1 else None, wide=wide)
+    named = {part.name: part for row in rows for part in row.parts if part.value > 0}
+    samples = [
+        (name, key(_block(part.style, 2, 1, 24, 10))) for name, part in named.items() if name
+    ]
+    return figure(title, drawing, legend(samples) if samples else None, wide=wide)
 
 
 def _bar(row: Bar, top: float, horizontal: Scale) -> Markup:
@@ -61,7 +65,8 @@ def _bar(row: Bar, top: float, horizontal: Scale) -> Markup:
         x, end = horizontal.at(begin), horizontal.at(begin + part.value)
         drawn.append(_block(part.style, x, top + 4, end - x, _ROW - 8))
         begin += part.value
-    name = text_at(horizontal.begin - 8, top + _ROW / 2 + 4, row.name, "end")
+    shown = fitting(row.name, horizontal.begin - 8)
+    name = text_at(horizontal.begin - 8, top + _ROW / 2 + 4, shown, "end")
     behind = text_at(horizontal.at(begin) + 6, top + _ROW / 2 + 4, row.told, "start")
     return join(name, *drawn, behind)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from collapipe.cli.printing import counted
-from collapipe.cli.report.drawing import note
+from collapipe.cli.report.drawing import legend, note
 from collapipe.cli.report.groups import Group, grouped
 from collapipe.cli.report.learning import (
     Curve,
@@ -15,9 +15,11 @@ from collapipe.cli.report.learning import (
     metric_names,
     train_loss,
 )
+from collapipe.cli.report.lines import sample
 from collapipe.cli.report.markup import Markup, join, table, tag
 from collapipe.cli.report.page import Section, whole_page
 from collapipe.cli.report.reading import Run
+from collapipe.cli.report.uploads import counted_uploads, missing_uploads
 from collapipe.cli.reproduce.evidence import Interval, over_seeds
 
 
@@ -29,11 +31,14 @@ class Measure:
     ----------
     relative
         Differences are told in percent of the reference, not as they are.
+    uploads
+        It is modelled time or energy, which holds a run's uploads or leaves them out.
     """
 
     name: str
     of: Callable[[Run], float | None]
     relative: bool = True
+    uploads: bool = False
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
@@ -47,7 +52,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
         ("runs", "Runs", _runs(groups)),
     ]
     title = f"{counted(len(runs), 'run')}, {counted(len(groups), 'configuration')}"
-    return whole_page(title, tag("p", _opening(groups), class_="state"), sections)
+    opening = join(tag("p", _opening(groups), class_="state"), _legend(groups), _warning(groups))
+    return whole_page(title, opening, sections)
 
 
 def _opening(groups: Sequence[Group]) -> str:
@@ -60,6 +66,36 @@ def _opening(groups: Sequence[Group]) -> str:
     return text
 
 
+def _legend(groups: Sequence[Group]) -> Markup:
+    """What each mark in charts and tables stands for."""
+    samples = [
+        (join(tag("b", group.mark), " ", group.name, _small(_missing(group))), sample(style))
+        for style, group in enumerate(groups)
+    ]
+    return legend(samples, tall=True)
+
+
+def _missing(group: Group) -> str:
+    """Of any run: what its modelled seconds and joules leave out."""
+    return next((missing for run in group.runs.values() if (missing := missing_uploads(run))), "")
+
+
+def _small(text: str) -> Markup | None:
+    return join(" ", tag("small", text)) if text else None
+
+
+def _warning(groups: Sequence[Group]) -> Markup | None:
+    """Where modelled figures of some are not those of others."""
+    without = [group.mark for group in groups if _missing(group)]
+    if not without:
+        return None
+    return note(
+        f"Modelled seconds and joules of {', '.join(without)} leave out uploads, for which the "
+        "strategy planned no channel. They are less than what such rounds would take, and are not "
+        "compared with those of runs that count uploads."
+    )
+
+
 def _curves(groups: Sequence[Group]) -> Markup:
     runs = [run for group in groups for run in group.runs.values()]
     values: list[tuple[str, str, Value]] = [("Training loss", "loss", train_loss)]
@@ -68,7 +104,7 @@ def _curves(groups: Sequence[Group]) -> Markup:
     charts = []
     for title, up, value in values:
         curves = [
-            Curve(group.name, style, run, value)
+            Curve(group.mark, style, run, value)
             for style, group in enumerate(groups)
             for run in group.runs.values()
         ]
@@ -89,10 +125,10 @@ def _measures(runs: Sequence[Run]) -> list[Measure]:
         *(Measure(f"test {name}", _test(name), relative=False) for name in tests),
         Measure("training loss, last", lambda run: _last(run, train_loss), relative=False),
         Measure("validation loss, last", lambda run: _last(run, evaluation_loss), relative=False),
-        *(Measure(f"clock, s {kind}", _clock(kind)) for kind in kinds),
-        Measure("delay of a round, s modelled", _delay),
-        Measure("energy, J modelled", _energy),
-        Measure("MB up", lambda run: sum(line.bytes_up for line in run.rounds) / 1e6),
+        *(Measure(f"clock, s {kind}", _clock(kind), uploads=kind == "modelled") for kind in kinds),
+        Measure("delay of a round, s modelled", _delay, uploads=True),
+        Measure("energy, J modelled", _energy, uploads=True),
+        Measure("MB up", _megabytes_up),
         Measure("least participation, %", _least_participation, relative=False),
         Measure("longest queue at the end", _queue, relative=False),
     ]
@@ -125,6 +161,11 @@ def _energy(run: Run) -> float | None:
     return sum(joules) if joules else None
 
 
+def _megabytes_up(run: Run) -> float | None:
+    sent = sum(line.bytes_up for line in run.rounds)
+    return sent / 1e6 if sent else None
+
+
 def _least_participation(run: Run) -> float | None:
     if not run.rounds:
         return None
@@ -138,12 +179,12 @@ def _queue(run: Run) -> float | None:
 
 def _figures(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
     rows: list[list[object]] = [["seeds", *(_listed(group.runs) for group in groups)]]
-    rows += [[each.name, *(_mean(_values(group, each)) for group in groups)] for each in known]
+    rows += [[each.name, *(_mean(group, each) for group in groups)] for each in known]
     told = (
         "Mean over seeds, and beneath it its 95 % interval by Student's t; alone it is one seed's. "
         "Runs without a figure are left out of its mean."
     )
-    columns = ["", *(group.name for group in groups)]
+    columns = ["", *(group.title for group in groups)]
     return join(table(columns, rows, "Figures of each configuration"), note(told))
 
 
@@ -156,8 +197,12 @@ def _values(group: Group, measure: Measure) -> dict[int, float]:
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _mean(values: dict[int, float]) -> object:
-    return _told(over_seeds(list(values.values()))) if values else "–"
+def _mean(group: Group, measure: Measure) -> object:
+    values = _values(group, measure)
+    if not values:
+        return "–"
+    missing = _missing(group) if measure.uploads else ""
+    return join(_told(over_seeds(list(values.values()))), _small(missing))
 
 
 def _told(interval: Interval, suffix: str = "", sign: str = "") -> Markup:
@@ -178,10 +223,11 @@ def _pairs(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
     rows: list[list[object]] = [["common seeds", *common]]
     rows += [[each.name, *(_difference(g, reference, each) for g in others)] for each in known]
     told = (
-        f"Each configuration minus the first one, {reference.name}: differences of runs with the "
-        "same seed, their mean and its 95 % interval. % is of the first one's figure."
+        f"Each configuration minus the first one, {reference.title}: differences of runs with the "
+        "same seed, their mean and its 95 % interval. % is of the first one's figure. Where one of "
+        "the two leaves uploads out, or some of them, there is no difference to tell."
     )
-    columns = ["", *(group.name for group in others)]
+    columns = ["", *(group.title for group in others)]
     return join(table(columns, rows, "Differences of configurations"), note(told))
 
 
@@ -190,6 +236,8 @@ def _difference(group: Group, reference: Group, measure: Measure) -> object:
     common = sorted(set(ours) & set(theirs))
     if not common or (measure.relative and not all(theirs[seed] for seed in common)):
         return "–"
+    if measure.uploads and not _alike(group, reference, common):
+        return join("–", _small("uploads not counted"))
     gaps = [ours[seed] - theirs[seed] for seed in common]
     if not measure.relative:
         return _told(over_seeds(gaps), sign="+")
@@ -197,11 +245,17 @@ def _difference(group: Group, reference: Group, measure: Measure) -> object:
     return _told(over_seeds(shares), " %", "+")
 
 
+def _alike(group: Group, reference: Group, seeds: Sequence[int]) -> bool:
+    """Whether the runs of these seeds count uploads throughout, or none of them does."""
+    kinds = {counted_uploads(each.runs[seed]) for each in (group, reference) for seed in seeds}
+    return kinds in ({"all"}, {"none"})
+
+
 def _runs(groups: Sequence[Group]) -> Markup:
     rows: list[list[object]] = [
         [
             str(run.folder),
-            group.name,
+            group.title,
             seed,
             run.summary.status if run.summary else "no end written",
             f"{len(run.rounds)} of {run.planned_rounds}",

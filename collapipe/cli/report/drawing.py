@@ -9,6 +9,7 @@ from collapipe.cli.report.scale import Scale
 
 WIDTH, WIDE = 420.0, 860.0
 RIGHT, TOP, BOTTOM = 20.0, 24.0, 40.0
+LETTER = 7.4  # width of one, at most in the mean
 COLOURS = 8
 
 
@@ -25,9 +26,10 @@ def note(text: str) -> Markup:
     return tag("p", text, class_="note")
 
 
-def legend(entries: Iterable[tuple[str, Markup]]) -> Markup:
-    """Names beside samples."""
-    return tag("ul", *(tag("li", sample, " ", name) for name, sample in entries), class_="legend")
+def legend(entries: Iterable[tuple[str, Markup]], *, tall: bool = False) -> Markup:
+    """Names beside samples; one beneath the other where ``tall``."""
+    items = [tag("li", sample, " ", name) for name, sample in entries]
+    return tag("ul", *items, class_="legend tall" if tall else "legend")
 
 
 def picture(title: str, width: float, height: float, *content: object) -> Markup:
@@ -54,6 +56,12 @@ def floor_axis(horizontal: Scale, floor: float, across: str) -> Markup:
 def text_at(x: float, y: float, text: str, anchor: str) -> Markup:
     """A text whose ``anchor`` (``start``, ``middle`` or ``end``) is at x."""
     return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
+
+
+def fitting(text: str, width: float) -> str:
+    """As much of a text as has room."""
+    most = max(1, int(width / LETTER))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def key(content: Markup) -> Markup:

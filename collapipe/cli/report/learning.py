@@ -8,6 +8,7 @@ from collapipe.cli.report.drawing import note
 from collapipe.cli.report.lines import Point, Series, lines
 from collapipe.cli.report.markup import Markup, join, tag
 from collapipe.cli.report.reading import RoundLine, Run
+from collapipe.cli.report.uploads import missing_in_clock
 
 Value = Callable[[RoundLine], float | None]
 _AXES = ("round", "samples", "seconds")
@@ -60,16 +61,21 @@ def metric_names(runs: Iterable[Run]) -> list[str]:
     return list(dict.fromkeys(line.metric.name for line in lines if line.metric))
 
 
-def clock_label(runs: Sequence[Run]) -> str:
-    """Name of the axis of seconds, with what they are."""
-    kinds = sorted({run.clock.kind for run in runs if run.rounds})
-    return f"seconds, {' or '.join(kinds)}"
+def clock_label(curves: Sequence[Curve]) -> str:
+    """Name of the axis of seconds, with what they are, and whose leave uploads out."""
+    known = [curve for curve in curves if curve.run.rounds]
+    kinds = " or ".join(sorted({curve.run.clock.kind for curve in known}))
+    missing = [text for curve in known if (text := missing_in_clock(curve.run))]
+    if not missing:
+        return f"seconds, {kinds}"
+    names = dict.fromkeys(curve.name for curve in known if missing_in_clock(curve.run))
+    whose = f"{', '.join(names)}: " if len(missing) < len(known) else ""
+    return f"seconds, {kinds}; {whose}{missing[0]}"
 
 
 def against_all(title: str, up: str, curves: Sequence[Curve]) -> Markup:
     """The same curves against rounds, samples and seconds; nothing where there is no value."""
-    runs = [curve.run for curve in curves]
-    labels = {"round": "round", "samples": "samples", "seconds": clock_label(runs)}
+    labels = {"round": "round", "samples": "samples", "seconds": clock_label(curves)}
     charts = [
         lines(
             f"{title} against {axis}s" if axis == "round" else f"{title} against {axis}",

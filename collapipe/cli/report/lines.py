@@ -11,6 +11,7 @@ from collapipe.cli.report.drawing import (
     WIDTH,
     colour,
     figure,
+    fitting,
     floor_axis,
     key,
     legend,
@@ -58,7 +59,7 @@ def lines(
     drawn = [_curve(each, horizontal, vertical) for each in shown]
     drawing = picture(title, WIDTH, _HEIGHT, _axes(horizontal, vertical, across, up), *drawn)
     named = {each.name: each for each in reversed(shown)}  # the first of a name
-    samples = [(name, _sample(each)) for name, each in reversed(named.items())]
+    samples = [(name, sample(each.style, each.joined)) for name, each in reversed(named.items())]
     return figure(title, drawing, legend(samples) if len(samples) > 1 else None)
 
 
@@ -72,8 +73,8 @@ def _axes(horizontal: Scale, vertical: Scale, across: str, up: str) -> Markup:
     return join(
         tag("path", d=grid, class_="grid"),
         *names,
-        text_at(2, 13, up, "start"),
-        floor_axis(horizontal, floor, across),
+        text_at(2, 13, fitting(up, WIDTH), "start"),
+        floor_axis(horizontal, floor, fitting(across, right - left)),
     )
 
 
@@ -101,6 +102,7 @@ def _marks(style: int, places: Sequence[str], kind: str = "marks") -> Markup:
     return tag("path", d=path, class_=f"{kind} {colour(style)}")
 
 
-def _sample(series: Series) -> Markup:
-    line = _line(series.style, "M1 6H27") if series.joined else None
-    return key(join(line, _marks(series.style, ["14 6"], "marks" if line else "points")))
+def sample(style: int, joined: bool = True) -> Markup:
+    """What a legend shows of a line, or of points by themselves."""
+    line = _line(style, "M1 6H27") if joined else None
+    return key(join(line, _marks(style, ["14 6"], "marks" if line else "points")))

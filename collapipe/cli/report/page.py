@@ -15,9 +15,20 @@ from collapipe.cli.report.reading import RoundLine, Run, cause, option
 from collapipe.cli.report.resources import energy, traffic
 from collapipe.cli.report.step import step_chart
 from collapipe.cli.report.timing import gantt, phases, predicted
+from collapipe.cli.report.uploads import clock_told
 
 GENERATOR = '<meta name="generator" content="CollaPipe report">'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_GROUPS = (
+    "experiment",
+    "framework",
+    "strategy",
+    "task",
+    "model",
+    "environment",
+    "cluster",
+    "channel",
+)
 Section = tuple[str, str, Markup]  # name within the page, title, content
 
 
@@ -91,7 +102,8 @@ def state(run: Run) -> str:
     done = f"{len(run.rounds)} of {counted(run.planned_rounds, 'round')}"
     if run.summary is None:
         return f"No end was written: the run is going on, or it was killed. {done}."
-    return f"{run.summary.status.capitalize()} after {done}{cause(run.summary)}"
+    alone = ", scheduled without training" if run.rounds and not run.trained else ""
+    return f"{run.summary.status.capitalize()} after {done}{alone}{cause(run.summary)}"
 
 
 def facts(run: Run) -> Markup:
@@ -101,13 +113,12 @@ def facts(run: Run) -> Markup:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    summary, clock = run.summary, run.clock
+    summary = run.summary
     test = summary.metric if summary else None
-    names = ("framework", "strategy", "task", "model", "environment", "cluster", "channel")
     devices, channels = option(run, "cluster.num_devices"), option(run, "channel.num_channels")
     return {
         **({f"test {test.name}": f"{test.value:.4g}  ({test.signature})"} if test else {}),
-        **{name: kind(run.tree.get(name)) for name in names},
+        **{name: _chosen(run, name) for name in _GROUPS},
         "units": f"{run.num_units}"
         + (f", {devices} devices each" if devices else "")
         + (f", {channels} channels" if channels else ""),
@@ -115,7 +126,7 @@ def _facts(run: Run) -> dict[str, str]:
         "batch": f"{option(run, 'batch_size')} samples, "
         f"{option(run, 'federation.local_steps')} local steps a round",
         "seed": str(run.seed),
-        "clock": f"{seconds(clock.ends_s[-1])}, {clock.kind}" if clock.ends_s else "",
+        "clock": clock_told(run),
         "wall time": f"{seconds(run.rounds[-1].wall_s)}, measured" if run.rounds else "",
         "version": run.version,
         "folder": str(run.folder.resolve()),
@@ -130,12 +141,17 @@ def _shards(rows: list[int]) -> str:
     return f"{sum(rows):,}, {each} a unit"
 
 
-def kind(group: object) -> str:
-    """What was chosen in a group of options: its ``name``, or the class of its ``_target_``."""
-    if not isinstance(group, dict):
-        return ""
-    name = group.get("name") or str(group.get("_target_") or "").rpartition(".")[2]
-    return str(name)
+def _chosen(run: Run, group: str) -> str:
+    """What was chosen in a group of options: its file, and its ``name`` where that is another.
+
+    Of a file that is not known the ``name``, or the class of its ``_target_``.
+    """
+    choice, options = run.choices.get(group, ""), run.tree.get(group)
+    if not isinstance(options, dict):
+        return choice
+    name = str(options.get("name") or "")
+    known = dict.fromkeys(filter(None, (choice, name)))
+    return ", ".join(known) or str(options.get("_target_") or "").rpartition(".")[2]
 
 
 def _rounds(run: Run) -> Markup:
@@ -158,7 +174,7 @@ def _rounds(run: Run) -> Markup:
             " ".join(map(str, line.units)) or "–",
             f"{end:,.2f} s",
             f"{line.cost.delay_s:,.2f} s" if line.cost else "–",
-            f"{line.seconds.get('round', 0.0):,.2f} s",
+            f"{line.seconds.get('round', 0.0):,.2f} s" if run.trained else "–",
             f"{line.energy_j:,.4g} J" if line.energy_j is not None else "–",
             f"{line.bytes_up / 1e6:,.2f}",
             f"{line.bytes_down / 1e6:,.2f}",

@@ -8,7 +8,7 @@ from collapipe.cli.report.matrix import Kind, matrix
 from collapipe.cli.report.reading import Run
 from collapipe.errors import printable
 
-_TRAINED = Kind("trained", "c0")
+_TRAINED, _SCHEDULED = Kind("trained", "c0"), Kind("took part", "c0")
 _FAILED = Kind("failed", "c1", 0.5, 0.5)
 _SET_ASIDE = Kind("set aside, could not be planned with", "c3", 0.35, 0.3)
 _SKIPPED = Kind("round skipped", "skipped")
@@ -18,16 +18,17 @@ def participation(run: Run) -> Markup:
     """Units by rounds, and what went wrong."""
     if not run.rounds:
         return note("No round was finished.")
+    took_part = _TRAINED if run.trained else _SCHEDULED
     cells = {
         _SKIPPED: [
             (n, line.round) for line in run.rounds if line.skipped for n in range(run.num_units)
         ],
-        _TRAINED: [(unit, line.round) for line in run.rounds for unit in line.units],
+        took_part: [(unit, line.round) for line in run.rounds for unit in line.units],
         _FAILED: [(unit, line.round) for line in run.rounds for unit in line.failures],
         _SET_ASIDE: [(unit, line.round) for line in run.rounds for unit in line.set_aside],
     }
     shown = {kind: where for kind, where in cells.items() if where}
-    counts = Counter(unit for unit, _ in cells[_TRAINED])
+    counts = Counter(unit for unit, _ in cells[took_part])
     told = [
         f"{counts[unit]}, {counts[unit] / len(run.rounds):.0%}" for unit in range(run.num_units)
     ]

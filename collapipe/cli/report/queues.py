@@ -45,7 +45,9 @@ def _assumptions(run: Run) -> Markup | None:
     if not rows:
         return None
     columns = ["what the bound assumes", "estimated from training", "set for the strategy"]
-    return table(columns, rows, "What the bound assumes")
+    shown = [n for n in range(3) if any(row[n] != "–" for row in rows)]
+    rows = [[row[n] for n in shown] for row in rows]
+    return table([columns[n] for n in shown], rows, "What the bound assumes")
 
 
 def _figure(value: object) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from collapipe.cli.report.choices import read_choices
 from collapipe.errors import ConfigError, one_line, printable
 from collapipe.plan import RoundPlan
 from collapipe.report import ClusterCost, RoundCost
+from collapipe.saved_yaml import check_figures, check_text, read_limited
 from collapipe.state import Estimates
 
 
@@ -100,6 +102,8 @@ class Run:
         None while the run is going, or if it was killed.
     shard_rows
         Training rows by unit; empty if it did not come to that.
+    choices
+        The file of each group of options, by group; see ``read_choices``.
     """
 
     folder: Path
@@ -109,6 +113,7 @@ class Run:
     rounds: tuple[RoundLine, ...]
     summary: Summary | None
     shard_rows: dict[int, int]
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_units(self) -> int:
@@ -131,6 +136,11 @@ class Run:
         return any(line.plan.queues for line in self.rounds)
 
     @property
+    def trained(self) -> bool:
+        """Whether units were told to; else rounds were scheduled alone."""
+        return any("train" in line.seconds for line in self.rounds)
+
+    @property
     def clock(self) -> Clock:
         """The run's own; where it has none, its rounds as they were measured, one after another."""
         ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
@@ -145,8 +155,11 @@ def read_run(folder: Path) -> Run:
     """Read what is there. Raises ``ConfigError``: the file, the line, and what is wrong with it."""
     config = folder / "config.yaml"
     if not config.is_file():
-        raise ConfigError(f"{folder}: not the folder of a run, {config} is missing")
-    text = _text(config)
+        raise ConfigError(
+            f"{folder}: not the folder of a run, {config} is missing (a run writes it when it "
+            "starts)"
+        )
+    text = read_limited(config)
     tree = _tree(config, text)
     first = text.partition("\n")[0]
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
@@ -161,13 +174,14 @@ def read_run(folder: Path) -> Run:
         rounds,
         _checked(_SUMMARY, summary, 0, _text(summary)) if summary.is_file() else None,
         _shard_rows(shards) if shards.is_file() else {},
+        read_choices(folder / "overrides.json", tree),
     )
 
 
 _MOST = 1e150  # of figures that are added up, squared and drawn
 _MOST_WHOLE = 10**30
+_MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
-_MOST_BYTES, _MOST_DEPTH = 100_000, 100  # of a configuration; a run's has a few thousand, and 5
 _LINE, _SUMMARY = TypeAdapter(RoundLine), TypeAdapter(Summary)
 
 
@@ -196,14 +210,12 @@ def _text(file: Path) -> str:
 
 def _tree(file: Path, text: str) -> dict[str, Any]:
     """The configuration, with the three numbers that every run has."""
+    check_text(file, text)
     try:
-        if len(text) > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES:,} characters")
-        _check_tokens(file, text)
         tree = yaml.safe_load(text)
-        _check_figures(tree)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
+    check_figures(file, tree)
     for option in ("federation.num_units", "federation.rounds", "seed"):
         value = tree
         for key in option.split("."):
@@ -216,28 +228,6 @@ def _tree(file: Path, text: str) -> dict[str, Any]:
     if num_units > _MOST_UNITS:
         raise ConfigError(f"{file}: federation.num_units={num_units} are more than can be shown")
     return dict(tree)
-
-
-def _check_tokens(file: Path, text: str) -> None:
-    """An alias may make a few lines grow without bounds, and the time for brackets in brackets
-    does; a saved configuration has neither."""
-    depth = 0
-    for token in yaml.scan(text):
-        if isinstance(token, yaml.AliasToken):
-            raise ConfigError(f"{file}: has references, which a saved configuration has not")
-        depth += isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken)
-        depth -= isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken)
-        if depth > _MOST_DEPTH:
-            raise ValueError("nested too deeply")
-
-
-def _check_figures(node: object) -> None:
-    """Some whole numbers are too large for a text."""
-    if isinstance(node, int) and abs(node) > _MOST_WHOLE:
-        raise ValueError("a number is no figure of a run")
-    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for part in parts:
-        _check_figures(part)
 
 
 def _rounds(file: Path, num_units: int) -> Iterator[RoundLine]:
@@ -286,7 +276,7 @@ def _checked(kind: TypeAdapter[Any], file: Path, number: int, text: str) -> Any:
     where = f"{file}:{number}" if number else str(file)
     try:
         tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
-        return kind.validate_python(tree)
+        return kind.validate_python(_shortened(tree))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
@@ -295,6 +285,15 @@ def _checked(kind: TypeAdapter[Any], file: Path, number: int, text: str) -> Any:
         raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
     except ConfigError as error:  # a plan that contradicts itself
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _shortened(node: Any) -> Any:
+    """Without what a text has beyond ``_MOST_TEXT``; some are shown a dozen times."""
+    if isinstance(node, str):
+        return node if len(node) <= _MOST_TEXT else f"{node[:_MOST_TEXT]} …"
+    if isinstance(node, dict):
+        return {_shortened(key): _shortened(value) for key, value in node.items()}
+    return [_shortened(each) for each in node] if isinstance(node, list) else node
 
 
 def _real(text: str) -> float:

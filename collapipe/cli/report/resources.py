@@ -11,6 +11,7 @@ from collapipe.cli.report.drawing import note
 from collapipe.cli.report.lines import Point, Series, lines
 from collapipe.cli.report.markup import Markup, details, join, table, tag
 from collapipe.cli.report.reading import Run
+from collapipe.cli.report.uploads import missing_uploads
 
 _UPLOAD = "upload"
 
@@ -19,8 +20,12 @@ def energy(run: Run) -> Markup:
     """Joules of each unit and device, modelled."""
     if not any(line.costs for line in run.rounds):
         return note("The run's rounds have no modelled energy.")
+    missing = missing_uploads(run)
     spent = [_spent(run, unit) for unit in range(run.num_units)]
     total = math.fsum(joules for each in spent for joules in each.values())
+    if not total:
+        told = ("0 J in all: no device has an energy law", missing)
+        return note(", ".join(filter(None, told)) + ".")
     each_device: list[list[object]] = [
         [f"unit {unit}", name, f"{joules:.4g} J"]
         for unit, each in enumerate(spent)
@@ -30,7 +35,10 @@ def energy(run: Run) -> Markup:
     chart = bars("Energy of all rounds, modelled", "joules", rows)
     return join(
         tag("div", chart, class_="charts"),
-        note(f"{three_digits(total)} J in all. Devices without an energy law count as 0."),
+        note(
+            f"{three_digits(total)} J in all{f', {missing}' if missing else ''}. Devices without "
+            "an energy law count as 0."
+        ),
         details("Each device", table(["unit", "what", "energy"], each_device, "Energy of devices")),
     )
 
@@ -66,6 +74,8 @@ def traffic(run: Run) -> Markup:
     ]
     if not numbers:
         return note("No round was finished.")
+    if not any(sum(sizes) for _, sizes in kinds):
+        return note("Nothing was sent, neither up nor down.")
     totals = ", ".join(f"{sum(sizes) / 1e6:,.1f} MB {name}" for name, sizes in kinds)
     charts = [
         lines("Bytes of each round", "round", "MB", each, zero=True),

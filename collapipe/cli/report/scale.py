@@ -50,9 +50,9 @@ def scale(
     known = list(values) or [0.0, 1.0]
     low, high = min(known), max(known)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
-        room = 0.5 * abs(low) or 0.5
+        room = 0.5 * abs(low)
         low, high = (min(low, 0.0), max(high, 0.0)) if whole else (low - room, high + room)
-        high = max(high, low + 1.0) if whole else high
+        high = max(high, low + 1.0) if whole or not room else high
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(each * power for each in _STEPS if each * power >= raw * (1 - 1e-9))

@@ -11,10 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from collapipe.cli.report.drawing import (
     BOTTOM,
+    LETTER,
     RIGHT,
     WIDE,
     colour,
     figure,
+    fitting,
     floor_axis,
     key,
     legend,
@@ -111,7 +113,7 @@ def _in_order(problem: ClusterProblem, cluster: ClusterPlan) -> ClusterProblem:
 
 
 def _drawn(title: str, rows: list[Row]) -> Markup:
-    left = min(0.4 * WIDE, 14 + 7.4 * max(len(name) for name, _ in rows))
+    left = min(0.4 * WIDE, 14 + LETTER * max(len(name) for name, _ in rows))
     ends = [stage.hops[-1] + stage.hop_s for _, stage in rows]
     floor = 8 + _ROW * len(rows)
     horizontal = scale([0.0, *ends], left, WIDE - RIGHT, count=8)
@@ -133,7 +135,8 @@ def _stage(name: str, stage: Stage, top: float, horizontal: Scale) -> Markup:
         tag("path", d="".join(_box(span, top, kind, horizontal) for span in spans), class_=kind)
         for kind, spans in boxes.items()
     ]
-    return join(text_at(horizontal.begin - 8, top + 13, name, "end"), *paths)
+    shown = fitting(name, horizontal.begin - 8)
+    return join(text_at(horizontal.begin - 8, top + 13, shown, "end"), *paths)
 
 
 def _box(span: tuple[float, float], top: float, kind: str, horizontal: Scale) -> str:

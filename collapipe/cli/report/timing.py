@@ -9,10 +9,12 @@ from collapipe.cli.report.drawing import note
 from collapipe.cli.report.lines import Series, lines
 from collapipe.cli.report.markup import Markup, join, table, tag
 from collapipe.cli.report.reading import RoundLine, Run
+from collapipe.cli.report.uploads import missing_uploads
 from collapipe.plan import ClusterPlan
 
 _SERVER = ("plan", "send", "train", "aggregate", "evaluate")
 _UNIT = "unit/"
+_SAME = 1e-9  # of modelled delays that differ by rounding
 _PIPELINE, _UPLOAD = ("pipeline, all local steps", 0), ("upload", 1)
 
 
@@ -20,6 +22,9 @@ def phases(run: Run) -> Markup:
     """Measured seconds of a mean round, on the server and inside the units."""
     if not run.rounds:
         return note("No round was finished.")
+    if not run.trained:
+        mean = seconds(_total(run, "plan") / len(run.rounds))
+        return note(f"Nothing was trained. Planning took {mean} a round in the mean, measured.")
     names = sorted({name for line in run.rounds for name in line.seconds if name.startswith(_UNIT)})
     server = [(name, _on_server(run, name)) for name in _SERVER]
     units = [(name.removeprefix(_UNIT), _total(run, name)) for name in names]
@@ -71,7 +76,16 @@ def gantt(line: RoundLine) -> Markup:
     chart = bars(title, across, rows, wide=True) if rows else note(f"{title}: no times are known.")
     columns = ["unit", "segments", "S", "m", "pipeline", "channel", "power", "upload", "ends after"]
     told = table(columns, [_cells(line, c) for c in line.plan.clusters], "The round's plan")
-    return join(chart, told)
+    return join(chart, told, _without_channel(line))
+
+
+def _without_channel(line: RoundLine) -> Markup | None:
+    if all(cluster.uplink for cluster in line.plan.clusters):
+        return None
+    return note(
+        "Uploads not counted: the strategy planned no channel for them, and the round's modelled "
+        "delay is that of the pipelines alone."
+    )
 
 
 def _times(line: RoundLine, cluster: ClusterPlan) -> tuple[float | None, float | None]:
@@ -120,7 +134,9 @@ def predicted(run: Run) -> Markup:
     delays = [(line.round, line.cost.delay_s) for line in planned if line.cost]
     if not delays:
         return note("The run's rounds have no modelled delay.")
-    modelled = _by_round("Modelled delay of each round", "seconds, modelled", 0, delays)
+    missing = missing_uploads(run)
+    up = ", ".join(filter(None, ("seconds, modelled", missing)))
+    modelled = _by_round("Modelled delay of each round", up, 0, delays)
     took = {
         line.round: line.seconds.get("round", 0.0) for line in planned if "train" in line.seconds
     }
@@ -129,7 +145,7 @@ def predicted(run: Run) -> Markup:
         return join(tag("div", modelled, class_="charts"), note(why))
     measured = _by_round("Measured time of each round", "seconds, measured", 1, [*took.items()])
     pairs = [(delay, took[number]) for number, delay in delays if number in took and delay > 0]
-    both, told = _beside(pairs)
+    both, told = _beside(pairs, missing)
     return join(tag("div", modelled, measured, both, class_="charts"), told)
 
 
@@ -138,20 +154,23 @@ def _by_round(title: str, up: str, style: int, values: Sequence[tuple[int, float
     return lines(title, "round", up, [Series("", style, points)], zero=True)
 
 
-def _beside(pairs: list[tuple[float, float]]) -> tuple[Markup | None, Markup | None]:
-    """Measured against modelled seconds, and what to make of it."""
+def _beside(pairs: list[tuple[float, float]], missing: str) -> tuple[Markup | None, Markup | None]:
+    """Measured against modelled seconds, unless these are all the same, and what to make of it."""
     if not pairs:
         return None, None
     ratio = statistics.median(took / delay for delay, took in pairs)
     delays = [delay for delay, _ in pairs]
+    least, most = min(delays), max(delays)
     series = [
         Series("a round", 2, pairs, joined=False),
-        Series(f"ratio {ratio:.3g}", 3, [(end, ratio * end) for end in (min(delays), max(delays))]),
+        Series(f"ratio {ratio:.3g}", 3, [(end, ratio * end) for end in (least, most)]),
     ]
     told = (
         f"Measured time is {ratio:.3g} times the modelled delay (median of rounds). Modelled: "
-        "pipeline and upload of the slowest unit in the scheduler's world. Measured: what the "
+        f"pipeline and upload{f' ({missing})' if missing else ''} of the slowest unit in the "
+        "scheduler's world. Measured: what the "
         "round took where it ran. They agree only where the laws were measured on its devices."
     )
     title, across, up = "Measured against modelled", "seconds, modelled", "seconds, measured"
-    return lines(title, across, up, series), note(told)
+    chart = lines(title, across, up, series) if least < (1 - _SAME) * most else None
+    return chart, note(told)

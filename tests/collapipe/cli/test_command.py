@@ -38,6 +38,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["federation.round=3"], "unknown option federation.round; nearest: federation.rounds"),
         (["optimiser=sgd"], "unknown option optimiser; nearest: optimizer"),
         (["task=date"], "there is no conf/task/date.yaml; nearest: dates"),
+        (["experiment=[fig11,nope]"], "there is no conf/experiment/nope.yaml; known: chinese_ner"),
         (["strategy=dates"], "known: all, delay_only, dssra, dssra_paper, even, loss_only, random"),
         (["nonsense"], "not an override KEY=VALUE"),
         (["pipeline.num_segments=7", "cluster.num_devices=8"], "more than model.num_blocks=6"),
@@ -66,6 +67,9 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["link.port=70000"], "link.port=70000: must be at most 65535"),
         (["link.host=192.0.2.1"], "cannot listen there"),
         (["seed=99999999999999999999"], "below 2⁶³"),
+        (["federation.clock=real", "framework.train=false"], "set federation.clock=modelled"),
+        (["channel.gain_db=" + "[" * 999 + "]" * 999], "nested too deeply"),
+        (["task.max_length=1000000000"], "task.max_length is 1000000000; set it to at most 32768"),
         (["strategy._target_=no.such.Thing"], "no.such.Thing"),
         (["task.vocabulary=3"], "task.vocabulary is 3"),
         (["data.root=/no/such/folder"], "data.root=/no/such/folder: no such folder"),
@@ -82,6 +86,41 @@ def test_bad_input_is_one_line_and_status_2(
     assert err.count("\n") == 1
     assert "Traceback" not in out + err
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("train", ["true", "false"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["strategy.drift_weight=-1"], "strategy.drift_weight=-1.0: must be finite and not neg"),
+        (["strategy=random", "strategy.num_scheduled=0"], "strategy.num_scheduled=0: must be at"),
+        (
+            ["strategy=dssra_paper", "strategy.drift=paper", "strategy.drift_weight=0"],
+            "strategy.drift_weight=0: drift paper needs more than 0",
+        ),
+        (
+            ["strategy._target_=optim.baselines.EvenSplit"],
+            "unknown option strategy.solver; EvenSplit has no",
+        ),
+        (["strategy._target_=turnz.Turns"], "strategy._target_=turnz.Turns: Error loading"),
+    ],
+)
+def test_a_strategy_that_cannot_be_leaves_nothing(
+    command: Command,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    options: list[str],
+    says: str,
+    train: str,
+) -> None:
+    """It is built before anything is, and nobody else says a word."""
+    folder = tmp_path / "run"
+    options = [*options, f"framework.train={train}", f"hydra.run.dir={folder}"]
+    status, out, err = command("run", *options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {says}")
+    assert caplog.records == []
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -165,6 +204,15 @@ def test_prediction_without_a_run_is_one_line(command: Command, tmp_path: Path) 
     status, _, err = command("predict", str(tmp_path / "nowhere"), "text")
     assert (status, err.count("\n")) == (2, 1)
     assert "config.yaml is missing" in err
+
+
+def test_prediction_of_a_run_that_trained_nothing_names_the_option(
+    command: Command, tmp_path: Path
+) -> None:
+    assert command("run", *TINY, "framework.train=false", f"hydra.run.dir={tmp_path}")[0] == 0
+    status, _, err = command("predict", str(tmp_path), "Dienstag")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "has no model, for it was run with framework.train=false" in err
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_run import FAILED, SET_ASIDE, SKIPPED, made_lines, make_run, write_lines, write_summary
+from made_run import (
+    FAILED,
+    SET_ASIDE,
+    SKIPPED,
+    made_lines,
+    make_run,
+    without_uploads,
+    write_lines,
+    write_summary,
+)
 
 from collapipe.cli.report.reading import read_run
 from collapipe.cli.status import describe
@@ -102,6 +111,17 @@ def test_who_did_not_train_is_named(run: Path) -> None:
     assert told(run)["train loss"].endswith("(round 6)")
 
 
+def test_units_that_were_scheduled_alone_took_part(run: Path) -> None:
+    lines = [{**line, "seconds": {"plan": 1.0, "round": 1.0}} for line in made_lines(20)]
+    write_lines(run, lines[:12])
+    assert told(run)["units"] == "4 of 4 scheduled units took part"
+
+
+def test_a_clock_without_uploads_is_told(run: Path) -> None:
+    write_lines(run, [*without_uploads(made_lines(12))])
+    assert told(run)["clock"].endswith(" s, modelled, uploads not counted")
+
+
 def test_the_last_checkpoint_is_told(run: Path) -> None:
     assert "checkpoint" not in told(run)
     (run / "checkpoints" / "000010").mkdir(parents=True)
@@ -125,7 +145,7 @@ def test_the_command_prints_one_screen(run: Path, command: Command) -> None:
 def test_a_folder_of_no_run_is_one_line(tmp_path: Path, command: Command) -> None:
     status, out, err = command("status", tmp_path / "nowhere")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.endswith("nowhere/config.yaml is missing\n")
+    assert err.endswith("nowhere/config.yaml is missing (a run writes it when it starts)\n")
 
 
 def test_what_a_folder_says_moves_no_cursor(tmp_path: Path, command: Command) -> None:

@@ -173,7 +173,9 @@ def test_without_rows_all_ways_to_bring_some_are_named() -> None:
         classification(Path("absent")).splits(0)
 
 
-@pytest.mark.parametrize(("field", "value"), [("vocabulary", 258), ("max_length", 2)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("vocabulary", 258), ("max_length", 2), ("max_length", 2**15 + 1)]
+)
 def test_bad_fields_are_named(field: str, value: int) -> None:
     """Also when they come through OmegaConf, as in a run."""
     options = OmegaConf.merge(OmegaConf.structured(Classification), asdict(classification()))

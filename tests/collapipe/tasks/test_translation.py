@@ -210,7 +210,8 @@ def test_unreachable_hub_names_the_way_out(
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("vocabulary", 258), ("max_length", 1), ("source", "en")]
+    ("field", "value"),
+    [("vocabulary", 258), ("max_length", 1), ("max_length", 10**9), ("source", "en")],
 )
 def test_bad_fields_are_named(field: str, value: object) -> None:
     """Also when they come through OmegaConf, as in a run."""

@@ -1,8 +1,13 @@
-"""A run that ended early says how it goes on, or why it cannot."""
+"""What is told at a run's end: how one that ended early goes on, or why it cannot."""
 
 from pathlib import Path
 
-from server_app.records.summary import how_to_go_on
+import pytest
+
+from collapipe.plan import RoundPlan
+from collapipe.report import ClusterCost, RoundCost, RoundReport
+from collapipe.state import Estimates
+from server_app.records.summary import History, clock_told, how_to_go_on, sent
 
 
 def test_the_last_checkpoint_is_named_with_what_to_type(tmp_path: Path) -> None:
@@ -17,3 +22,48 @@ def test_without_a_checkpoint_the_option_is_named(tmp_path: Path) -> None:
     every_five = "federation.checkpoint_every=5; the first follows round 5"
     assert how_to_go_on(tmp_path, 5) == f"cannot go on: no checkpoint ({every_five})"
     assert how_to_go_on(tmp_path, 0).endswith("no checkpoint (federation.checkpoint_every=0)")
+
+
+def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:
+    assert sent(History(0.0)) == {}
+    told = {"bytes": "1,234.5 MB up, 0.1 MB down"}
+    assert sent(History(0.0, bytes_up=1_234_500_000, bytes_down=100_000)) == told
+
+
+@pytest.mark.parametrize(
+    ("upload_s", "clock", "told"),
+    [
+        (1.5, "modelled", "12.0 s, modelled"),
+        (None, "modelled", "12.0 s, modelled, uploads not counted"),
+        (None, "real", "12.0 s, real"),
+    ],
+)
+def test_a_clock_that_leaves_uploads_out_is_told(
+    upload_s: float | None, clock: str, told: str
+) -> None:
+    history = History(0.0)
+    for each in (upload_s, 1.5):  # one round is enough
+        history.add(_report(ClusterCost(0, 10.5, each, 0.0, {})))
+    assert clock_told(history, clock) == told
+
+
+def _report(cost: ClusterCost) -> RoundReport:
+    """A round of one unit, clock 12 s."""
+    return RoundReport(
+        round=1,
+        plan=RoundPlan(1, ()),
+        cost=RoundCost(cost.pipeline_s, (cost,)),
+        clock_s=12.0,
+        skipped=None,
+        set_aside={},
+        queues=(),
+        units=(0,),
+        failures={},
+        train_loss=None,
+        estimates=Estimates(),
+        samples=0,
+        target_tokens=0,
+        bytes_up=0,
+        bytes_down=0,
+        seconds={},
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_run import made_lines, make_run, write_lines
+from made_run import made_lines, make_run, without_uploads, write_lines
 from report_page import Page
 
 
@@ -16,7 +16,7 @@ def test_runs_are_grouped_by_what_differs_but_the_seed(
     page = report(*runs)
     assert Path("report.html").exists()
     assert "6 runs, 2 configurations" in page.texts
-    assert ["", "strategy=Dssra", "strategy=Random"] in page.cells
+    assert ["", "A strategy=Dssra", "B strategy=Random"] in page.cells
     assert page.rows("seeds") == [["seeds", "0 1 2", "0 1 2"]]
 
 
@@ -45,10 +45,107 @@ def test_a_name_tells_what_differs_within_a_kind(
     other = make_run(tmp_path / "c", strategy="mine.Dssra", drift_weight=0.1)
     page = report(slow, fast, other, "--output", tmp_path / "report.html")
     assert set(page.rows("")[0][1:]) == {
-        "strategy=optim.dssra.Dssra strategy.drift_weight=10",
-        "strategy=optim.dssra.Dssra strategy.drift_weight=0.1",
-        "strategy=mine.Dssra",
+        "A strategy=optim.dssra.Dssra strategy.drift_weight=10",
+        "B strategy=optim.dssra.Dssra strategy.drift_weight=0.1",
+        "C strategy=mine.Dssra",
     }
+
+
+def test_strategies_are_called_as_the_user_chose_them(
+    tmp_path: Path, report: Callable[..., Page]
+) -> None:
+    chosen = {"dssra": "optim.dssra.Dssra", "loss_only": "optim.baselines.HighestLoss"}
+    runs = [make_run(tmp_path / name, strategy=kind) for name, kind in chosen.items()]
+    for run, name in zip(runs, chosen, strict=True):
+        (run / "overrides.json").write_text(f'["strategy={name}"]')
+    page = report(*runs, "--output", tmp_path / "report.html")
+    assert ["", "A strategy=dssra", "B strategy=loss_only"] in page.cells
+    (runs[0] / "overrides.json").unlink()  # then both are called by what is known of both
+    page = report(*runs, "--output", tmp_path / "report.html")
+    assert ["", "A strategy=Dssra", "B strategy=HighestLoss"] in page.cells
+
+
+def test_what_differs_within_a_choice_is_told(tmp_path: Path, report: Callable[..., Page]) -> None:
+    slow, fast = (make_run(tmp_path / str(v), drift_weight=v) for v in (10, 0.1))
+    other = make_run(tmp_path / "c", strategy="optim.baselines.EvenSplit")
+    for run, name in ((slow, "dssra"), (fast, "dssra"), (other, "even")):
+        (run / "overrides.json").write_text(f'["strategy={name}"]')
+    page = report(slow, fast, other, "--output", tmp_path / "report.html")
+    assert page.rows("")[0][1:] == [
+        "A strategy=dssra strategy.drift_weight=10",
+        "B strategy=dssra strategy.drift_weight=0.1",
+        "C strategy=even",
+    ]
+
+
+def test_framework_and_strategy_come_first_and_values_are_those_of_the_file(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    for folder, cut in ((runs[0], "null"), (runs[3], "true")):
+        config = "cut: " + cut + "\n" + (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(config)
+    names = ["A strategy=Dssra cut=null", "B strategy=Random cut=true"]
+    assert report(runs[0], runs[3]).rows("")[0][1:] == names
+
+
+def test_the_full_legend_stands_once(runs: list[Path], report: Callable[..., Page]) -> None:
+    texts = [text.strip() for text in report(*runs).texts]
+    assert texts.count("A") == 1 + 9  # beneath each chart as well
+    assert texts.count("strategy=Dssra") == 1
+
+
+def _clock_cells(page: Page) -> list[str]:
+    """Of the second configuration: its mean, and the difference from the first."""
+    return [row[-1] for row in page.rows("clock, s modelled")]
+
+
+def test_a_run_without_uploads_is_marked_and_not_compared(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    """Its clock is short for want of what it leaves out."""
+    for folder, seed in zip(runs[3:], range(3), strict=True):
+        write_lines(folder, [*without_uploads(made_lines(20, seed=seed))])
+    page = report(*runs)
+    for name in ("clock, s modelled", "delay of a round, s modelled", "energy, J modelled"):
+        figures, difference = page.rows(name)
+        assert "uploads" not in figures[1] and figures[2].endswith("uploads not counted")
+        assert difference[1] == "– uploads not counted"
+    assert page.rows("MB up")[-1][1].count("%") == 1
+    assert "seconds, modelled; B: uploads not counted" in page.texts
+    assert "Modelled seconds and joules of B leave out uploads" in page.text
+
+
+def test_runs_that_both_leave_out_uploads_are_compared(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    for folder in runs:
+        write_lines(folder, [*without_uploads(made_lines(20))])
+    mean, difference = _clock_cells(report(*runs))
+    assert mean.endswith("uploads not counted")
+    assert difference.startswith("+0 %")
+
+
+def test_runs_that_leave_out_some_uploads_are_not_compared(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    for folder in runs:
+        lines = list(made_lines(20))
+        write_lines(folder, [*without_uploads(lines[:10]), *lines[10:]])
+    mean, difference = _clock_cells(report(*runs))
+    assert mean.endswith("uploads counted in some rounds only")
+    assert "%" not in difference
+
+
+def test_a_measured_clock_is_compared_whatever_is_modelled(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    for folder, seed in zip(runs[3:], range(3), strict=True):
+        write_lines(folder, [*without_uploads(made_lines(20, seed=seed))])
+    for folder in runs:
+        config = (folder / "config.yaml").read_text().replace("clock: modelled", "clock: real")
+        (folder / "config.yaml").write_text(config)
+    ours, theirs = report(*runs).rows("clock, s measured")
+    assert "uploads" not in ours[2] and "%" in theirs[1]
 
 
 def test_a_round_that_was_skipped_has_no_delay(

@@ -7,10 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_run import FAILED, SET_ASIDE, SKIPPED, made_lines, make_run, write_lines, write_summary
+from made_run import (
+    FAILED,
+    SET_ASIDE,
+    SKIPPED,
+    made_lines,
+    make_run,
+    without_uploads,
+    write_lines,
+    write_summary,
+)
 from report_page import Page
 
 from collapipe.cli.printing import seconds
+from collapipe.cli.report.choices import read_choices
 from collapipe.cli.report.queues import drifts
 from collapipe.cli.report.reading import read_run
 
@@ -216,6 +226,106 @@ def test_a_run_that_scheduled_alone_has_no_measured_rounds(
     assert "Modelled delay of each round" in page.texts
     assert "Nothing was trained: there is no measured time beside the modelled delay." in page.texts
     assert not {"Measured time of each round", "Measured against modelled"} & set(page.texts)
+    assert "Completed after 20 of 20 rounds, scheduled without training" in page.texts
+    assert "took part" in " ".join(page.texts) and " trained" not in page.texts
+    assert "Nothing was trained. Planning took 1.00 s a round in the mean, measured." in page.texts
+    assert {row[8] for row in page.cells if len(row) == 12} == {"measured", "–"}
+
+
+def test_a_run_that_sent_nothing_has_no_charts_of_it(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    write_lines(run, [{**line, "bytes_up": 0, "bytes_down": 0} for line in made_lines(20)])
+    page = report(run)
+    assert "Nothing was sent, neither up nor down." in page.texts
+    assert "Bytes of each round" not in page.texts
+
+
+def test_a_run_without_uploads_says_so_beside_its_figures(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    lines = [*without_uploads(made_lines(20))]
+    write_lines(run, lines)
+    page = report(run)
+    assert f"{seconds(lines[-1]['clock_s'])}, modelled, uploads not counted" in page.texts
+    for text in (
+        "seconds, modelled; uploads not counted",
+        "seconds, modelled, uploads not counted",
+    ):
+        assert text in page.texts  # of the learning curves; of the modelled delay
+    assert any(text.startswith("Uploads not counted: the strategy") for text in page.texts)
+    assert "J in all, uploads not counted." in page.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["strategy=dssra", "seed=0"], "dssra"),
+        (["strategy=random", "strategy='dssra_paper'"], "dssra_paper"),
+        ([], "dssra"),  # the default
+        (["strategy=random"], "Dssra"),  # which contradicts the configuration
+        (["strategy=../../secret"], "Dssra"),
+        (["experiment=no_such"], "dssra"),
+        ("strategy=dssra", "Dssra"),
+        ([1], "Dssra"),
+        (None, "Dssra"),
+    ],
+)
+def test_the_head_names_what_was_chosen(
+    overrides: object, told: str, run: Path, report: Callable[..., Page]
+) -> None:
+    if overrides is not None:
+        (run / "overrides.json").write_text(json.dumps(overrides))
+    texts = report(run).texts
+    assert texts[texts.index("strategy") + 1] == told
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, " " * 200_000 + "[]", "{", "\x00"])
+def test_odd_overrides_are_no_hindrance(text: str, run: Path, report: Callable[..., Page]) -> None:
+    (run / "overrides.json").write_text(text)
+    texts = report(run).texts
+    assert texts[texts.index("strategy") + 1] == "Dssra"
+
+
+def test_each_experiment_names_what_it_chooses(run: Path) -> None:
+    """The choices of conf/ itself, whose files say their classes."""
+    tree = {
+        "strategy": {"_target_": "optim.dssra.Dssra"},
+        "cluster": {"_target_": "collapipe.presets.PaperCluster"},
+        "channel": {"_target_": "collapipe.presets.ChannelPreset"},
+        "environment": {"_target_": "server_app.world.environment.Environment"},
+        "task": {"_target_": "collapipe.tasks.parallel_corpus.ParallelCorpus"},
+    }
+    file = run / "overrides.json"
+    file.write_text('["experiment=fig09", "environment=mobile"]')
+    found = read_choices(file, tree)
+    assert {group: found[group] for group in ("experiment", *tree)} == {
+        "experiment": "fig09",
+        "strategy": "dssra",
+        "cluster": "paper",
+        "channel": "paper",
+        "environment": "mobile",
+        "task": "multi30k",
+    }
+
+
+def test_a_name_without_end_does_not_make_a_page_without_end(run: Path, command: Command) -> None:
+    lines = list(made_lines(20))
+    lines[9]["metric"]["name"] = "x" * 1_000_000
+    write_lines(run, lines)
+    status, out, _ = command("report", run)
+    assert status == 0
+    assert Path(out.strip()).stat().st_size < 200_000
+
+
+def test_a_ratio_is_drawn_only_where_modelled_delays_differ(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    lines = [{**line, "cost": {**line["cost"], "delay_s": 2.0}} for line in made_lines(20)]
+    write_lines(run, lines)
+    page = report(run)
+    assert "times the modelled delay (median of rounds)" in page.text
+    assert "Measured against modelled" not in page.texts
 
 
 def test_phases_of_the_server_add_up(run: Path, report: Callable[..., Page]) -> None:

@@ -20,7 +20,7 @@ def test_markup_escapes_all_but_itself() -> None:
         ([1, 200], True, ["50", "100", "150", "200"]),
         ([1, 3], True, ["1", "2", "3"]),
         ([4, 4], True, None),
-        ([0.0], False, None),
+        ([0.0], False, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),  # nothing is less
         ([], False, None),
         ([1e-12, 3e-12], False, ["1e-12", "1.5e-12", "2e-12", "2.5e-12", "3e-12"]),
         ([0, 4.2e6], False, ["0", "1M", "2M", "3M", "4M"]),
