@@ -26,6 +26,7 @@ class RunProgress:
         self._lock = threading.Lock()
         self._restart()
         self._rounds, self._steps = rounds, steps_per_round
+        self._skipped: str | None = None
         self._live = Progress(
             TextColumn("round {task.fields[round]}/{task.fields[rounds]}"),
             BarColumn(),
@@ -87,11 +88,14 @@ class RunProgress:
         )
         self._restart()
         for unit, cause in report.set_aside.items():
-            self.say(f"round {report.round}: unit {unit} is set aside: {cause}")
+            self.say(f"round {report.round}: unit {unit} is set aside: {printable(cause)}")
         if report.skipped is not None:
-            self.say(f"round {report.round}: skipped: {report.skipped}")
+            again = report.skipped == self._skipped
+            why = "for the same reason" if again else printable(report.skipped)
+            self.say(f"round {report.round}: skipped: {why}")
+        self._skipped = report.skipped
         for unit, cause in report.failures.items():
-            self.say(f"round {report.round}: ended without unit {unit}: {cause}")
+            self.say(f"round {report.round}: ended without unit {unit}: {printable(cause)}")
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "

@@ -1,13 +1,32 @@
-"""What units call their devices is shown as they wrote it, or as a space."""
+"""What units call their devices, and why they failed, is shown as they wrote it or as a space."""
 
 import io
 
 from rich.console import Console
+from round_report import round_report
 
-from server_app.records.progress import end_table
+from server_app.records.progress import RunProgress, end_table
 
 
 def test_what_looks_like_markup_is_text() -> None:
     shown = io.StringIO()
     Console(file=shown, width=80).print(end_table({"[b]": "2 [/b] + 4 \x1b[31mred\nline"}))
     assert shown.getvalue().split() == ["[b]", "2", "[/b]", "+", "4", "[31mred", "line"]
+
+
+def test_causes_are_one_line_each_and_said_once() -> None:
+    shown = io.StringIO()
+    with RunProgress(Console(file=shown, width=80), rounds=9, steps_per_round=1) as progress:
+        progress.round(round_report(1, failures={0: "gone\x1b[2J\nfor good"}), 1.0)
+        for number, why in enumerate(("all are away", "all are away", "no channel", None), 2):
+            progress.round(round_report(number, skipped=why, set_aside={1: "a\nb"}), 1.0)
+        progress.round(round_report(6, skipped="no channel"), 1.0)
+    lines = [line for line in shown.getvalue().splitlines() if "set aside" not in line]
+    assert lines == [
+        "round 1: ended without unit 0: gone [2J for good",
+        "round 2: skipped: all are away",
+        "round 3: skipped: for the same reason",
+        "round 4: skipped: no channel",
+        "round 6: skipped: no channel",
+    ]
+    assert shown.getvalue().count("unit 1 is set aside: a b\n") == 4

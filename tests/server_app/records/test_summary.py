@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
+from round_report import round_report
 
-from collapipe.plan import RoundPlan
-from collapipe.report import ClusterCost, RoundCost, RoundReport
-from collapipe.state import Estimates
+from collapipe.report import ClusterCost, RoundCost
 from server_app.records.summary import History, clock_told, how_to_go_on, sent
 
 
@@ -43,27 +42,6 @@ def test_a_clock_that_leaves_uploads_out_is_told(
 ) -> None:
     history = History(0.0)
     for each in (upload_s, 1.5):  # one round is enough
-        history.add(_report(ClusterCost(0, 10.5, each, 0.0, {})))
+        cost = ClusterCost(0, 10.5, each, 0.0, {})
+        history.add(round_report(cost=RoundCost(cost.pipeline_s, (cost,)), units=(0,)))
     assert clock_told(history, clock) == told
-
-
-def _report(cost: ClusterCost) -> RoundReport:
-    """A round of one unit, clock 12 s."""
-    return RoundReport(
-        round=1,
-        plan=RoundPlan(1, ()),
-        cost=RoundCost(cost.pipeline_s, (cost,)),
-        clock_s=12.0,
-        skipped=None,
-        set_aside={},
-        queues=(),
-        units=(0,),
-        failures={},
-        train_loss=None,
-        estimates=Estimates(),
-        samples=0,
-        target_tokens=0,
-        bytes_up=0,
-        bytes_down=0,
-        seconds={},
-    )

@@ -1,0 +1,29 @@
+"""A round's report in which nothing happened, but for what a test says."""
+
+from typing import Any
+
+from collapipe.plan import RoundPlan
+from collapipe.report import RoundCost, RoundReport
+from collapipe.state import Estimates
+
+
+def round_report(number: int = 1, **fields: Any) -> RoundReport:
+    """The clock shows 12 s."""
+    nothing: dict[str, Any] = {
+        "plan": RoundPlan(number, ()),
+        "cost": RoundCost(0.0, ()),
+        "clock_s": 12.0,
+        "skipped": None,
+        "set_aside": {},
+        "queues": (),
+        "units": (),
+        "failures": {},
+        "train_loss": None,
+        "estimates": Estimates(),
+        "samples": 0,
+        "target_tokens": 0,
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "seconds": {},
+    }
+    return RoundReport(round=number, **(nothing | fields))
