@@ -4,7 +4,6 @@ import functools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 
 import grpc
 import torch
@@ -66,12 +65,7 @@ class DecoderLink:
         self._reader.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._outgoing.put(None)
         self._call.cancel()
         self._reader.join(timeout=5)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import grpc
 import torch
@@ -102,12 +101,7 @@ class DecoderLinkServer:
         threading.Thread(target=self._watch, daemon=True, name="decoder-watch").start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._server.stop(_CLOSE_S).wait()
 
