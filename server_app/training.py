@@ -12,37 +12,23 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from rich.console import Console
 
-from collapipe import wire
 from collapipe.config import Settings
 from collapipe.data.rows import load_splits
 from collapipe.errors import DataError
 from collapipe.messages import Failure
-from collapipe.models.part import Tensors, select
-from collapipe.models.split import (
-    EMBEDDING,
-    HEAD,
-    SplitModel,
-    block_name,
-    build_empty,
-    frozen_names,
-)
-from collapipe.report import RoundReport
-from collapipe.run_folder import RunFolder, initial_model
+from collapipe.models.split import frozen_names
+from collapipe.run_folder import RunFolder
 from collapipe.tasks.build_tokenizer import build_tokenizer
 from collapipe.tasks.tokenizer import Tokenizer
 from server_app.checkpoints.checkpoint import Checkpoint, Learned
 from server_app.checkpoints.kept import collect_kept, give_back
-from server_app.checkpoints.resumption import (
-    check_fits,
-    check_same_clusters,
-    resumable,
-    take_up,
-)
+from server_app.checkpoints.resumption import check_fits, check_same_clusters, resumable, take_up
 from server_app.checkpoints.writer import CheckpointWriter, history_of
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.discovery import Discovery, discover, hear_again
-from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
+from server_app.evaluation import Evaluator
+from server_app.global_model import GlobalModel
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import run_log
 from server_app.records.shard_report import write_shard_report
@@ -94,7 +80,7 @@ def _train(
             return
         test = run.evaluator("test")  # rows that cannot be encoded are found now
         run.rounds()
-        history.test = run.evaluate(test)
+        history.test = run.model.evaluate(test)
 
 
 class _Run:
@@ -117,28 +103,14 @@ class _Run:
         self._rounds = range(
             checkpoint.progress.round + 1 if checkpoint else 1, settings.federation.rounds + 1
         )
-        weights = _weights(initial_model(settings, tokenizer))
-        self._own_models: dict[int, Tensors] = {}
-        if checkpoint is not None and settings.framework.train:
-            check_fits(checkpoint, weights)
-            weights = checkpoint.learned.weights
-            self._own_models = dict(checkpoint.learned.own_models)
-            for later in (folder.path / "model").glob("unit-*.safetensors"):
-                later.unlink()  # of units that had not trained by then
-            for unit, model in self._own_models.items():
-                folder.write_unit_weights(unit, model)
-        self._arrays = wire.pack_tensors(weights)
-        if settings.framework.train and settings.framework.aggregate:
-            folder.write_weights(weights)
-
-    def evaluate(self, evaluator: Evaluator) -> Evaluation:
-        """The global model's; where units have models of their own, the mean of theirs."""
-        if self._settings.framework.aggregate:
-            return evaluator.evaluate(self._model(wire.unpack_tensors(self._arrays)))
-        first = wire.unpack_tensors(self._arrays)
-        units = range(self._settings.federation.num_units)
-        models = [self._own_models.get(unit, first) for unit in units]
-        return mean_evaluation([evaluator.evaluate(self._model(each)) for each in models])
+        self.model = GlobalModel(settings, tokenizer)
+        if not settings.framework.train:
+            return
+        if checkpoint is not None:
+            check_fits(checkpoint, self.model.weights)
+            self.model.take_up(checkpoint.learned, folder)
+        elif settings.framework.aggregate:
+            self.model.write(folder, ())
 
     def evaluator(self, split: str) -> Evaluator:
         """For the rows of a split."""
@@ -179,10 +151,10 @@ class _Run:
                 evaluation = None
                 if number % federation.eval_every == 0 or number == federation.rounds:
                     began = time.perf_counter()
-                    evaluation = self.evaluate(validation)
+                    evaluation = self.model.evaluate(validation)
                     seconds["evaluate"] = time.perf_counter() - began
                     progress.evaluation(number, evaluation)
-                self._write_weights(report)
+                self.model.write(self._folder, report.units)
                 self._history.add(report)
                 log.add(report, decision.request, evaluation, seconds)
                 learned = functools.partial(self._learned, found, strategy, heads)
@@ -208,7 +180,7 @@ class _Run:
 
     def _discover(self, frozen: Collection[str]) -> Discovery:
         federation = self._settings.federation
-        parts = self._frozen_parts(frozen)
+        parts = self.model.frozen_parts(frozen)
         found = discover(self._grid, federation, self._tokenizer.pack(), parts)
         self._history.bytes_down += found.frozen_bytes
         if self._checkpoint is not None:
@@ -227,7 +199,7 @@ class _Run:
             return
         learned = self._checkpoint.learned
         scheduler.state = self._checkpoint.progress.scheduler
-        strategy.own_models = self._own_models
+        strategy.own_models = self.model.own_models
         strategy.server_optimizer.restore(learned.server_optimizer)
         if heads is not None:
             heads.states = dict(learned.heads)
@@ -238,8 +210,8 @@ class _Run:
     ) -> Learned:
         """What a checkpoint keeps of the training, the units' part included."""
         return Learned(
-            wire.unpack_tensors(self._arrays),
-            self._own_models,
+            self.model.weights,
+            self.model.own_models,
             strategy.server_optimizer.state,
             heads.states if heads is not None else {},
             collect_kept(self._grid, self._settings.federation, found.units),
@@ -252,51 +224,20 @@ class _Run:
         if units:
             scheduler.hear(hear_again(self._grid, self._settings.federation, found, units))
 
-    def _model(self, weights: Tensors) -> SplitModel:
-        spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
-        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
-        assert isinstance(model, SplitModel)
-        return model
-
-    def _write_weights(self, report: RoundReport) -> None:
-        if self._settings.framework.aggregate:
-            self._folder.write_weights(wire.unpack_tensors(self._arrays))
-            return
-        for unit in report.units:
-            self._folder.write_unit_weights(unit, self._own_models[unit])
-
-    def _frozen_parts(self, frozen: Collection[str]) -> dict[str, Tensors]:
-        """What does not train of the parts that units hold: part → tensors."""
-        if not frozen:
-            return {}
-        weights = {
-            name: tensor
-            for name, tensor in wire.unpack_tensors(self._arrays).items()
-            if name in frozen
-        }
-        blocks = map(block_name, range(self._settings.model.num_blocks))
-        head = [] if self._settings.server_has_heads else [HEAD]
-        parts = {name: select(weights, name) for name in (EMBEDDING, *blocks, *head)}
-        return {name: tensors for name, tensors in parts.items() if tensors}
-
     def _round(self, number: int, strategy: CollaPipeStrategy) -> dict[str, float]:
         """Seconds of the round's phases; the new model replaces the old once it is complete."""
         timeout = self._settings.federation.round_timeout_s
         marks = [time.perf_counter()]
-        messages = strategy.configure_train(number, self._arrays, ConfigRecord(), self._grid)
+        messages = strategy.configure_train(number, self.model.arrays, ConfigRecord(), self._grid)
         marks.append(time.perf_counter())
         replies = self._grid.send_and_receive(messages, timeout=timeout)
         marks.append(time.perf_counter())
         arrays, _ = strategy.aggregate_train(number, replies)
-        self._arrays = arrays or self._arrays
-        self._own_models = strategy.own_models
+        self.model.arrays = arrays or self.model.arrays
+        self.model.own_models = strategy.own_models
         marks.append(time.perf_counter())
         phases = ("send", "train", "aggregate")
         spans = zip(phases, marks, marks[1:], strict=False)
         seconds = {name: end - begin for name, begin, end in spans}
         seconds["plan"] = strategy.plan_s  # a part of send
         return {**seconds, "round": marks[-1] - marks[0]}
-
-
-def _weights(model: SplitModel) -> Tensors:
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
