@@ -224,8 +224,8 @@ def _tensor(name: str, array: Array) -> Tensor:
 def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Type, shape, and where the values begin. Raises ``ValueError``.
 
-    Not by numpy, which has Python parse the header: some versions of Python, 3.11 among them, count
-    the depth of that for all threads together and fail where two do it at once.
+    Not by numpy, which has Python parse the header: in programs with threads that fails now and
+    then, with "AST constructor recursion depth mismatch" (python/cpython issue 106905).
     """
     found = _HEADER.match(data)
     if found is None or found.end() != 10 + int.from_bytes(found["length"], "little"):
