@@ -1,5 +1,6 @@
 """What happened: what a unit tells after a round, and what the server writes down of it."""
 
+import math
 from dataclasses import dataclass, field
 
 from collapipe.plan import RoundPlan
@@ -63,6 +64,14 @@ class RoundCost:
 
     delay_s: float
     clusters: tuple[ClusterCost, ...]
+
+    @property
+    def energy_j(self) -> float:
+        """Of all units, uploads and devices."""
+        return math.fsum(
+            each.upload_energy_j + math.fsum(each.device_energy_j.values())
+            for each in self.clusters
+        )
 
 
 @dataclass(frozen=True, slots=True)

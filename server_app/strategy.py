@@ -11,11 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from collapipe import wire
 from collapipe.config import Settings
-from collapipe.errors import (
-    NonFiniteLossError,
-    RoundFailedError,
-    one_line,
-)
+from collapipe.errors import NonFiniteLossError, RoundFailedError, one_line
 from collapipe.messages import Failure, TrainReply, TrainRequest
 from collapipe.models.part import Tensors, all_finite
 from collapipe.models.split import HEAD

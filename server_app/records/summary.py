@@ -45,10 +45,7 @@ class History:
         self.num_rounds += 1
         self.clock_s, self.estimates = report.clock_s, report.estimates
         self.uploads_counted &= all(cost.upload_s is not None for cost in report.cost.clusters)
-        self.energy_j += sum(
-            cost.upload_energy_j + sum(cost.device_energy_j.values())
-            for cost in report.cost.clusters
-        )
+        self.energy_j += report.cost.energy_j
         if report.train_loss is not None:
             self.losses.append(report.train_loss)
         self.samples += report.samples

@@ -63,12 +63,7 @@ class RoundLine:
     @property
     def energy_j(self) -> float | None:
         """Of all units, upload and devices, modelled."""
-        if self.cost is None:
-            return None
-        return math.fsum(
-            each.upload_energy_j + math.fsum(each.device_energy_j.values())
-            for each in self.cost.clusters
-        )
+        return None if self.cost is None else self.cost.energy_j
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bad_files import assert_named
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,13 +156,7 @@ def test_files_become_rows(folder: Path) -> None:
 def test_bad_files_are_named(
     folder: Path, file: str, content: bytes | None, words: list[str]
 ) -> None:
-    """One line that says what is wrong and where."""
-    path = folder / file
-    path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        classification(folder).splits(0)
-    assert all(word in str(caught.value) for word in words), caught.value
-    assert "\n" not in str(caught.value)
+    assert_named(classification(folder), folder / file, content, words)
 
 
 def test_without_rows_all_ways_to_bring_some_are_named() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bad_files import assert_named
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -164,13 +165,7 @@ def test_pairs_blank_on_both_sides_are_left_out(folder: Path) -> None:
 def test_bad_files_are_named(
     folder: Path, file: str, content: bytes | None, words: list[str]
 ) -> None:
-    """One line that says what is wrong and where."""
-    path = folder / file
-    path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        corpus(folder).splits(0)
-    assert all(word in str(caught.value) for word in words)
-    assert "\n" not in str(caught.value)
+    assert_named(corpus(folder), folder / file, content, words)
 
 
 def test_empty_split_and_missing_folder(folder: Path) -> None:

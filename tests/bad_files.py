@@ -1,0 +1,18 @@
+"""A task's folder in which one file is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from collapipe.errors import DataError
+from collapipe.tasks.task import Task
+
+
+def assert_named(task: Task, file: Path, content: bytes | None, words: list[str]) -> None:
+    """With this content, or without the file, the rows are refused: one line that says what is
+    wrong and where."""
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        task.splits(0)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
