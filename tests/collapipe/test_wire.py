@@ -100,6 +100,19 @@ def test_arrays_that_claim_what_did_not_come_are_refused(data: bytes) -> None:
         wire.unpack_tensors(record(data))
 
 
+def test_what_was_claimed_and_what_came_are_named() -> None:
+    with pytest.raises(WireError, match=r"8 bytes for float32 \[100000000000000\]"):
+        wire.unpack_tensors(record(header("<f4", "(100000000000000,)") + bytes(8)))
+
+
+def test_a_header_of_another_length_than_it_says_is_refused() -> None:
+    sound = header("<f4", "(2,)") + bytes(8)
+    assert wire.unpack_tensors(record(sound))["x"].tolist() == [0.0, 0.0]
+    for length in (0, len(sound) - 19, len(sound) - 17):
+        with pytest.raises(WireError, match="no header of numpy's format"):
+            wire.unpack_tensors(record(sound[:8] + length.to_bytes(2, "little") + sound[10:]))
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_array_or_refused(data: bytes) -> None:
     try:

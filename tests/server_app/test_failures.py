@@ -304,6 +304,8 @@ LIES = [
     reports(seconds={"a": 1e999}),
     reports(seconds={"a": -1.0}),
     reports(seconds={str(phase): 0.0 for phase in range(33)}),
+    reports(seconds={"\x1b[2J": 0.0}),
+    reports(seconds={"x" * 65: 0.0}),
     reports(losses=[float("nan"), 1.0]),
     reports(losses=[1.7e308, 1.7e308]),
     reports(samples=10**400),
@@ -334,7 +336,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     (first,) = lines(tmp_path / "run")
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
-    says = ["no round of it can have"] * 10 + ["cannot be read", "other weights"]
+    says = ["no round of it can have"] * 12 + ["cannot be read", "other weights"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out

@@ -45,3 +45,14 @@ def test_a_clock_that_leaves_uploads_out_is_told(
         cost = ClusterCost(0, 10.5, each, 0.0, {})
         history.add(round_report(cost=RoundCost(cost.pipeline_s, (cost,)), units=(0,)))
     assert clock_told(history, clock) == told
+
+
+def test_energy_is_that_of_uploads_and_devices_of_all_rounds() -> None:
+    history = History(0.0)
+    costs = (
+        ClusterCost(0, 10.5, 1.5, 2.0, {"a": 3.0, "b": 4.0}),
+        ClusterCost(1, 1.0, 1.0, 5.0, {}),
+    )
+    for _ in range(2):
+        history.add(round_report(cost=RoundCost(12.0, costs)))
+    assert history.energy_j == 2 * (2 + 3 + 4 + 5)
