@@ -9,7 +9,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.part import Part
 from collapipe.models.split import block_name
-from collapipe.settings import OptimizerSettings
+from collapipe.sections import OptimizerSettings
 from pipeline.segment import Segment
 
 TOKENS = 64

@@ -24,10 +24,10 @@ from machine import machine
 
 from client_app.control_unit import ControlUnit
 from collapipe.config import load_overrides
-from collapipe.data.rows import load_splits
 from collapipe.errors import InfeasibleRoundError
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.rows import load_splits
 from collapipe.seeds import derive
-from collapipe.tasks.build_tokenizer import build_tokenizer
 from optim.planner import RoundRequest
 
 _LORA = ("adapter=lora", "optimizer.lr=2.0e-3")  # few weights that begin at nothing

@@ -24,7 +24,7 @@ from ordinary import Ordinary, use_threads
 from scipy import stats
 
 from collapipe.config import load_overrides
-from collapipe.data.rows import load_splits
+from collapipe.runs.rows import load_splits
 from server_app.evaluation import Evaluator
 
 SIDES = "ordinary", "collapipe"

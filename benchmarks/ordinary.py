@@ -14,16 +14,16 @@ from torch.nn.utils import clip_grad_norm_
 
 from collapipe.batch import Batch
 from collapipe.config import Settings
-from collapipe.data.rows import load_shards, load_splits
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import build_optimizer, set_rate
 from collapipe.models.split import SplitModel
-from collapipe.run_folder import initial_model
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.folder import initial_model
+from collapipe.runs.rows import load_shards, load_splits
 from collapipe.seeds import derive
-from collapipe.tasks.build_tokenizer import build_tokenizer
 from collapipe.tasks.task import Examples
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

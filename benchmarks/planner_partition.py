@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from optim.partition import exact_partition
-from optim.partition_paper import paper_partition
+from optim.partition.algorithm2 import paper_partition
+from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, Latency
 from optim.verify import verify_cluster
 from tests.optim.instances import heterogeneous, paper_like

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment as assign
 
 from collapipe.state import Channel, Uplink
-from optim import matching
-from optim.allocation import exact_allocation
-from optim.allocation_options import Options, round_options
-from optim.allocation_paper import paper_allocation
-from optim.channel import required_snr
+from optim.allocation import matching
+from optim.allocation.algorithm3 import paper_allocation
+from optim.allocation.exact import exact_allocation
+from optim.allocation.options import Options, round_options
 from optim.convergence import idle_gamma, interference_error, scheduled_gamma
 from optim.problem import Partition, RoundOptions, RoundProblem
+from optim.radio.channel import required_snr
 from optim.verify import verify_round
 
 Floats = NDArray[np.float64]

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from machine import machine
 
-from collapipe.cli.reproduce import fig11, frameworks
-from collapipe.cli.reproduce.evidence import Evidence
+from collapipe.reproduction import fig11, frameworks
+from collapipe.runs.evidence import Evidence
 
 Record = dict[str, object]
 _KINDS = {"static": ("cluster.num_devices=6",), "mobile": ("cluster=paper", "environment=mobile")}

@@ -11,16 +11,18 @@ from flwr.clientapp import ClientApp
 
 from client_app.control_unit import ControlUnit
 from client_app.measured import with_measured_laws
-from collapipe import cancellation, config, wire
+from collapipe import cancellation, config
 from collapipe.cancellation import cancellable
-from collapipe.compression import FLOAT32
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError
-from collapipe.frozen_store import FrozenStore, default_folder, digest
-from collapipe.messages import Failure, Setup
-from collapipe.models.part import Tensors, prefixed
-from collapipe.tasks.tokenizer import Tokenizer
-from collapipe.upload import compress_update
+from collapipe.models.part import prefixed
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire import records
+from collapipe.wire.compression import FLOAT32
+from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
+from collapipe.wire.messages import Failure, Setup
+from collapipe.wire.upload import compress_update
 
 app = ClientApp()
 _reading = threading.Lock()
@@ -33,10 +35,10 @@ _OPTIMIZER, _RESIDUAL, _PROFILE = _KEPT = "optimizer", "residual", "profile"
 def state(message: Message, context: Context) -> Message:
     """Learn what the run is made of, and tell the cluster's state and what is lacking here."""
     try:
-        setup = wire.unpack_state_request(message.content)
-        context.state[_SETUP] = wire.pack_state_request(setup)["setup"]
+        setup = records.unpack_state_request(message.content)
+        context.state[_SETUP] = records.pack_state_request(setup)["setup"]
         state = _control_unit(context).state
-        return Message(wire.pack_state(state, _lacking(setup)), reply_to=message)
+        return Message(records.pack_state(state, _lacking(setup)), reply_to=message)
     except CollaPipeError as error:
         return _failed(message, error)
 
@@ -46,11 +48,11 @@ def frozen(message: Message, context: Context) -> Message:
     """Keep the parts of the model that do not train, on disk and for later runs, too."""
     try:
         setup = _setup(context)
-        for part, tensors in wire.unpack_frozen(message.content).items():
+        for part, tensors in records.unpack_frozen(message.content).items():
             if digest(tensors) != setup.frozen.get(part):
                 raise WireError(f"the frozen part {part[:80]!r} is not the one that was announced")
             FrozenStore(default_folder()).add(tensors)
-        return Message(wire.pack_done(), reply_to=message)
+        return Message(records.pack_done(), reply_to=message)
     except CollaPipeError as error:
         return _failed(message, error)
 
@@ -59,21 +61,21 @@ def frozen(message: Message, context: Context) -> Message:
 def keep(message: Message, context: Context) -> Message:
     """Tell what is kept here between rounds, for a checkpoint."""
     kept = {key: tensors for key in _KEPT if (tensors := _kept(context, key))}
-    return Message(wire.pack_kept(kept), reply_to=message)
+    return Message(records.pack_kept(kept), reply_to=message)
 
 
 @app.query("restore")
 def restore(message: Message, context: Context) -> Message:
     """Go on from what was kept at a checkpoint, in place of what is kept here now."""
     try:
-        kept = wire.unpack_kept(message.content)
+        kept = records.unpack_kept(message.content)
         if isinstance(kept, Failure) or not kept.keys() <= set(_KEPT):
             raise WireError(f"only {', '.join(_KEPT)} can be restored")
         for key in _KEPT:
             context.state.pop(key, None)
             if key in kept:
-                context.state[key] = wire.pack_tensors(kept[key])
-        return Message(wire.pack_done(), reply_to=message)
+                context.state[key] = records.pack_tensors(kept[key])
+        return Message(records.pack_done(), reply_to=message)
     except CollaPipeError as error:
         return _failed(message, error)
 
@@ -82,7 +84,7 @@ def restore(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Run a round and keep the optimiser's state for the next."""
     try:
-        request, weights = wire.unpack_request(message.content)
+        request, weights = records.unpack_request(message.content)
         settings = config.load(context.run_config)
         torch.set_num_threads(settings.pipeline.threads)
         with cancellable(request.timeout_s):
@@ -97,22 +99,22 @@ def train(message: Message, context: Context) -> Message:
     except CollaPipeError as error:
         return _failed(message, error)
     if settings.optimizer.state == "keep":
-        context.state[_OPTIMIZER] = wire.pack_tensors(finished.optimizer_state)
+        context.state[_OPTIMIZER] = records.pack_tensors(finished.optimizer_state)
     if residual:
-        context.state[_RESIDUAL] = wire.pack_tensors(residual)
+        context.state[_RESIDUAL] = records.pack_tensors(residual)
     state = unit.state
     if settings.pipeline.profile:
         kept = _kept(context, _PROFILE)
         state, profile = with_measured_laws(state, kept, finished.chunk_times)
-        context.state[_PROFILE] = wire.pack_tensors(profile)
+        context.state[_PROFILE] = records.pack_tensors(profile)
     reply = replace(finished.reply, weights=sent, state=state)
-    return Message(wire.pack_reply(reply), reply_to=message)
+    return Message(records.pack_reply(reply), reply_to=message)
 
 
 def _setup(context: Context) -> Setup:
     if _SETUP not in context.state:
         raise WireError("this unit knows nothing of the run yet; ask it for its state first")
-    return wire.unpack_state_request(context.state)
+    return records.unpack_state_request(context.state)
 
 
 def _control_unit(context: Context) -> ControlUnit:
@@ -150,11 +152,11 @@ def _copies(tensors: Tensors) -> Tensors:
 def _kept(context: Context, key: str) -> Tensors:
     """Tensors of the unit's last round."""
     if isinstance(context.state.get(key), ArrayRecord):
-        return wire.unpack_record(context.state, key)
+        return records.unpack_record(context.state, key)
     return {}
 
 
 def _failed(message: Message, error: CollaPipeError) -> Message:
     _log.info("round not finished: %s", error)
-    content: RecordDict = wire.pack_failure(error)
+    content: RecordDict = records.pack_failure(error)
     return Message(content, reply_to=message)

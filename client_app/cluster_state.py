@@ -7,13 +7,13 @@ import torch
 
 from client_app.traffic import LinkFormat, Traffic, expected_step, round_of
 from collapipe.config import Settings
+from collapipe.devices.presets import ChannelPreset, ClusterPreset
 from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.cut import extra_rows
-from collapipe.presets import ChannelPreset, ClusterPreset
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Examples
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 
 def cluster_state(

@@ -13,18 +13,19 @@ from client_app.unsplit import UnsplitTrainer
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.config import Settings
-from collapipe.data.rows import load_shards
 from collapipe.data.shards import batch_rows
 from collapipe.errors import NonFiniteLossError
-from collapipe.messages import LinkAddress, TrainReply, TrainRequest
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part, Tensors, select
+from collapipe.models.part import HeadPart, Part, select
 from collapipe.models.split import EMBEDDING, HEAD, block_name, build_empty
 from collapipe.report import ClusterReport
+from collapipe.runs.rows import load_shards
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
 from collapipe.timing import PhaseTimer
+from collapipe.wire.messages import LinkAddress, TrainReply, TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage, LocalHead
 from pipeline.profile import ChunkTime

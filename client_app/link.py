@@ -9,14 +9,15 @@ import grpc
 import torch
 from torch import Tensor
 
-from collapipe import cancellation, frames
+from collapipe import cancellation
 from collapipe.batch import Batch
-from collapipe.compression import FLOAT32, encode
 from collapipe.errors import LinkError, WireError
-from collapipe.frames import Frame, Kind
-from collapipe.link import METHOD, SERVER_NAME, channel_options, credentials
-from collapipe.messages import LinkAddress
 from collapipe.models.dropout import DropoutKey
+from collapipe.wire import frames
+from collapipe.wire.compression import FLOAT32, encode
+from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.link import METHOD, SERVER_NAME, channel_options, credentials
+from collapipe.wire.messages import LinkAddress
 
 _POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from collapipe.models.part import Tensors
 from collapipe.state import ClusterState, DeviceProfile
+from collapipe.tensors import Tensors
 from pipeline.profile import ChunkTime, Moments, add_up, fit
 
 

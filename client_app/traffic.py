@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from collapipe import frames
 from collapipe.batch import Batch
-from collapipe.compression import layout
 from collapipe.data.shards import batch_rows
 from collapipe.tasks.task import Examples
+from collapipe.wire import frames
+from collapipe.wire.compression import layout
 from pipeline.micro_batch import split
 
 _SAMPLED = 64  # batches: a second for tens of thousands of rows

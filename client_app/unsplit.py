@@ -13,16 +13,11 @@ from torch.nn.utils import clip_grad_norm_
 from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import (
-    Tensors,
-    build_optimizer,
-    load_optimizer_state,
-    optimizer_state,
-    set_rate,
-)
+from collapipe.models.part import build_optimizer, load_optimizer_state, optimizer_state, set_rate
 from collapipe.models.split import ModelSpec, SplitModel, build_empty
-from collapipe.settings import OptimizerSettings
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.sections import OptimizerSettings
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Vocabulary
 from collapipe.timing import PhaseTimer
 from pipeline.profile import ChunkTime
 

@@ -11,10 +11,10 @@ from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
 from optim.cluster_plan import Front, cluster_plan, cluster_problem, fronts, of_each
-from optim.partition import even_partition
+from optim.partition.exact import even_partition
+from optim.partition.single_point import require_within_caps
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
-from optim.single_point import require_within_caps
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 from optim.uplinks import soonest
 

@@ -9,9 +9,9 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
 from collapipe.state import ClusterState
+from optim.front_cache import verified_front
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
-from optim.remembered import verified_front
 
 T = TypeVar("T")
 Front = tuple[Partition, ...]

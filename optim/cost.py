@@ -6,10 +6,10 @@ Nothing that the plan itself claims of its time is used.
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState, DeviceProfile
-from optim.channel import Fading, uplink_rate, upload_time
 from optim.latency import pipeline_latency
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
+from optim.radio.channel import Fading, uplink_rate, upload_time
 
 Step = tuple[float, dict[str, float]]
 """Seconds of a local step, and joules by device."""

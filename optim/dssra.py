@@ -8,10 +8,10 @@ import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
-from optim.allocation import exact_allocation
+from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import fronts
 from optim.convergence import idle_gamma, next_queues, round_gammas
-from optim.partition import exact_partition
+from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import (
     LATENCIES,

@@ -10,15 +10,15 @@ from optim.problem import ClusterSolver, RoundSolver
 
 CLUSTER_SOLVERS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "exact": ("optim.partition", "exact_partition"),
-        "paper": ("optim.partition_paper", "paper_partition"),
-        "vanilla_fl": ("optim.baselines_partition", "vanilla_fl"),
-        "pipeline": ("optim.baselines_partition", "pipeline_even"),
-        "titanic": ("optim.baselines_partition", "titanic"),
-        "no_segment_scheduling": ("optim.baselines_partition", "no_segment_scheduling"),
-        "gpipe": ("optim.baselines_partition", "gpipe"),
-        "pipedream": ("optim.slowest_stage", "pipedream"),
-        "pipeedge": ("optim.slowest_stage", "pipeedge"),
+        "exact": ("optim.partition.exact", "exact_partition"),
+        "paper": ("optim.partition.algorithm2", "paper_partition"),
+        "vanilla_fl": ("optim.partition.baselines", "vanilla_fl"),
+        "pipeline": ("optim.partition.baselines", "pipeline_even"),
+        "titanic": ("optim.partition.baselines", "titanic"),
+        "no_segment_scheduling": ("optim.partition.baselines", "no_segment_scheduling"),
+        "gpipe": ("optim.partition.baselines", "gpipe"),
+        "pipedream": ("optim.partition.slowest_stage", "pipedream"),
+        "pipeedge": ("optim.partition.slowest_stage", "pipeedge"),
     }
 )
 """Module and function of each solver of a cluster."""
@@ -37,8 +37,8 @@ def round_solver(name: str) -> RoundSolver:
     """
     _known(name)
     if name == "paper":
-        return cast(RoundSolver, _load(("optim.allocation_paper", "paper_allocation")))
-    return cast(RoundSolver, _load(("optim.allocation", "exact_allocation")))
+        return cast(RoundSolver, _load(("optim.allocation.algorithm3", "paper_allocation")))
+    return cast(RoundSolver, _load(("optim.allocation.exact", "exact_allocation")))
 
 
 def _known(name: str) -> tuple[str, str]:

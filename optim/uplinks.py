@@ -3,7 +3,7 @@
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, UplinkPlan
 from collapipe.state import Uplink
-from optim.allocation import exact_allocation
+from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import Front, cluster_plan
 from optim.planner import RoundRequest
 from optim.problem import Allocation, RoundOptions, RoundProblem

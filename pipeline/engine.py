@@ -10,8 +10,9 @@ from torch import Tensor
 from collapipe.batch import Batch
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import Part, Tensors, clip_scale
+from collapipe.models.part import Part, clip_scale
 from collapipe.plan import ClusterPlan
+from collapipe.tensors import Tensors
 from collapipe.timing import PhaseTimer
 from pipeline import schedule
 from pipeline.head import HeadStage

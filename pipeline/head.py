@@ -7,8 +7,9 @@ from torch import Tensor
 
 from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Tensors
+from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
+from collapipe.tensors import Tensors
 
 Answer = tuple[float, Tensor]
 

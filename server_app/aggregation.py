@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from collapipe.models.part import Tensors
-from collapipe.settings import ServerOptimizerSettings
+from collapipe.sections import ServerOptimizerSettings
+from collapipe.tensors import Tensors
 
 
 def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from collapipe.models.part import Tensors
 from collapipe.plan import ClusterPlan
+from collapipe.tensors import Tensors
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from collapipe import wire
 from collapipe.errors import ConfigError, RoundFailedError, WireError, one_line
-from collapipe.frozen_store import digest
-from collapipe.messages import Failure, Setup, StateReply
-from collapipe.models.part import Tensors
-from collapipe.settings import FederationSettings
+from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
+from collapipe.tensors import Tensors
+from collapipe.wire import records
+from collapipe.wire.frozen_store import digest
+from collapipe.wire.messages import Failure, Setup, StateReply
 
 T = TypeVar("T")
 _WAIT_S = 30.0  # for simulated or deployed nodes to connect
@@ -82,9 +82,9 @@ def hear_again(
 ) -> dict[int, ClusterState | Failure]:
     """What units say now, of those that could not be planned with; who is silent, or tells
     nonsense or another unit's state, is left out."""
-    content = wire.pack_state_request(found.setup)
+    content = records.pack_state_request(found.setup)
     nodes = [node for node, unit in found.units.items() if unit in units]
-    messages = [Message(content, node, wire.STATE) for node in nodes]
+    messages = [Message(content, node, records.STATE) for node in nodes]
     replies = grid.send_and_receive(messages, timeout=federation.round_timeout_s)
     told = {found.units[reply.metadata.src_node_id]: _told(reply) for reply in replies}
     return {unit: now.state for unit, now in told.items() if now is not None and now.unit == unit}
@@ -95,7 +95,7 @@ def _told(reply: Message) -> StateReply | None:
     if reply.has_error():
         return None
     try:
-        answer = wire.unpack_state(reply.content)
+        answer = records.unpack_state(reply.content)
     except WireError:
         return None
     return answer if isinstance(answer, StateReply) else None
@@ -104,9 +104,9 @@ def _told(reply: Message) -> StateReply | None:
 def _states(
     grid: Grid, federation: FederationSettings, nodes: Sequence[int], setup: Setup
 ) -> dict[int, StateReply]:
-    content = wire.pack_state_request(setup)
-    answers = ask(grid, federation, dict.fromkeys(nodes, content), wire.STATE)
-    return {node: _answer(reply, wire.unpack_state) for node, reply in answers.items()}
+    content = records.pack_state_request(setup)
+    answers = ask(grid, federation, dict.fromkeys(nodes, content), records.STATE)
+    return {node: _answer(reply, records.unpack_state) for node, reply in answers.items()}
 
 
 def _send_frozen(
@@ -118,11 +118,11 @@ def _send_frozen(
     """Bytes sent. Raises ``ConfigError`` where a unit cannot keep them."""
     sent = 0
     for part, tensors in frozen.items():  # one at a time, for a model may be as large as a memory
-        content = wire.pack_frozen({part: tensors})
+        content = records.pack_frozen({part: tensors})
         contents = {node: content for node, parts in lacking.items() if part in parts}
-        for reply in ask(grid, federation, contents, wire.FROZEN).values():
-            _answer(reply, wire.unpack_done)
-        sent += len(contents) * wire.num_bytes(tensors)
+        for reply in ask(grid, federation, contents, records.FROZEN).values():
+            _answer(reply, records.unpack_done)
+        sent += len(contents) * records.num_bytes(tensors)
     return sent
 
 

@@ -12,7 +12,7 @@ from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
 from collapipe.tasks.task import Score, Task
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.tokenizer import Tokenizer
 
 _BATCH = 256  # rows at once: long enough for fast matrices
 _LOGITS = 2**26  # numbers of a batch's answer: a causal model has one for each token and class

@@ -4,12 +4,13 @@ from collections.abc import Collection
 
 from flwr.app import ArrayRecord
 
-from collapipe import wire
 from collapipe.config import Settings
-from collapipe.models.part import Tensors, select
+from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
-from collapipe.run_folder import RunFolder, initial_model
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.runs.folder import RunFolder, initial_model
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire import records
 from server_app.checkpoints.checkpoint import Learned
 from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
 
@@ -28,7 +29,7 @@ class GlobalModel:
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self._settings, self._tokenizer = settings, tokenizer
         first = initial_model(settings, tokenizer).state_dict()
-        self.arrays: ArrayRecord = wire.pack_tensors(
+        self.arrays: ArrayRecord = records.pack_tensors(
             {name: tensor.detach() for name, tensor in first.items()}
         )
         self.own_models: dict[int, Tensors] = {}
@@ -36,11 +37,11 @@ class GlobalModel:
     @property
     def weights(self) -> Tensors:
         """Those of ``arrays``."""
-        return wire.unpack_tensors(self.arrays)
+        return records.unpack_tensors(self.arrays)
 
     def take_up(self, learned: Learned, folder: RunFolder) -> None:
         """Go on with what a checkpoint has, in the folder, too."""
-        self.arrays = wire.pack_tensors(learned.weights)
+        self.arrays = records.pack_tensors(learned.weights)
         self.own_models = dict(learned.own_models)
         for later in (folder.path / "model").glob("unit-*.safetensors"):
             later.unlink()  # of units that had not trained by then

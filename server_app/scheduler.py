@@ -7,13 +7,13 @@ from typing import TypeVar
 import numpy as np
 
 from collapipe.config import Settings
+from collapipe.devices.presets import ChannelPreset
 from collapipe.errors import InfeasibleRoundError
-from collapipe.messages import Failure
 from collapipe.plan import RoundPlan
-from collapipe.presets import ChannelPreset
 from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
+from collapipe.wire.messages import Failure
 from optim.cost import round_cost
 from optim.planner import Planner, RoundRequest
 from optim.verify import verify_plan

@@ -9,15 +9,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from collapipe import wire
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError, RoundFailedError, one_line
-from collapipe.messages import Failure, TrainReply, TrainRequest
-from collapipe.models.part import Tensors, all_finite
 from collapipe.models.split import HEAD
 from collapipe.report import ClusterReport, RoundReport
 from collapipe.seeds import derive
-from collapipe.upload import restore, upload_bytes
+from collapipe.tensors import Tensors, all_finite
+from collapipe.wire import records
+from collapipe.wire.messages import Failure, TrainReply, TrainRequest
+from collapipe.wire.upload import restore, upload_bytes
 from server_app.aggregation import ServerOptimizer, average
 from server_app.channel_noise import noise_variance, with_noise
 from server_app.decoding.heads import Heads
@@ -100,23 +100,23 @@ class CollaPipeStrategy(Strategy):
         began = time.perf_counter()
         decision = self.decision = self._scheduler.decide(server_round)
         self.plan_s = time.perf_counter() - began
-        weights, clusters = wire.unpack_tensors(arrays), decision.plan.clusters
+        weights, clusters = records.unpack_tensors(arrays), decision.plan.clusters
         models = {c.unit: self.own_models.get(c.unit, weights) for c in clusters}
         links, names = {}, set(weights) - self._frozen
         if self._heads is not None:
             links = self._heads.open(server_round, models)
             names = {name for name in names if not name.startswith(f"{HEAD}.")}
         now = self._round = _Round(decision, models, names, began)
-        common = wire.select_arrays(arrays, names)
+        common = records.select_arrays(arrays, names)
         timeout_s = self._settings.federation.round_timeout_s
         messages = []
         for cluster in clusters:
             unit = cluster.unit
             request = TrainRequest(server_round, cluster, timeout_s, links.get(unit))
             own = unit in self.own_models
-            sent = wire.pack_tensors(now.uploads(unit)) if own else common
-            content, node = wire.pack_request(request, sent), self._nodes[unit]
-            messages.append(Message(content, node, wire.TRAIN, group_id=str(server_round)))
+            sent = records.pack_tensors(now.uploads(unit)) if own else common
+            content, node = records.pack_request(request, sent), self._nodes[unit]
+            messages.append(Message(content, node, records.TRAIN, group_id=str(server_round)))
         return messages
 
     def aggregate_train(
@@ -154,7 +154,7 @@ class CollaPipeStrategy(Strategy):
         self.report = self._report(finished, failures, now)
         if not clusters or not self._settings.framework.aggregate:
             return None, None
-        return wire.pack_tensors(self.weights), MetricRecord()
+        return records.pack_tensors(self.weights), MetricRecord()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -172,7 +172,7 @@ class CollaPipeStrategy(Strategy):
         if message.has_error():
             return Failure("ClientApp", one_line(message.error.reason))
         try:
-            reply = wire.unpack_reply(message.content)
+            reply = records.unpack_reply(message.content)
             if isinstance(reply, Failure):
                 return Failure(one_line(reply.kind), one_line(reply.message))
             self._check_report(unit, reply.report)
@@ -270,7 +270,7 @@ class CollaPipeStrategy(Strategy):
         if not finished:
             return 0, 0
         one = now.uploads(finished[0])
-        up, down = upload_bytes(one, self._settings.compression.upload), wire.num_bytes(one)
+        up, down = upload_bytes(one, self._settings.compression.upload), records.num_bytes(one)
         return up * len(finished), down * len(finished)
 
 

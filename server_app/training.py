@@ -13,13 +13,13 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from collapipe.config import Settings
-from collapipe.data.rows import load_splits
 from collapipe.errors import DataError
-from collapipe.messages import Failure
 from collapipe.models.split import frozen_names
-from collapipe.run_folder import RunFolder
-from collapipe.tasks.build_tokenizer import build_tokenizer
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.folder import RunFolder
+from collapipe.runs.rows import load_splits
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import Checkpoint, Learned
 from server_app.checkpoints.kept import collect_kept, give_back
 from server_app.checkpoints.resumption import check_fits, check_same_clusters, resumable, take_up

@@ -9,7 +9,8 @@ import functools
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -21,6 +22,8 @@ ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app")
 # Our own modules that a file may import: the first line that its path begins with.
 OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
+    "collapipe/reproduction/": ROOMS,  # so do the paper's figures
+    "collapipe/run_report/": ("collapipe", "optim"),  # draws plans by the planner's timeline
     "collapipe/": ("collapipe",),
     "optim/": (
         "optim",
@@ -34,22 +37,51 @@ OWN = {
         "collapipe.batch",
         "collapipe.cancellation",
         "collapipe.errors",
-        "collapipe.frames",
         "collapipe.models",
         "collapipe.plan",
         "collapipe.report",
         "collapipe.state",
+        "collapipe.tensors",
         "collapipe.timing",
+        "collapipe.wire.frames",
     ),
     "client_app/": ("client_app", "pipeline", "collapipe", "optim.partition"),
     "server_app/": ("server_app", "optim", "collapipe"),
 }
 
+# Layers of ``collapipe``, lowest first: a module imports its own package and what stands above it
+# in this list.
+LAYERS = (
+    "errors",
+    "seeds",
+    "timing",
+    "cancellation",
+    "batch",
+    "tensors",
+    "state",
+    "plan",
+    "report",
+    "formatting",
+    "sections",
+    "text",
+    "wire",
+    "devices",
+    "models",
+    "data",
+    "tasks",
+    "config",
+    "inventory",
+    "runs",
+    "run_report",
+    "reproduction",
+    "cli",
+)
+
 # Modules that only these files may import; of two lines the longer module's counts.
 EDGES = {
     "click": ("collapipe/cli/",),
     "collapipe.cli": ("collapipe/cli/",),
-    "flwr": ("collapipe/cli/", "collapipe/wire.py", "client_app/app.py", "server_app/"),
+    "flwr": ("collapipe/cli/", "collapipe/wire/records.py", "client_app/app.py", "server_app/"),
     # Flower's own inside, which may move
     "flwr.supercore": ("server_app/grid.py", "server_app/prompt_grid.py"),
     "hydra": (
@@ -61,13 +93,34 @@ EDGES = {
         "collapipe/config/composing.py",
         "collapipe/config/trust.py",
         "collapipe/config/typed.py",
-        "collapipe/run_folder.py",
+        "collapipe/runs/folder.py",
     ),
     "typer": ("collapipe/cli/",),
 }
 
 # Rooms that get by with these libraries alone.
 LIBRARIES = {"optim/": ("numpy", "scipy", "cvxpy")}
+
+
+def test_every_layer_imports_downwards() -> None:
+    found = [
+        f"collapipe.{importer} imports collapipe.{imported}, which stands in no layer below it"
+        for importer, imported in _edges("collapipe")
+        if imported not in LAYERS[: LAYERS.index(importer)]
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_cycle_of_packages_or_files(room: str) -> None:
+    for edges in (_edges(room), _file_edges(room)):
+        graph: dict[str, set[str]] = {}
+        for importer, imported in edges:
+            graph.setdefault(importer, set()).add(imported)
+        try:
+            tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -142,7 +195,13 @@ def test_an_import_by_name_is_found(file: str, source: str) -> None:
         ("collapipe/config/typed.py", "import hydra, omegaconf"),
         ("collapipe/cli/new.py", "import typer\nfrom server_app.app import app"),
         ("optim/new.py", "import math\nimport numpy as np\nfrom collapipe.plan import Span"),
-        ("pipeline/new.py", "import torch\nfrom collapipe import frames\nfrom . import schedule"),
+        (
+            "pipeline/new.py",
+            "import torch\nfrom collapipe.wire import frames\nfrom . import schedule",
+        ),
+            "pipeline/new.py",
+            "import torch\nfrom collapipe.wire import frames\nfrom . import schedule",
+        ),
         ("client_app/new.py", "from optim.partition import even_partition"),
         ("server_app/grid.py", "from flwr.supercore.run import Run"),
     ],
@@ -182,6 +241,33 @@ def _why_not(file: str, module: str) -> str | None:
     if edges and not file.startswith(EDGES[max(edges, key=len)]):
         return f"only {', '.join(EDGES[max(edges, key=len)])} may"
     return None
+
+
+def _edges(room: str) -> set[tuple[str, str]]:
+    """Imports between the packages and loose files of a room: importer and imported."""
+    pairs = {tuple(name.split(".")[1] for name in edge) for edge in _file_edges(room)}
+    return {(importer, imported) for importer, imported in pairs if importer != imported}
+
+
+def _file_edges(room: str) -> set[tuple[str, str]]:
+    """Imports between the files of a room, by their dotted names; ``__init__`` counts as a file."""
+    files = {_dotted(file): file for file in sorted((ROOT / room).rglob("*.py"))}
+    del files[room]
+    return {
+        (name, found)
+        for name, file in files.items()
+        for _, module in _imports(_name(file), file.read_text())
+        if (found := _file_of(module, files)) is not None and found != name
+    }
+
+
+def _file_of(module: str, files: Mapping[str, Path]) -> str | None:
+    """The file that an import of ``module`` reads: ``a.b.c`` may be a name in ``a.b``."""
+    return next((m for m in (module, module.rpartition(".")[0]) if m in files), None)
+
+
+def _dotted(file: Path) -> str:
+    return _name(file).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def _undeclared(file: str, source: str) -> list[str]:

@@ -10,13 +10,13 @@ from federated import UNEVEN, grid_of, run, settings_of, weights
 from flwr.app import Message
 from torch import Tensor
 
-from collapipe.data.rows import load_shards
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import SplitModel
-from collapipe.run_folder import initial_model, load_model
+from collapipe.runs.folder import initial_model, load_model
+from collapipe.runs.rows import load_shards
 from collapipe.seeds import derive
-from collapipe.wire import num_bytes
+from collapipe.wire.records import num_bytes
 from server_app.grid import InlineGrid
 from server_app.training import train
 

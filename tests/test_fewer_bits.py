@@ -12,14 +12,14 @@ from flwr.app import Context, Message
 
 from client_app import app as client_app
 from client_app.control_unit import ControlUnit
-from collapipe import wire
-from collapipe.data.rows import load_splits
 from collapipe.errors import ConfigError
-from collapipe.frozen_store import FrozenStore, default_folder
 from collapipe.models.split import HEAD, frozen_names
-from collapipe.run_folder import initial_model, load_model
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.folder import initial_model, load_model
+from collapipe.runs.rows import load_splits
 from collapipe.state import ClusterState
-from collapipe.tasks.build_tokenizer import build_tokenizer
+from collapipe.wire import records
+from collapipe.wire.frozen_store import FrozenStore, default_folder
 from server_app.training import train
 
 LORA = ("adapter=lora", "adapter.rank=2", "optimizer.lr=1.0e-2")
@@ -153,7 +153,7 @@ def test_a_part_that_was_not_announced_is_not_kept(tmp_path: Path) -> None:
     def tampered(messages: Iterable[Message], *, timeout: float | None = None) -> Any:
         messages = list(messages)
         for message in messages:
-            if message.metadata.message_type == wire.FROZEN:
+            if message.metadata.message_type == records.FROZEN:
                 message.content["blocks.0"] = message.content.pop("embedding")
         return send(messages, timeout=timeout)
 

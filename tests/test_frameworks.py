@@ -10,7 +10,7 @@ from federated import play
 from safetensors.torch import load_file
 
 from collapipe.errors import ConfigError
-from collapipe.run_folder import load_model
+from collapipe.runs.folder import load_model
 
 WORLD = (
     "cluster=paper",

@@ -151,7 +151,7 @@ def plan(
     INVENTORY is a YAML file that says what your devices are like and what a block of the model
     costs; docs/examples has two. docs/planning.md explains the file, the answer and the solvers.
     """
-    from collapipe.cli.plan import plan_inventory
+    from collapipe.cli.plan.command import plan_inventory
 
     plan_inventory(inventory, as_json, solver, plot)
 
@@ -171,7 +171,7 @@ def report(
     ] = None,
 ) -> None:
     """Write what a run did, or how runs compare, as one HTML file that needs no network."""
-    from collapipe.cli.report.command import write_report
+    from collapipe.run_report.command import write_report
 
     write_report(run_dirs, output, round_)
 
@@ -210,7 +210,7 @@ def reproduce(
     interrupted: runs in OUTPUT/runs that are finished are not run again. docs/reproduction.md has
     the results.
     """
-    from collapipe.cli.reproduce.command import reproduce as compute
+    from collapipe.reproduction.command import reproduce as compute
 
     compute(figure, seeds, output, data, full)
 

@@ -10,7 +10,7 @@ from collapipe.config.names import CONF
 from collapipe.config.overrides import merged, quoted
 from collapipe.config.trust import check_overrides
 from collapipe.errors import ConfigError, one_line
-from collapipe.run_folder import check_plain, read_overrides
+from collapipe.runs.folder import check_plain, read_overrides
 from server_app.checkpoints.resumption import check_goes_on, load_checkpoint, pick
 
 _REFERENCE = re.compile(r"\$\\*\{")  # also where the parser is yet to take a backslash out

@@ -66,8 +66,8 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
 
 def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     from collapipe.cli.simulation import run_simulation
-    from collapipe.data.rows import load_splits
-    from collapipe.run_folder import RunFolder
+    from collapipe.runs.folder import RunFolder
+    from collapipe.runs.rows import load_splits
 
     # What is wrong with folders and data is said here, before Flower has started anything.
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():

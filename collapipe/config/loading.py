@@ -6,15 +6,15 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collapipe.config.agreement import check_agreement, check_segments
 from collapipe.config.composing import composed, options_of, run_dir
+from collapipe.config.cross_checks import check_agreement, check_segments
 from collapipe.config.overrides import split
 from collapipe.config.settings import Settings
 from collapipe.config.trust import read_saved
 from collapipe.config.typed import build, typed
 from collapipe.errors import ConfigError
 from collapipe.models.cut import cut_at
-from collapipe.settings import DataSettings
+from collapipe.sections import DataSettings
 
 _SECTIONS = {
     field.name: field.type

@@ -7,7 +7,7 @@ from typing import Any
 from collapipe.config.typed import build
 from collapipe.models.lora import AdapterSettings
 from collapipe.models.split import ModelSpec
-from collapipe.settings import (
+from collapipe.sections import (
     CompressionSettings,
     DataSettings,
     DecoderSettings,

@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import composed, options_of
+from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.config.typed import class_of
 from collapipe.errors import ConfigError, one_line
-from collapipe.saved_yaml import check_figures, check_text, read_limited
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."

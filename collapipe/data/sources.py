@@ -13,9 +13,9 @@ from datasets import Dataset, load_dataset
 from collapipe.data.columns import standard
 from collapipe.data.files import read_file
 from collapipe.errors import DataError
+from collapipe.sections import DataSettings
 from collapipe.seeds import derive
-from collapipe.settings import DataSettings
-from collapipe.tasks.task import Splits
+from collapipe.text.splits import Splits
 
 _log = logging.getLogger(__name__)
 _HELD_OUT = 10  # a split that is missing gets every tenth row

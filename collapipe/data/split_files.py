@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from collapipe.data.text_lines import text_lines
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks.task import Splits
+from collapipe.text.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)

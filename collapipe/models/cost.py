@@ -14,12 +14,12 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from collapipe.compression import FLOAT32, num_bytes
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import ModelSpec
-from collapipe.settings import OptimizerSettings
+from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire.compression import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32
 _Shape = tuple[int, ...]

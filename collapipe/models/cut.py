@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
 from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 
 def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:

@@ -16,7 +16,7 @@ from collapipe.models.dropout import Dropout
 from collapipe.models.split import HEAD, DerivedSpec, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.seeds import derive
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 _OWN = ("query", "value")  # of TransformerSpec
 _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")}

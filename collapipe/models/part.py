@@ -15,9 +15,8 @@ from torch.nn.utils import get_total_norm
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import Head
-from collapipe.settings import OptimizerSettings
-
-Tensors = dict[str, Tensor]
+from collapipe.sections import OptimizerSettings
+from collapipe.tensors import Tensors
 
 
 def build_optimizer(
@@ -127,14 +126,6 @@ class Part:
     def optimizer_state(self) -> Tensors:
         """Optimiser state by the same names, ``blocks.3.norm.weight/exp_avg``."""
         return prefixed(self.name, optimizer_state(self.module, self._optimizer))
-
-
-def all_finite(tensor: Tensor) -> bool:
-    """Whether nothing is NaN or infinite, in one pass and without a copy."""
-    if not tensor.numel():
-        return True
-    extremes = torch.stack(torch.aminmax(tensor))
-    return bool(torch.isfinite(extremes).all())
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

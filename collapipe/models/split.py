@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 EMBEDDING, HEAD = "embedding", "head"
 

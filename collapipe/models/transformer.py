@@ -14,7 +14,7 @@ from torch.nn import functional
 from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.split_files import Lines
 from collapipe.errors import NonFiniteLossError
-from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.synthetic import sentences
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import OwnRows, TextTask
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.tokenizer import Tokenizer
 
 _AT_ONCE = 10_000  # texts
 

@@ -9,12 +9,12 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.label_files import parse_labelled
-from collapipe.tasks.labels import count_labels, find_label, label_ids
-from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.synthetic import topics
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import OwnRows, TextTask
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.labels import count_labels, find_label, label_ids
+from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from datasets import Dataset
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
 from collapipe.tasks.limits import require_at_least
-from collapipe.tasks.task import Splits
 from collapipe.tasks.translation import Translation
+from collapipe.text.splits import Splits
 
 START, END = datetime(1950, 1, 1), datetime(2050, 1, 1)
 NUM_MINUTES = (END - START) // timedelta(minutes=1)

@@ -11,12 +11,12 @@ from seqeval.scheme import IOB2
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.tag_files import OUTSIDE, parse_tagged
-from collapipe.tasks.labels import count_labels, find_label, label_ids
-from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import OwnRows, TextTask
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.labels import count_labels, find_label, label_ids
+from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

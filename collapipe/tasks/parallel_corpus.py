@@ -8,9 +8,9 @@ from datasets import Dataset
 from collapipe.data.sources import read
 from collapipe.data.split_files import read_lines
 from collapipe.errors import ConfigError, DataError
-from collapipe.settings import DataSettings
-from collapipe.tasks.task import Splits
+from collapipe.sections import DataSettings
 from collapipe.tasks.translation import Translation
+from collapipe.text.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)

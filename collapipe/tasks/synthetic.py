@@ -12,7 +12,7 @@ from datasets import Dataset
 from numpy.random import Generator
 
 from collapipe.seeds import derive
-from collapipe.tasks.task import Splits
+from collapipe.text.splits import Splits
 
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 1200, 150, 150
 Row = Mapping[str, Any]

@@ -8,16 +8,8 @@ from typing import Protocol
 from datasets import Dataset
 
 from collapipe.batch import Batch
-from collapipe.tasks.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """A task's rows. ``train`` is cut into the units' shards, the others stay on the server."""
-
-    train: Dataset
-    validation: Dataset
-    test: Dataset
+from collapipe.text.splits import Splits
+from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

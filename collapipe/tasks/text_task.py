@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from collapipe.data.split_files import Parse, read_splits
 from collapipe.tasks.limits import require_at_least, require_length
-from collapipe.tasks.task import Splits
+from collapipe.text.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)

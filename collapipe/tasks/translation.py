@@ -9,9 +9,9 @@ from sacrebleu.metrics import BLEU
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.tasks.limits import require_at_least, require_length
-from collapipe.tasks.padding import cut, mask_of, padded
 from collapipe.tasks.task import Score
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

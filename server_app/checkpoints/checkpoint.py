@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from collapipe.models.part import Tensors
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
 from server_app.records.summary import History
 from server_app.scheduler import SchedulerState
 

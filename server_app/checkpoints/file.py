@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from collapipe import __version__
 from collapipe.errors import CollaPipeError, ConfigError, one_line
-from collapipe.models.part import Tensors
+from collapipe.tensors import Tensors
 from server_app.checkpoints.checkpoint import (
     Checkpoint,
     flat,

@@ -6,10 +6,10 @@ from typing import TypeVar
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from collapipe import wire
 from collapipe.errors import RoundFailedError, WireError, one_line
-from collapipe.messages import Failure
-from collapipe.settings import FederationSettings
+from collapipe.sections import FederationSettings
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import Kept
 from server_app.discovery import ask
 
@@ -23,10 +23,10 @@ def collect_kept(
 
     Raises ``RoundFailedError`` or ``WireError`` where one does not tell.
     """
-    contents = {node: wire.pack_keep_request() for node in units}
-    replies = ask(grid, federation, contents, wire.KEEP)
+    contents = {node: records.pack_keep_request() for node in units}
+    replies = ask(grid, federation, contents, records.KEEP)
     kept = {
-        units[node]: _answer(units[node], reply, wire.unpack_kept)
+        units[node]: _answer(units[node], reply, records.unpack_kept)
         for node, reply in sorted(replies.items())
     }
     for unit, named in kept.items():
@@ -44,9 +44,9 @@ def give_back(
 
     Raises ``RoundFailedError`` where one cannot.
     """
-    contents = {node: wire.pack_kept(kept.get(unit, {})) for node, unit in units.items()}
-    for node, reply in ask(grid, federation, contents, wire.RESTORE).items():
-        _answer(units[node], reply, wire.unpack_done)
+    contents = {node: records.pack_kept(kept.get(unit, {})) for node, unit in units.items()}
+    for node, reply in ask(grid, federation, contents, records.RESTORE).items():
+        _answer(units[node], reply, records.unpack_done)
 
 
 def _check_can_be_written(unit: int, kept: Kept) -> None:

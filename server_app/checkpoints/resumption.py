@@ -10,11 +10,11 @@ from torch import Tensor
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, one_line
-from collapipe.messages import Failure
-from collapipe.models.part import Tensors
-from collapipe.run_folder import RunFolder, check_sizes
+from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.state import ClusterState
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import Checkpoint, tokenizer_digest
 from server_app.checkpoints.file import CheckpointFolder, name_of
 from server_app.scheduler import Reported, SchedulerState

@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, one_line
-from collapipe.run_folder import RunFolder
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.runs.folder import RunFolder
+from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.checkpoint import Checkpoint, Learned, Progress, tokenizer_digest
 from server_app.checkpoints.file import CheckpointFolder
 from server_app.records.summary import History

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from collapipe.batch import IGNORED
-from collapipe.compression import FLOAT32, decode, layout
 from collapipe.errors import WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.split import HEAD
-from collapipe.settings import OptimizerSettings
+from collapipe.sections import OptimizerSettings
+from collapipe.wire.compression import FLOAT32, decode, layout
 
 OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, target tokens
 

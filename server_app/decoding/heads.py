@@ -5,11 +5,12 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from collapipe.config import Settings
-from collapipe.messages import LinkAddress
 from collapipe.models.cut import extra_rows
-from collapipe.models.part import HeadPart, Tensors, prefixed, select
+from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession, OnStep, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
 

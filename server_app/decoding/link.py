@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import grpc
 import torch
 
-from collapipe import frames
 from collapipe.errors import ConfigError, LinkError, WireError
-from collapipe.frames import Frame, Kind
-from collapipe.link import METHOD, channel_options, read_credentials
-from collapipe.messages import LinkAddress
-from collapipe.settings import LinkSettings
-from server_app.decoding.certificate import self_signed
+from collapipe.sections import LinkSettings
+from collapipe.wire import frames
+from collapipe.wire.certificates import self_signed
+from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.link import METHOD, channel_options, read_credentials
+from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession
 
 _CLOSE_S = 2.0  # for streams to end when the link closes

@@ -8,7 +8,7 @@ from typing import Any
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, one_line
-from collapipe.run_folder import RunFolder
+from collapipe.runs.folder import RunFolder
 
 _log = logging.getLogger(__name__)
 _EXPERIMENT = "collapipe"

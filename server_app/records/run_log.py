@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 from torch.utils.tensorboard import SummaryWriter
 
 from collapipe.config import Settings
-from collapipe.metrics_csv import COLUMNS, csv_row
 from collapipe.report import RoundReport
-from collapipe.run_folder import RunFolder
+from collapipe.runs.folder import RunFolder
+from collapipe.runs.metrics_csv import COLUMNS, csv_row
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluation
 from server_app.records.mlflow_log import LogScalars, mlflow_log

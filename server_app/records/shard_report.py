@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from collapipe.config import Settings
-from collapipe.data.rows import load_shards, load_splits
+from collapipe.runs.rows import load_shards, load_splits
 from server_app.records.shard_picture import draw
 
 _SHOWN_UNITS, _SHOWN_LABELS = 12, 3  # in the table

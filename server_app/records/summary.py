@@ -15,7 +15,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, printable
 from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
-from collapipe.run_folder import RunFolder
+from collapipe.runs.folder import RunFolder
 from collapipe.state import Estimates
 from server_app.evaluation import Evaluation
 from server_app.records.progress import end_table

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from collapipe.devices.presets import Range
 from collapipe.errors import ConfigError
-from collapipe.presets import Range
 from collapipe.state import Channel, ClusterState
-from collapipe.world import World
 from optim.problem import check_choice
 from server_app.world.conditions import (
     DeviceCondition,
@@ -23,6 +22,7 @@ from server_app.world.conditions import (
     cluster_now,
 )
 from server_app.world.mobility import Mobility, check_within
+from server_app.world.seen import World
 
 
 @dataclass(frozen=True)

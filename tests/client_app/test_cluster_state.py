@@ -5,9 +5,9 @@ from federated import TINY
 
 from client_app.control_unit import ControlUnit
 from collapipe.config import load_overrides
-from collapipe.data.rows import load_splits
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.rows import load_splits
 from collapipe.state import Uplink
-from collapipe.tasks.build_tokenizer import build_tokenizer
 
 
 def uplink(*overrides: str) -> Uplink:

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from client_app.link import DecoderLink
 from client_app.traffic import LinkFormat, Traffic, expected_step, round_of
-from collapipe import compression, frames
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.shards import batch_rows
-from collapipe.frames import Frame, Kind
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
-from collapipe.settings import LinkSettings, OptimizerSettings
-from collapipe.tasks.padding import mask_of, padded
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.sections import LinkSettings, OptimizerSettings
+from collapipe.text.padding import mask_of, padded
+from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire import compression, frames
+from collapipe.wire.frames import Frame, Kind
 from pipeline.micro_batch import split
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from collapipe import config
-from collapipe.presets import ChannelPreset, ClusterPreset
+from collapipe.devices.presets import ChannelPreset, ClusterPreset
 from collapipe.state import BlockCost, ClusterState, DeviceProfile, Estimates
 from optim.planner import RoundRequest
 

@@ -13,7 +13,7 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
-from optim.partition import even_partition
+from optim.partition.exact import even_partition
 from optim.planner import RoundRequest
 
 

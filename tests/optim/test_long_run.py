@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from collapipe.state import AffineLaw, Channel, DeviceProfile, Uplink
-from optim.allocation import exact_allocation
-from optim.channel import links, uplink_rate, upload_time
+from optim.allocation.exact import exact_allocation
 from optim.convergence import idle_gamma, interference_error, next_queues, round_gammas
 from optim.convergence import scheduled_gamma as scheduled
-from optim.partition import exact_partition
+from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Partition, RoundOptions, RoundProblem
+from optim.radio.channel import links, uplink_rate, upload_time
 from optim.verify import verify_round
 
 UNITS, CHANNELS, ROUNDS, SEEDS = 8, 4, 40, 10

@@ -10,8 +10,8 @@ import pytest
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, Rule, ShortestDelay
-from optim.channel import links, power_limits, uplink_rate, upload_time
 from optim.planner import Planner, RoundRequest
+from optim.radio.channel import links, power_limits, uplink_rate, upload_time
 from optim.verify import verify_plan
 from tests.optim.drawn_requests import drawn_request
 

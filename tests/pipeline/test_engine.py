@@ -14,12 +14,13 @@ from collapipe.batch import IGNORED, Batch
 from collapipe.cancellation import Cancellation, cancellable
 from collapipe.errors import CancelledRoundError, ConfigError, NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part, Tensors
+from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.settings import OptimizerSettings
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.sections import OptimizerSettings
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead
 from pipeline.micro_batch import split as micro_batches_of

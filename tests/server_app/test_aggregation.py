@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from collapipe.models.part import Tensors
-from collapipe.settings import ServerOptimizerSettings
+from collapipe.sections import ServerOptimizerSettings
+from collapipe.tensors import Tensors
 from server_app.aggregation import ServerOptimizer, average
 
 Arrays = dict[str, NDArray[np.float64]]

@@ -5,9 +5,9 @@ from flwr.app import Context, Message
 
 import server_app.discovery as discovery
 from client_app.app import app
-from collapipe import wire
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.settings import FederationSettings
+from collapipe.sections import FederationSettings
+from collapipe.wire import records
 from server_app.grid import InlineGrid
 
 
@@ -35,7 +35,7 @@ WORDS = "\x1b[31mred\n" + "x" * 9999
 
 
 def failing(message: Message, context: Context) -> Message:
-    return Message(wire.pack_failure(ConfigError(WORDS)), reply_to=message)
+    return Message(records.pack_failure(ConfigError(WORDS)), reply_to=message)
 
 
 def raising(message: Message, context: Context) -> Message:

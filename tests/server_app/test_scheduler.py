@@ -15,9 +15,9 @@ from pydantic import TypeAdapter
 
 from client_app.app import app as client_app
 from collapipe.errors import InfeasibleRoundError
-from collapipe.messages import Failure
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
+from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS

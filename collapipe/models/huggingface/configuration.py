@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.families import FAMILIES, Family
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from collapipe.errors import ConfigError
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 
 def export(

@@ -6,7 +6,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.tokenizer import Tokenizer
 
 # Where marks stand: what the tasks put around an input for each kind of head.
 _TEMPLATES = {

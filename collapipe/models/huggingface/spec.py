@@ -24,7 +24,7 @@ from collapipe.models.huggingface.families import Family
 from collapipe.models.huggingface.names import Names
 from collapipe.models.huggingface.skeleton import fill, skeleton
 from collapipe.models.split import EMBEDDING, HEAD, block_name
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 _log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from resumed import World
 from safetensors import SafetensorError
 
 from client_app.app import app as units
-from collapipe import wire
 from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError
-from collapipe.run_folder import RunFolder
+from collapipe.runs.folder import RunFolder
+from collapipe.wire import records
 from server_app.checkpoints import file, resumption
 from server_app.checkpoints.file import CheckpointFolder
 
@@ -179,7 +179,7 @@ def _no_answer(message: Message) -> Message:
 
 def _other_names(message: Message) -> Message:
     kept = {"a.b/c": {"weight": torch.zeros(1)}}
-    return Message(wire.pack_kept(kept), reply_to=message)
+    return Message(records.pack_kept(kept), reply_to=message)
 
 
 @pytest.mark.parametrize(

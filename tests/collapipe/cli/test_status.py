@@ -16,8 +16,8 @@ from made_run import (
     write_summary,
 )
 
-from collapipe.cli.report.reading import read_run
 from collapipe.cli.status import describe
+from collapipe.runs.reading import read_run
 
 Command = Callable[..., tuple[int, str, str]]
 NOW_S = 1_000_000.0

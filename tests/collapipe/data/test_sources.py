@@ -16,8 +16,8 @@ from collapipe.data import sources
 from collapipe.data.columns import standard
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError
-from collapipe.settings import DataSettings
-from collapipe.tasks.task import Splits
+from collapipe.sections import DataSettings
+from collapipe.text.splits import Splits
 
 TEXTS = ["a hen", "NA", '"owl", she', " two  blanks "]
 LABELS = ["007", "08", "1e3", "1.50"]  # what a guess of types would change

@@ -8,17 +8,17 @@ from huggingface import CASES, spec_of
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from collapipe.block_cost import transformer_block_cost
-from collapipe.compression import FLOAT32
+from collapipe.devices.block_cost import transformer_block_cost
 from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.dropout import drawing_from
 from collapipe.models.lora import LoraSpec
 from collapipe.models.part import Part
 from collapipe.models.split import HEAD, ModelSpec, SplitModel
 from collapipe.models.transformer import TransformerSpec
-from collapipe.settings import OptimizerSettings
+from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire.compression import FLOAT32
 
 SPEC = TransformerSpec(
     num_blocks=3, num_decoder_blocks=1, dim=32, num_heads=4, feed_forward_dim=80, norm="post"

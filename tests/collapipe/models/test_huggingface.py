@@ -25,7 +25,7 @@ from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.settings import OptimizerSettings
+from collapipe.sections import OptimizerSettings
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 

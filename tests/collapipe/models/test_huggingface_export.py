@@ -22,14 +22,14 @@ from collapipe.models.huggingface.export import export
 from collapipe.models.huggingface.export_tokenizer import export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import ModelSpec, SplitModel
-from collapipe.run_folder import RunFolder, initial_model
-from collapipe.tasks.build_tokenizer import build_tokenizer
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.folder import RunFolder, initial_model
 from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.dates import Dates
 from collapipe.tasks.ner import NamedEntities
 from collapipe.tasks.task import Task
-from collapipe.tasks.tokenizer import Marks, Tokenizer
+from collapipe.text.tokenizer import Marks, Tokenizer
 from server_app.training import train
 
 NAMES = tuple(f"kind {number}" for number in range(LABELS))

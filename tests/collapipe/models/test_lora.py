@@ -33,8 +33,8 @@ from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty, frozen_names
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.settings import OptimizerSettings
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.sections import OptimizerSettings
+from collapipe.text.tokenizer import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 

@@ -25,8 +25,8 @@ from collapipe.models.part import (
     set_rate,
 )
 from collapipe.models.transformer import Decoder, TransformerSpec
-from collapipe.settings import OptimizerSettings
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.sections import OptimizerSettings
+from collapipe.text.tokenizer import Vocabulary
 
 SETTINGS = [
     OptimizerSettings("adamw", lr=0.1, weight_decay=0.1),

@@ -24,7 +24,7 @@ from collapipe.models.transformer import (
     TransformerSpec,
     positions,
 )
-from collapipe.tasks.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Vocabulary
 
 VOCABULARY = Vocabulary(size=9, pad=0, bos=1, eos=2)
 SPEC = TransformerSpec(2, 2, 16, 2, 24, dropout=0.0)

@@ -17,7 +17,7 @@ from collapipe.errors import ConfigError, DataError, NonFiniteLossError
 from collapipe.tasks import causal_lm as causal_lm_module
 from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.task import Task
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.text.tokenizer import Tokenizer
 
 TEXTS = ["A hedgehog reads.", "Two ovens are asleep.", "Nobody greets the moon."]
 ROWS = Dataset.from_dict({"text": TEXTS})

@@ -17,11 +17,12 @@ from omegaconf import OmegaConf
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks.build_tokenizer import build_tokenizer
+from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.tasks.classification import Classification, LabelledTexts
-from collapipe.tasks.labels import count_labels
-from collapipe.tasks.task import Splits, Task
-from collapipe.tasks.tokenizer import Tokenizer
+from collapipe.tasks.task import Task
+from collapipe.text.labels import count_labels
+from collapipe.text.splits import Splits
+from collapipe.text.tokenizer import Tokenizer
 
 TEXTS = ["Rain all day.", "The hedgehog won.", "Snow, and more snow.", "A draw."]
 LABELS = ["weather", "sport", "weather", "sport"]

@@ -24,7 +24,7 @@ from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.ner import NamedEntities, TaggedSentences
 from collapipe.tasks.task import Task
-from collapipe.tasks.tokenizer import Marks, Tokenizer
+from collapipe.text.tokenizer import Marks, Tokenizer
 
 WORDS = [["Ada", "met", "Grace", "Hopper"], ["in", "New", "York", "."]]
 TAGS = [["B-PER", "O", "B-PER", "I-PER"], ["O", "B-LOC", "I-LOC", "O"]]

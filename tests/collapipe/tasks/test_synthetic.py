@@ -12,7 +12,8 @@ from collapipe.tasks import synthetic
 from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.ner import NamedEntities
-from collapipe.tasks.task import Splits, Task
+from collapipe.tasks.task import Task
+from collapipe.text.splits import Splits
 from server_app.evaluation import Evaluator
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

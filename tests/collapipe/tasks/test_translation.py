@@ -19,8 +19,8 @@ from collapipe.data import sources
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.parallel_corpus import ParallelCorpus
 from collapipe.tasks.task import Task
-from collapipe.tasks.tokenizer import Tokenizer
 from collapipe.tasks.translation import SequencePairs
+from collapipe.text.tokenizer import Tokenizer
 
 CUT_SHORT = gzip.compress(b"Eins\n" * 99, mtime=0)[:-9]
 GERMAN = ["Ein Igel liest Zeitung.", "Zwei Öfen schlafen schon.", "Niemand grüßt den Mond."]

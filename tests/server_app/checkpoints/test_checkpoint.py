@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from collapipe.errors import ConfigError
-from collapipe.messages import Failure
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.state import Estimates, unknown_cluster
+from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import (
     Checkpoint,
     Learned,

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 from client_app.link import DecoderLink
-from collapipe import frames
 from collapipe.batch import Batch
 from collapipe.errors import ConfigError, LinkError, WireError
-from collapipe.frames import Frame, Kind
-from collapipe.link import METHOD, SERVER_NAME, credentials
-from collapipe.messages import LinkAddress
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
-from collapipe.settings import LinkSettings, OptimizerSettings
-from collapipe.tasks.tokenizer import Vocabulary
-from server_app.decoding.certificate import self_signed
+from collapipe.sections import LinkSettings, OptimizerSettings
+from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire import frames
+from collapipe.wire.certificates import self_signed
+from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.link import METHOD, SERVER_NAME, credentials
+from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
 

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from collapipe.config import Settings, load_overrides
-from collapipe.data.rows import load_shards
 from collapipe.errors import ConfigError, DataError
+from collapipe.runs.rows import load_shards
 from server_app.records import shard_picture
 from server_app.records.shard_report import write_shard_report
 

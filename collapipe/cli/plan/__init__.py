@@ -1,0 +1,1 @@
+"""``collapipe plan``: an inventory's plan as a table, a chart or JSON."""

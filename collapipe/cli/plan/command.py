@@ -1,0 +1,52 @@
+"""``collapipe plan``: how to split a model over an inventory's boxes, and what a batch takes."""
+
+import json
+import sys
+from pathlib import Path
+
+from collapipe.cli.plan.decision import decide
+from collapipe.errors import ConfigError
+from collapipe.inventory.file import read_inventory
+from collapipe.inventory.yaml_file import nearest
+from optim.solvers import CLUSTER_SOLVERS
+
+
+def plan_inventory(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
+    """Solve, and print a table or JSON; draw the pipelines to ``plot`` where it is given.
+
+    Raises ``ConfigError``, before anything is printed.
+    """
+    _check_solver(solver)
+    if plot is not None:
+        _check_plot(plot)
+    inventory = read_inventory(file)
+    decision = decide(inventory, solver)
+    for note in inventory.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if plot is not None:
+        from collapipe.cli.plan.gantt import draw
+
+        draw(decision, plot)
+    if as_json:
+        from collapipe.cli.plan.json_answer import described
+
+        print(json.dumps(described(decision), indent=2, allow_nan=False))
+    else:
+        from collapipe.cli.plan.table import show
+
+        show(decision)
+
+
+def _check_solver(name: str) -> None:
+    if name not in CLUSTER_SOLVERS:
+        known = sorted(CLUSTER_SOLVERS)
+        raise ConfigError(f"--solver {name}: there is no such solver{nearest(name, known)}")
+
+
+def _check_plot(file: Path) -> None:
+    if file.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"--plot {file}: must end in .svg or .png")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--plot {file}: there is no folder {file.parent}; make it first")
+    if file.is_dir():
+        raise ConfigError(f"--plot {file}: is a folder; name a file")

@@ -1,0 +1,75 @@
+"""Options that must agree with each other: each is right by itself, together they may not be."""
+
+from collapipe.config.settings import Settings
+from collapipe.devices.presets import ClusterPreset
+from collapipe.errors import ConfigError
+
+
+def check_agreement(settings: Settings) -> None:
+    """Raise ``ConfigError`` where two options contradict each other."""
+    _check_head(settings)
+    _check_fading(settings)
+    _check_cut(settings)
+    _check_clock(settings)
+    if settings.pipeline.num_micro_batches > settings.batch_size:
+        raise ConfigError(
+            f"pipeline.num_micro_batches={settings.pipeline.num_micro_batches}: more than "
+            f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
+        )
+
+
+def check_segments(settings: Settings, cluster: ClusterPreset) -> None:
+    """Raise ``ConfigError`` for more segments than devices or blocks."""
+    segments = settings.pipeline.num_segments
+    if segments is None:
+        return
+    if segments > cluster.num_devices:
+        raise ConfigError(
+            f"pipeline.num_segments={segments}: more than cluster.num_devices="
+            f"{cluster.num_devices}; a device holds one segment at most"
+        )
+    if segments > settings.model.num_blocks:
+        blocks = "model.num_blocks" if settings.framework.cut is None else "framework.cut"
+        raise ConfigError(
+            f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
+            "a segment holds at least one block"
+        )
+
+
+def _check_head(settings: Settings) -> None:
+    task, head = settings.task, settings.model.head
+    if head in task.heads:
+        return
+    way_out = "set model=huggingface and model.name=FOLDER_OR_HUB_ID, or model.family=bert or gpt2"
+    if "head" in settings.tree["model"]:
+        way_out = f"set model.head={task.heads[0]}, or another model.name"
+    raise ConfigError(
+        f"task={task.name}: needs a model with a head {' or '.join(task.heads)}, this one has "
+        f"{head}; {way_out}"
+    )
+
+
+def _check_fading(settings: Settings) -> None:
+    groups = [settings.tree.get(group) or {} for group in ("strategy", "environment")]
+    if all(group.get("fading") == "rayleigh" for group in groups):
+        raise ConfigError(
+            "strategy.fading=rayleigh with environment.fading=rayleigh: gains that fade in every "
+            "round would be averaged over fading again; set one of them to none"
+        )
+
+
+def _check_cut(settings: Settings) -> None:
+    cut, mode = settings.framework.cut, settings.decoder.mode
+    if cut is not None and mode == "control_unit":
+        raise ConfigError(
+            f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
+            f"but decoder.mode={mode} keeps that on the units; set decoder.mode=per_cluster"
+        )
+
+
+def _check_clock(settings: Settings) -> None:
+    if settings.federation.clock == "real" and not settings.framework.train:
+        raise ConfigError(
+            "federation.clock=real: with framework.train=false nothing is trained that could be "
+            "measured; set federation.clock=modelled"
+        )

@@ -1,0 +1,1 @@
+"""Devices and channels: hardware, presets that draw them, what a block costs on them."""

@@ -1,0 +1,264 @@
+"""Worlds that are drawn, not measured: devices of clusters, and the channels between them and the
+server. Chosen by the options ``cluster`` and ``channel``; their figures are in ``conf/``."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from collapipe.devices.hardware import PhysicalDevice, from_db, from_dbm
+from collapipe.errors import ConfigError
+from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
+
+_POSITIVE = (
+    "bandwidth_hz",
+    "d2d_bandwidth_hz",
+    "d2d_rate_bps",
+    "energy_j",
+    "flops_per_s",
+    "max_power_w",
+    "model_bits",
+    "relative_speed",
+)
+_MOST_DB = 300
+Range = tuple[float, float]  # least and most of what is drawn evenly
+
+
+class ClusterPreset(Protocol):
+    """How the devices of a cluster are drawn."""
+
+    @property
+    def num_devices(self) -> int:
+        """K, the most that a cluster has."""
+
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
+        """The devices of unit n, for blocks of ``cost``; the same generator gives the same ones."""
+
+
+@dataclass(frozen=True)
+class SyntheticCluster:
+    """Devices of which nothing is said but their times, which do not depend on the model.
+
+    Attributes
+    ----------
+    block_s, hop_s
+        Seconds of a block, and of a hop, for each sample: least and most.
+    """
+
+    num_devices: int
+    block_s: Range
+    hop_s: Range
+
+    def __post_init__(self) -> None:
+        _check("cluster", self)
+
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
+        """See ``ClusterPreset``."""
+        return tuple(
+            DeviceProfile(
+                f"device-{k}",
+                AffineLaw(rng.uniform(*self.block_s), 0.0, rng.uniform(*self.hop_s), 0.0),
+            )
+            for k in range(self.num_devices)
+        )
+
+
+@dataclass(frozen=True)
+class PaperCluster:
+    """Table II: what it leaves open is read so that the paper's Fig. 5 comes out.
+
+    Attributes
+    ----------
+    relative_speed
+        f_k.
+    flops_per_s
+        φ_k, of a unit of the relative speed.
+    forward_flops, backward_flops
+        o_l per sample, o'_l per micro-batch, as eq. 15 has them.
+    hop_bits
+        z^s + g^s of a transfer, whatever the micro-batch's size.
+    d2d_bandwidth_hz, d2d_gain_db, d2d_interference_w, d2d_power_w, noise_dbm_per_hz
+        B^dd, h_dd, I_dd, p_k and N_0 of eq. 13.
+    energy_j
+        E_k^max for each micro-batch (C9').
+    max_blocks
+        Blocks in a device's memory (C7).
+    """
+
+    num_devices: int
+    relative_speed: Range
+    flops_per_s: Range
+    forward_flops: float
+    backward_flops: float
+    hop_bits: float
+    d2d_bandwidth_hz: float
+    d2d_gain_db: float
+    d2d_interference_w: float
+    d2d_power_w: Range
+    noise_dbm_per_hz: float
+    energy_j: float
+    max_blocks: int
+
+    def __post_init__(self) -> None:
+        _check("cluster", self)
+
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
+        """See ``ClusterPreset``; the paper's devices do not depend on ``cost``."""
+        return tuple(self._device(f"device-{k}", rng) for k in range(self.num_devices))
+
+    def _device(self, name: str, rng: np.random.Generator) -> DeviceProfile:
+        factor, per_unit = rng.uniform(*self.relative_speed), rng.uniform(*self.flops_per_s)
+        power = rng.uniform(*self.d2d_power_w)
+        noise = self.d2d_bandwidth_hz * from_dbm(self.noise_dbm_per_hz)
+        snr = power * from_db(self.d2d_gain_db) / (self.d2d_interference_w + noise)
+        hop_s = self.hop_bits / (self.d2d_bandwidth_hz * math.log2(1 + snr))
+        speed = factor * per_unit
+        time = AffineLaw(self.forward_flops / speed, self.backward_flops / speed, 0.0, hop_s)
+        joules = factor**2 / per_unit  # of a FLOP (eq. 16)
+        energy = AffineLaw(
+            self.forward_flops * joules, self.backward_flops * joules, 0.0, power * hop_s
+        )
+        budget = EnergyBudget(self.energy_j, energy, "micro_batch")
+        return DeviceProfile(name, time, self.max_blocks, budget)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of device, as its data sheet and measurements describe it."""
+
+    name: str
+    flops_per_s: float
+    memory_bytes: float
+    power_w: float
+    d2d_rate_bps: float
+
+
+@dataclass(frozen=True)
+class HardwareCluster:
+    """Devices drawn from ``kinds``, each busy with other things for a part of its time.
+
+    Attributes
+    ----------
+    available
+        Share of a device's speed that training gets.
+    energy_j
+        What a device may spend on a batch (C9).
+    launch_s, hop_latency_s
+        Fixed times of a block and of a hop, for each micro-batch.
+    """
+
+    num_devices: int
+    kinds: list[Hardware]
+    available: Range
+    energy_j: float
+    launch_s: float
+    hop_latency_s: float
+
+    def __post_init__(self) -> None:
+        _check("cluster", self)
+        if not self.kinds:
+            raise ConfigError("cluster.kinds=[]: name at least one kind of device")
+        for place, kind in enumerate(self.kinds):
+            _check(f"cluster.kinds[{place}]", kind)
+
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
+        """See ``ClusterPreset``."""
+        return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
+
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
+        kind = self.kinds[rng.integers(len(self.kinds))]
+        device = PhysicalDevice(
+            name=f"{kind.name}-{number}",
+            flops_per_s=kind.flops_per_s * rng.uniform(*self.available),
+            d2d_rate_bps=kind.d2d_rate_bps,
+            memory_bytes=kind.memory_bytes,
+            power_w=kind.power_w,
+            energy_j=self.energy_j,
+            launch_s=self.launch_s,
+            hop_latency_s=self.hop_latency_s,
+        )
+        return device.profile(cost)
+
+
+@dataclass(frozen=True)
+class ChannelPreset:
+    """J uplink channels, and what a control unit has to send on one.
+
+    Attributes
+    ----------
+    gain_db
+        h_{n,j} of each unit and channel.
+    model_bits
+        θ_n^enc; null: what the unit really uploads.
+    activation_bits
+        Of z_n^enc, that of one local step; null: what the unit really sends. Units that send no
+        activations to the server send none.
+    interference_constant_w
+        C of Γ (eq. 28), in proportion to the interference; the strategies read it here.
+    """
+
+    num_channels: int
+    bandwidth_hz: Range
+    interference_w: Range
+    gain_db: Range
+    noise_dbm_per_hz: float
+    max_power_w: float
+    energy_j: float
+    model_bits: float | None
+    activation_bits: float | None
+    interference_constant_w: float
+
+    def __post_init__(self) -> None:
+        _check("channel", self)
+
+    def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
+        """The J channels of a run."""
+        noise = from_dbm(self.noise_dbm_per_hz)
+        return tuple(
+            Channel(rng.uniform(*self.bandwidth_hz), rng.uniform(*self.interference_w), noise)
+            for _ in range(self.num_channels)
+        )
+
+    def draw_uplink(
+        self, model_bits: float, activation_bits: float, rng: np.random.Generator
+    ) -> Uplink:
+        """A control unit's uplink to all channels; ``activation_bits`` are those of a round."""
+        bits = model_bits if self.model_bits is None else self.model_bits
+        gains = rng.uniform(*self.gain_db, size=self.num_channels)
+        return Uplink(
+            self.max_power_w,
+            self.energy_j,
+            bits,
+            activation_bits,
+            tuple(from_db(float(gain)) for gain in gains),
+        )
+
+
+def _check(group: str, preset: ClusterPreset | ChannelPreset | Hardware) -> None:
+    """At least one of what is counted, ranges in order, and nothing negative but decibels."""
+    for field in fields(cast(Any, preset)):
+        value, option = getattr(preset, field.name), f"{group}.{field.name}"
+        if field.name.startswith("num_") and value < 1:
+            raise ConfigError(f"{option}={value}: must be at least 1")
+        drawn = isinstance(value, list | tuple) and field.name != "kinds"
+        numbers = list(value) if drawn else [value]
+        if drawn and not (len(numbers) == 2 and numbers[0] <= numbers[1]):
+            raise ConfigError(f"{option}={numbers}: must be [least, most]")
+        for number in numbers:
+            if not isinstance(number, int | float):
+                continue
+            if "_db" in field.name and not abs(number) <= _MOST_DB:
+                raise ConfigError(f"{option}={value}: must lie within {_MOST_DB} dB of 0")
+            if "_db" not in field.name and not (math.isfinite(number) and number >= 0):
+                raise ConfigError(f"{option}={value}: must be finite and not negative")
+            if number == 0 and field.name in _POSITIVE:
+                raise ConfigError(f"{option}={value}: must be above 0")

@@ -1,0 +1,1 @@
+"""An inventory: somebody's boxes in a YAML file."""

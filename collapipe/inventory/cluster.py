@@ -1,0 +1,58 @@
+"""Devices that people have: the clusters of an inventory, as ``collapipe plan`` reads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.errors import ConfigError
+from collapipe.inventory.file import Cluster, read_clusters
+from collapipe.state import BlockCost, DeviceProfile
+
+_ANY_COST = transformer_block_cost(512, 2048, 64, 64)  # to check a file before the model is known
+
+
+@dataclass(frozen=True)
+class InventoryCluster:
+    """Unit n has the devices of the file's cluster n, from 0; further clusters are left out.
+
+    A device that is described by its hardware gets the law of the run's model and batch, one with a
+    measured ``chunk`` has that. The file's model, batch size, channels and uplinks are for ``plan``
+    alone: radio is that of the option ``channel``.
+
+    Attributes
+    ----------
+    file
+        YAML, see docs/planning.md.
+    num_units
+        N, that the file must have clusters for.
+    """
+
+    file: str
+    num_units: int
+
+    def __post_init__(self) -> None:
+        self._clusters(_ANY_COST, self.num_units)
+
+    @property
+    def num_devices(self) -> int:
+        """The most devices that one of the N clusters has."""
+        clusters = self._clusters(_ANY_COST, self.num_units)
+        return max(len(cluster.boxes) for cluster in clusters[: self.num_units])
+
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
+        """See ``ClusterPreset``; nothing is left to chance."""
+        return self._clusters(cost, unit + 1)[unit].devices
+
+    def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
+        """All of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
+        clusters = read_clusters(Path(self.file), cost)
+        if len(clusters) < wanted:
+            raise ConfigError(
+                f"cluster.file={self.file}: has {len(clusters)} of {wanted} clusters, one for each "
+                f"unit; add clusters to the file or set federation.num_units={len(clusters)}"
+            )
+        return clusters

@@ -1,0 +1,199 @@
+"""Trainings of a figure: `collapipe run` in processes of their own, finished ones not run again."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from collapipe import config
+from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
+from collapipe.runs.reading import Run, read_run
+
+AT_A_TIME = 2
+_POLL_S = 0.2
+_SETS = "multi30k, chinese_ner and toutiao15"
+_VARIABLE = "COLLAPIPE_DATA"
+_COMMAND = (sys.executable, "-m", "collapipe.cli.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A file of ``conf/experiment``, its data's folder, and the file with the paper's sizes.
+
+    ``data`` is None where the task makes its own rows.
+    """
+
+    name: str
+    data: str | None
+    full: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run of ``experiment``, with what makes it differ from the others."""
+
+    experiment: Experiment
+    variant: str
+    seed: int
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Training:
+    """Where data come from, where runs go, and whether they have the paper's sizes.
+
+    ``data`` is None where no experiment reads any.
+    """
+
+    data: Path | None
+    folder: Path
+    full: bool
+    say: Callable[[str], None] = print
+
+    @property
+    def sizes(self) -> str:
+        """Of models, data and rounds."""
+        return "the paper's" if self.full else "reduced"
+
+    def runs(self, jobs: Sequence[Job]) -> Mapping[Job, Run]:
+        """Every job's finished run, trained now where it was not before.
+
+        Raises
+        ------
+        ConfigError
+            Where data are missing, or a folder holds a run with other options.
+        RoundFailedError
+            Where a run fails, with its last line. Those that were finished stay.
+        """
+        sets = {name for job in jobs if (name := job.experiment.data)}
+        missing = sorted(name for name in sets if not (self.data and (self.data / name).is_dir()))
+        if missing:
+            raise ConfigError(f"--data {self.data}: has no folder {', '.join(missing)}")
+        begun = time.monotonic()
+        waiting = {job: command for job in jobs if (command := self._command(job))}
+        self.say(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are there already")
+        for number, job in enumerate(_finished(waiting, self._log), 1):
+            minutes = (time.monotonic() - begun) / 60
+            self.say(f"{self._name(job)}: done, {number} of {len(waiting)}, {minutes:.1f} min")
+        return MappingProxyType({job: read_run(self._run_dir(job)) for job in jobs})
+
+    def _name(self, job: Job) -> str:
+        return f"{job.experiment.name}{'_full' * self.full}/{job.variant}-{job.seed}"
+
+    def _run_dir(self, job: Job) -> Path:
+        return self.folder / self._name(job)
+
+    def _log(self, job: Job) -> Path:
+        run_dir = self._run_dir(job)
+        return run_dir.with_name(f"{run_dir.name}.log")
+
+    def _command(self, job: Job) -> list[str] | None:
+        """What is left to do for a job; None: nothing."""
+        run_dir, overrides = self._run_dir(job), self._overrides(job)
+        if (run_dir / "config.yaml").is_file():
+            found, asked = read_run(run_dir), config.load_overrides(overrides)
+            different = sorted(_differences(found.tree, asked.tree))
+            if different:
+                raise ConfigError(
+                    f"{run_dir}: holds a run with other options ({', '.join(different[:4])}); "
+                    "remove it, or set another --output"
+                )
+            if found.summary is not None and found.summary.status == "completed":
+                return None
+            if any((run_dir / "checkpoints").glob("*")):
+                return [*_COMMAND, "resume", str(run_dir)]
+        if run_dir.exists():  # cut off before its first checkpoint
+            shutil.rmtree(run_dir)
+        return [*_COMMAND, "run", *overrides, f"hydra.run.dir={config.quoted(run_dir)}"]
+
+    def _overrides(self, job: Job) -> list[str]:
+        names = [job.experiment.name, *([job.experiment.full] if self.full else [])]
+        return [
+            f"experiment=[{','.join(names)}]",
+            *self._root(job.experiment.data),
+            *job.overrides,
+            f"seed={job.seed}",
+        ]
+
+    def _root(self, name: str | None) -> list[str]:
+        """The option that names a data set's folder, where there is one."""
+        if self.data is None or name is None:
+            return []
+        return [f"data.root={config.quoted(self.data / name)}"]
+
+
+def data_folder(given: Path | None) -> Path:
+    """``given``, else $COLLAPIPE_DATA. Raises ``ConfigError`` where there is no such folder."""
+    named = given or (Path(os.environ[_VARIABLE]) if os.environ.get(_VARIABLE) else None)
+    if named is None:
+        raise ConfigError(
+            f"fig06, fig09 and fig10 train: name the folder that has {_SETS} with --data FOLDER or "
+            f"{_VARIABLE}; the other figures need none"
+        )
+    if not named.is_dir():
+        option = "--data" if given else _VARIABLE
+        raise ConfigError(f"{option}={named}: no such folder; it is to have {_SETS}")
+    return named.resolve()
+
+
+def _differences(
+    then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    """Options with other values."""
+    for key in then.keys() | now.keys():
+        before, after = then.get(key), now.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}"
+
+
+def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path]) -> Iterator[Job]:
+    """The jobs in the order in which they end, ``AT_A_TIME`` at a time."""
+    waiting = deque(commands)
+    with _processes() as running:
+        while waiting or running:
+            while waiting and len(running) < AT_A_TIME:
+                job = waiting.popleft()
+                running[job] = _start(commands[job], log(job))
+            time.sleep(_POLL_S)
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                if running.pop(job).returncode:
+                    raise _failure(log(job))
+                yield job
+
+
+@contextmanager
+def _processes() -> Iterator[dict[Job, subprocess.Popen[bytes]]]:
+    """Of these whoever still runs is ended, as by Ctrl-C."""
+    running = dict[Job, subprocess.Popen[bytes]]()
+    try:
+        yield running
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as stream:
+        # In a session of its own: Ctrl-C reaches it from here, once.
+        return subprocess.Popen(  # noqa: S603 - our own command
+            command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def _failure(log: Path) -> CollaPipeError:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    return RoundFailedError(f"{log}: {last}")

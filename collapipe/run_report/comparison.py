@@ -1,0 +1,268 @@
+"""The page of several runs: curves in one chart, means with intervals over seeds, and pairs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from collapipe.formatting import counted
+from collapipe.run_report.drawing import legend, note
+from collapipe.run_report.groups import Group, grouped
+from collapipe.run_report.learning import (
+    Curve,
+    Value,
+    against_all,
+    evaluation_loss,
+    metric,
+    metric_names,
+    train_loss,
+)
+from collapipe.run_report.lines import sample
+from collapipe.run_report.markup import Markup, join, table, tag
+from collapipe.run_report.page import Section, whole_page
+from collapipe.run_report.uploads import counted_uploads, missing_uploads
+from collapipe.runs.evidence import Interval, over_seeds
+from collapipe.runs.reading import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure of a run; None where the run has none.
+
+    Attributes
+    ----------
+    relative
+        Differences are told in percent of the reference, not as they are.
+    uploads
+        It is modelled time or energy, which holds a run's uploads or leaves them out.
+    """
+
+    name: str
+    of: Callable[[Run], float | None]
+    relative: bool = True
+    uploads: bool = False
+
+
+def comparison_page(runs: Sequence[Run]) -> str:
+    """Raises ``ConfigError`` for two runs that differ by nothing."""
+    groups = grouped(runs)
+    known = _measures(runs)
+    sections: list[Section] = [
+        ("learning", "Learning", _curves(groups)),
+        ("figures-table", "Figures", _figures(groups, known)),
+        ("pairs", "Differences, paired by seed", _pairs(groups, known)),
+        ("runs", "Runs", _runs(groups)),
+    ]
+    title = f"{counted(len(runs), 'run')}, {counted(len(groups), 'configuration')}"
+    opening = join(tag("p", _opening(groups), class_="state"), _legend(groups), _warning(groups))
+    return whole_page(title, opening, sections)
+
+
+def _opening(groups: Sequence[Group]) -> str:
+    rounds = sorted({len(run.rounds) for group in groups for run in group.runs.values()})
+    text = "Configurations are told by what differs; runs of one differ by their seed."
+    if len(rounds) > 1:
+        text += (
+            f" Runs have between {rounds[0]} and {rounds[-1]} rounds: totals are not of equal work."
+        )
+    return text
+
+
+def _legend(groups: Sequence[Group]) -> Markup:
+    """What each mark in charts and tables stands for."""
+    samples = [
+        (join(tag("b", group.mark), " ", group.name, _small(_missing(group))), sample(style))
+        for style, group in enumerate(groups)
+    ]
+    return legend(samples, tall=True)
+
+
+def _missing(group: Group) -> str:
+    """Of any run: what its modelled seconds and joules leave out."""
+    return next((missing for run in group.runs.values() if (missing := missing_uploads(run))), "")
+
+
+def _small(text: str) -> Markup | None:
+    return join(" ", tag("small", text)) if text else None
+
+
+def _warning(groups: Sequence[Group]) -> Markup | None:
+    """Where modelled figures of some are not those of others."""
+    without = [group.mark for group in groups if _missing(group)]
+    if not without:
+        return None
+    return note(
+        f"Modelled seconds and joules of {', '.join(without)} leave out uploads, for which the "
+        "strategy planned no channel. They are less than what such rounds would take, and are not "
+        "compared with those of runs that count uploads."
+    )
+
+
+def _curves(groups: Sequence[Group]) -> Markup:
+    runs = [run for group in groups for run in group.runs.values()]
+    values: list[tuple[str, str, Value]] = [("Training loss", "loss", train_loss)]
+    values.append(("Validation loss", "loss", evaluation_loss))
+    values += [(name, name, metric(name)) for name in metric_names(runs)]
+    charts = []
+    for title, up, value in values:
+        curves = [
+            Curve(group.mark, style, run, value)
+            for style, group in enumerate(groups)
+            for run in group.runs.values()
+        ]
+        if any(curve.points("round") for curve in curves):
+            charts.append(against_all(title, up, curves))
+    if not charts:
+        return note("Nothing was trained and nothing was evaluated.")
+    return tag("div", *charts, class_="charts")
+
+
+def _measures(runs: Sequence[Run]) -> list[Measure]:
+    """Those that some run has."""
+    tests = dict.fromkeys(
+        run.summary.metric.name for run in runs if run.summary and run.summary.metric
+    )
+    kinds = dict.fromkeys(run.clock.kind for run in runs if run.rounds)
+    every = [
+        *(Measure(f"test {name}", _test(name), relative=False) for name in tests),
+        Measure("training loss, last", lambda run: _last(run, train_loss), relative=False),
+        Measure("validation loss, last", lambda run: _last(run, evaluation_loss), relative=False),
+        *(Measure(f"clock, s {kind}", _clock(kind), uploads=kind == "modelled") for kind in kinds),
+        Measure("delay of a round, s modelled", _delay, uploads=True),
+        Measure("energy, J modelled", _energy, uploads=True),
+        Measure("MB up", _megabytes_up),
+        Measure("least participation, %", _least_participation, relative=False),
+        Measure("longest queue at the end", _queue, relative=False),
+    ]
+    return [each for each in every if any(each.of(run) is not None for run in runs)]
+
+
+def _test(name: str) -> Callable[[Run], float | None]:
+    def value(run: Run) -> float | None:
+        found = run.summary.metric if run.summary else None
+        return found.value if found and found.name == name else None
+
+    return value
+
+
+def _last(run: Run, value: Value) -> float | None:
+    return next((v for line in reversed(run.rounds) if (v := value(line)) is not None), None)
+
+
+def _clock(kind: str) -> Callable[[Run], float | None]:
+    return lambda run: run.clock.ends_s[-1] if run.rounds and run.clock.kind == kind else None
+
+
+def _delay(run: Run) -> float | None:
+    delays = [line.cost.delay_s for line in run.rounds if line.cost and line.plan.clusters]
+    return sum(delays) / len(delays) if delays else None
+
+
+def _energy(run: Run) -> float | None:
+    joules = [line.energy_j for line in run.rounds if line.energy_j is not None]
+    return sum(joules) if joules else None
+
+
+def _megabytes_up(run: Run) -> float | None:
+    sent = sum(line.bytes_up for line in run.rounds)
+    return sent / 1e6 if sent else None
+
+
+def _least_participation(run: Run) -> float | None:
+    if not run.rounds:
+        return None
+    took = [sum(unit in line.units for line in run.rounds) for unit in range(run.num_units)]
+    return 100 * min(took) / len(run.rounds)
+
+
+def _queue(run: Run) -> float | None:
+    return max(run.rounds[-1].queues) if run.keeps_queues else None
+
+
+def _figures(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
+    rows: list[list[object]] = [["seeds", *(_listed(group.runs) for group in groups)]]
+    rows += [[each.name, *(_mean(group, each) for group in groups)] for each in known]
+    told = (
+        "Mean over seeds, and beneath it its 95 % interval by Student's t; alone it is one seed's. "
+        "Runs without a figure are left out of its mean."
+    )
+    columns = ["", *(group.title for group in groups)]
+    return join(table(columns, rows, "Figures of each configuration"), note(told))
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return " ".join(map(str, sorted(seeds))) or "none"
+
+
+def _values(group: Group, measure: Measure) -> dict[int, float]:
+    found = {seed: measure.of(run) for seed, run in group.runs.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _mean(group: Group, measure: Measure) -> object:
+    values = _values(group, measure)
+    if not values:
+        return "–"
+    missing = _missing(group) if measure.uploads else ""
+    return join(_told(over_seeds(list(values.values()))), _small(missing))
+
+
+def _told(interval: Interval, suffix: str = "", sign: str = "") -> Markup:
+    """The mean, and beneath it the interval."""
+    mean = f"{interval.mean:{sign}.4g}{suffix}"
+    if interval.low is None or interval.high is None:
+        return join(mean)
+    ends = f"[{interval.low:{sign}.4g}, {interval.high:{sign}.4g}]"
+    return join(mean, " ", tag("small", ends))
+
+
+def _pairs(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
+    """Each configuration against the first, seed by seed."""
+    reference, others = groups[0], groups[1:]
+    if not others:
+        return note("There is one configuration.")
+    common = [_listed(set(group.runs) & set(reference.runs)) for group in others]
+    rows: list[list[object]] = [["common seeds", *common]]
+    rows += [[each.name, *(_difference(g, reference, each) for g in others)] for each in known]
+    told = (
+        f"Each configuration minus the first one, {reference.title}: differences of runs with the "
+        "same seed, their mean and its 95 % interval. % is of the first one's figure. Where one of "
+        "the two leaves uploads out, or some of them, there is no difference to tell."
+    )
+    columns = ["", *(group.title for group in others)]
+    return join(table(columns, rows, "Differences of configurations"), note(told))
+
+
+def _difference(group: Group, reference: Group, measure: Measure) -> object:
+    ours, theirs = _values(group, measure), _values(reference, measure)
+    common = sorted(set(ours) & set(theirs))
+    if not common or (measure.relative and not all(theirs[seed] for seed in common)):
+        return "–"
+    if measure.uploads and not _alike(group, reference, common):
+        return join("–", _small("uploads not counted"))
+    gaps = [ours[seed] - theirs[seed] for seed in common]
+    if not measure.relative:
+        return _told(over_seeds(gaps), sign="+")
+    shares = [100 * gap / theirs[seed] for gap, seed in zip(gaps, common, strict=True)]
+    return _told(over_seeds(shares), " %", "+")
+
+
+def _alike(group: Group, reference: Group, seeds: Sequence[int]) -> bool:
+    """Whether the runs of these seeds count uploads throughout, or none of them does."""
+    kinds = {counted_uploads(each.runs[seed]) for each in (group, reference) for seed in seeds}
+    return kinds in ({"all"}, {"none"})
+
+
+def _runs(groups: Sequence[Group]) -> Markup:
+    rows: list[list[object]] = [
+        [
+            str(run.folder),
+            group.title,
+            seed,
+            run.summary.status if run.summary else "no end written",
+            f"{len(run.rounds)} of {run.planned_rounds}",
+            run.version,
+        ]
+        for group in groups
+        for seed, run in group.runs.items()
+    ]
+    columns = ["folder", "configuration", "seed", "state", "rounds", "version"]
+    return table(columns, rows, "Runs", words=True)

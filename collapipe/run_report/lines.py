@@ -1,0 +1,108 @@
+"""Lines and points over two axes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collapipe.run_report.drawing import (
+    BOTTOM,
+    COLOURS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    colour,
+    figure,
+    fitting,
+    floor_axis,
+    key,
+    legend,
+    picture,
+    text_at,
+)
+from collapipe.run_report.markup import Markup, join, tag
+from collapipe.run_report.scale import Scale, scale
+
+_HEIGHT, _LEFT = 250.0, 50.0
+_DASHES = ("", "7 3", "2 2", "8 3 2 3", "12 3", "4 2", "1 3", "6 2 1 2 1 2")
+_MARKS = (
+    "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0z",
+    "m-2.8-2.8h5.6v5.6h-5.6z",
+    "m0-3.6l3.6 6.4h-7.2z",
+    "m0-4l3.6 4l-3.6 4l-3.6-4z",
+    "m0 3.6l3.6-6.4h-7.2z",
+    "m-3.4 0h6.8m-3.4-3.4v6.8",
+    "m-2.8-2.8l5.6 5.6m0-5.6l-5.6 5.6",
+    "m-3.6 0l6.4-3.6v7.2z",
+)
+_MOST_MARKS, _MOST_POINTS = 8, 500
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points in the order in which a line joins them, or by themselves."""
+
+    name: str
+    style: int
+    points: Sequence[Point]
+    joined: bool = True
+
+
+def lines(
+    title: str, across: str, up: str, series: Sequence[Series], *, zero: bool = False
+) -> Markup:
+    """Values ``up`` against values ``across``; from 0 where ``zero``."""
+    shown = [each for each in series if each.points]
+    xs = [x for each in shown for x, _ in each.points]
+    ys = [y for each in shown for _, y in each.points] + ([0.0] if zero else [])
+    horizontal = scale(xs, _LEFT, WIDTH - RIGHT, whole=across == "round")
+    vertical = scale(ys, _HEIGHT - BOTTOM, TOP, round_out=True)
+    drawn = [_curve(each, horizontal, vertical) for each in shown]
+    drawing = picture(title, WIDTH, _HEIGHT, _axes(horizontal, vertical, across, up), *drawn)
+    named = {each.name: each for each in reversed(shown)}  # the first of a name
+    samples = [(name, sample(each.style, each.joined)) for name, each in reversed(named.items())]
+    return figure(title, drawing, legend(samples) if len(samples) > 1 else None)
+
+
+def _axes(horizontal: Scale, vertical: Scale, across: str, up: str) -> Markup:
+    left, right, floor = horizontal.begin, horizontal.end, vertical.begin
+    grid = "".join(f"M{left:g} {vertical.at(tick):.1f}H{right:g}" for tick in vertical.ticks)
+    names = [
+        text_at(left - 6, vertical.at(tick) + 4, name, "end")
+        for tick, name in zip(vertical.ticks, vertical.names(), strict=True)
+    ]
+    return join(
+        tag("path", d=grid, class_="grid"),
+        *names,
+        text_at(2, 13, fitting(up, WIDTH), "start"),
+        floor_axis(horizontal, floor, fitting(across, right - left)),
+    )
+
+
+def _curve(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
+    step = -(-len(series.points) // _MOST_POINTS) if series.joined else 1
+    points = [*series.points[:-1:step], series.points[-1]]
+    places = [f"{horizontal.at(x):.1f} {vertical.at(y):.1f}" for x, y in points]
+    if not series.joined:
+        return _marks(series.style, places, "points")
+    every = -(-len(places) // _MOST_MARKS)
+    offset = (series.style * 3) % every  # so that marks of lines on one another can be told apart
+    return join(
+        _line(series.style, "M" + "L".join(places)), _marks(series.style, places[offset::every])
+    )
+
+
+def _line(style: int, path: str) -> Markup:
+    dash = _DASHES[(style + style // COLOURS) % len(_DASHES)] or None
+    return tag("path", d=path, class_=f"line {colour(style)}", stroke_dasharray=dash)
+
+
+def _marks(style: int, places: Sequence[str], kind: str = "marks") -> Markup:
+    mark = _MARKS[(style + style // COLOURS) % len(_MARKS)]
+    path = "".join(f"M{place}{mark}" for place in places)
+    return tag("path", d=path, class_=f"{kind} {colour(style)}")
+
+
+def sample(style: int, joined: bool = True) -> Markup:
+    """What a legend shows of a line, or of points by themselves."""
+    line = _line(style, "M1 6H27") if joined else None
+    return key(join(line, _marks(style, ["14 6"], "marks" if line else "points")))

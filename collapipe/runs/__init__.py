@@ -1,0 +1,1 @@
+"""A run's folder: written, read again, and its figures."""

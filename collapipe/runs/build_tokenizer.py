@@ -1,0 +1,90 @@
+"""A run's tokeniser: a model's own, or one trained on the rows; with the names of the labels."""
+
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    dynamic_module_utils,
+)
+from transformers.models.auto.tokenization_auto import (
+    get_tokenizer_config,
+    tokenizer_class_from_name,
+)
+
+from collapipe.config import Settings
+from collapipe.errors import ConfigError, one_line
+from collapipe.text.tokenizer import Marks, Tokenizer
+
+
+def build_tokenizer(settings: Settings, train: Dataset) -> Tokenizer:
+    """What ``data.tokenizer`` names, else what the model's weights were trained with, else a
+    tokeniser of the task's own, trained on ``train``."""
+    name = settings.data.tokenizer or settings.model.own_tokenizer
+    task = settings.task
+    tokenizer = task.train_tokenizer(train) if name is None else _pretrained(name)
+    return tokenizer.with_labels(tuple(task.label_counts(train)))
+
+
+def _pretrained(name: str) -> Tokenizer:
+    """The tokeniser in a folder or of a hub id. Raises ``ConfigError``."""
+    original = _load(name)
+    backend = getattr(original, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigError(
+            f"data.tokenizer={name}: has no tokenizer.json; convert it with transformers, or take "
+            "another"
+        )
+    bos = original.cls_token or original.bos_token or original.eos_token
+    eos = original.sep_token or original.eos_token
+    if eos is None or bos is None:
+        raise ConfigError(
+            f"data.tokenizer={name}: its tokeniser has no mark for a text's end (eos_token or "
+            "sep_token in tokenizer_config.json)"
+        )
+    # Padding is masked, so that any mark will do where there is none for it, as in GPT-2.
+    return Tokenizer(backend.to_str(), Marks(original.pad_token or eos, bos, eos))
+
+
+def _load(name: str) -> Any:
+    """Code that came with a tokeniser is neither run nor asked about."""
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds to ask in; with 0 it refuses
+    try:
+        _check_class(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except ConfigError:
+        raise
+    except Exception as error:  # no such name, no network, no file, damaged: all kinds
+        if not (Path(name) / "vocab.txt").is_file():
+            raise ConfigError(
+                f"data.tokenizer={name}: cannot be read ({one_line(error)})"
+            ) from error
+    try:  # its config.json does not say whose it is
+        return BertTokenizer.from_pretrained(name)
+    except Exception as error:
+        raise ConfigError(f"data.tokenizer={name}: cannot be read ({one_line(error)})") from error
+
+
+def _check_class(name: str) -> None:
+    """``AutoTokenizer`` takes any class of transformers by its name, with and without ``Fast``,
+    and lets it load what it likes."""
+    for said in (get_tokenizer_config(name), _config(name)):
+        named = str(said.get("tokenizer_class") or "")
+        for spelling in (named, named.removesuffix("Fast"), f"{named}Fast"):
+            found = tokenizer_class_from_name(spelling)
+            known = isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
+            if found is not None and not known:
+                raise ConfigError(
+                    f"data.tokenizer={name}: its tokenizer_class {named[:80]!r} is no tokeniser"
+                )
+
+
+def _config(name: str) -> dict[str, Any]:
+    try:
+        return dict(PretrainedConfig.get_config_dict(name)[0])
+    except OSError:  # a tokeniser may come without a model
+        return {}

@@ -1,0 +1,326 @@
+"""A run's folder as it is, also while the run is going, after it failed, or of an older version."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from collapipe.config.saved_yaml import check_figures, check_text, read_limited
+from collapipe.errors import ConfigError, one_line, printable
+from collapipe.plan import RoundPlan
+from collapipe.report import ClusterCost, RoundCost
+from collapipe.runs.choices import read_choices
+from collapipe.state import Estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Of an evaluation; ``beside`` has others."""
+
+    name: str
+    value: float
+    signature: str = ""
+    beside: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    """What this page shows of a line of ``metrics.jsonl``; see ``collapipe.report.RoundReport``.
+
+    Fields with a default are absent in older runs, or in rounds that were not evaluated.
+    """
+
+    round: int
+    plan: RoundPlan
+    units: tuple[int, ...]
+    failures: dict[int, str]
+    samples: int
+    bytes_up: int
+    bytes_down: int
+    seconds: dict[str, float]
+    wall_s: float
+    train_loss: float | None
+    cost: RoundCost | None = None
+    clock_s: float | None = None
+    skipped: str | None = None
+    set_aside: dict[int, str] = field(default_factory=dict)
+    queues: tuple[float, ...] = ()
+    estimates: Estimates | None = None
+    evaluation_loss: float | None = None
+    metric: Metric | None = None
+
+    @property
+    def costs(self) -> dict[int, ClusterCost]:
+        """Of each unit that the plan has."""
+        return {each.unit: each for each in self.cost.clusters} if self.cost else {}
+
+    @property
+    def energy_j(self) -> float | None:
+        """Of all units, upload and devices, modelled."""
+        return None if self.cost is None else self.cost.energy_j
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What this page shows of ``summary.json``."""
+
+    status: str
+    error: str | None = None
+    metric: Metric | None = None
+    test_loss: float | None = None
+    wall_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When each round ended, in seconds; ``kind`` is ``modelled`` or ``measured``."""
+
+    kind: str
+    ends_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder.
+
+    Attributes
+    ----------
+    tree
+        The configuration, resolved.
+    summary
+        None while the run is going, or if it was killed.
+    shard_rows
+        Training rows by unit; empty if it did not come to that.
+    choices
+        The file of each group of options, by group; see ``read_choices``.
+    """
+
+    folder: Path
+    version: str
+    config_text: str
+    tree: Mapping[str, Any]
+    rounds: tuple[RoundLine, ...]
+    summary: Summary | None
+    shard_rows: dict[int, int]
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_units(self) -> int:
+        """N."""
+        return int(self.tree["federation"]["num_units"])
+
+    @property
+    def planned_rounds(self) -> int:
+        """That the run is to have."""
+        return int(self.tree["federation"]["rounds"])
+
+    @property
+    def seed(self) -> int:
+        """Of everything that is drawn."""
+        return int(self.tree["seed"])
+
+    @property
+    def keeps_queues(self) -> bool:
+        """Whether the strategy does; else those of the rounds are 0 for want of any."""
+        return any(line.plan.queues for line in self.rounds)
+
+    @property
+    def trained(self) -> bool:
+        """Whether units were told to; else rounds were scheduled alone."""
+        return any("train" in line.seconds for line in self.rounds)
+
+    @property
+    def clock(self) -> Clock:
+        """The run's own; where it has none, its rounds as they were measured, one after another."""
+        ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
+        if ends and len(ends) == len(self.rounds):
+            real = self.tree["federation"].get("clock") == "real"
+            return Clock("measured" if real else "modelled", tuple(ends))
+        took = accumulate(line.seconds.get("round", 0.0) for line in self.rounds)
+        return Clock("measured", tuple(took))
+
+
+def read_run(folder: Path) -> Run:
+    """Read what is there. Raises ``ConfigError``: the file, the line, and what is wrong with it."""
+    config = folder / "config.yaml"
+    if not config.is_file():
+        raise ConfigError(
+            f"{folder}: not the folder of a run, {config} is missing (a run writes it when it "
+            "starts)"
+        )
+    text = read_limited(config)
+    tree = _tree(config, text)
+    first = text.partition("\n")[0]
+    version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
+    num_units = tree["federation"]["num_units"]
+    rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
+    summary, shards = folder / "summary.json", folder / "shards.json"
+    return Run(
+        folder,
+        version,
+        text,
+        tree,
+        rounds,
+        _checked(_SUMMARY, summary, 0, _text(summary)) if summary.is_file() else None,
+        _shard_rows(shards) if shards.is_file() else {},
+        read_choices(folder / "overrides.json", tree),
+    )
+
+
+_MOST = 1e150  # of figures that are added up, squared and drawn
+_MOST_WHOLE = 10**30
+_MOST_TEXT = 500  # characters of a name or a cause
+_MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
+_LINE, _SUMMARY = TypeAdapter(RoundLine), TypeAdapter(Summary)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    unit: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    shards: list[_Shard]
+
+
+def _shard_rows(file: Path) -> dict[int, int]:
+    shards = _checked(TypeAdapter(_Shards), file, 0, _text(file)).shards
+    return {shard.unit: shard.rows for shard in shards}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
+
+
+def _tree(file: Path, text: str) -> dict[str, Any]:
+    """The configuration, with the three numbers that every run has."""
+    check_text(file, text)
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
+    check_figures(file, tree)
+    for option in ("federation.num_units", "federation.rounds", "seed"):
+        value = tree
+        for key in option.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if type(value) is not int or value < 0:
+            raise ConfigError(
+                f"{file}: {option}={one_line(repr(value))}; a run's configuration has a number"
+            )
+    num_units = tree["federation"]["num_units"]
+    if num_units > _MOST_UNITS:
+        raise ConfigError(f"{file}: federation.num_units={num_units} are more than can be shown")
+    return dict(tree)
+
+
+def _rounds(file: Path, num_units: int) -> Iterator[RoundLine]:
+    """The file's lines; the last one may be half written."""
+    if not file.is_file():
+        return
+    last = 0
+    for number, text in enumerate(_text(file).split("\n")[:-1], 1):
+        line = _checked(_LINE, file, number, text)
+        for why in _contradictions(line, last, num_units):
+            raise ConfigError(f"{file}:{number}: {why}")
+        last = line.round
+        yield line
+
+
+def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]:
+    if line.round <= last:
+        yield f"round {line.round} behind round {last}; rounds follow each other"
+    planned = (cluster.unit for cluster in line.plan.clusters)
+    for unit in (*planned, *line.units, *line.failures, *line.set_aside, *line.costs):
+        if not 0 <= unit < num_units:
+            yield f"unit {unit}; federation.num_units={num_units}"
+    if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):
+        yield f"more than {_MOST_MICRO_BATCHES:,} micro-batches"
+    if any(amount < 0 for amount in _amounts(line)):
+        yield "a time, an energy, a power or a number of samples or bytes is negative"
+    for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
+        if len(values) not in (0, num_units):
+            yield f"{name}: {len(values)}; federation.num_units={num_units}"
+
+
+def _amounts(line: RoundLine) -> Iterator[float]:
+    """All that is drawn as a length."""
+    yield from (line.samples, line.bytes_up, line.bytes_down, line.wall_s, line.clock_s or 0.0)
+    yield from line.seconds.values()
+    for each in line.plan.clusters:
+        yield each.latency_s or 0.0
+        if each.uplink:
+            yield from (each.uplink.power_w, each.uplink.upload_s)
+    for cost in line.costs.values():
+        yield from (cost.pipeline_s, cost.upload_s or 0.0, cost.upload_energy_j)
+        yield from cost.device_energy_j.values()
+
+
+def _checked(kind: TypeAdapter[Any], file: Path, number: int, text: str) -> Any:
+    where = f"{file}:{number}" if number else str(file)
+    try:
+        tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
+        return kind.validate_python(_shortened(tree))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise ConfigError(f"{where}: {one_line(place)}: {one_line(first['msg'])}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
+    except ConfigError as error:  # a plan that contradicts itself
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _shortened(node: Any) -> Any:
+    """Without what a text has beyond ``_MOST_TEXT``; some are shown a dozen times."""
+    if isinstance(node, str):
+        return node if len(node) <= _MOST_TEXT else f"{node[:_MOST_TEXT]} …"
+    if isinstance(node, dict):
+        return {_shortened(key): _shortened(value) for key, value in node.items()}
+    return [_shortened(each) for each in node] if isinstance(node, list) else node
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not abs(value) < _MOST:  # nor is NaN
+        raise ValueError(f"{text[:20]} is no figure of a run")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if abs(value) > _MOST_WHOLE:
+        raise ValueError(f"{text[:20]} is no figure of a run")
+    return value
+
+
+def cause(summary: Summary) -> str:
+    """``: ERROR`` where there was one; nothing where the status says it all."""
+    error = summary.error
+    return f": {printable(error)}" if error and error != summary.status else ""
+
+
+def option(run: Run, name: str) -> object:
+    """A value of the configuration; None where the run's version had none."""
+    value: object = run.tree
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def span_s(run: Run, recent: int) -> float | None:
+    """Mean measured seconds from one round's end to the next, of the last ``recent`` rounds."""
+    ends = [0.0, *(line.wall_s for line in run.rounds)][-recent - 1 :]
+    gaps = [after - before for before, after in pairwise(ends)]
+    return math.fsum(gaps) / len(gaps) if gaps else None

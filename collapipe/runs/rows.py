@@ -1,0 +1,71 @@
+"""A run's rows, read once in a process that holds server and units."""
+
+import functools
+import threading
+
+from datasets import Dataset
+
+from collapipe.config import Settings
+from collapipe.data.shards import shards
+from collapipe.data.sources import read
+from collapipe.errors import ConfigError
+from collapipe.seeds import derive
+from collapipe.text.splits import Splits
+
+_loading = threading.Lock()
+
+
+def load_splits(settings: Settings) -> Splits:
+    """The task's rows. Raises ``DataError``."""
+    with _loading:
+        return _splits(settings)
+
+
+def load_shards(settings: Settings) -> list[Dataset]:
+    """Each unit's training rows. Raises ``DataError``."""
+    with _loading:
+        return _shards(settings)
+
+
+@functools.lru_cache(maxsize=1)
+def _splits(settings: Settings) -> Splits:
+    data, task = settings.data, settings.task
+    theirs = data.name is not None or data.train_file is not None
+    splits = read(data, task.columns, settings.seed) if theirs else task.splits(settings.seed)
+    train = splits.train.shuffle(seed=_order(settings)) if data.shuffle else splits.train
+    return Splits(
+        _first(train, data.max_train_samples),
+        _first(splits.validation, data.max_eval_samples),
+        _first(splits.test, data.max_eval_samples),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _shards(settings: Settings) -> list[Dataset]:
+    partitioner = settings.build("data.partitioner")
+    units, train = settings.federation.num_units, _splits(settings).train
+    _check_column(settings.tree["data"]["partitioner"].get("partition_by"), train)
+    cut = shards(train, partitioner, range(units))
+    if partitioner.num_partitions != units:
+        raise ConfigError(
+            f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
+            f"{units}; both must be the same, or rows stay unused"
+        )
+    return cut
+
+
+def _check_column(name: object, train: Dataset) -> None:
+    if isinstance(name, str) and name not in train.column_names:
+        there = ", ".join(map(repr, train.column_names))
+        raise ConfigError(
+            f"data.partitioner.partition_by={name}: the rows have no such column, but {there}; "
+            "name one of them, or set partitioner=iid"
+        )
+
+
+def _order(settings: Settings) -> int:
+    return derive(settings.seed, "shuffle")
+
+
+def _first(rows: Dataset, count: int | None) -> Dataset:
+    return rows if count is None or count >= len(rows) else rows.select(range(count))

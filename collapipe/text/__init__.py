@@ -1,0 +1,1 @@
+"""Text as tokens: the tokeniser, padding, labels."""

@@ -1,0 +1,126 @@
+"""Frozen tensors on disk by the hash of their content, so that each travels to a machine once."""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+
+from collapipe.errors import ConfigError, DataError, WireError, one_line
+from collapipe.tensors import Tensors
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def default_folder() -> Path:
+    """``collapipe/frozen`` in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # the standard has no meaning for a relative path
+    root = Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache"
+    return root / "collapipe" / "frozen"
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256, 64 hex digits, of names, dtypes, shapes and bytes, whatever their order."""
+    content = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu()
+        head = json.dumps([name, str(tensor.dtype), list(tensor.shape)])  # one line
+        content.update(f"{head}\n".encode())
+        content.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return content.hexdigest()
+
+
+class FrozenStore:
+    """A folder of safetensors files, each named by the digest of what it holds.
+
+    Any number of processes may use it at once. Nothing is ever taken out but what is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def lacks(self, digests: Iterable[str]) -> list[str]:
+        """Those of ``digests`` that are not here, or damaged and now removed; raises ``WireError``
+        for what is no digest."""
+        return [name for name in digests if not self._has(name)]
+
+    def _has(self, name: str) -> bool:
+        try:
+            self.load(name)
+        except DataError:
+            return False
+        return True
+
+    def add(self, tensors: Mapping[str, torch.Tensor]) -> str:
+        """Keep ``tensors`` and return their digest, by which the caller checks what it was sent.
+
+        Raises ``ConfigError`` where the folder cannot be written.
+        """
+        name = digest(tensors)
+        file = self._file(name)
+        if file.exists():
+            return name
+        try:
+            self._write(file, {key: tensor.contiguous() for key, tensor in tensors.items()})
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"{file}: cannot keep frozen weights ({error}); make room, or set XDG_CACHE_HOME "
+                "to a folder that can be written"
+            ) from error
+        return name
+
+    def load(self, name: str) -> Tensors:
+        """What has the digest ``name``.
+
+        Raises ``DataError`` where it is not here, cannot be read, or is damaged; then it is
+        removed, and from then on lacking.
+        """
+        file = self._file(name)
+        try:
+            tensors = load(file.read_bytes())  # a copy: nobody's writing changes it later
+        except FileNotFoundError as error:
+            raise DataError(f"{file}: frozen weights are missing; send them again") from error
+        except OSError as error:
+            raise DataError(f"{file}: cannot read frozen weights ({error}); mend that") from error
+        except (SafetensorError, KeyError) as error:  # a type that torch has not
+            raise self._damaged(file, one_line(error)) from error
+        if digest(tensors) != name:
+            raise self._damaged(file, "its content has another digest")
+        return tensors
+
+    def _file(self, name: str) -> Path:
+        """No path but one in the folder comes of what another machine says."""
+        if not _DIGEST.fullmatch(name):
+            raise WireError(f"digest of frozen weights {name[:80]!r}: must be 64 hex digits")
+        return self._folder / f"{name}.safetensors"
+
+    def _write(self, file: Path, tensors: Tensors) -> None:
+        """All or nothing: what is read back is what was meant, before it gets its name."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, path = tempfile.mkstemp(".partial", file.stem[:8], self._folder)
+        os.close(handle)
+        partial = Path(path)
+        try:
+            save_file(tensors, partial)
+            if digest(load(partial.read_bytes())) != file.stem:
+                raise OSError("what was written reads differently")
+            with partial.open("rb+") as written:
+                os.fsync(written.fileno())
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _damaged(self, file: Path, cause: str) -> DataError:
+        with suppress(OSError):
+            file.unlink()
+        return DataError(
+            f"{file}: frozen weights were damaged ({cause}) and are removed; run again"
+        )

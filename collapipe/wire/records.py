@@ -1,0 +1,293 @@
+"""Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
+
+import io
+import json
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.lib.format as npy
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from collapipe.errors import CollaPipeError, WireError, one_line
+from collapipe.plan import ClusterPlan
+from collapipe.report import ClusterReport
+from collapipe.state import ClusterState
+from collapipe.tensors import Tensors, all_finite
+from collapipe.wire.messages import (
+    Failure,
+    LinkAddress,
+    Setup,
+    StateReply,
+    TrainReply,
+    TrainRequest,
+)
+
+T = TypeVar("T")
+STATE = "query.state"  # message types, as Flower addresses them
+FROZEN = "query.frozen"
+KEEP = "query.keep"
+RESTORE = "query.restore"
+TRAIN = "train"
+_HEADER = re.compile(  # what numpy and we write for numbers in C order
+    rb"\x93NUMPY\x01\x00(?P<length>..)"
+    rb"\{'descr': '(?P<dtype>[<|][biuf]\d)', 'fortran_order': False, "
+    rb"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
+    re.DOTALL,
+)
+# Kept, for an adapter costs a millisecond.
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (ClusterState, ClusterPlan, ClusterReport)
+}
+
+
+def pack_state_request(setup: Setup) -> RecordDict:
+    """Ask for a cluster's state, and tell it what the run is made of."""
+    kept = {"tokenizer": setup.tokenizer, "frozen": json.dumps(setup.frozen)}
+    return RecordDict({"setup": ConfigRecord({**kept})})
+
+
+def unpack_state_request(content: RecordDict) -> Setup:
+    """See ``pack_state_request``. Raises ``WireError``."""
+    text = _value(content, "setup", "frozen")
+    try:
+        frozen = TypeAdapter(dict[str, str]).validate_json(text)
+    except ValidationError as error:
+        raise WireError("the frozen parts' digests are not a part's name and its digest") from error
+    return Setup(str(_value(content, "setup", "tokenizer")), frozen)
+
+
+def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
+    """A cluster's state, and the frozen parts that the unit has not."""
+    told = ConfigRecord({"unit": state.unit, "state": _json(state), "lacking": [*lacking]})
+    return RecordDict({"state": told})
+
+
+def unpack_state(content: RecordDict) -> StateReply | Failure:
+    """See ``pack_state`` and ``pack_failure``. Raises ``WireError``."""
+    if "failure" in content:
+        return _failure(content)
+    unit, lacking = (_value(content, "state", key) for key in ("unit", "lacking"))
+    if not isinstance(unit, int) or not isinstance(lacking, list):
+        raise WireError("a unit tells neither its number nor a list of the parts that it lacks")
+    state = _cluster_state(unit, _value(content, "state", "state"))
+    return StateReply(unit, state, tuple(str(part) for part in lacking))
+
+
+def pack_frozen(parts: Mapping[str, Tensors]) -> RecordDict:
+    """Frozen parts by their names, for a unit that lacks them."""
+    return RecordDict({part: pack_tensors(tensors) for part, tensors in parts.items()})
+
+
+def unpack_frozen(content: RecordDict) -> dict[str, Tensors]:
+    """See ``pack_frozen``. Raises ``WireError``."""
+    return {part: unpack_record(content, part) for part in content}
+
+
+def pack_done() -> RecordDict:
+    """The answer of a unit that has done what it was asked to and has nothing to tell."""
+    return RecordDict({"done": ConfigRecord()})
+
+
+def unpack_done(content: RecordDict) -> bool | Failure:
+    """See ``pack_done`` and ``pack_failure``."""
+    return _failure(content) if "failure" in content else True
+
+
+def pack_keep_request() -> RecordDict:
+    """Ask a unit for what it keeps from round to round."""
+    return RecordDict({"keep": ConfigRecord()})
+
+
+def pack_kept(kept: Mapping[str, Tensors]) -> RecordDict:
+    """What a unit keeps from round to round, by its names of it; may be nothing."""
+    arrays = {f"kept.{name}": pack_tensors(tensors) for name, tensors in kept.items()}
+    return RecordDict({"kept": ConfigRecord({"names": [*kept]}), **arrays})
+
+
+def unpack_kept(content: RecordDict) -> dict[str, Tensors] | Failure:
+    """See ``pack_kept`` and ``pack_failure``. Raises ``WireError``."""
+    if "failure" in content:
+        return _failure(content)
+    names = _value(content, "kept", "names")
+    if not isinstance(names, list):
+        raise WireError("a unit does not list what it keeps")
+    return {str(name): unpack_record(content, f"kept.{name}") for name in names}
+
+
+def pack_request(request: TrainRequest, weights: ArrayRecord) -> RecordDict:
+    """A ``train`` message's content; ``weights`` can be shared by many."""
+    config: dict[str, Any] = {
+        "round": request.round,
+        "plan": _json(request.plan),
+        "timeout_s": request.timeout_s,
+    }
+    records = RecordDict({"weights": weights, "round": ConfigRecord(config)})
+    if request.link is not None:
+        link = request.link
+        records["link"] = ConfigRecord(
+            {"address": link.address, "certificate": link.certificate, "token": link.token}
+        )
+    return records
+
+
+def unpack_request(content: RecordDict) -> tuple[TrainRequest, Tensors]:
+    """See ``pack_request``. Raises ``WireError``."""
+    link = None
+    if "link" in content:
+        fields = [_value(content, "link", key) for key in ("address", "certificate", "token")]
+        link = LinkAddress(*fields)
+    request = TrainRequest(
+        round=_value(content, "round", "round"),
+        plan=_parse(ClusterPlan, _value(content, "round", "plan")),
+        timeout_s=_value(content, "round", "timeout_s"),
+        link=link,
+    )
+    return request, unpack_record(content, "weights")
+
+
+def pack_reply(reply: TrainReply) -> RecordDict:
+    """A unit's answer."""
+    assert isinstance(reply.state, ClusterState)
+    said = ConfigRecord({"report": _json(reply.report), "state": _json(reply.state)})
+    return RecordDict({"weights": pack_tensors(reply.weights), "report": said})
+
+
+def unpack_reply(content: RecordDict) -> TrainReply | Failure:
+    """See ``pack_reply`` and ``pack_failure``. Raises ``WireError``."""
+    if "failure" in content:
+        return _failure(content)
+    report = _parse(ClusterReport, _value(content, "report", "report"))
+    state = _cluster_state(report.unit, _value(content, "report", "state"))
+    return TrainReply(unpack_record(content, "weights"), report, state)
+
+
+def pack_failure(error: Exception) -> RecordDict:
+    """The answer of a unit that could not finish."""
+    config = ConfigRecord({"kind": type(error).__name__, "message": str(error)})
+    return RecordDict({"failure": config})
+
+
+def _failure(content: RecordDict) -> Failure:
+    kind, message = (str(_value(content, "failure", key)) for key in ("kind", "message"))
+    return Failure(kind, message)
+
+
+def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """Named tensors as a record of arrays."""
+    return ArrayRecord(OrderedDict((name, _array(tensor)) for name, tensor in tensors.items()))
+
+
+def _array(tensor: Tensor) -> Array:
+    """As Flower makes one of numpy's format, but copied once instead of three times."""
+    values = tensor.numpy()
+    head = io.BytesIO()
+    what = {"descr": npy.dtype_to_descr(values.dtype), "fortran_order": False}
+    npy.write_array_header_1_0(head, {**what, "shape": values.shape})
+    data = b"".join((head.getvalue(), np.ascontiguousarray(values).reshape(-1).data))
+    return Array(str(values.dtype), tuple(tensor.shape), SType.NUMPY, data)
+
+
+def unpack_record(content: RecordDict, key: str) -> Tensors:
+    """The named tensors of a record in a message. Raises ``WireError``."""
+    record = content.get(key)
+    if not isinstance(record, ArrayRecord):
+        raise WireError(f"message without arrays {key!r}; has {sorted(content)}")
+    return unpack_tensors(record)
+
+
+def unpack_tensors(record: ArrayRecord) -> Tensors:
+    """Named tensors, each with memory of its own. Raises ``WireError``."""
+    return {name: _tensor(name, array) for name, array in record.items()}
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    """An array's tensor, once its header claims no more than came with it."""
+    try:
+        dtype, shape, begin = _header(array.data)
+        claimed, came = math.prod(shape) * dtype.itemsize, len(array.data) - begin
+        if claimed != came:
+            raise ValueError(f"{came} bytes for {dtype} {list(shape)}")
+        values = np.frombuffer(array.data, dtype, offset=begin)
+        return torch.from_numpy(values.reshape(shape).copy())
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"array {name} cannot be read: {one_line(error)}") from error
+
+
+def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape, and where the values begin. Raises ``ValueError``.
+
+    Not by numpy, which has Python parse the header: in programs with threads that fails now and
+    then, with "AST constructor recursion depth mismatch" (python/cpython issue 106905).
+    """
+    found = _HEADER.match(data)
+    if found is None or found.end() != 10 + int.from_bytes(found["length"], "little"):
+        raise ValueError("no header of numpy's format 1.0 with values in C order")
+    shape = tuple(int(size) for size in found["shape"].split(b",") if size.strip())
+    return np.dtype(found["dtype"].decode()), shape, found.end()
+
+
+def select_arrays(record: ArrayRecord, names: Collection[str]) -> ArrayRecord:
+    """The arrays of these names; nothing is copied."""
+    return ArrayRecord(OrderedDict((name, record[name]) for name in record if name in names))
+
+
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Payload of tensors on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], sender: str) -> None:
+    """Raise ``WireError`` unless names, shapes and dtypes are those expected, all values finite."""
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
+        raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
+    for name, tensor in tensors.items():
+        like = expected[name]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise WireError(
+                f"{sender} sent {name} as {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {like.dtype} {list(like.shape)}"
+            )
+        if not all_finite(tensor):
+            raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
+
+
+def _cluster_state(unit: int, text: Any) -> ClusterState | Failure:
+    """What ``unit`` says of its cluster: nonsense costs it its part in rounds, nothing else."""
+    try:
+        state = _parse(ClusterState, text)
+    except WireError as error:
+        return Failure(type(error).__name__, one_line(error))
+    if state.unit != unit:
+        return Failure("WireError", f"it tells the state of unit {state.unit}")
+    return state
+
+
+def _json(value: Any) -> str:
+    return _ADAPTERS[type(value)].dump_json(value).decode()
+
+
+def _parse(kind: type[T], text: Any) -> T:
+    try:
+        return cast(T, _ADAPTERS[kind].validate_json(text))
+    except CollaPipeError as error:
+        raise WireError(f"not a {kind.__name__}: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise WireError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
+
+
+def _value(content: RecordDict, record: str, key: str) -> Any:
+    config = content.get(record)
+    if not isinstance(config, ConfigRecord) or key not in config:
+        raise WireError(f"message without {record}.{key}; has {sorted(content)}")
+    return config[key]

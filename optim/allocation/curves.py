@@ -1,0 +1,144 @@
+"""Options whose power is free: what each costs under drift ``paper``, for every deadline."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optim.allocation.options import Options
+from optim.problem import RoundProblem
+from optim.radio.channel import Fading, required_snr
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+
+
+class Curves:
+    """Feasible options, ordered by unit, channel and point; an option costs Y·(S + p(D)).
+
+    Parameters
+    ----------
+    options
+        Unit n, channel j and place in the unit's front of each, [3, O].
+    figures
+        The nine attributes from ``finish_s`` on, [9, O]: one array, since a search takes some of
+        the options over and over.
+    fading
+        See ``RoundOptions``.
+
+    Attributes
+    ----------
+    starts
+        Where the options of each pair (n, j) begin.
+    finish_s
+        The first deadline that an option can keep, at full power.
+    latency_s, segments
+        Of its point of the front.
+    floors_w, limits_w
+        The least power that C11 allows, and p̄.
+    queues
+        Y of the unit.
+    snr_per_watt, nat_seconds
+        a, and (z + θ)·ln 2/B: nats to be sent over every hertz in D - latency seconds.
+    fastest_s
+        The upload at full power, which may be too short for the latency to tell it from 0.
+    """
+
+    def __init__(self, options: Ints, figures: Floats, fading: Fading) -> None:
+        self.options, self.figures, self.fading = options, figures, fading
+        self.units: Ints
+        self.channels: Ints
+        self.points: Ints
+        self.units, self.channels, self.points = options
+        self.finish_s: Floats
+        self.latency_s: Floats
+        self.segments: Floats
+        self.floors_w: Floats
+        self.limits_w: Floats
+        self.queues: Floats
+        self.snr_per_watt: Floats
+        self.nat_seconds: Floats
+        self.fastest_s: Floats
+        self.finish_s, self.latency_s, self.segments, self.floors_w = figures[:4]
+        self.limits_w, self.queues, self.snr_per_watt, self.nat_seconds = figures[4:8]
+        self.fastest_s = figures[8]
+        changes = (options[:2, 1:] != options[:2, :-1]).any(axis=0)
+        self.starts: Ints = np.concatenate([[0], np.flatnonzero(changes) + 1])
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def take(self, which: Bools | Ints) -> "Curves":
+        """Some of the options."""
+        return Curves(self.options[:, which], self.figures[:, which], self.fading)
+
+    def within(self, start_s: float, stop_s: float) -> "Curves":
+        """Those that can be of use from a deadline up to, and without, another."""
+        if not len(self):
+            return self
+        # An option with fewer segments that is always in time may cost less even at full power.
+        always = np.where(self.finish_s <= start_s, self.segments + self.limits_w, np.inf)
+        sizes = np.diff(self.starts, append=len(self))
+        enough = np.repeat(np.minimum.reduceat(always, self.starts), sizes)
+        return self.take((self.finish_s < stop_s) & (self.segments <= enough))
+
+    def power(self, deadline_s: Floats | float) -> tuple[Floats, Floats]:
+        """The least p that finishes by the deadline, or by each option's own; and dp/dD.
+
+        p(D) falls and is convex for D from ``finish_s`` on.
+        """
+        sends = self.nat_seconds > 0
+        seconds = np.where(sends, np.maximum(deadline_s - self.latency_s, self.fastest_s), 1.0)
+        nats = np.where(sends, self.nat_seconds, 1.0) / seconds
+        snr, growth = required_snr(nats, self.fading)
+        power = snr / self.snr_per_watt
+        slope = -growth * nats / (seconds * self.snr_per_watt)
+        power = np.where(sends, power, 0.0)  # nothing to send takes no power
+        slope = np.where(power > self.floors_w, slope, 0.0)
+        return np.minimum(np.maximum(power, self.floors_w), self.limits_w), slope
+
+
+def feasible_curves(problem: RoundProblem, options: Options) -> Curves:
+    """All feasible options of the problem."""
+    finish = np.moveaxis(options.finish_s, 0, 2)
+    places = np.array(np.nonzero(np.isfinite(finish)))
+    units, channels, points = places
+    pairs = options.pairs
+    nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
+    figures = (
+        finish[units, channels, points],
+        options.latency_s[points, units, 0],
+        options.segments[points, units, 0],
+        options.floors_w[points, units, channels],
+        options.limits_w[units, channels],
+        np.array(problem.queues)[units],
+        pairs.snr_per_watt[units, channels],
+        nat_seconds[units, channels],
+        options.uploads_s[units, channels],
+    )
+    return Curves(places, np.array(figures), pairs.fading)
+
+
+def relaxed_curves(problem: RoundProblem, options: Options) -> Curves:
+    """Each point of a front on one channel that has the best figures of all that are feasible.
+
+    Without fading, which only asks for more power: the costs are bounds for all channels.
+    """
+    feasible = np.isfinite(options.finish_s).any(axis=2).T
+    units, points = np.nonzero(feasible)
+    pairs = options.pairs
+    nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
+    figures = (
+        options.finish_s.min(axis=2)[points, units],
+        options.latency_s[points, units, 0],
+        options.segments[points, units, 0],
+        options.floors_w.min(axis=2)[points, units],
+        options.limits_w.max(axis=1)[units],
+        np.array(problem.queues)[units],
+        pairs.snr_per_watt.max(axis=1)[units],
+        nat_seconds.min(axis=1)[units],
+        options.uploads_s.min(axis=1)[units],
+    )
+    places = np.array([units, np.zeros_like(units), points])
+    return Curves(places, np.array(figures), "none")

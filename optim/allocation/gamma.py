@@ -1,0 +1,153 @@
+"""The round under drift ``gamma``, exactly: a search over deadlines.
+
+Γ falls with the power, so that every pair sends at p̄ and option (s, n, j) is a finish time and a
+cost. For a deadline D the least drift G(D) is a matching among the options that finish by D; it
+falls as D grows. The best round is the least V·D + G(D) over the options' finish times.
+"""
+
+import math
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optim.allocation.matching import Matching, min_cost_matching, missing_cost
+from optim.allocation.options import Choice, Options
+from optim.convergence import idle_gamma, interference_error, scheduled_gamma
+from optim.problem import RoundProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+
+def allocate_gamma(problem: RoundProblem, options: Options, stop_at: float) -> Choice:
+    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``.
+
+    Parameters
+    ----------
+    options
+        Of the problem; at least one is feasible.
+    """
+    idle = idle_gamma(problem.channels, problem.options)
+    weight = problem.options.drift_weight
+    costs = _costs(problem, options, idle)
+    search = _Search(options.finish_s, costs, missing_cost(costs, min(costs.shape[1:])), weight)
+    best, bound = _best(search, stop_at)
+    matching = best.matching
+    return Choice(
+        units=matching.units,
+        channels=matching.channels,
+        points=best.points,
+        powers_w=options.limits_w[matching.units, matching.channels],
+        bound=bound + idle * math.fsum(problem.queues),
+    )
+
+
+def _costs(problem: RoundProblem, options: Options, idle: float) -> Floats:
+    """Y_n·(Γ - Γ_idle): what scheduling changes of the drift, [S, N, J]; 0 where infeasible."""
+    pairs = options.pairs
+    constant = problem.options.interference_constant_w
+    with np.errstate(divide="ignore"):
+        error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
+    gammas = scheduled_gamma(options.segments, error, problem.num_blocks, problem.options)
+    with np.errstate(invalid="ignore"):
+        costs = np.array(problem.queues)[:, np.newaxis] * (gammas - idle)
+    return np.where(np.isfinite(options.finish_s), costs, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A matching, the points of the fronts it takes, when its last unit finishes; V·D + G."""
+
+    matching: Matching
+    points: Ints
+    makespan_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """G(D), exactly and from below, for finish times and costs [S, N, J]."""
+
+    finish_s: Floats
+    costs: Floats
+    missing: float
+    weight: float
+
+    def round(self, deadline_s: float) -> _Round:
+        """The cheapest of the largest rounds by the deadline; of its costs, the least S."""
+        costs = np.where(self.finish_s <= deadline_s, self.costs, self.missing)
+        matching = min_cost_matching(costs.min(axis=0), self.missing)
+        points = costs[:, matching.units, matching.channels].argmin(axis=0)
+        finish = self.finish_s[points, matching.units, matching.channels]
+        makespan = float(finish.max(initial=0.0))
+        return _Round(matching, points, makespan, self.weight * makespan + matching.cost)
+
+    def relaxed(self, cardinality: int) -> tuple[Floats, Floats]:
+        """Deadlines in order, and a bound of G from each up to the next.
+
+        There, units may share a channel: it is the sum of the ν least costs of units, each over
+        its points that finish by the deadline on some channel.
+        """
+        finish = self.finish_s.min(axis=2)
+        feasible = np.isfinite(finish)
+        order = np.argsort(finish[feasible])
+        units = np.nonzero(feasible)[1][order]
+        costs = np.where(np.isfinite(self.finish_s), self.costs, self.missing).min(axis=2)
+        least = np.full((finish.shape[1], len(order)), self.missing)
+        least[units, np.arange(len(order))] = costs[feasible][order]
+        np.minimum.accumulate(least, axis=1, out=least)
+        cheapest = np.partition(least, cardinality - 1, axis=0)[:cardinality]
+        possible = cheapest[-1] < self.missing
+        return finish[feasible][order][possible], cheapest.sum(axis=0)[possible]
+
+    def candidates(
+        self, deadlines_s: Floats, drifts: Floats, value: float
+    ) -> tuple[Floats, Floats]:
+        """Finish times that could be below ``value``, ascending, with their bounds of V·D + G(D).
+
+        ``deadlines_s`` and ``drifts`` are ``relaxed``'s.
+        """
+        alive = np.flatnonzero(self.weight * deadlines_s + drifts < value)
+        if not len(alive):
+            return np.zeros(0), np.zeros(0)
+        stops = np.append(deadlines_s, sys.float_info.max)
+        first, last = deadlines_s[alive[0]], stops[alive[-1] + 1]
+        finish = np.unique(self.finish_s[(self.finish_s >= first) & (self.finish_s <= last)])
+        drift = drifts[np.searchsorted(deadlines_s, finish, side="right") - 1]
+        return finish, self.weight * finish + drift
+
+
+def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
+    """The best round, and a bound of every round's V·D + G(D)."""
+    # Infinite finish times are infeasible, and later than this.
+    best = search.round(sys.float_info.max)
+    cardinality = len(best.matching)
+    relaxed, drifts = search.relaxed(cardinality)
+    # Where the relaxation is best, a round is seldom far from the best one.
+    guess = search.round(relaxed[(search.weight * relaxed + drifts).argmin()])
+    best = _better(best, guess)
+    deadlines, bounds = search.candidates(relaxed, drifts, best.value)
+    while len(alive := np.flatnonzero(bounds < best.value)):
+        if time.perf_counter() >= stop_at:
+            return best, float(bounds[alive].min())
+        deadlines, bounds = deadlines[alive], bounds[alive]
+        middle = len(deadlines) // 2
+        found = search.round(deadlines[middle])
+        best = _better(best, found)
+        # G falls with D: no deadline below has less, and none from the makespan on differs.
+        feasible = len(found.matching) == cardinality
+        settled = int(np.searchsorted(deadlines, found.makespan_s)) if feasible else 0
+        # G falls with D: no deadline below has less, and none from the makespan on differs.
+        lower = search.weight * deadlines[:settled] + found.matching.cost
+        bounds[:settled] = np.maximum(bounds[:settled], lower)
+        bounds[settled : middle + 1] = math.inf
+    return best, best.value
+
+
+def _better(best: _Round, found: _Round) -> _Round:
+    """The lower of two rounds, the first if the second schedules fewer units."""
+    fewer = len(found.matching) < len(best.matching)
+    return best if fewer or best.value <= found.value else found

@@ -1,0 +1,209 @@
+"""The round under drift ``paper`` (eq. 32), to 1e-9: branch and bound over deadlines.
+
+Power costs here, so that each unit sends as slowly as the deadline D allows: an option's cost
+Y·(S + p(D)) falls with D and is convex. For fixed options V·D + ΣY·(S + p) has one valley. Over a
+span of deadlines every cost lies above its tangent, and the matching of tangents is concave in D:
+the lesser of its two ends bounds the span. Tangents at the best deadline found are the ones that
+settle wide spans, since its own slopes add up to nothing.
+"""
+
+import heapq
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from optim.allocation.curves import Curves, feasible_curves, relaxed_curves
+from optim.allocation.matching import Matching, bottleneck, min_cost_matching, missing_cost
+from optim.allocation.options import Choice, Options
+from optim.problem import RoundProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+# Spans are dropped whose bound is within this of the best round, relative.
+_TOLERANCE = 1e-10
+_SPANS = 32
+
+
+def allocate_paper_drift(problem: RoundProblem, options: Options, stop_at: float) -> Choice:
+    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``.
+
+    Parameters
+    ----------
+    options
+        Of the problem; at least one is feasible.
+    """
+    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
+    first = bottleneck(options.finish_s.min(axis=0))
+    curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
+    best, bound = search.best(curves, relaxed, first, stop_at)
+    powers, _ = best.curves.power(best.deadline_s)
+    return Choice(best.curves.units, best.curves.channels, best.curves.points, powers, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRound:
+    """Options that form a matching, the deadline that is best for them, and V·D + their costs."""
+
+    curves: Curves
+    deadline_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """Deadlines from ``start_s`` up to, and without, ``stop_s``, and a bound of their values."""
+
+    bound: float
+    start_s: float
+    stop_s: float
+    curves: Curves = field(compare=False)
+
+
+@dataclass(slots=True)
+class DeadlineSearch:
+    """Branch and bound for weight V and N×J pairs."""
+
+    weight: float
+    shape: tuple[int, ...]
+    seen: set[bytes] = field(default_factory=set)
+
+    def best(
+        self, curves: Curves, relaxed: Curves, first_s: float, stop_at: float
+    ) -> tuple[SlowRound, float]:
+        """The best round, and a bound of all. No round is done before ``first_s``."""
+        best, edges, drifts = self.prepared(curves, relaxed, first_s)
+        bounds = (self.weight * edges[:-1] + drifts[1:]).tolist()
+        ends = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        spans = [Span(bound, *end, curves) for bound, end in zip(bounds, ends, strict=True)]
+        heapq.heapify(spans)
+        least = best.value  # of spans that are too short to be split
+        while spans and spans[0].bound < best.value * (1 - _TOLERANCE):
+            if time.perf_counter() >= stop_at:
+                break
+            span = heapq.heappop(spans)
+            parts = list(_parts(span, best.deadline_s))
+            if not parts:
+                least = min(least, span.bound)
+            for part in parts:
+                bound, best = self.bound(part, best, len(best.curves))
+                heapq.heappush(spans, replace(part, bound=max(bound, span.bound)))
+        return best, min([best.value, least, *(span.bound for span in spans[:1])])
+
+    def prepared(
+        self, curves: Curves, relaxed: Curves, first_s: float
+    ) -> tuple[SlowRound, Floats, Floats]:
+        """A good round, deadlines around all better ones, and bounds of the drift by each."""
+        costs = curves.queues * (curves.segments + curves.floors_w)
+        floor = self.match(curves, costs)
+        best = self.valley(curves.take(self.cheapest(curves, costs, floor)))
+        edges = drifts = np.zeros(0)
+        # The second time for a range that the first one has shortened.
+        for _ in range(2):
+            last = max((best.value - floor.cost) / self.weight, first_s)
+            edges = np.linspace(first_s, last, _SPANS + 1)
+            drifts = _relaxed_drift(relaxed, edges, len(floor))
+            guess = float(edges[(self.weight * edges + drifts).argmin()])
+            best = min(best, self.round_at(curves, guess), key=lambda each: each.value)
+        return best, edges, drifts
+
+    def round_at(self, curves: Curves, deadline_s: float) -> SlowRound:
+        """The options that are cheapest at a deadline, at the deadline that is best for them."""
+        early = curves.take(curves.finish_s <= deadline_s)
+        powers, _ = early.power(deadline_s)
+        costs = early.queues * (early.segments + powers)
+        return self.valley(early.take(self.cheapest(early, costs, self.match(early, costs))))
+
+    def bound(self, span: Span, best: SlowRound, cardinality: int) -> tuple[float, SlowRound]:
+        """No round with a deadline in the span has less; and the better of ``best`` and one found.
+
+        Tangents are taken at the span's end, but at its start if the best deadline is close before
+        it, for the options that can keep that.
+        """
+        curves = span.curves
+        base = np.full(len(curves), span.stop_s)
+        if 0 <= span.start_s - best.deadline_s < span.stop_s - span.start_s:
+            base[curves.finish_s <= span.start_s] = span.start_s
+        powers, slopes = curves.power(base)
+        costs, slopes = curves.queues * (curves.segments + powers), curves.queues * slopes
+        values = []
+        for end in (span.stop_s, span.start_s):
+            tangents = costs + slopes * (end - base)
+            matching = self.match(curves, tangents)
+            if len(matching) < cardinality:
+                return math.inf, best
+            values.append(self.weight * end + matching.cost)
+            if values[-1] < best.value * (1 - _TOLERANCE):
+                best = self.improved(best, curves, self.cheapest(curves, tangents, matching))
+        # At its end every option costs least, so that V·start + the drift there is a bound too.
+        bound = max(min(values), values[0] - self.weight * (span.stop_s - span.start_s))
+        return bound, best
+
+    def improved(self, best: SlowRound, curves: Curves, chosen: Ints) -> SlowRound:
+        """The better of ``best`` and the chosen options at their best deadline."""
+        key = curves.options[:, chosen].tobytes()
+        if key in self.seen:
+            return best
+        self.seen.add(key)
+        return min(best, self.valley(curves.take(chosen)), key=lambda each: each.value)
+
+    def match(self, curves: Curves, costs: Floats) -> Matching:
+        """The cheapest of the largest matchings, of each pair its cheapest option."""
+        if not len(curves):
+            return Matching(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp), 0.0)
+        least = np.minimum.reduceat(costs, curves.starts)
+        missing = missing_cost(least, min(self.shape))
+        pairs = np.full(self.shape, missing)
+        pairs[curves.units[curves.starts], curves.channels[curves.starts]] = least
+        return min_cost_matching(pairs, missing)
+
+    def cheapest(self, curves: Curves, costs: Floats, matching: Matching) -> Ints:
+        """The options that the matching's costs are of."""
+        chosen = []
+        for unit, channel in zip(matching.units, matching.channels, strict=True):
+            (pair,) = np.nonzero((curves.units == unit) & (curves.channels == channel))
+            chosen.append(pair[costs[pair].argmin()])
+        return np.array(chosen, dtype=np.intp)
+
+    def valley(self, chosen: Curves) -> SlowRound:
+        """Fixed options at their best deadline, where V + Σ Y·dp/dD changes its sign."""
+        low = high = float(chosen.finish_s.max())
+        step = max(high - float(chosen.latency_s.min()), float(np.spacing(high)))
+        while self.slope(chosen, high) < 0:
+            low, high, step = high, high + step, 2 * step
+        if high > low:
+            high = brentq(lambda deadline: self.slope(chosen, deadline), low, high, xtol=1e-300)
+        powers, _ = chosen.power(high)
+        cost = float(chosen.queues @ (chosen.segments + powers))
+        return SlowRound(chosen, high, self.weight * high + cost)
+
+    def slope(self, chosen: Curves, deadline_s: float) -> float:
+        """d/dD of V·D and the costs of the options."""
+        return self.weight + float(chosen.queues @ chosen.power(deadline_s)[1])
+
+
+def _parts(span: Span, deadline_s: float) -> Iterator[Span]:
+    """The span's halves, or what lies left and right of the best deadline; none of the shortest."""
+    middle = (span.start_s + span.stop_s) / 2
+    if span.start_s < deadline_s < span.stop_s:
+        middle = deadline_s
+    if not span.start_s < middle < span.stop_s:
+        return
+    for start, stop in ((span.start_s, middle), (middle, span.stop_s)):
+        yield Span(span.bound, start, stop, span.curves.within(start, stop))
+
+
+def _relaxed_drift(relaxed: Curves, deadlines_s: Floats, cardinality: int) -> Floats:
+    """A bound of the drift by each deadline: the ν units that cost least, on whatever channels."""
+    deadlines = deadlines_s[:, np.newaxis]
+    powers, _ = relaxed.power(np.maximum(deadlines, relaxed.finish_s))
+    costs = relaxed.queues * (relaxed.segments + powers)
+    costs[relaxed.finish_s > deadlines] = np.inf
+    least = np.minimum.reduceat(costs, relaxed.starts, axis=1)
+    cheapest: Floats = np.partition(least, cardinality - 1, axis=1)[:, :cardinality]
+    return np.asarray(cheapest.sum(axis=1))

@@ -1,0 +1,234 @@
+"""Sub-1 under ``flow_shop`` and ``overlap``: Σ chunk + (m - 1)·max bottleneck, for every S.
+
+Nodes are ranges of thresholds on the bottleneck, each for one m. A generation of them is relaxed;
+those that cannot beat the incumbent of any S go, the others are split, until few bottlenecks are
+left in each. These become nodes of their own, and what the relaxation cannot decide is solved.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from optim.latency import Floats, Ints
+from optim.partition.knapsack import Bottleneck, Nodes, solve, useful_devices
+from optim.partition.rates import PROGRESS, SAME, Rates, Split
+
+RANGES = 8
+PIECES = 3
+FEW_BOTTLENECKS = 3
+NARROW = 1.001
+# Factors on a price: before a good one is known, around one, and at the end. At the last factor of
+# the first two the devices with the largest caps are the cheapest.
+FIRST_FACTORS = np.array([1.0, 1.15, 1.5])
+WIDE_FACTORS = np.array([0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.8, 2.4, 1e9])
+NEAR_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.2, 1e9])
+LAST_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.15, 1.3])
+
+
+def sum_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[list[Split], float]:
+    """Splits among which are the best of each S ≥ 2, and a lower bound of their latency, s.
+
+    Parameters
+    ----------
+    fastest_alone
+        Latency of the best single device, s; inf where none holds all blocks.
+    deadline
+        In seconds of ``time.perf_counter``; the lower bound holds also if it ends the search.
+    """
+    order = np.argsort(rates.per_block, axis=1, kind="stable")
+    rates = rates.reordered(order)
+    best, nodes = _Incumbents.none(rates, fastest_alone), _roots(rates)
+    nodes = nodes.relaxed(nodes.critical_prices()[:, None] * FIRST_FACTORS)
+    nodes = nodes.below(best.goal()).fitting()
+    prices, factors = _Prices.of(nodes), WIDE_FACTORS
+    while len(nodes.row):
+        _round(nodes, best, prices, factors)
+        nodes = nodes.below(best.goal())
+        if nodes.bottleneck is not None or time.perf_counter() > deadline:
+            break
+        nodes, factors = _split(nodes), NEAR_FACTORS
+        nodes = nodes.relaxed(prices.of_nodes(nodes)).below(best.goal()).fitting()
+    if nodes.bottleneck is not None:
+        nodes = nodes.relaxed(prices.around(nodes)).below(best.goal())
+        while len(nodes.row) and time.perf_counter() < deadline:
+            nodes = _settle(nodes, best, prices)
+    lower = min(float(best.latency.min()), float(nodes.least.min(initial=np.inf)))
+    return best.splits(order), lower
+
+
+@dataclass(frozen=True, slots=True)
+class _Incumbents:
+    """The best of each S that was found, at index S - 1: its latency, m - 1 and δ [Smax, K]."""
+
+    rates: Rates
+    latency: Floats
+    row: Ints
+    blocks: Floats
+
+    @classmethod
+    def none(cls, rates: Rates, fastest_alone: float) -> "_Incumbents":
+        most = rates.max_segments
+        latency = np.full(most, np.inf)
+        latency[0] = fastest_alone
+        return cls(rates, latency, np.zeros(most, int), np.zeros((most, rates.caps.shape[1])))
+
+    def goal(self) -> Floats:
+        """What a partition with at most S segments has to beat, [Smax]."""
+        least: Floats = np.minimum.accumulate(self.latency)
+        return least * (1 - PROGRESS)
+
+    def offer(self, row: Ints, blocks: Floats) -> None:
+        """Take what is better of partitions that are feasible, [N] and [N, K]."""
+        used = blocks > 0
+        size = used.sum(axis=1) - 1
+        compute = self.rates.per_block[row] * blocks
+        hop = np.where(used, self.rates.hop[row], 0)
+        slowest = np.where(used, self.rates.bottleneck(row, blocks), 0).max(axis=1)
+        latency = (compute + hop).sum(axis=1) + row * slowest
+        for one in np.flatnonzero(latency < self.goal()[size]):
+            if latency[one] < self.latency[size[one]]:
+                self.latency[size[one]] = latency[one]
+                self.row[size[one]] = row[one]
+                self.blocks[size[one]] = blocks[one]
+
+    def splits(self, order: Ints) -> list[Split]:
+        """Of each S ≥ 2 that beats the smaller ones; the columns in their first order."""
+        goal = self.goal()
+        useful = np.flatnonzero(goal[1:] < goal[:-1]) + 1
+        blocks = np.zeros((len(useful), order.shape[1]), int)
+        np.put_along_axis(blocks, order[self.row[useful]], self.blocks[useful].astype(int), axis=1)
+        return [
+            Split(int(row) + 1, held) for row, held in zip(self.row[useful], blocks, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """The price of a block that bounds S segments well, learnt on the way.
+
+    Attributes
+    ----------
+    unit
+        A row's mean a, s, [M]: the price of one m tells that of another.
+    of_size
+        In that unit, [Smax].
+    """
+
+    unit: Floats
+    of_size: Floats
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> "_Prices":
+        """A first guess: the critical price of each S's most promising node."""
+        unit, most = nodes.rates.per_block.mean(axis=1), nodes.rates.max_segments
+        if not len(nodes.row):
+            return cls(unit, np.ones(most))
+        pick = nodes.where(nodes.least.argmin(axis=0))
+        return cls(unit, pick.critical_prices() / unit[pick.row])
+
+    def of_nodes(self, nodes: Nodes) -> Floats:
+        """For the smallest and the largest open S of each node, [N, 2], s."""
+        is_open = np.isfinite(nodes.least)
+        first = is_open.argmax(axis=1)
+        last = is_open.shape[1] - 1 - is_open[:, ::-1].argmax(axis=1)
+        of_size: Floats = self.of_size[np.stack([first, last], axis=1)]
+        return of_size * self.unit[nodes.row][:, None]
+
+    def around(self, nodes: Nodes) -> Floats:
+        """Those and others near them, [N, P], s."""
+        return np.concatenate([self.of_nodes(nodes) * each for each in LAST_FACTORS], axis=1)
+
+
+def _roots(rates: Rates) -> Nodes:
+    """Ranges that cover every bottleneck of every m."""
+    rows = rates.sufficient_rows()
+    low, _ = rates.threshold_range(rows)
+    caps = rates.caps[rows]
+    high = np.where(caps > 0, rates.bottleneck(rows, caps), 0).max(axis=1)
+    row, low, high = _cut(rows, low, high, RANGES)
+    least = np.zeros((len(row), rates.max_segments))
+    least[:, 0] = np.inf  # a single device is settled already
+    return Nodes.of(rates, row, low, high, least)
+
+
+def _cut(row: Ints, low: Floats, high: Floats, pieces: int) -> tuple[Ints, Floats, Floats]:
+    """Each range in geometric pieces."""
+    edges = low[:, None] * (high / low)[:, None] ** (np.arange(pieces + 1) / pieces)
+    return np.repeat(row, pieces), edges[:, :-1].ravel(), edges[:, 1:].ravel()
+
+
+def _split(nodes: Nodes) -> Nodes:
+    """Every bottleneck by itself if few are left or the ranges are narrow, else smaller ranges."""
+    fewer = nodes.rates.held(nodes.row, nodes.low)
+    # Of devices that are all the same the first may be the bottleneck for the others.
+    fewer[nodes.twins()] = np.inf
+    left = np.maximum(nodes.caps - fewer, 0).sum()
+    if left < FEW_BOTTLENECKS * len(nodes.row) or (nodes.high < nodes.low * NARROW).all():
+        return _leaves(nodes, fewer)
+    row, low, high = _cut(nodes.row, nodes.low, nodes.high, PIECES)
+    return Nodes.of(nodes.rates, row, low, high, np.repeat(nodes.least, PIECES, axis=0))
+
+
+def _leaves(nodes: Nodes, fewer: Floats) -> Nodes:
+    """Each bottleneck that a device is with more blocks than these, or with its hop."""
+    rates = nodes.rates
+    if rates.overlapping:
+        # With so few blocks the hop takes longer than they do.
+        fewer = np.maximum(fewer, np.ceil(nodes.hop / nodes.per_block * (1 - SAME)) - 1)
+    node, device, blocks = _steps(fewer, nodes.caps)
+    row = nodes.row[node]
+    threshold = rates.per_block[row, device] * blocks + rates.lead[row, device]
+    by_hop = np.zeros(len(node), bool)
+    if rates.overlapping:
+        hops = _hops_within(nodes)
+        node, device = (np.concatenate(pair) for pair in zip((node, device), hops, strict=True))
+        threshold = np.concatenate([threshold, nodes.hop[hops]])
+        by_hop = np.arange(len(node)) >= len(by_hop)
+    bottleneck = Bottleneck(device, by_hop)
+    return Nodes.of(rates, nodes.row[node], threshold, threshold, nodes.least[node], bottleneck)
+
+
+def _steps(fewer: Floats, more: Floats) -> tuple[Ints, Ints, Floats]:
+    """Node, device and every number of blocks above ``fewer`` and up to ``more``, [N, K] both."""
+    count = np.maximum(more - fewer, 0).astype(int).ravel()
+    place = np.repeat(np.arange(count.size), count)
+    above = np.arange(1, len(place) + 1) - np.repeat(np.cumsum(count) - count, count)
+    node, device = np.divmod(place, fewer.shape[1])
+    return node, device, fewer.ravel()[place] + above
+
+
+def _hops_within(nodes: Nodes) -> tuple[Ints, Ints]:
+    """Node and device of the hops that are in a node's range and take as long as a block."""
+    low, high = (edge[:, None] * (1 + SAME) for edge in (nodes.low, nodes.high))
+    usable = (nodes.rates.caps[nodes.row] > 0) & ~nodes.twins()
+    usable &= nodes.hop * (1 + SAME) >= nodes.per_block
+    node, device = np.nonzero((nodes.hop > low) & (nodes.hop <= high) & usable)
+    return node, device
+
+
+def _round(nodes: Nodes, best: _Incumbents, prices: _Prices, factors: Floats) -> None:
+    """Incumbents and better prices from the most promising node of each S."""
+    pick = nodes.least.argmin(axis=0)
+    sizes = np.flatnonzero(nodes.least[pick, np.arange(len(pick))] < best.goal())
+    chosen = nodes.where(pick[sizes])
+    offers = (prices.of_size[sizes] * prices.unit[chosen.row])[:, None] * factors
+    row, blocks, bounds = chosen.rounded(sizes + 1, offers)
+    prices.of_size[sizes] *= factors[bounds[:, :-1].argmax(axis=1)]
+    best.offer(row, blocks)
+
+
+def _settle(nodes: Nodes, best: _Incumbents, prices: _Prices) -> Nodes:
+    """The node that promises most, solved; of the others those that are still open."""
+    goal = np.minimum(best.goal(), np.finfo(float).max)
+    promise = np.maximum(goal - nodes.least, 0)
+    index = int(promise.max(axis=1).argmax())
+    node = nodes.where(np.array([index]))
+    devices = useful_devices(node, prices.around(node)[0], best.goal())
+    most = min(int(np.flatnonzero(promise[index])[-1]) + 1, len(devices))
+    cost, blocks = solve(node, devices, most)
+    latency = cost + node.row * node.high
+    better = np.flatnonzero(latency < best.goal()[:most])
+    best.offer(np.full(len(better), node.row[0]), blocks[better])
+    nodes.least[index] = np.inf
+    return nodes.below(best.goal())

@@ -1,0 +1,133 @@
+"""Partitions that others use, as solvers of a cluster, to compare with.
+
+Each answers with one point and knows no bound. Where its definition gives a device more than its
+memory or energy allows, it says so instead of answering. Those that use every device take the
+first L where there are more devices than blocks.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.state import DeviceProfile
+from optim.latency import Floats, block_caps
+from optim.partition.exact import exact_partition
+from optim.partition.single_point import Split, answer, single_point, split_latency
+from optim.problem import ClusterProblem, ClusterSolution, Partition
+
+FIXED_MICRO_BATCHES = 8
+"""m of the baselines that do not choose it."""
+
+
+def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+    """Federated learning without a pipeline: every device trains all L blocks on b/K samples.
+
+    Nothing is sent between devices, and the slowest decides: max_k L·(u_k·b/K + v_k).
+
+    Raises ``InfeasibleRoundError`` that names each device that cannot hold or afford L blocks.
+    """
+    started = perf_counter()
+    share = problem.batch_size / len(problem.devices)
+    too_small = [text for device in problem.devices if (text := _shortage(problem, device, share))]
+    if too_small:
+        raise InfeasibleRoundError(
+            f"vanilla_fl: every device trains all {problem.num_blocks} blocks, but "
+            f"{', '.join(too_small)}; lower model.num_blocks or let the exact solver split"
+        )
+    slowest = max(device.time.compute(problem.num_blocks, share) for device in problem.devices)
+    blocks = (problem.num_blocks,) * len(problem.devices)
+    return answer("vanilla_fl", Partition(blocks, 1, slowest, replicated=True), started)
+
+
+def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> str:
+    """What a device lacks for all L blocks on ``share`` samples; empty: nothing."""
+    if device.max_blocks is not None and device.max_blocks < problem.num_blocks:
+        return f"{device.name} holds at most {device.max_blocks}"
+    if device.energy is None:
+        return ""
+    spent = device.energy.law.compute(problem.num_blocks, share)
+    limit = device.energy.limit_j
+    return f"{device.name} needs {spent:.4g} J of {limit:.4g} J" if spent > limit else ""
+
+
+def pipeline_even(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+    """PipeLine: ⌊L/K⌋ or ⌈L/K⌉ blocks on each device in the given order, m = 8."""
+    return single_point("pipeline", problem, lambda p: (_even(p), _fixed_micro_batches(p)))
+
+
+def titanic(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+    """TITANIC: blocks in proportion to speed over all K devices, m = 8.
+
+    Speed is blocks per second of compute at that micro-batch's size. Shares are rounded by largest
+    remainder, so that a device far slower than the others may hold none.
+    """
+    return single_point("titanic", problem, _proportional)
+
+
+def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+    """CollaPipe without segment scheduling: S and m of the exact optimum, everything else blind.
+
+    The blocks are split evenly over S devices, every set of S equally likely.
+    """
+
+    def split(problem: ClusterProblem) -> Split:
+        best = exact_partition(problem, rng).best
+        chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
+        return _spread(problem, chosen.tolist()), best.num_micro_batches
+
+    return single_point("no_segment_scheduling", problem, split)
+
+
+def gpipe(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+    """GPipe: an even split over all devices in the given order, under the m that suits it best."""
+    return single_point("gpipe", problem, _even_with_best_micro_batches)
+
+
+def _fixed_micro_batches(problem: ClusterProblem) -> int:
+    return min(FIXED_MICRO_BATCHES, problem.max_micro_batches)
+
+
+def _even(problem: ClusterProblem) -> tuple[int, ...]:
+    return _spread(problem, range(min(len(problem.devices), problem.num_blocks)))
+
+
+def _spread(problem: ClusterProblem, chosen: Sequence[int]) -> tuple[int, ...]:
+    """⌊L/S⌋ or ⌈L/S⌉ blocks on each chosen device; the larger shares come first."""
+    share, larger = divmod(problem.num_blocks, len(chosen))
+    blocks = [0] * len(problem.devices)
+    for place, device in enumerate(chosen):
+        blocks[device] = share + (place < larger)
+    return tuple(blocks)
+
+
+def _even_with_best_micro_batches(problem: ClusterProblem) -> Split:
+    blocks = _even(problem)
+    room = (block_caps(problem) - np.asarray(blocks)).min(axis=1)
+    fitting = ((room >= 0).nonzero()[0] + 1).tolist()
+    if not fitting:  # refused where least is missing
+        return blocks, int(room.argmax()) + 1
+    return blocks, min(fitting, key=lambda m: split_latency(problem, blocks, m))
+
+
+def _proportional(problem: ClusterProblem) -> Split:
+    num_micro_batches = _fixed_micro_batches(problem)
+    size = problem.batch_size / num_micro_batches
+    seconds = [device.time.compute(1, size) for device in problem.devices]
+    return tuple(_apportion(problem.num_blocks, _speeds(seconds))), num_micro_batches
+
+
+def _speeds(seconds: Sequence[float]) -> Floats:
+    """Blocks per second; devices that take no time at all share everything."""
+    times = np.asarray(seconds)
+    return 1 / times if times.all() else (times == 0).astype(float)
+
+
+def _apportion(total: int, weights: Floats) -> list[int]:
+    """Integer shares of ``total`` by largest remainder; earlier ones win ties."""
+    quotas = total * weights / weights.sum()
+    shares = np.floor(quotas).astype(int)
+    order = np.argsort(shares - quotas, kind="stable")
+    shares[order[: total - int(shares.sum())]] += 1
+    return [int(share) for share in shares]

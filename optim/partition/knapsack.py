@@ -1,0 +1,252 @@
+"""The fixed-charge knapsacks of the additive laws: relaxed by a price, rounded, and solved.
+
+For given m and threshold T each device k that is used pays its hop g_k once and a_k for each of at
+most cap_k blocks. At a price of μ for each of the L blocks, a used device comes to
+r_k = g_k + (a_k - μ)·cap_k, and at most S devices cost at least
+
+    μ·L + Σ of the S smallest min(r_k, 0).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optim.latency import Floats, Ints
+from optim.partition.rates import Rates, segments_needed
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """The device of each node that is its threshold, so that it is in use.
+
+    Attributes
+    ----------
+    device
+        Its column, [N].
+    by_hop
+        Whether its hop is the threshold, whatever it holds; else it holds its cap, [N].
+    """
+
+    device: Ints
+    by_hop: Mask
+
+    def where(self, keep: Mask | Ints) -> "Bottleneck":
+        """Those of some nodes."""
+        return Bottleneck(self.device[keep], self.by_hop[keep])
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """N ranges of thresholds, each for one m; devices stand by ascending a.
+
+    Attributes
+    ----------
+    rates
+        Of all rows.
+    row
+        m - 1, [N].
+    low, high
+        The bottleneck lies in (low, high], or is both, s, [N].
+    least
+        What the latency is at least with at most S segments, [N, Smax]; inf where no more is asked.
+    per_block, hop, caps
+        a, g and the caps at ``high``, [N, K].
+    bottleneck
+        None: not known yet.
+    """
+
+    rates: Rates
+    row: Ints
+    low: Floats
+    high: Floats
+    least: Floats
+    per_block: Floats
+    hop: Floats
+    caps: Floats
+    bottleneck: Bottleneck | None = None
+
+    @classmethod
+    def of(
+        cls,
+        rates: Rates,
+        row: Ints,
+        low: Floats,
+        high: Floats,
+        least: Floats,
+        bottleneck: Bottleneck | None = None,
+    ) -> "Nodes":
+        """With the caps at ``high``."""
+        caps = rates.held(row, high)
+        a, g = rates.per_block[row], rates.hop[row]
+        return cls(rates, row, low, high, least, a, g, caps, bottleneck)
+
+    def where(self, keep: Mask | Ints) -> "Nodes":
+        """Some of them."""
+        known = self.bottleneck and self.bottleneck.where(keep)
+        return Nodes(
+            self.rates,
+            self.row[keep],
+            self.low[keep],
+            self.high[keep],
+            self.least[keep],
+            self.per_block[keep],
+            self.hop[keep],
+            self.caps[keep],
+            known,
+        )
+
+    def below(self, latency: Floats) -> "Nodes":
+        """Those with an S that may be faster than [Smax]; the other S are closed."""
+        is_open = self.least < latency
+        keep: Mask = np.logical_or.reduce(is_open, axis=1)
+        kept = self.where(keep)
+        kept.least[~is_open[keep]] = np.inf
+        return kept
+
+    def fitting(self) -> "Nodes":
+        """Closed for every S that is too small for the caps."""
+        needed = segments_needed(self.caps, self.rates.num_blocks)
+        sizes = np.arange(1, self.rates.max_segments + 1)
+        return replace(self, least=np.where(sizes < needed[:, None], np.inf, self.least))
+
+    def twins(self) -> Mask:
+        """Devices that are the same as their neighbour, [N, K]."""
+        same = np.zeros(self.caps.shape, bool)
+        same[:, 1:] = True
+        for each in (self.per_block, self.hop, self.rates.caps[self.row]):
+            same[:, 1:] &= each[:, 1:] == each[:, :-1]
+        return same
+
+    def critical_prices(self) -> Floats:
+        """What a block costs on the last device that the relaxation without S uses, [N], s."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self.caps > 0, self.per_block + self.hop / self.caps, np.inf)
+        order = np.argsort(ratio, axis=1)
+        filled = np.cumsum(np.take_along_axis(self.caps, order, axis=1), axis=1)
+        last = np.argmax(filled >= self.rates.num_blocks, axis=1)
+        index = np.arange(len(order))
+        price = ratio[index, order[index, last]]
+        return np.where(np.isfinite(price), price, 0)
+
+    def relaxed(self, prices: Floats) -> "Nodes":
+        """``least`` raised by the relaxation at the prices [N, P]."""
+        least = self.least
+        for price in prices.T:
+            bound = np.cumsum(self.cheapest(price), axis=1)
+            bound += (price * self.rates.num_blocks + self.row * self.low)[:, None]
+            least = np.maximum(least, bound)
+        return replace(self, least=least)
+
+    def reduced_costs(self, price: Floats) -> Floats:
+        """r_k, [N, K]; 0 where nothing fits."""
+        cost = self.per_block - price[:, None]
+        cost *= self.caps
+        cost += self.hop
+        cost[self.caps == 0] = 0
+        return cost
+
+    def cheapest(self, price: Floats) -> Floats:
+        """min(r_k, 0) of the Smax cheapest, ascending, a known bottleneck first, [N, Smax]."""
+        cost = self.reduced_costs(price)
+        most = self.rates.max_segments
+        if self.bottleneck is None:
+            cost.sort(axis=1)
+            return np.minimum(cost[:, :most], 0)
+        index, device = np.arange(len(cost)), self.bottleneck.device
+        paid = cost[index, device]
+        # Used for its hop alone, a device dearer than the price holds one block and not its cap.
+        one = self.per_block[index, device] - price + self.hop[index, device]
+        paid = np.where(self.bottleneck.by_hop, np.minimum(paid, one), paid)
+        cost[index, device] = -np.inf
+        cost.sort(axis=1)
+        cheapest = np.minimum(cost[:, :most], 0)
+        cheapest[:, 0] = paid
+        return cheapest
+
+    def rounded(self, segments: Ints, prices: Floats) -> tuple[Ints, Floats, Floats]:
+        """Partitions of the S devices that are cheapest at each price [N, P].
+
+        The devices with small a are filled first.
+
+        Returns
+        -------
+        row, blocks
+            m - 1 and δ of those that hold L blocks.
+        bounds
+            The relaxation at each price, without the bottleneck's part, [N, P].
+        """
+        count = prices.shape[1]
+        each = self.where(np.repeat(np.arange(len(self.row)), count))
+        cost = each.reduced_costs(prices.ravel())
+        cost[each.caps == 0] = np.inf
+        order = np.argsort(cost, axis=1)
+        first = np.arange(cost.shape[1]) < np.repeat(segments, count)[:, None]
+        cheapest = np.where(first, np.minimum(np.take_along_axis(cost, order, axis=1), 0), 0)
+        bounds = cheapest.sum(axis=1).reshape(prices.shape) + prices * self.rates.num_blocks
+        used = np.zeros(cost.shape, bool)
+        np.put_along_axis(used, order, first, axis=1)
+        room = np.where(used, each.caps, 0)
+        filled = np.cumsum(room, axis=1)
+        enough = filled[:, -1] >= self.rates.num_blocks
+        rest = self.rates.num_blocks - (filled - room)[enough]
+        return each.row[enough], np.clip(rest, 0, room[enough]), bounds
+
+
+def useful_devices(node: Nodes, prices: Floats, goal: Floats) -> Ints:
+    """Columns of one node that a partition below the goal may use, [Smax] s, at prices [P].
+
+    A device that is not among the S cheapest takes the place of the last of these.
+    """
+    sizes = np.flatnonzero(np.isfinite(node.least[0]))
+    each = node.where(np.zeros(len(prices), int))
+    cheapest = each.cheapest(prices)
+    bound = (
+        np.cumsum(cheapest, axis=1)
+        + (prices * node.rates.num_blocks + each.row * each.low)[:, None]
+    )
+    # A device dearer than the price holds one block if it has to hold any.
+    count = np.where(each.per_block > prices[:, None], np.minimum(each.caps, 1), each.caps)
+    cost = each.hop + (each.per_block - prices[:, None]) * count
+    extra = np.maximum(cost[:, None, :] - cheapest[:, sizes, None], 0)
+    worth = ((bound[:, sizes, None] + extra).max(axis=0) < goal[sizes, None]).any(axis=0)
+    worth &= node.caps[0] > 0
+    if node.bottleneck is not None:
+        worth[node.bottleneck.device] = True
+    return np.flatnonzero(worth)
+
+
+def solve(node: Nodes, devices: Ints, max_segments: int) -> tuple[Floats, Floats]:
+    """The cheapest δ of each S on some devices of one node: its cost, [S], and δ, [S, K].
+
+    Where S has none, the cost is inf and δ means nothing.
+
+    Blocks move to a smaller a at no loss, so that all devices but the last are full.
+    """
+    num_blocks = node.rates.num_blocks
+    a, g = node.per_block[0, devices, None], node.hop[0, devices, None]
+    rest = g + a * np.arange(num_blocks, 0, -1)  # of the last device, after j blocks
+    caps = [int(cap) for cap in node.caps[0, devices]]
+    whole = [float(cost) for cost in node.hop[0, devices] + node.per_block[0, devices] * caps]
+    cost = np.full((max_segments, num_blocks), np.inf)  # of s full devices with j blocks
+    cost[0, 0] = 0
+    states, ends = [cost], np.empty((len(caps), max_segments))
+    for place, cap in enumerate(caps):
+        start = max(0, num_blocks - cap)
+        (cost[:, start:] + rest[place, start:]).min(axis=1, out=ends[place])
+        before, cost = cost, cost.copy()
+        if start:
+            np.minimum(cost[1:, cap:], before[:-1, :start] + whole[place], out=cost[1:, cap:])
+        states.append(cost)
+    blocks = np.zeros((max_segments, node.caps.shape[1]))
+    for size, last in enumerate(ends.argmin(axis=0)):
+        start, full = max(0, num_blocks - caps[last]), size
+        held = start + int((states[last][size, start:] + rest[last, start:]).argmin())
+        blocks[size, devices[last]] = num_blocks - held
+        for place in range(last - 1, -1, -1):
+            if states[place][full, held] != states[place + 1][full, held]:
+                blocks[size, devices[place]] = caps[place]
+                full, held = full - 1, held - caps[place]
+    return ends.min(axis=0), blocks

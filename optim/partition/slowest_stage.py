@@ -1,0 +1,126 @@
+"""Dynamic programmes of others that minimise the slowest stage of a pipeline, to compare with.
+
+The slowest stage is what the problem's law multiplies by m - 1: compute and hop together, or the
+longer of the two under ``overlap``. Both programmes run for every m, within the caps of memory and
+energy; the m of the least latency under the law is kept. They know no bound for that latency.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from collapipe.errors import InfeasibleRoundError
+from optim.latency import Floats, block_caps
+from optim.partition.single_point import Split, fitting_micro_batches, single_point, split_latency
+from optim.problem import ClusterProblem, ClusterSolution
+
+MOST_DEVICES = 12
+"""Subsets double with every device; beyond, PipeEdge's programme takes too long."""
+
+
+def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+    """PipeDream's programme over runs of blocks, as FTPipeHD has it for unequal devices.
+
+    A(k, l) = min over δ of max(A(k - 1, l - δ), stage_k(δ)), over the devices in the given order.
+    As in FTPipeHD every device that can hold a block is a stage and none is skipped (the first L
+    of them where there are more); PipeDream may also replicate a stage over several devices, which
+    a segment here cannot be.
+
+    Raises ``InfeasibleRoundError`` where the caps cannot hold the model.
+    """
+    return single_point("pipedream", problem, lambda p: _fastest("pipedream", p, every_device))
+
+
+def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+    """PipeEdge's programme over subsets of devices, which may leave devices out.
+
+    h(D, l) = min over δ of max(h(D - k, l - δ), stage_k(δ)). A hop belongs to its sender, so the
+    order within a subset D changes nothing and k is its last. Of equally good subsets the smallest
+    is taken, then the one whose devices come first.
+
+    Raises ``InfeasibleRoundError`` beyond 12 devices, and where the caps cannot hold the model.
+    """
+    if len(problem.devices) > MOST_DEVICES:
+        raise InfeasibleRoundError(
+            f"pipeedge: {len(problem.devices)} devices, at most {MOST_DEVICES}: it looks at every "
+            "subset; choose another solver or list fewer devices"
+        )
+    return single_point("pipeedge", problem, lambda p: _fastest("pipeedge", p, best_subset))
+
+
+def _fastest(
+    solver: str, problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]
+) -> Split:
+    """The m of the least latency, its blocks on the devices that ``choose`` takes from [K, L]."""
+    splits = []
+    for m in fitting_micro_batches(solver, problem):
+        stages = stage_times(problem, m)
+        usable = np.isfinite(stages[:, 0]).nonzero()[0]
+        chosen = usable[choose(stages[usable])]
+        blocks = [0] * len(problem.devices)
+        for device, held in zip(chosen.tolist(), slowest_stage_split(stages[chosen]), strict=True):
+            blocks[device] = held
+        splits.append((tuple(blocks), m))
+    return min(splits, key=lambda split: split_latency(problem, *split))
+
+
+def stage_times(problem: ClusterProblem, num_micro_batches: int) -> Floats:
+    """Seconds of a stage with δ = 1 … L blocks on each device, [K, L]; infinite beyond its cap."""
+    size = problem.batch_size / num_micro_batches
+    held = np.arange(1, problem.num_blocks + 1)
+    computes = np.array([device.time.compute(1, size) for device in problem.devices])[:, None]
+    hops = np.array([device.time.hop(size) for device in problem.devices])[:, None]
+    overlap = problem.latency == "overlap"
+    times = np.maximum(computes * held, hops) if overlap else computes * held + hops
+    caps = block_caps(problem)[num_micro_batches - 1]
+    return np.where(held <= caps[:, None], times, np.inf)
+
+
+def slowest_stage_split(stages: Floats) -> list[int]:
+    """δ ≥ 1 of each of the devices in ``stages`` [S, L], with the least slowest stage."""
+    num_blocks = stages.shape[1]
+    reached = [_nothing_held(num_blocks)]
+    for times in stages:
+        reached.append(_extended(reached[-1], times))
+    blocks: list[int] = []
+    left = num_blocks
+    for before, times in zip(reached[-2::-1], stages[::-1], strict=True):
+        slowest = np.maximum(before[left - 1 :: -1], times[:left])
+        blocks.append(int(slowest.argmin()) + 1)
+        left -= blocks[-1]
+    return blocks[::-1]
+
+
+def every_device(stages: Floats) -> list[int]:
+    """Places of all devices in ``stages`` [K, L], but no more than there are blocks."""
+    return list(range(min(stages.shape)))
+
+
+def best_subset(stages: Floats) -> list[int]:
+    """Places of the devices in ``stages`` [K, L] whose slowest stage is least, in order."""
+    reached = _nothing_held(stages.shape[1])[None]
+    for times in stages:
+        reached = np.concatenate([reached, _extended(reached, times)])
+    slowest = reached[:, -1]
+    subsets = [_members(subset) for subset in (slowest == slowest.min()).nonzero()[0].tolist()]
+    return min(subsets, key=lambda members: (len(members), members))
+
+
+def _nothing_held(num_blocks: int) -> Floats:
+    """The slowest stage of no device: 0 for 0 blocks, infinite for more; [L + 1]."""
+    return np.concatenate([[0.0], np.full(num_blocks, np.inf)])
+
+
+def _extended(reached: Floats, times: Floats) -> Floats:
+    """The slowest stage for 0 … L blocks, [..., L + 1], once one more device holds some of them."""
+    extended = np.full_like(reached, np.inf)
+    for held, seconds in enumerate(times, start=1):
+        if np.isinf(seconds):
+            break
+        later = extended[..., held:]
+        np.minimum(later, np.maximum(reached[..., :-held], seconds), out=later)
+    return extended
+
+
+def _members(subset: int) -> list[int]:
+    return [place for place in range(subset.bit_length()) if subset >> place & 1]

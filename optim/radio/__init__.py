@@ -1,0 +1,1 @@
+"""The uplink: rates, fading, and the power that a transfer needs."""

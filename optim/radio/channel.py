@@ -1,0 +1,184 @@
+"""The uplink: rates, upload times, energy, and the power that a unit may send with."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import lambertw
+
+from collapipe.state import Channel, Uplink
+from optim.radio.fading import mean_nats, mean_nats_and_shortfall, mean_snr
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Fading = str
+"""``none`` or ``rayleigh``, see ``RoundOptions``, which allows no other."""
+
+# A pair whose budget is this close to what a bit costs at vanishing power is infeasible.
+_FEASIBLE_FROM = 1.0 + 1e-9
+# Below, the Lambert form of the energy's power loses its digits.
+_LAMBERT_FROM = 1.1
+_SERIES_TERMS = 12
+# Newton ends at the last digit after four; with fading, whose start is farther off, after eight.
+_NEWTON_STEPS = 4
+_FADING_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """All pairs of a unit n and a channel j, as arrays that broadcast to [N, J].
+
+    Attributes
+    ----------
+    gains
+        h_{n,j}, [N, J].
+    bandwidth_hz, interference_w, noise_w
+        B_j, I_j and I_j + B_j·N_0, [J].
+    max_power_w, energy_j, model_bits, upload_bits
+        P_n^max, E_n^max, θ_n and z_n + θ_n, [N, 1].
+    fading
+        See ``RoundOptions``.
+    """
+
+    gains: Floats
+    bandwidth_hz: Floats
+    interference_w: Floats
+    noise_w: Floats
+    max_power_w: Floats
+    energy_j: Floats
+    model_bits: Floats
+    upload_bits: Floats
+    fading: Fading
+
+    @property
+    def snr_per_watt(self) -> Floats:
+        """a = h/(I + B·N_0), [N, J]; with fading its mean."""
+        return self.gains / self.noise_w
+
+    @property
+    def budgets(self) -> Floats:
+        """k = E·B·a/(θ·ln 2), [N, J]: the energy over what θ cost at vanishing power."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds = self.energy_j * self.bandwidth_hz / (self.model_bits * math.log(2))
+            unlimited = (self.model_bits == 0) | np.isinf(seconds)
+            return np.where(unlimited, math.inf, seconds * self.snr_per_watt)
+
+
+def links(uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading) -> Links:
+    """The pairs of N units with J channels."""
+    units = np.array(
+        [(up.max_power_w, up.energy_j, up.model_bits, up.activation_bits) for up in uplinks],
+        dtype=np.float64,
+    ).reshape(-1, 4, 1)
+    bands = np.array(
+        [(each.bandwidth_hz, each.interference_w, each.noise_w_per_hz) for each in channels],
+        dtype=np.float64,
+    ).reshape(-1, 3)
+    bandwidth, interference, density = bands.T
+    gains = np.array([up.gains for up in uplinks], dtype=np.float64)
+    return Links(
+        gains=gains.reshape(len(uplinks), len(channels)),
+        bandwidth_hz=bandwidth,
+        interference_w=interference,
+        noise_w=interference + bandwidth * density,
+        max_power_w=units[:, 0],
+        energy_j=units[:, 1],
+        model_bits=units[:, 2],
+        upload_bits=units[:, 2] + units[:, 3],
+        fading=fading,
+    )
+
+
+def uplink_rate(
+    power_w: Floats | float,
+    gain: Floats | float,
+    bandwidth_hz: Floats | float,
+    noise_w: Floats | float,
+    fading: Fading,
+) -> Floats:
+    """Bit/s of eq. (10), broadcast: B·log2(1 + p·h/(I + B·N_0)) or its mean over the gain."""
+    snr = np.asarray(power_w * (gain / np.asarray(noise_w, dtype=np.float64)))
+    return bandwidth_hz * nats_per_hz(snr, fading) / math.log(2)
+
+
+def upload_time(bits: Floats | float, rate_bps: Floats) -> Floats:
+    """Seconds of eq. (11), broadcast; infinite where nothing gets through."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.asarray(bits) > 0, bits / rate_bps, 0.0)
+
+
+def upload_energy(power_w: Floats | float, model_bits: Floats | float, rate_bps: Floats) -> Floats:
+    """Joules of eq. (12), broadcast: the activations go at the round's cost, not the model's."""
+    return power_w * upload_time(model_bits, rate_bps)
+
+
+def nats_per_hz(snr: Floats, fading: Fading) -> Floats:
+    """What a hertz carries in a second at the (mean) ratio ρ: ln(1 + ρ), or its mean."""
+    return mean_nats(snr) if fading == "rayleigh" else np.log1p(snr)
+
+
+def required_snr(nats: Floats, fading: Fading) -> tuple[Floats, Floats]:
+    """The ratio ρ at which a hertz carries ``nats`` > 0 in a second, and dρ/dnats; both convex."""
+    if fading == "rayleigh":
+        return mean_snr(nats)
+    growth = np.expm1(nats)
+    return growth, growth + 1.0
+
+
+def power_limits(pairs: Links) -> Floats:
+    """p̄ = min(P^max, the most that E^max allows, C8), [N, J] in W.
+
+    0 where a pair is infeasible at any power: a bit costs at least ln 2·(I + B·N_0)/(h·B) joule,
+    with fading for the mean gain.
+    """
+    slope, budget = pairs.snr_per_watt, pairs.budgets
+    ceiling = slope * pairs.max_power_w
+    feasible = (budget > _FEASIBLE_FROM) & (ceiling > 0)
+    with np.errstate(invalid="ignore"):
+        # c·ln(1 + a·p) ≥ p at P^max: then it is so below, and no root is needed.
+        free = feasible & (ceiling <= budget * nats_per_hz(ceiling, pairs.fading))
+    limits = np.where(free, pairs.max_power_w, 0.0)
+    bound = feasible & ~free
+    if bound.any():
+        limits[bound] = _energy_snr(budget[bound], pairs.fading) / slope[bound]
+    return limits
+
+
+def _energy_snr(budget: Floats, fading: Fading) -> Floats:
+    """The ratio ρ > 0 with ρ = k·nats(ρ), for budgets k > 1."""
+    snr = np.where(budget < _LAMBERT_FROM, _newton_root(budget), _lambert_root(budget))
+    return _fading_root(budget, snr) if fading == "rayleigh" else snr
+
+
+def _lambert_root(budget: Floats) -> Floats:
+    """ρ = k·ln(1 + ρ) by the lower branch of Lambert's W; digits are lost as k nears 1."""
+    branch = lambertw(-np.exp(-1.0 / budget) / budget, -1).real
+    return np.asarray(-budget * branch - 1.0)
+
+
+def _newton_root(budget: Floats) -> Floats:
+    """The same for k near 1, by Newton on (e^x - 1)/x - 1 = k - 1 with x = ln(1 + ρ)."""
+    target = np.minimum(budget, _LAMBERT_FROM) - 1.0
+    x = np.log1p(2.0 * target)
+    for _ in range(_NEWTON_STEPS):
+        excess = np.zeros_like(x)
+        # As a series, which cancels nothing: x/2·(1 + x/3·(1 + x/4·…)).
+        for term in range(_SERIES_TERMS, 1, -1):
+            excess = x / term * (1.0 + excess)
+        x = x - (excess - target) / (1.0 + excess - excess / x)
+    return np.expm1(x)
+
+
+def _fading_root(budget: Floats, snr: Floats) -> Floats:
+    """ρ = k·g(ρ) for the mean g, from the root without fading.
+
+    g is concave and below ln(1 + ρ): Newton starts right of the root and comes down to it.
+    """
+    for _ in range(_FADING_STEPS):
+        nats, shortfall = mean_nats_and_shortfall(snr)
+        # k·g/ρ - 1 has two forms; each keeps its digits where the other loses them.
+        excess = np.where(snr < 1.0, budget - 1.0 - budget * shortfall, budget * nats / snr - 1.0)
+        snr = snr - snr * excess / (budget * shortfall / snr - 1.0)
+    return snr

@@ -1,0 +1,176 @@
+"""Power of the scheduled units (eq. 42): Dinkelbach's transform and convex approximation."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optim.radio.channel import Fading, uplink_rate, upload_time
+from optim.radio.fading import mean_nats_and_shortfall
+
+Floats = NDArray[np.float64]
+
+_ITERATIONS = 50
+_HALVINGS = 20
+# What the conic solver can tell apart.
+_PROGRESS = 1e-9
+# Signal-to-noise ratios at full power beyond which the approximation of r bends as at these.
+_BENDS = (1.0, 1e4)
+
+
+@dataclass(frozen=True, slots=True)
+class Senders:
+    """The A units that have a channel, and what their power costs; all arrays are [A].
+
+    Attributes
+    ----------
+    gains, bandwidth_hz, interference_w, noise_w
+        h, B, I and I + B·N_0 of each one's channel.
+    upload_bits
+        z + θ.
+    low_w, high_w
+        Least and largest power that C6, C8 and C11 allow, the largest above 0.
+    watt_price
+        What a watt adds to the drift: Y of drift ``paper``.
+    error_price
+        What a unit of 1/(p·h + I) adds to it: Y·κ·C of drift ``gamma``.
+    drift_weight
+        V.
+    fading
+        See ``RoundOptions``.
+    """
+
+    gains: Floats
+    bandwidth_hz: Floats
+    interference_w: Floats
+    noise_w: Floats
+    upload_bits: Floats
+    low_w: Floats
+    high_w: Floats
+    watt_price: Floats
+    error_price: Floats
+    drift_weight: float
+    fading: Fading
+
+    def uploads(self, power_w: Floats) -> Floats:
+        """Seconds of each upload (eq. 11)."""
+        rates = uplink_rate(power_w, self.gains, self.bandwidth_hz, self.noise_w, self.fading)
+        return upload_time(self.upload_bits, rates)
+
+    def errors(self, power_w: Floats) -> Floats:
+        """1/(p·h + I), 0 where nothing asks for it."""
+        received = power_w * self.gains + self.interference_w
+        return np.divide(1.0, received, out=np.zeros_like(received), where=self.error_price > 0)
+
+    def cost(self, power_w: Floats) -> float:
+        """Υ(p) of eq. 35: V times the longest upload, and what of the drift depends on p."""
+        drift = self.watt_price @ power_w + self.error_price @ self.errors(power_w)
+        return float(self.drift_weight * self.uploads(power_w).max() + drift)
+
+
+def controlled_power(senders: Senders, power_w: Floats) -> Floats:
+    """The power that minimises ``Senders.cost``, [A] in W, from a feasible start.
+
+    Each step solves a convex programme around the present p, then goes as far towards its answer
+    as the cost falls; the cost is convex, so this ends at its minimum. With λ the longest upload
+    (Dinkelbach's parameter), the programme is
+
+        min V·t + Σ price·p   with   t ≥ λ + (z + θ - λ·r(p)) / r(p_now)   for each unit.
+
+    Where the paper's eqs. 42 to 44 slip:
+
+    - Eq. 42 adds V·(z + θ) - λ·r, in bits, to a price of power: the quotient by r(p_now) makes it
+      seconds, as Crouzeix and others normalise Dinkelbach's transform for a maximum of ratios.
+    - It sums over the units what eq. 35 maximises; here t bounds each of them.
+    - Eqs. 43 and 44 linearise C8 and C11 where the tangents admit powers that break them. They are
+      taken where both are exact, at their limits: low and high power.
+
+    What is left to approximate is r where it fades or is extreme, by a logarithm with r's value
+    and slope at p_now, and the drift ``gamma``, by its tangent (g_1 and g_2 of eq. 44).
+    """
+    programme = _Programme(senders)
+    cost = senders.cost(power_w)
+    for _ in range(_ITERATIONS):
+        target = programme.solve(power_w)
+        reached = _towards(senders, power_w, target, cost)
+        lower = senders.cost(reached)
+        if not lower < cost:
+            break
+        power_w, cost, gained = reached, lower, cost - lower
+        if gained <= _PROGRESS * abs(cost):
+            break
+    return power_w
+
+
+def _towards(senders: Senders, power_w: Floats, target: Floats, cost: float) -> Floats:
+    """The farthest of p + (target - p)/2^i that costs less; p itself where none does."""
+    for halving in range(_HALVINGS):
+        reached: Floats = power_w + (target - power_w) / 2**halving
+        if senders.cost(reached) < cost:
+            return reached
+    return power_w
+
+
+class _Programme:
+    """The convex programme, compiled once, for any p_now.
+
+    In units that the solver likes: p of its upper limit, t of λ, prices of the largest.
+    """
+
+    def __init__(self, senders: Senders) -> None:
+        import cvxpy as cp
+
+        size, snr = senders.gains.size, senders.gains / senders.noise_w * senders.high_w
+        self._senders, self._bend = senders, np.clip(snr, *_BENDS)
+        self._share = cp.Variable(size, bounds=[senders.low_w / senders.high_w, 1])
+        longest = cp.Variable(nonneg=True)
+        self._steepness, self._level = cp.Parameter(size, nonneg=True), cp.Parameter(size)
+        self._delay_price, self._prices = cp.Parameter(nonneg=True), cp.Parameter(size)
+        carried = cp.multiply(self._steepness, cp.log(1 + cp.multiply(self._bend, self._share)))
+        self._problem = cp.Problem(
+            cp.Minimize(self._delay_price * longest + self._prices @ self._share),
+            [longest + carried >= self._level],
+        )
+
+    def solve(self, power_w: Floats) -> Floats:
+        """Its answer around p_now, or p_now where the figures differ by too much for the solver."""
+        import cvxpy as cp
+
+        self._centre(power_w)
+        try:
+            with warnings.catch_warnings():  # an inexact answer serves: the cost judges each step
+                warnings.simplefilter("ignore")
+                self._problem.solve(solver=cp.CLARABEL)
+        except cp.SolverError:
+            return power_w
+        share: Floats = self._share.value
+        limits = self._senders.low_w, self._senders.high_w
+        return np.asarray(np.clip(share * self._senders.high_w, *limits))
+
+    def _centre(self, power_w: Floats) -> None:
+        senders, seconds = self._senders, self._senders.uploads(power_w)
+        bent, slope = self._bend * power_w / senders.high_w, _elasticity(senders, power_w)
+        steepness = np.divide(slope * (1 + bent), bent, out=np.zeros_like(bent), where=bent > 0)
+        delay, prices = senders.drift_weight * seconds.max(), _prices(senders, power_w)
+        largest = max(delay, np.abs(prices).max()) or 1.0
+        self._steepness.value = steepness
+        self._level.value = seconds / (seconds.max() or 1.0) + steepness * np.log1p(bent)
+        self._delay_price.value, self._prices.value = delay / largest, prices / largest
+
+
+def _elasticity(senders: Senders, power_w: Floats) -> Floats:
+    """d ln r / d ln p, 0 … 1; 0 where nothing is sent."""
+    snr = senders.gains / senders.noise_w * power_w
+    if senders.fading == "rayleigh":
+        nats, rise = mean_nats_and_shortfall(snr)
+    else:
+        nats, rise = np.log1p(snr), snr / (1 + snr)
+    return np.divide(rise, nats, out=np.zeros_like(snr), where=nats > 0)
+
+
+def _prices(senders: Senders, power_w: Floats) -> Floats:
+    """What the drift rises by over the whole range of each power, at its slope at p."""
+    errors = senders.errors(power_w)
+    slope = senders.watt_price - senders.error_price * senders.gains * errors**2
+    return np.asarray(slope * senders.high_w)

@@ -1,0 +1,492 @@
+"""``collapipe plan`` as somebody with a few boxes meets it."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collapipe.cli.plan import decision
+from optim.problem import ClusterProblem, ClusterSolution
+from optim.solvers import CLUSTER_SOLVERS, cluster_solver
+
+ROOT = Path(__file__).parents[4]
+Command = Callable[..., tuple[int, str, str]]
+
+INVENTORY = """\
+batch_size: 64
+max_micro_batches: 64
+latency: overlap
+model:
+  num_blocks: 12
+  forward_flops: 9.1e8
+  backward_flops: 1.8e9
+  activation_bits: 1.57e6
+  gradient_bits: 1.57e6
+  block_bytes: 1.2e8
+clusters:
+  - name: workshop
+    devices:
+      - name: pi-1
+        chunk: {u: 0.02, v: 0.001, w: 0.003, l: 0.05}
+        max_blocks: 6
+      - name: jetson
+        flops_per_s: 4.0e11
+        memory_bytes: 8.0e9
+        energy_j: 500
+        power_w: 15
+        d2d_rate_bps: 1.0e8
+channels: []
+"""
+UPLINK = "    uplink: {power_w: 0.5, energy_j: 10, upload_bits: 4.7e6, gain_db: [-0.1]}\n"
+CHANNEL = "channels:\n  - {bandwidth_hz: 5.0e5, interference_w: 0.07, noise_dbm_per_hz: -174}\n"
+JOINT = INVENTORY.replace("channels: []\n", UPLINK + CHANNEL)
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """Run ``collapipe plan ARGUMENTS``: status, standard output, standard error."""
+    return functools.partial(command, "plan")
+
+
+@pytest.fixture
+def answer(command: Command, tmp_path: Path) -> Callable[..., Any]:
+    """The JSON object for an inventory."""
+
+    def ask(text: str, *arguments: str) -> Any:
+        status, out, err = command(written(tmp_path, text), "--json", *arguments)
+        assert (status, err) == (0, "")
+        return json.loads(out)
+
+    return ask
+
+
+# Errors
+
+NOT_YAML = "a: [1,\nb: }\n"
+NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices:", "devices: []")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (NOT_YAML, ":2: not YAML: "),
+        (INVENTORY.replace("flops_per_s", "flop_per_s"), ":18: clusters[0].devices[1] has the "
+         "unknown key flop_per_s; nearest: flops_per_s"),
+        (INVENTORY.replace("  forward_flops: 9.1e8\n", ""), "what model (line 5) does not say: "
+         "forward_flops; add them there, or measure"),
+        (INVENTORY.replace("_bits: 1.57e6", "_bits: "), "model.activation_bits: is empty; write"),
+        (re.sub("  .*_bits: .*\n", "", INVENTORY), "activation_bits, gradient_bits; add"),
+        (INVENTORY.replace("  block_bytes: 1.2e8\n", ""), "memory_bytes=8.0e9: needs"),
+        (INVENTORY.replace("  num_blocks: 12\n", ""), "model.num_blocks: is missing; give it"),
+        (INVENTORY.replace("u: 0.02", "u: -0.02"), ":15: clusters[0].devices[0].chunk.u=-0.02: "
+         "must be above 0"),
+        (INVENTORY.replace("v: 0.001", "v: -1"), "chunk.v=-1: must be at least 0"),
+        (INVENTORY.replace("4.0e11", "0"), "flops_per_s=0: must be above 0"),
+        (INVENTORY.replace("4.0e11", ".nan"), "flops_per_s=.nan: must be finite"),
+        (INVENTORY.replace("4.0e11", "inf"), "flops_per_s=inf: must be finite"),
+        (INVENTORY.replace("4.0e11", "1e400"), "flops_per_s=1e400: too far from 1"),
+        (INVENTORY.replace("4.0e11", "fast"), "flops_per_s=fast: must be a number; such as"),
+        (INVENTORY.replace("4.0e11", "'4.0e11'"), "must be a number; remove the quotes"),
+        (INVENTORY.replace("4.0e11", "true"), "flops_per_s=true: must be a number"),
+        (INVENTORY.replace("4.0e11", "[4.0e11]"), "flops_per_s: must be a number, not a list"),
+        (INVENTORY.replace("max_blocks: 6", "max_blocks: 6.5"), "must be a whole number from 1"),
+        (INVENTORY.replace("jetson", "pi-1"), ":17: clusters[0].devices[1].name=pi-1: line 14 has "
+         "this name already"),
+        (NO_DEVICES, "clusters[0].devices: has no device"),
+        (INVENTORY.replace("8.0e9", "2.0e8"), ":12: clusters[0]: the devices hold at most 7 of 12 "
+         "blocks (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 at block_bytes 1.2e+08); "
+         "raise pi-1's max_blocks or jetson's memory_bytes (1.2e+08 a block) by 5 blocks in all, "
+         "or lower model.num_blocks to 7\n"),
+        (INVENTORY.replace("energy_j: 500", "energy_j: 1"), "6 of 12 blocks in 1 micro-batch "
+         "(pi-1: 6 by max_blocks, jetson: 0 by energy_j 1 where 1 block takes 36.7 J); raise "
+         "jetson's energy_j to 69.2, or lower model.num_blocks to 6\n"),
+        (INVENTORY.replace("batch_size: 64", "batch_size: 0"), ":1: batch_size=0: must be a whole"),
+        (INVENTORY.replace("num_blocks: 12", "name: transfomer"), ":5: model.name=transfomer: no "
+         "model of conf/model/; nearest: transformer"),
+        (INVENTORY.replace("overlap", "overlaps"), "latency=overlaps: must be one of overlap"),
+        (INVENTORY + "batch_size: 8\n", ":24: the file has batch_size twice"),
+        (INVENTORY.replace("        d2d_rate_bps: 1.0e8\n", ""), "d2d_rate_bps: is missing"),
+        (INVENTORY.replace("max_blocks: 6", "flops_per_s: 1"), "has a measured chunk as well"),
+        (INVENTORY.replace("        chunk: {u: 0.02, v: 0.001, w: 0.003, l: 0.05}\n", ""),
+         "or by a measured chunk"),
+        (INVENTORY.replace("clusters:", "cluster:"), "unknown key cluster; nearest: clusters"),
+        (INVENTORY.replace("name: pi-1", 'name: "a\\nb"'), "must be a text of one line"),
+        (INVENTORY + '"a\\nb": 1\n', "the file has the unknown key a b"),
+        ("batch_size: 9999\nmodel: {num_blocks: 1}\nclusters: [{name: a, devices: [{name: b, "
+         "chunk: {u: 1}}]}]\n", "set max_micro_batches"),
+        (JOINT.replace("energy_j: 10,", "energy_j: 0.01,"), ":23: clusters[0].uplink."
+         "energy_j=0.01: no cluster can afford its upload; nearest to it is workshop on channel 0: "
+         "4.7e+06 bits at power_w=0.5 take 1.57 J"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_bad_input_is_one_line_and_status_2(
+    command: Command, tmp_path: Path, text: str, says: str, options: list[str]
+) -> None:
+    assert text not in (INVENTORY, JOINT)
+    file = written(tmp_path, text)
+    status, out, err = command(file, *options)
+    assert status == 2, err
+    assert err.startswith(f"error: {file}:")
+    assert says in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Traceback" not in err
+
+
+def test_energy_that_no_power_can_do_with_says_what_would_be_enough(
+    command: Command, tmp_path: Path
+) -> None:
+    least = 4.7e6 * 0.693147 * 0.07 / (10**-0.01 * 5.0e5)  # ln 2·θ·(I + B·N_0)/(h·B)
+    too_small = JOINT.replace("energy_j: 10,", f"energy_j: {0.99 * least:.4f},")
+    status, _, err = command(written(tmp_path, too_small))
+    assert status == 2
+    (enough,) = re.findall(r"[\d.]+(?= J;)", err)
+    told = json.loads(
+        command(
+            written(tmp_path, JOINT.replace("energy_j: 10,", f"energy_j: {enough},")), "--json"
+        )[1]
+    )
+    assert told["round"]["units"][0]["power_w"] == pytest.approx(0.5, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--solver", "exakt"], "--solver exakt: there is no such solver; nearest: exact"),
+        (["--solver", "pipedreem"], "nearest: pipedream"),
+        (["--plot", "chart.pdf"], "--plot chart.pdf: must end in .svg or .png"),
+        (["--plot", "no/such/folder/chart.svg"], "there is no folder no/such/folder"),
+    ],
+)
+def test_bad_options_are_one_line_and_status_2(
+    command: Command, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    status, out, err = command(written(tmp_path, INVENTORY), *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_a_missing_file_is_one_line(command: Command, tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing.yaml", tmp_path):
+        status, out, err = command(path, "--json")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert f"{path}: cannot be read" in err
+
+
+# Answers
+
+
+def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> None:
+    told = answer(INVENTORY)
+    assert told.keys() == {"version", "clusters"}
+    (cluster,) = told["clusters"]
+    assert cluster.keys() == {
+        "name", "num_segments", "num_micro_batches", "latency_s", "segments", "lower_bound_s",
+        "gap", "solver", "solve_time_s", "front",
+    }  # fmt: skip
+    assert cluster["name"] == "workshop"
+    assert [segment["device"] for segment in cluster["segments"]] == ["pi-1", "jetson"]
+    first, second = cluster["segments"]
+    assert (first["first_block"], second["first_block"]) == (0, first["blocks"])
+    assert first["blocks"] + second["blocks"] == 12
+    assert cluster["gap"] == 0.0
+    assert cluster["lower_bound_s"] == cluster["latency_s"] == cluster["front"][-1]["latency_s"]
+    points = cluster["front"]
+    assert all(p.keys() == {"num_segments", "num_micro_batches", "latency_s"} for p in points)
+    assert [point["num_segments"] for point in points] == [1, 2]
+
+
+def test_a_joint_round_has_its_names_and_adds_up(answer: Callable[..., Any]) -> None:
+    told = answer(JOINT + "round: {drift_weight: 0.5, queues: [3]}\n")
+    assert told.keys() == {"version", "clusters", "round"}
+    joint = told["round"]
+    assert joint.keys() == {
+        "units", "idle", "makespan_s", "objective", "lower_bound", "gap", "solver",
+        "solve_time_s", "gammas", "queues",
+    }  # fmt: skip
+    (unit,) = joint["units"]
+    assert unit.keys() == {
+        "cluster", "channel", "power_w", "pipeline_s", "upload_s", "total_s", "segments",
+        "num_segments", "num_micro_batches",
+    }  # fmt: skip
+    assert (unit["cluster"], unit["channel"], joint["idle"]) == ("workshop", 0, [])
+    assert 0 < unit["power_w"] <= 0.5
+    assert joint["makespan_s"] == unit["total_s"] == unit["pipeline_s"] + unit["upload_s"]
+    drift = 3 * joint["gammas"]["workshop"]
+    assert joint["objective"] == pytest.approx(0.5 * joint["makespan_s"] + drift, rel=1e-9)
+    assert joint["gap"] <= 1e-9
+    queue = max(0.0, 3 + joint["gammas"]["workshop"] - 0.84)
+    assert joint["queues"]["workshop"] == pytest.approx(queue, rel=1e-9)
+
+
+def test_a_round_may_choose_another_split_than_the_fastest(command: Command) -> None:
+    file = ROOT / "docs/examples/joint-round.yaml"
+    told = json.loads(command(file, "--json")[1])
+    fastest = {cluster["name"]: cluster for cluster in told["clusters"]}
+    chosen = {unit["cluster"]: unit for unit in told["round"]["units"]}
+    garage = chosen["garage"]
+    assert garage["num_segments"] == len(garage["segments"]) < fastest["garage"]["num_segments"]
+    assert garage["pipeline_s"] > fastest["garage"]["latency_s"]
+    assert len(fastest["garage"]["segments"]) == fastest["garage"]["num_segments"]
+    assert garage["total_s"] < told["round"]["makespan_s"]
+    assert "chosen by the round; the fastest, S = 3, takes" in command(file)[1]
+
+
+def test_what_an_idle_unit_would_need_is_its_cheapest_channels_price(
+    command: Command, tmp_path: Path
+) -> None:
+    cluster = JOINT[JOINT.index("  - name: workshop") : JOINT.index("channels:")]
+    poor = cluster.replace("workshop", "shed").replace("energy_j: 10,", "energy_j: 0.001,")
+    text = JOINT.replace(cluster, cluster + poor).replace("[-0.1]", "[-0.1, -6]")
+    text += CHANNEL.removeprefix("channels:\n")
+    enough = 4.7e6 * 0.693147 * 0.07 / (10**-0.01 * 5.0e5)
+    out = command(written(tmp_path, text))[1]
+    assert f"shed: at any power its upload costs more than {enough:.3g} J" in out
+    assert "1.57 J pay for full power" in " ".join(out.split())
+
+
+def test_who_has_no_channel_is_idle(command: Command, tmp_path: Path) -> None:
+    cluster = JOINT[JOINT.index("  - name: workshop") : JOINT.index("channels:")]
+    second = cluster.replace("workshop", "garage")
+    third = cluster.replace("workshop", "shed").replace("energy_j: 10,", "energy_j: 0.001,")
+    text = JOINT.replace(cluster, cluster + second + third) + "round: {queues: [0, 9, 0]}\n"
+    told = json.loads(command(written(tmp_path, text), "--json")[1])["round"]
+    assert [unit["cluster"] for unit in told["units"]] == ["garage"]
+    assert told["idle"] == ["workshop", "shed"]
+    _, out, _ = command(written(tmp_path, text))
+    assert "workshop: the channels serve others better in this round" in out
+    assert "shed: at any power its upload costs more than" in out
+
+
+@pytest.mark.parametrize("name", sorted({*CLUSTER_SOLVERS} - {"exact"}))
+def test_only_the_exact_solver_proves_a_round(command: Command, tmp_path: Path, name: str) -> None:
+    roomy = JOINT.replace("max_blocks: 6", "max_blocks: 12") + "round: {queues: [3]}\n"
+    told = json.loads(command(written(tmp_path, roomy), "--json", "--solver", name)[1])["round"]
+    assert (told["solver"], told["lower_bound"], told["gap"]) == (name, 0.0, 1.0)
+    out = " ".join(command(written(tmp_path, roomy), "--solver", name)[1].split())
+    assert "nothing is better" not in out[out.index("round: ") :]
+    assert (f"the best round with these splits, by {name}" in out) == (name != "paper")
+
+
+def test_help_lists_the_solvers_and_the_page(command: Command) -> None:
+    out = command("--help")[1]
+    assert all(name in out for name in CLUSTER_SOLVERS)
+    assert "docs/planning.md" in out
+    assert "INVENTORY is a YAML file that says what your devices are like" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("name", sorted(CLUSTER_SOLVERS))
+def test_every_solver_answers_or_says_why_not(command: Command, tmp_path: Path, name: str) -> None:
+    roomy = INVENTORY.replace("max_blocks: 6", "max_blocks: 12")
+    exact = json.loads(command(written(tmp_path, roomy), "--json")[1])["clusters"][0]
+    status, out, err = command(written(tmp_path, roomy), "--json", "--solver", name)
+    assert (status, err) == (0, "")
+    (cluster,) = json.loads(out)["clusters"]
+    assert cluster["solver"] == name
+    assert name == "vanilla_fl" or cluster["latency_s"] >= exact["latency_s"] * (1 - 1e-9)
+    held = [segment["blocks"] for segment in cluster["segments"]]
+    assert held == [12, 12] if name == "vanilla_fl" else sum(held) == 12
+
+
+def test_no_answer_is_printed_that_breaks_a_constraint(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_fast(problem: ClusterProblem, rng: object) -> ClusterSolution:
+        right = cluster_solver("exact")(problem, rng)  # type: ignore[arg-type]
+        best = replace(right.best, latency_s=right.best.latency_s / 2)
+        certificate = replace(right.certificate, objective=best.latency_s, lower_bound=0.0)
+        return ClusterSolution((best,), certificate)
+
+    monkeypatch.setattr(decision, "cluster_solver", lambda name: too_fast)
+    status, out, err = command(written(tmp_path, INVENTORY), "--json")
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "latency" in err
+
+
+def test_a_budget_without_power_is_told_on_standard_error(command: Command, tmp_path: Path) -> None:
+    text = INVENTORY.replace("        power_w: 15\n", "")
+    status, out, err = command(written(tmp_path, text), "--json")
+    assert (status, err.count("\n")) == (0, 1)
+    assert err.startswith("note: ")
+    assert "energy_j=500: not planned with" in err
+    assert json.loads(out)["clusters"][0]["num_segments"] == 2
+
+
+# The table
+
+
+@pytest.mark.parametrize(
+    ("latency", "limit"),
+    [
+        ("overlap", "max_blocks: 6"),
+        ("flow_shop", "max_blocks: 6"),
+        ("bound", "max_blocks: 6"),
+        ("overlap", "max_blocks: 6\n        power_w: 1\n        energy_j: 8.3"),
+    ],
+)
+def test_the_table_tells_memory_idleness_and_what_an_even_split_costs(
+    command: Command, tmp_path: Path, latency: str, limit: str
+) -> None:
+    text = INVENTORY.replace("overlap", latency).replace("8.0e9", "1.0e9")
+    text = text.replace("max_blocks: 6", limit)
+    told = json.loads(command(written(tmp_path, text), "--json")[1])["clusters"][0]
+    even = json.loads(command(written(tmp_path, text), "--json", "--solver", "gpipe")[1])
+    status, out, err = command(written(tmp_path, text))
+    assert (status, err) == (0, "")
+    factor = even["clusters"][0]["latency_s"] / told["latency_s"]
+    assert f"{factor:.2f} times as long" in out
+    held = {segment["device"]: segment["blocks"] for segment in told["segments"]}
+    assert f"{held['pi-1']} of 6 blocks" in out
+    assert f"{held['jetson'] * 0.12:.3g} of 1 GB" in out
+    rows = re.findall(r"^(?:pi-1|jetson) .*?(\d+)% +(\d+)% +(\d+)% +(\d+)%$", out, re.MULTILINE)
+    assert [sum(map(int, row)) for row in rows] == pytest.approx([100, 100], abs=2)
+
+
+def test_an_even_split_beyond_the_limits_is_told_so(command: Command, tmp_path: Path) -> None:
+    text = INVENTORY.replace("max_blocks: 6", "max_blocks: 5")
+    out = " ".join(command(written(tmp_path, text))[1].split())
+    assert "times as long; beyond the limits of pi-1 " in out
+
+
+@pytest.mark.parametrize("text", [INVENTORY, JOINT], ids=["cluster", "round"])
+def test_the_table_fits_80_columns_and_needs_no_colour(
+    command: Command, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "raspberry-pi-5-in-the-kitchen"
+    long = text.replace("jetson", name)
+    status, out, _ = command(written(tmp_path, long))
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+    assert re.search(rf"^{name} +\d+-\d+ .* \d+%$", out, re.MULTILINE)
+    assert "drain" not in out
+    monkeypatch.setenv("COLUMNS", "100")
+    assert re.search(rf"^{name} .*(\d+% +){{3}}\d+%$", command(written(tmp_path, long))[1], re.M)
+
+
+def test_no_line_is_so_narrow_that_a_name_is_cut(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    out = command(written(tmp_path, JOINT.replace("workshop", "a-workshop-in-the-yard")))[1]
+    assert re.search(r"^a-workshop-in-the-yard +0 +0\.5 W .*0 -> ", out, re.MULTILINE)
+    assert re.search(r"^jetson +\d+-\d+ .* \d+%$", out, re.MULTILINE)
+
+
+def test_whom_its_energy_keeps_out_is_told(command: Command, tmp_path: Path) -> None:
+    text = INVENTORY.replace("energy_j: 500", "energy_j: 0.001").replace("blocks: 6", "blocks: 12")
+    assert "jetson 0.001 J: a block needs 36.7 J" in command(written(tmp_path, text))[1]
+    poor = text.replace("energy_j: 0.001", "energy_j: 36.7")
+    assert "a block needs" not in command(written(tmp_path, poor))[1]
+
+
+def test_an_even_split_is_not_compared_with_itself(command: Command, tmp_path: Path) -> None:
+    assert "even split" in command(written(tmp_path, INVENTORY), "--solver", "pipeline")[1]
+    assert "even split" not in command(written(tmp_path, INVENTORY), "--solver", "gpipe")[1]
+
+
+def test_a_lone_device_says_which_hop_is_counted(command: Command, tmp_path: Path) -> None:
+    lone = re.sub("      - name: pi-1\n.*\n.*\n", "", INVENTORY)
+    out = command(written(tmp_path, lone))[1]
+    assert "hop         to the next device; the last one's, back to the control unit" in out
+    assert "even split" not in out
+    out = command(written(tmp_path, lone.replace("        d2d_rate_bps: 1.0e8\n", "")))[1]
+    assert "hop         to the control unit; not counted" in out
+    out = command(written(tmp_path, lone.replace("batch_size: 64", "batch_size: 1")))[1]
+    assert "m = 1 micro-batch of 1 sample\n" in out
+
+
+def test_a_name_is_shown_as_it_is(command: Command, tmp_path: Path) -> None:
+    text = INVENTORY.replace("name: jetson", 'name: "[red]a[/red]"')
+    assert "[red]a[/red]" in command(written(tmp_path, text))[1]
+
+
+def test_replicas_are_told_apart_from_segments(command: Command, tmp_path: Path) -> None:
+    roomy = INVENTORY.replace("max_blocks: 6", "max_blocks: 12")
+    _, out, _ = command(written(tmp_path, roomy), "--solver", "vanilla_fl")
+    assert "every device trains the whole encoder on 32 samples" in out
+
+
+# The chart
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "PNG"])
+def test_the_chart_is_drawn_the_same_every_time(
+    command: Command, tmp_path: Path, suffix: str
+) -> None:
+    charts = [tmp_path / f"{number}.{suffix}" for number in range(2)]
+    for chart in charts:
+        assert command(written(tmp_path, JOINT), "--plot", chart)[0] == 0
+    first, second = (chart.read_bytes() for chart in charts)
+    assert first == second
+    assert first.startswith(b"\x89PNG" if suffix.lower() == "png" else b"<?xml")
+
+
+def test_a_name_cannot_break_the_chart(command: Command, tmp_path: Path) -> None:
+    text = INVENTORY.replace("jetson", "$a^{$").replace("workshop", "$\\frac$")
+    status, _, err = command(written(tmp_path, text), "--plot", tmp_path / "chart.png")
+    assert (status, err) == (0, "")
+
+
+def test_a_chart_that_cannot_be_written_is_one_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "chart.svg").mkdir()
+    status, out, err = command(
+        written(tmp_path, INVENTORY), "--json", "--plot", tmp_path / "chart.svg"
+    )
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "is a folder; name a file" in err
+
+
+# What it loads, and what the documentation shows
+
+
+@pytest.mark.parametrize("text", [INVENTORY, JOINT], ids=["cluster", "round"])
+def test_planning_loads_nothing_heavy(tmp_path: Path, text: str) -> None:
+    script = (
+        "import sys\nfrom collapipe.cli.app import main\ntry:\n    main()\nexcept SystemExit:\n"
+        "    print(*sorted({'torch', 'flwr', 'hydra', 'matplotlib', 'cvxpy', 'datasets'} "
+        "& set(sys.modules)), file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, "plan", str(written(tmp_path, text))],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert "workshop" in ended.stdout
+    assert ended.stderr.strip() == ""
+
+
+def test_the_page_shows_what_the_command_prints(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    page = (ROOT / "docs/planning.md").read_text()
+    shown = re.findall(r"```\n\$ collapipe plan (\S+)\n(.*?)```", page, re.DOTALL)
+    assert len(shown) == 3
+    for file, table in shown:
+        status, out, err = command(file)
+        assert (status, err) == (0, "")
+        assert without_times(table).strip() in without_times(out)
+
+
+def without_times(table: str) -> str:
+    """The table but for how long solvers took, and where its lines break."""
+    return re.sub(r"\s+", " ", re.sub(r"found\s+by\s+\w+\s+in\s+\S+\s+\w+", "", table))
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "inventory.yaml"
+    path.write_text(text)
+    return path

@@ -1,0 +1,241 @@
+"""The tree is Hydra's, however it was composed; frameworks are files that go together; a saved
+configuration may be somebody else's: it is read, and nothing else happens.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from federated import TINY
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from collapipe.config import composing, load, load_overrides, load_saved
+from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
+from collapipe.config.names import CONF
+from collapipe.config.overrides import expand, join, quoted, split
+from collapipe.errors import ConfigError
+from collapipe.sections import FrameworkSettings
+
+# Options that get a value, beside choices of groups.
+VALUES = [
+    [*TINY, "hydra.run.dir=runs/1"],
+    [f"tracking.mlflow={quoted('${oc.env:HOME} a=b, [c]')}", "data.root='${oc.env:HOME}/texts'"],
+    ["batch_size=${federation.num_units}", "data.name='null'", "data.config=null", "data.root="],
+    ["seed=1", "seed=2", "optimizer.lr=1", "optimizer.eps=1e-3", "runtime.name='true'"],
+    ["channel.gain_db=[-100,-90.0]", "cluster=edge", "cluster.kinds=[{name: a, power_w: 1}]"],
+    ["environment=mobile", "environment.mobility={speed_m_per_s: 1}", "decoder={mode: shared}"],
+    ["optimizer.lr=3", "optimizer={lr: 1, beta1: 0.5}", "link={port: ${seed}}"],
+    ["optimizer={lr: 1}", "optimizer=sgd", "optimizer.momentum=0.5"],
+    ["framework.cut=2", "framework=splitfed", "pipeline.num_segments=2", "pipeline=gpipe"],
+    ["experiment=multi30k", "batch_size=8", "strategy=random", "strategy.num_scheduled=1"],
+    ["task=ner", "model=huggingface", "model.family=bert", "model.name=null"],
+    ["hydra.run.dir='a/${seed}/it\\'s'", "hydra.sweep.dir=b", "seed=7"],
+]
+# What only Hydra itself does: adding, deleting, naming the records that it keeps.
+RECORDED = [
+    ["seed=3", "hydra.run.dir=runs/${hydra.job.override_dirname}", "task=dates"],
+    ["seed=3", "tracking.mlflow=${hydra.job.config_name}"],
+    ["task=ner", "model=huggingface", "+model.config.hidden_size=16", "model.family=bert"],
+    ["+own=3", "++seed=3", "+model.own={a: [1, null]}", "seed=4"],
+    ["~data.text_column", "~strategy", "seed=2"],
+]
+
+
+@pytest.mark.parametrize("overrides", [*VALUES, *RECORDED], ids=" ".join)
+def test_the_tree_is_the_one_that_hydra_composes(overrides: list[str]) -> None:
+    """Options and folders; of its records Hydra shows in them what they ask for."""
+    ours, hydras = composed(overrides), by_hydra(overrides)
+    assert told(ours) == told(hydras)
+    assert without_time(run_dir(ours)) == without_time(hydras.hydra.run.dir)
+
+
+def test_hydra_is_not_asked_again_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = composed(["strategy=random"])
+    kept = told(before)
+    monkeypatch.delattr(composing, "_by_hydra")
+    after = composed([*VALUES[0], "strategy=random", "task.max_length=9", "decoder={mode: shared}"])
+    assert (after.task.max_length, run_dir(after)) == (9, "runs/1")
+    assert told(composed(["strategy=random"])) == kept  # nothing is set in the tree that is kept
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "sead=1",
+        "data.root.x=1",
+        "model.config.depth=1",
+        "seed=0,1",
+        "seed=range(3)",
+        "task=dates,ner",
+        "task=date",
+        "task=null",
+        "data=[1]",
+        "~sead",
+        "~seed=1",
+        "+seed=3",
+        "+task_model=dates_transformer",
+        "+experiment=multi30k",
+        "adapter={ranks: 3}",
+        "decoder={depth: 1}",
+        "seed@link=1",
+        "hydra.run.dir=null",
+        "hydra.run=3",
+    ],
+)
+def test_what_hydra_refuses_is_refused_in_one_line(bad: str) -> None:
+    overrides = ["batch_size=8", "strategy=random", bad]
+    with pytest.raises((HydraException, TypeError, ValueError)):
+        by_hydra(overrides)
+    with pytest.raises(ConfigError, match=bad.lstrip("~+").partition("=")[0]) as caught:
+        composed(overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["link=null"], r"^link=None: must be a section; set its options, link\.OPTION=…$"),
+        (["decoder=3"], r"^decoder=3: must be a section"),
+        (["~batch_size"], r"^batch_size=None: must be a whole number"),
+        (["~tracking"], r"^tracking=None: must be a section"),
+        (["~environment"], r"^environment: has no _target_; choose one of the files in conf/"),
+        (["hydra.run.dir=${nowhere}"], r"^hydra\.run\.dir: Interpolation key 'nowhere' not found"),
+        (["hydra.searchpath=[pkg://os]"], r"^unknown option hydra\.searchpath"),
+        (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
+    ],
+)
+def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_overrides(overrides)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(st.sampled_from("\\'\"${}a ü,[]=:~#.\t"), max_size=9))
+@example("null")
+@example("${oc.env:HOME}")
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_quoted_value_comes_back_as_it_was(value: str) -> None:
+    overrides = [f"tracking.mlflow={quoted(value)}", f"hydra.run.dir={quoted(value)}"]
+    assert split(join(overrides)) == overrides
+    tree = composed(overrides)
+    assert options_of(tree)["tracking"]["mlflow"] == run_dir(tree) == value
+
+
+def test_a_sweep_is_every_combination_and_its_folder_is_hydras() -> None:
+    overrides = ["seed=0,1", "task=dates,ner", "link.port=range(3)", "hydra.sweep.dir='it\\'s'"]
+    jobs = expand(overrides)
+    assert len({tuple(job) for job in jobs}) == len(jobs) == 2 * 2 * 3
+    assert jobs[1] == ["seed=0", "task=dates", "link.port=1", overrides[3]]
+    assert sweep_dir(overrides) == "it's"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b'seed: "\\x24{oc.env:SECRET}"', "has references"),
+        (b'seed: "\\u0024{oc.env:SECRET}"', "has references"),
+        (b'"a": |\n  ${oc.env:SECRET}', "has references"),
+        (b"a: " + b"[" * 3000, "not a saved configuration"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_no_reference_is_followed_however_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, says: str
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    file = tmp_path / "config.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_saved(file)
+    assert "hunter2" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_comment_is_no_reference(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("# ${oc.env:SECRET}\ntask: {}\n")
+    with pytest.raises(ConfigError, match=r"task\._target_=None"):
+        load_saved(file)
+
+
+def test_units_do_without_the_strategy() -> None:
+    """Its class may be on the server's machine alone."""
+    overrides = ["strategy._target_=turnz.Turns"]
+    assert load({"overrides": join(overrides)}).tree["strategy"]["_target_"] == "turnz.Turns"
+    with pytest.raises(ConfigError, match=r"^strategy\._target_=turnz\.Turns: "):
+        load_overrides(overrides)
+
+
+@pytest.mark.parametrize("option", ["task", "channel.gain_db", "+own", "seed"])
+@pytest.mark.parametrize("depth", [60, 200, 3000])
+def test_deep_brackets_are_one_line(option: str, depth: int) -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load_overrides([f"{option}={'[' * depth}{']' * depth}"])
+
+
+DIFFERENCES = {
+    "collapipe": {},
+    "collapipe_no_ss": {"partition": "no_segment_scheduling"},
+    "vanilla_fl": {"partition": "vanilla_fl", "unsplit": True},
+    "pipeline": {"partition": "pipeline", "aggregate": False},
+    "titanic": {"partition": "titanic"},
+    "splitfed": {"cut": 1},
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "framework").glob("*.yaml")))
+def test_a_framework_says_how_it_differs_and_the_rest_can_be_set(name: str) -> None:
+    settings = load_overrides([f"framework={name}"])
+    expected = replace(FrameworkSettings(name), **DIFFERENCES[name])  # type: ignore[arg-type]
+    assert settings.framework == expected
+    again = load_overrides([f"framework={name}", "framework.train=false"])
+    assert again.framework == replace(expected, train=False)
+
+
+def test_splitfed_is_one_segment_in_front_of_a_cut_that_can_be_moved() -> None:
+    """Its file sets an option of another group, whatever is chosen there."""
+    first = load_overrides(["framework=splitfed", "pipeline=gpipe"])
+    assert (first.pipeline.num_segments, first.pipeline.schedule) == (1, "gpipe")
+    assert first.model.num_blocks == 1
+    moved = load_overrides(["framework=splitfed", "framework.cut=3", "pipeline.num_segments=2"])
+    assert (moved.pipeline.num_segments, moved.model.num_blocks) == (2, 3)
+    assert load_overrides([]).pipeline.num_segments is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["framework.cut=6"], r"framework\.cut=6: leaves none of model\.num_blocks=6 blocks"),
+        (["framework.cut=0"], r"framework\.cut=0: must be at least 1"),
+        (["pipeline.num_segments=2"], r"num_segments=2: more than framework\.cut=1; a segment"),
+        (["decoder.mode=control_unit"], r"framework\.cut=1: .* set decoder\.mode=per_cluster"),
+        (["framework.unsplit=true"], r"framework\.cut=1: .* has no cut"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_one_line(options: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_overrides(["framework=splitfed", *options])
+    assert "\n" not in str(caught.value)
+
+
+def by_hydra(overrides: Sequence[str]) -> DictConfig:
+    """The tree as Hydra composes all of it."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(overrides), return_hydra_config=True)
+
+
+def told(tree: DictConfig) -> str:
+    """Every option, not resolved, and the folders; values with their types."""
+    options = {key: tree._get_node(key) for key in tree if key != "hydra"}
+    folders = [tree.hydra.run._get_node("dir"), tree.hydra.sweep._get_node("dir")]
+    return OmegaConf.to_yaml(OmegaConf.create(options)) + repr(folders)
+
+
+def without_time(folder: str) -> str:
+    return re.sub(r"\d\d-\d\d-\d\d", "", folder)

@@ -1,0 +1,54 @@
+"""A saved configuration may be somebody else's: it costs no more than a run's own does."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from collapipe.config import load_overrides, load_saved
+from collapipe.config.saved_yaml import check_figures, check_text, read_limited
+from collapipe.errors import ConfigError
+
+OWN = OmegaConf.to_yaml(OmegaConf.create(dict(load_overrides([]).tree)))
+
+
+def test_what_a_run_saves_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(OWN)
+    assert read_limited(file) == OWN
+    check_text(file, OWN)
+    check_figures(file, load_overrides([]).tree)
+    assert load_saved(file).batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[" * 50_000, "nested too deeply"),
+        ("- " * 40_000, "nested too deeply"),
+        ("".join(f"{' ' * depth}a:\n" for depth in range(90)), "nested too deeply"),
+        (OWN + "own: " + "[" * 60 + "]" * 60, "nested too deeply"),
+        (OWN + "#" * 100_000, "more than 100,000 characters"),
+        (OWN.replace("seed: 0", "seed: 0x" + "f" * 5000), "a number is no figure of a run"),
+        (OWN.replace("lr: 0.003", "lr: 0x" + "f" * 5000), "a number is no figure of a run"),
+        (OWN.replace("seed: 0", "seed: " + "9" * 5000), "not a saved configuration"),
+        (OWN.replace("seed: 0", "seed: 0x_"), "not a saved configuration"),
+        (OWN.replace("seed: 0", "seed: !!int ''"), "has tags"),
+        (OWN.replace("seed: 0", "seed: &a 0\nown: *a"), "has references"),
+        (OWN.replace("seed: 0", "seed: 0\nseed: 1"), "duplicate key seed"),
+    ],
+)
+def test_what_no_run_saves_is_one_line(tmp_path: Path, content: str, says: str) -> None:
+    assert content != OWN
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_saved(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read \("):
+        read_limited(tmp_path / "nothing")

@@ -1,0 +1,119 @@
+"""A run's clusters from an inventory: unit n has the file's cluster n, with the run's own model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collapipe import config
+from collapipe.cli.run import run_job
+from collapipe.config import Settings
+from collapipe.errors import ConfigError
+from collapipe.inventory.cluster import InventoryCluster
+from collapipe.inventory.file import read_inventory
+from collapipe.state import AffineLaw, BlockCost, DeviceProfile
+from server_app import training
+
+EXAMPLE = Path(__file__).parents[3] / "docs/examples/joint-round.yaml"
+COST = BlockCost(9e8, 18e8, 1.5e6, 1.5e6, 1.2e8)
+
+
+def drawn(cost: BlockCost, unit: int, file: Path = EXAMPLE) -> tuple[DeviceProfile, ...]:
+    return InventoryCluster(str(file), 1).draw(cost, unit, np.random.default_rng(0))
+
+
+def test_units_have_the_clusters_of_the_file_in_order() -> None:
+    names = [[device.name for device in drawn(COST, unit)] for unit in range(3)]
+    assert names == [["jetson", "laptop"], ["mini-pc", "pi-5", "pi-4"], ["pi-5"]]
+
+
+def test_hardware_gets_the_law_of_the_runs_model() -> None:
+    jetson = drawn(COST, 0)[0]
+    assert jetson.time == AffineLaw(27e8 / 4e11, 0.003, 3e6 / 9.4e8, 0.0)
+    assert jetson.max_blocks == int(4.5e8 // 1.2e8)
+    twice = drawn(BlockCost(18e8, 36e8, 3e6, 3e6, 2.4e8), 0)[0]
+    assert (twice.time.u, twice.time.w) == (2 * jetson.time.u, 2 * jetson.time.w)
+    assert twice.max_blocks == 1
+
+
+def test_measured_devices_have_what_was_measured() -> None:
+    pi = drawn(COST, 1)[1]
+    assert pi == DeviceProfile("pi-5", AffineLaw(0.022, 0.003, 0.0023, 0.002), 6)
+
+
+def test_a_plan_and_a_run_see_the_same_devices_for_the_same_model(tmp_path: Path) -> None:
+    # Figures of a block stand in the file, so that they can be the run's.
+    text = EXAMPLE.read_text().replace("name: transformer", f"num_blocks: 6\n{figures()}")
+    file = tmp_path / "inventory.yaml"
+    file.write_text(text)
+    for unit, cluster in enumerate(read_inventory(file).clusters):
+        assert drawn(COST, unit, file) == cluster.devices
+
+
+def figures() -> str:
+    return "\n".join(f"  {name}: {getattr(COST, name):.17g}" for name in COST.__dataclass_fields__)
+
+
+def test_a_run_takes_its_clusters_from_the_file() -> None:
+    settings = config.load_overrides(["cluster=file", f"cluster.file={EXAMPLE}"])
+    cluster = settings.build("cluster")
+    assert (cluster.num_units, cluster.num_devices) == (3, 3)
+    fewer = config.load_overrides(
+        ["cluster=file", f"cluster.file={EXAMPLE}", "federation.num_units=1"]
+    )
+    assert fewer.build("cluster").num_devices == 2  # of the clusters that are used
+
+
+def test_a_relative_path_means_the_same_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Settings] = []
+    monkeypatch.setattr(training, "train", lambda grid, settings, resume: trained.append(settings))
+    monkeypatch.chdir(EXAMPLE.parent)
+    run_job(["cluster=file", f"cluster.file={EXAMPLE.name}", f"hydra.run.dir={tmp_path}"])
+    assert trained[0].tree["cluster"]["file"] == str(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], r"cluster\.file: has no value; set cluster\.file="),
+        (["cluster.file=none.yaml"], r"none\.yaml: cannot be read"),
+        (
+            [f"cluster.file={EXAMPLE}", "federation.num_units=5"],
+            r"^cluster\.file=\S+/joint-round\.yaml: has 3 of 5 clusters, .*num_units=3$",
+        ),
+        (
+            [f"cluster.file={EXAMPLE}", "pipeline.num_segments=4"],
+            r"pipeline\.num_segments=4: more than cluster\.num_devices=3",
+        ),
+    ],
+)
+def test_a_file_that_will_not_do_ends_a_run_before_it_begins(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.load_overrides(["cluster=file", *overrides])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_unit_that_the_file_lacks_is_named() -> None:
+    with pytest.raises(ConfigError, match="has 3 of 8 clusters"):
+        drawn(COST, 7)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("flops_per_s: 4.0e11", "flops_per_s: fast", r"inventory\.yaml:9: clusters\[0\]"),
+        ("clusters:", "cluster:", r"inventory\.yaml:\d+: the file has the unknown key cluster"),
+        ("gain_db: [-0.1, -0.6]", "gain_db: [-0.1]", r"gain_db: 1 numbers for 2 channels"),
+    ],
+)
+def test_a_fault_of_the_file_is_told_with_its_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    file = tmp_path / "inventory.yaml"
+    file.write_text(EXAMPLE.read_text().replace(old, new, 1))
+    with pytest.raises(ConfigError, match=message):
+        InventoryCluster(str(file), 3)

@@ -1,0 +1,305 @@
+"""An inventory becomes the laws and limits that it describes."""
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.errors import ConfigError
+from collapipe.inventory.file import Box, Inventory, read_inventory
+from collapipe.inventory.model import TOKENS
+from collapipe.inventory.radio import RoundFigures
+from collapipe.inventory.yaml_file import MAX_BYTES
+from collapipe.state import AffineLaw, EnergyBudget
+from optim.problem import RoundOptions
+
+MODEL = """\
+  num_blocks: 12
+  forward_flops: 1.0e9
+  backward_flops: 2.0e9
+  activation_bits: 1.5e6
+  gradient_bits: 0.5e6
+  block_bytes: 1.2e8
+"""
+
+
+def test_a_measured_device_has_the_law_that_was_measured(tmp_path: Path) -> None:
+    (box,) = boxes(tmp_path, "{name: pi, chunk: {u: 0.02, v: 1e-3, w: 3, l: .5}, max_blocks: 6}")
+    assert box.profile.time == AffineLaw(0.02, 0.001, 3.0, 0.5)
+    assert (box.profile.max_blocks, box.profile.energy, box.memory_bytes) == (6, None, None)
+
+
+def test_a_physical_device_has_the_law_of_its_speed_and_rate(tmp_path: Path) -> None:
+    (box,) = boxes(tmp_path, "{name: jetson, flops_per_s: 4e11, d2d_rate_bps: 1.0e8}")
+    assert box.profile.time == AffineLaw(u=3e9 / 4e11, v=0.0, w=2e6 / 1e8, ell=0.0)
+    (box,) = boxes(
+        tmp_path,
+        "{name: j, flops_per_s: 4e11, d2d_rate_bps: 1e8, launch_s: 0.01, hop_latency_s: 0.02}",
+    )
+    assert (box.profile.time.v, box.profile.time.ell) == (0.01, 0.02)
+
+
+def test_a_lone_device_needs_no_rate(tmp_path: Path) -> None:
+    (box,) = boxes(tmp_path, "{name: jetson, flops_per_s: 4e11}")
+    assert box.profile.time.w == 0.0
+    with pytest.raises(ConfigError, match=r"devices\[0\]\.d2d_rate_bps: is missing"):
+        boxes(tmp_path, "{name: a, flops_per_s: 4e11}", "{name: b, chunk: {u: 1}}")
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit", "held"),
+    [
+        ("1.2e8", "", 1),
+        ("3.59e8", "", 2),
+        ("1e7", "", 0),
+        ("1e9", "max_blocks: 3", 3),
+        ("3.59e8", "max_blocks: 3", 2),
+    ],
+)
+def test_memory_holds_whole_blocks(tmp_path: Path, memory: str, limit: str, held: int) -> None:
+    (box,) = boxes(tmp_path, f"{{name: a, chunk: {{u: 1}}, memory_bytes: {memory}, {limit}}}")
+    assert box.profile.max_blocks == held
+    assert box.memory_bytes == float(memory)
+
+
+def test_energy_is_power_times_time_for_a_batch(tmp_path: Path) -> None:
+    (box,) = boxes(
+        tmp_path, "{name: a, chunk: {u: 1, v: 2, w: 3, l: 4}, energy_j: 500, power_w: 10}"
+    )
+    assert box.profile.energy == EnergyBudget(500.0, AffineLaw(10.0, 20.0, 30.0, 40.0), "batch")
+
+
+def test_energy_without_power_is_told_and_not_planned_with(tmp_path: Path) -> None:
+    inventory = read(tmp_path, file("{name: a, chunk: {u: 1}, energy_j: 500}"))
+    assert inventory.clusters[0].devices[0].energy is None
+    (note,) = inventory.notes
+    assert "devices[0].energy_j=500" in note
+    assert "power_w is missing" in note
+    (note,) = read(tmp_path, file("{name: a, chunk: {u: 1}, power_w: 8}")).notes
+    assert "devices[0].power_w=8: not planned with, since energy_j is missing" in note
+
+
+def test_reserved_keys_are_allowed(tmp_path: Path) -> None:
+    (box,) = boxes(tmp_path, "{name: a, chunk: {u: 1}, address: '10.0.0.7:9000', process_id: 4}")
+    assert box.profile.name == "a"
+
+
+def test_defaults(tmp_path: Path) -> None:
+    inventory = read(tmp_path, file("{name: a, chunk: {u: 1}}"))
+    assert (inventory.latency, inventory.max_micro_batches) == ("overlap", 64)
+    assert (inventory.channels, inventory.clusters[0].uplink) == ((), None)
+    assert inventory.round.queues == (0.0,)
+
+
+def test_a_micro_batch_holds_at_least_one_sample(tmp_path: Path) -> None:
+    text = file("{name: a, chunk: {u: 1}}")
+    assert read(tmp_path, f"{text}max_micro_batches: 500\n").max_micro_batches == 64
+    assert read(tmp_path, f"{text}max_micro_batches: 5\n").max_micro_batches == 5
+
+
+def test_a_named_model_has_the_cost_of_its_sizes(tmp_path: Path) -> None:
+    device = "{name: a, flops_per_s: 1e9, memory_bytes: 1e9}"
+    inventory = read(tmp_path, file(device, model="  name: transformer\n"))
+    cost = transformer_block_cost(512, 2048, TOKENS, 64)
+    assert inventory.num_blocks == 6
+    assert inventory.block_bytes == cost.block_bytes
+    profile = inventory.clusters[0].devices[0]
+    assert profile.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
+    assert profile.max_blocks == int(1e9 / cost.block_bytes)
+
+
+def test_a_named_models_samples_are_as_long_as_it_says(tmp_path: Path) -> None:
+    model = "  name: transformer\n  tokens: 80\n"
+    inventory = read(tmp_path, file("{name: a, flops_per_s: 1e9}", model=model))
+    assert inventory.block_bytes == transformer_block_cost(512, 2048, 80, 64).block_bytes
+
+
+def test_what_stands_beside_a_models_name_goes_over_it(tmp_path: Path) -> None:
+    model = "  name: transformer\n  num_blocks: 4\n  block_bytes: 7.0e7\n"
+    inventory = read(tmp_path, file("{name: a, flops_per_s: 1e9}", model=model))
+    assert (inventory.num_blocks, inventory.block_bytes) == (4, 7e7)
+
+
+def test_decibels_become_numbers(tmp_path: Path) -> None:
+    inventory = read(tmp_path, joint_file())
+    (cluster,) = inventory.clusters
+    assert cluster.uplink is not None
+    assert cluster.uplink.gains == pytest.approx((0.1, 1.0, 100.0))
+    uplink = cluster.uplink
+    assert (uplink.max_power_w, uplink.energy_j) == (0.5, 10.0)
+    assert (uplink.model_bits, uplink.activation_bits) == (4e6, 0.0)
+    channel = inventory.channels[0]
+    assert (channel.bandwidth_hz, channel.interference_w) == (5e5, 0.07)
+    assert channel.noise_w_per_hz == pytest.approx(1e-20, rel=1e-9, abs=0.0)  # -170 dBm
+
+
+def test_a_round_that_says_nothing_is_the_planners_own() -> None:
+    figures = asdict(RoundFigures())
+    assert figures.pop("queues") == ()
+    assert RoundOptions(**figures) == RoundOptions()
+
+
+def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
+    given = (
+        "round: {drift: paper, drift_weight: 2, kappa: 3, interference_constant_w: 4, "
+        "gradient_bound: 5, gamma_max: 6, queues: [7.5], fading: rayleigh}\n"
+    )
+    figures = read(tmp_path, joint_file() + given).round
+    assert figures == RoundFigures("paper", 2.0, 3.0, 4.0, 5.0, 6.0, "rayleigh", (7.5,))
+
+
+@pytest.mark.parametrize("number", ["64", "6.4e1", "+64.", "0.64e2", "6.4E+1", "64.0"])
+def test_every_way_to_write_a_number_is_one(tmp_path: Path, number: str) -> None:
+    text = file("{name: a, chunk: {u: 1}}").replace("batch_size: 64", f"batch_size: {number}")
+    assert read(tmp_path, text).batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("max_blocks: }", ":12: clusters[0].devices[0].max_blocks"),
+        ("memory_bytes: null}", ":12: clusters[0].devices[0].memory_bytes"),
+        ("energy_j: ~, power_w: 3}", ":12: clusters[0].devices[0].energy_j"),
+        ("max_blocks: 3}\nchannels:", ":13: channels"),
+    ],
+)
+def test_a_key_without_a_value_does_not_lift_a_limit(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, file(f"{{name: a, chunk: {{u: 1}}, {text}") + "max_micro_batches: 3\n")
+    assert f"{place}: is empty; write a value or remove the key" in str(refused.value)
+
+
+@pytest.mark.parametrize(("chunk", "key"), [("u: 1, l: 0", "w"), ("u: 1, v: 1, w: 0", "l")])
+def test_silence_does_not_make_a_hop_free(tmp_path: Path, chunk: str, key: str) -> None:
+    other = "{name: b, flops_per_s: 4e11, d2d_rate_bps: 1e8}"
+    with pytest.raises(ConfigError, match=rf":13: .*devices\[1\]\.chunk\.{key}: is missing; in a"):
+        boxes(tmp_path, other, f"{{name: a, chunk: {{{chunk}}}}}")
+    _, box = boxes(tmp_path, other, "{name: a, chunk: {u: 1, w: 0, l: 0}}")
+    assert box.profile.time == AffineLaw(1.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a: [1,\nb: }", "inventory.yaml:2: not YAML"),
+        (b"", "is empty; docs/examples has inventories"),
+        (b"- 1\n", "must be keys with values, not a list"),
+        (b"a: \xff\n", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"a: &a [1, 2]\nb: [*a, *a]\n", "has an alias"),
+        (b"a: &a {b: *a}\n", "has an alias"),
+        (b"#" * (MAX_BYTES + 1), "more than 1,000,000 bytes"),
+        (b"a: 1\n---\nb: 2\n", "another document"),
+        (b"? [1]\n: 2\n", "a key that is no text"),
+    ],
+)
+def test_what_is_no_inventory_at_all(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        read_inventory(path)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("energy_j: 10,", "", "clusters[0].uplink.energy_j: is missing"),
+        ("[-10, 0, 20]", "[0, 20]", "gain_db: 2 numbers for 3 channels"),
+        ("[-10, 0, 20]", "[0, 20, loud]", "gain_db[2]=loud: must be a number"),
+        ("[-10, 0, 20]", "[0, 20, 1e4]", "10000 dB: must lie within 180 dB of 0"),
+        ("[-10, 0, 20]", "3", "gain_db=3: must be a list"),
+        ("interference_w: 0.07", "interference_w: 0", "interference_w=0: must be above 0"),
+        ("-170", "170000", "are these decibels?"),
+        ("    uplink", "    uplinc", "clusters[0] has the unknown key uplinc; nearest: uplink"),
+        ("channels:", "round: {drift: gama}\nchannels:", "round.drift=gama: must be one of gamma"),
+        ("channels:", "round: {queues: [1, 2]}\nchannels:", "2 numbers for 1 clusters"),
+        (
+            "channels:",
+            "round: {queues: [-1.5]}\nchannels:",
+            "round.queues[0]=-1.5: must not be neg",
+        ),
+        ("channels:", "round: {kapa: 1}\nchannels:", "unknown key kapa; nearest: kappa"),
+    ],
+)
+def test_bad_radio_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    text = joint_file()
+    assert old in text
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, text.replace(old, new))
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("{name: a, flops_per_s: 1}", "flops_per_s=1: makes 3e+09 s"),
+        ("{name: a, flops_per_s: 1e9, d2d_rate_bps: 1}", "d2d_rate_bps=1: makes 2e+06 s"),
+        ("{name: a, chunk: {u: 1, l: 1e9}}", "chunk: makes 1e+09 s"),
+        ("{name: a, chunk: {u: 1e-40}}", "chunk.u=1e-40: too far from 1"),
+        ("{name: a, flops_per_s: 1e18, launch_s: 1e7}", "launch_s=1e7: makes 1e+07 s"),
+        ("{name: a, chunk: {u: 1}, power_w: 1e8, energy_j: 1}", "power_w=1e8: makes no joules"),
+    ],
+)
+def test_what_cannot_be_seconds_is_refused(tmp_path: Path, device: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, file(device))
+    assert says in str(refused.value)
+
+
+PIECES = st.sampled_from(
+    ["", "0", "-1", "1e9", ".inf", "null", "[]", "{", "}", "'", "&a", "*a", "\t", "\n", ": ", "- "]
+)
+
+
+@given(data=st.data())
+def test_whatever_the_file_says_it_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+    text = joint_file()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        stop = start + data.draw(st.integers(0, 4))
+        text = text[:start] + data.draw(PIECES | st.characters(codec="utf-8")) + text[stop:]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            read(Path(folder), text)
+        except ConfigError as error:
+            assert str(error).isprintable()
+
+
+def test_uplinks_channels_and_rounds_go_together(tmp_path: Path) -> None:
+    text = joint_file()
+    with pytest.raises(ConfigError, match="uplink: there are no channels"):
+        read(tmp_path, text[: text.index("channels:")])
+    with pytest.raises(ConfigError, match="uplink: is missing; with channels"):
+        read(tmp_path, file("{name: a, chunk: {u: 1}}") + text[text.index("channels:") :])
+    with pytest.raises(ConfigError, match="round: there are no channels"):
+        read(tmp_path, file("{name: a, chunk: {u: 1}}") + "round: {kappa: 1}\n")
+
+
+def file(*devices: str, model: str = MODEL) -> str:
+    """An inventory of one cluster."""
+    lines = "".join(f"      - {device}\n" for device in devices)
+    return f"batch_size: 64\nmodel:\n{model}clusters:\n  - name: shop\n    devices:\n{lines}"
+
+
+def joint_file() -> str:
+    """An inventory of a joint round with three channels."""
+    channel = "  - {bandwidth_hz: 5e5, interference_w: 0.07, noise_dbm_per_hz: -170}\n"
+    uplink = "    uplink: {power_w: 0.5, energy_j: 10, upload_bits: 4e6, gain_db: [-10, 0, 20]}\n"
+    return file("{name: a, chunk: {u: 1}}") + uplink + "channels:\n" + 3 * channel
+
+
+def read(folder: Path, text: str) -> Inventory:
+    path = folder / "inventory.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_inventory(path)
+
+
+def boxes(folder: Path, *devices: str) -> tuple[Box, ...]:
+    """The boxes of the only cluster."""
+    return read(folder, file(*devices)).clusters[0].boxes

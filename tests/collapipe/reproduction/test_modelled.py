@@ -1,0 +1,252 @@
+"""The paper's figures: what is written, that it is the same again, and that it adds up."""
+
+import csv
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from collapipe.reproduction import comparison, fig04, fig05, fig11, frameworks, worlds
+from collapipe.runs import evidence
+
+FIGURES = ("fig04", "fig05", "fig07", "fig08", "fig11", "frameworks")
+SEEDS = 2
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a few clusters and rounds."""
+    monkeypatch.setattr(fig04, "CLUSTERS", 3)
+    monkeypatch.setattr(fig05, "CLUSTERS", 8)
+    monkeypatch.setattr(fig11, "ROUNDS", 4)
+    monkeypatch.setattr(fig11, "PAPER_ROUNDS", 1)
+    monkeypatch.setattr(fig11, "PROCESSES", 1)
+    monkeypatch.setattr(frameworks, "ROUNDS", 1)
+    monkeypatch.setattr(frameworks, "FACTORS", (1.0,))
+    monkeypatch.setattr(frameworks, "ENVIRONMENTS", ("static",))
+    monkeypatch.setattr(frameworks, "PROCESSES", 1)
+    monkeypatch.setattr(comparison, "ROUNDS", 2)
+
+
+@pytest.fixture
+def reproduce(command: Run) -> Run:
+    """Run ``collapipe reproduce ARGUMENTS``: status, standard output, standard error."""
+    return functools.partial(command, "reproduce")
+
+
+def record(folder: Path, figure: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{figure}.json").read_text())
+    return found
+
+
+def table(folder: Path, figure: str) -> list[dict[str, str]]:
+    with (folder / f"{figure}.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def figures_of(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    return {each["text"]: each["ours"] for each in [*found["claims"], *found["findings"]]}
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.usefixtures("small")
+def test_a_figure_is_written_with_its_claims(figure: str, reproduce: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "new folder"
+    status, out, err = reproduce(figure, "--seeds", SEEDS, "--output", folder)
+    assert (status, err) == (0, "")
+    assert "modelled times, not measured ones" in out
+    assert {file.name for file in folder.iterdir()} == {
+        f"{figure}.{suffix}" for suffix in ("csv", "json", "png", "svg")
+    }
+    assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
+    text = "".join(ElementTree.fromstring((folder / f"{figure}.svg").read_text()).itertext())
+    assert " s]" in text or "[s]" in text
+    found = record(folder, figure)
+    assert found["provenance"]["command"] == f"collapipe reproduce {figure} --seeds {SEEDS}"
+    assert found["provenance"]["seeds"] == list(range(SEEDS))
+    assert found["provenance"]["presets"]["cluster"]["relative_speed"] == [0.1, 0.8]
+    assert found["claims"]
+    for claim in found["claims"]:
+        assert isinstance(claim["agrees"], bool)
+        assert claim["rule"]
+        assert claim["paper"]
+        assert claim["ours"]["low"] <= claim["ours"]["mean"] <= claim["ours"]["high"]
+
+
+@pytest.mark.parametrize("figure", sorted({*FIGURES} - {"fig07"}))  # fig08 is the same code
+@pytest.mark.usefixtures("small")
+def test_the_same_seeds_give_the_same_files(figure: str, reproduce: Run, tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        assert reproduce(figure, "--seeds", 1, "--output", tmp_path / folder)[0] == 0
+    for suffix in ("csv", "json"):
+        first, second = (tmp_path / each / f"{figure}.{suffix}" for each in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_seed_does_not_depend_on_the_others(reproduce: Run, tmp_path: Path) -> None:
+    for seeds in (1, 2):
+        reproduce("fig08", "--seeds", seeds, "--output", tmp_path / str(seeds))
+    alone, both = (table(tmp_path / seeds, "fig08") for seeds in ("1", "2"))
+    assert alone == [row for row in both if row["seed"] == "0"]
+    assert alone != [{**row, "seed": "0"} for row in both if row["seed"] == "1"]
+    assert record(tmp_path / "1", "fig08")["claims"][0]["ours"]["low"] is None
+
+
+@pytest.mark.usefixtures("small")
+def test_files_of_before_are_replaced(reproduce: Run, tmp_path: Path) -> None:
+    (tmp_path / "fig04.csv").write_text("old")
+    (tmp_path / "notes.txt").write_text("kept")
+    assert reproduce("fig04", "--seeds", 1, "--output", tmp_path)[0] == 0
+    assert len(table(tmp_path, "fig04")) > 100
+    assert (tmp_path / "notes.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fig4"], "there is no figure fig4; known: fig04, fig05, fig06, fig07, fig08, fig09"),
+        (["everything"], "fig10, fig11, frameworks, remark2, modelled, all"),
+        (["fig04", "--seeds", "0"], "--seeds 0: must be at least 1"),
+        (["fig04", "--output", "file/folder"], "--output file/folder: cannot be made"),
+        (["fig04", "--output", "file"], "--output file: cannot be made (File exists)"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_line(
+    arguments: list[str], says: str, reproduce: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("no folder")
+    status, out, err = reproduce(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_that_cannot_be_written_is_named(reproduce: Run, tmp_path: Path) -> None:
+    (tmp_path / "fig04.png").mkdir()
+    status, _, err = reproduce("fig04", "--seeds", 1, "--output", tmp_path)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert f"{tmp_path}/fig04.png cannot be written" in err
+
+
+def test_the_command_line_starts_without_what_only_figures_need() -> None:
+    code = (
+        "import sys, collapipe.cli.app; print(*{'matplotlib', 'scipy', 'hydra'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_the_interval_is_students() -> None:
+    values = [3.0, 4.5, 4.0, 7.0, 1.0]
+    ours = evidence.over_seeds(values)
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    assert (ours.mean, ours.low, ours.high) == pytest.approx((np.mean(values), low, high))
+
+
+def test_a_share_is_at_most_all() -> None:
+    assert evidence.over_seeds([95.0, 100.0]).ends[1] > 100
+    assert evidence.share_over_seeds([95.0, 100.0]).ends[1] == 100
+    assert evidence.share_over_seeds([0.0, 5.0]).ends[0] == 0
+    assert evidence.share_over_seeds([5.0]) == evidence.Interval(5.0, None, None)
+
+
+def test_help_lists_the_figures(reproduce: Run) -> None:
+    text = " ".join(reproduce("--help")[1].split())
+    assert "fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled" in text
+    assert "fig06, fig09, fig10 or remark2, which train, the last without data; or all" in text
+
+
+@pytest.mark.usefixtures("small")
+def test_a_unit_stays_beside_its_figures(
+    reproduce: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = reproduce("fig05", "--seeds", SEEDS, "--output", tmp_path)[1]
+    assert len(re.findall(r"\(\S+ … \S+\) (?:%|micro-batches) ", out)) == out.count("…")
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("mean", "agrees"), [(7.4, False), (7.6, True), (12.4, True), (12.6, False)]
+)
+def test_a_number_agrees_within_a_quarter(mean: float, agrees: bool) -> None:
+    wide = evidence.Interval(mean, mean - 20, mean + 20)
+    assert evidence.within_a_quarter("a cut", 10, wide, "%").agrees == agrees
+
+
+def test_a_property_holds_where_the_whole_interval_does() -> None:
+    for low, agrees in ((-0.1, False), (0.0, True)):
+        claim = evidence.at_least("a rise", "rises", evidence.Interval(1, low, 2), "%", 0)
+        assert claim.agrees == agrees
+
+
+def test_even_splits_cost_what_eq_15_says() -> None:
+    devices = worlds.paper_world().devices(0, "here")
+    fastest = sorted(devices, key=lambda device: device.time.u)[:4]
+    seconds = fig04.latencies(devices)
+    assert seconds.shape == (6, 64)
+    # Six blocks on four devices: two, two, one, one.
+    chunks = [
+        held * (device.time.u * 64 / 10 + device.time.v) + device.time.ell
+        for held, device in zip((2, 2, 1, 1), fastest, strict=True)
+    ]
+    assert seconds[3, 9] == pytest.approx((4 + 10 - 1) * max(chunks))
+    assert fig04.best(seconds) == tuple(np.argwhere(seconds == seconds.min())[0] + 1)
+
+
+@pytest.mark.usefixtures("small")
+def test_no_even_split_beats_the_optimum(reproduce: Run, tmp_path: Path) -> None:
+    reproduce("fig05", "--seeds", SEEDS, "--output", tmp_path)
+    rows = table(tmp_path, "fig05")
+    assert len(rows) == 8 * SEEDS
+    assert all(float(row["latency_s"]) <= float(row["even_latency_s"]) for row in rows)
+    shares = [
+        ours["mean"]
+        for text, ours in figures_of(record(tmp_path, "fig05")).items()
+        if text.startswith("clusters whose best S is") and "," not in text
+    ]
+    assert sum(shares) == pytest.approx(100)
+
+
+@pytest.mark.usefixtures("small")
+def test_cuts_follow_from_the_table(reproduce: Run, tmp_path: Path) -> None:
+    reproduce("fig08", "--seeds", 1, "--output", tmp_path)
+    rows, found = table(tmp_path, "fig08"), figures_of(record(tmp_path, "fig08"))
+    last = {row["method"]: row for row in rows if row["round"] == "2"}
+    for column, counted in (
+        ("accumulated_devices_s", "on devices"),
+        ("accumulated_total_s", "with uploads"),
+    ):
+        own, other = float(last["exact"][column]), float(last["titanic"][column])
+        cut = found[f"cut against TITANIC, {counted}"]["mean"]
+        assert cut == pytest.approx(100 * (1 - own / other))
+    uploads = {row["method"]: float(row["upload_s"]) for row in rows}
+    assert uploads["exact"] == pytest.approx(uploads["vanilla_fl"] + uploads["pipeline"])
+    # None is faster on its devices, where limits bind it as they bind the optimum.
+    bound = [row for row in rows if row["method"] in ("titanic", "gpipe", "pipedream", "pipeedge")]
+    own = {row["round"]: float(row["devices_s"]) for row in rows if row["method"] == "exact"}
+    assert all(float(row["devices_s"]) >= own[row["round"]] * (1 - 1e-9) for row in bound)
+
+
+@pytest.mark.usefixtures("small")
+def test_who_breaks_limits_is_told(reproduce: Run, tmp_path: Path) -> None:
+    reproduce("fig08", "--seeds", 1, "--output", tmp_path)
+    found = figures_of(record(tmp_path, "fig08"))
+    # A device of Table II holds 6 of BERT's 12 blocks.
+    assert found["VanillaFL: clusters whose memory or energy it exceeds"]["mean"] == 100
+    assert found["PipeEdge: clusters whose memory or energy it exceeds"]["mean"] == 0

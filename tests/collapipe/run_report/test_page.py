@@ -1,0 +1,396 @@
+"""``collapipe report RUN_DIR``: a page that needs no other and says what the folder says."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_run import (
+    FAILED,
+    SET_ASIDE,
+    SKIPPED,
+    made_lines,
+    make_run,
+    without_uploads,
+    write_lines,
+    write_summary,
+)
+from report_page import Page
+
+from collapipe.formatting import seconds
+from collapipe.run_report.queues import drifts
+from collapipe.runs.choices import read_choices
+from collapipe.runs.reading import read_run
+
+Command = Callable[..., tuple[int, str, str]]
+EVIL = "<script>alert('x')</script><img src=http://evil.example/p.png onerror=alert(1)>\"'&"
+
+
+def test_the_page_needs_no_other_file_and_no_script(run: Path, report: Callable[..., Page]) -> None:
+    page = report(run)
+    names = {name for name, _ in page.elements}
+    assert not names & {
+        "script",
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "use",
+        "image",
+        "foreignobject",
+    }
+    for _, attributes in page.elements:
+        assert not [key for key in attributes if key.startswith("on") or key in ("src", "style")]
+        assert (attributes.get("href") or "#").startswith("#")
+    assert "url(" not in page.text and "@import" not in page.text
+    policies = [each["content"] for each in page.tags("meta") if "http-equiv" in each]
+    assert policies == [
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    ]
+
+
+def test_all_sections_are_there_and_linked(run: Path, report: Callable[..., Page]) -> None:
+    page = report(run)
+    places = {each["id"] for each in page.tags("section")}
+    links = {str(each["href"]).removeprefix("#") for each in page.tags("a")}
+    assert links == places | {"figures"}
+    assert {"learning", "units", "round", "time", "predicted"} <= places
+    assert {"queues", "radio", "energy", "bytes", "all"} <= places
+    labels = [each["aria-label"] for each in page.tags("svg") if each.get("role") == "img"]
+    for axis in ("rounds", "samples", "seconds"):
+        assert {f"Loss against {axis}", f"BLEU against {axis}"} <= set(labels)
+    assert all(labels) and len(set(labels)) == len(labels)
+
+
+def test_the_page_says_what_is_modelled(run: Path, report: Callable[..., Page]) -> None:
+    page = report(run)
+    for label in ("seconds, modelled", "seconds, measured", "Round 20, modelled"):
+        assert label in page.texts
+    real = (run / "config.yaml").read_text().replace("clock: modelled", "clock: real")
+    (run / "config.yaml").write_text(real)
+    texts = report(run).texts
+    assert "clock, measured" in texts and "clock, modelled" not in texts
+
+
+def test_every_round_is_told_as_it_was(run: Path, report: Callable[..., Page]) -> None:
+    page = report(run)
+    for line in made_lines(20):
+        (row,) = [row for row in page.rows(str(line["round"])) if len(row) == 12]
+        loss = "–" if line["train_loss"] is None else f"{line['train_loss']:.5g}"
+        assert row[1] == loss
+        assert row[4].replace(",", "") == str(line["samples"])
+        assert row[5] == (" ".join(map(str, line["units"])) or "–")
+        assert row[6] == f"{line['clock_s']:,.2f} s"
+        assert row[7] == f"{line['cost']['delay_s']:,.2f} s"
+
+
+def test_who_failed_was_set_aside_or_skipped_is_told_with_the_cause(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    page = report(run)
+    told = {(row[0], row[2]): row[3] for row in page.cells if len(row) == 4}
+    assert told[str(SKIPPED), "round skipped"] == "no unit can afford its upload"
+    for number in FAILED:
+        assert told[str(number), "failed"] == "LinkError: the unit was switched off"
+    for number in SET_ASIDE:
+        assert told[str(number), "set aside"] == "WireError: a speed that is not finite"
+    assert len([key for key in told if key[0].isdigit()]) == 1 + len(FAILED) + len(SET_ASIDE)
+
+
+def test_cells_of_the_matrix_cover_the_rounds_in_which_units_trained(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    page = report(run)
+    lines = list(made_lines(20))
+    grounds, trained = page.paths("ground")[:8], page.paths("cell c0")[0]
+    corners = [re.findall(r"[\d.]+", path) for path in grounds]  # left, top, right, …
+    left, width = float(corners[0][0]), (float(corners[0][2]) - float(corners[0][0])) / 20
+    rows = [float(corner[1]) for corner in corners]
+    drawn = {
+        (rows.index(float(y)), (float(x) - left) / width + 1)
+        for x, y in re.findall(r"M([\d.]+) ([\d.]+)", trained)
+    }
+    expected = {(unit, line["round"]) for line in lines for unit in line["units"]}
+    assert {(unit, round(number)) for unit, number in drawn} == expected
+    assert all(number == pytest.approx(round(number), abs=0.01) for _, number in drawn)
+    for unit in range(8):
+        count = sum(unit in line["units"] for line in lines)
+        assert f"{count}, {count / 20:.0%}" in page.texts
+
+
+def test_the_round_of_the_gantt_chart_can_be_chosen(
+    run: Path, report: Callable[..., Page], command: Command
+) -> None:
+    page, line = report(run, "--round", 4), list(made_lines(20))[3]
+    assert "Round 4, modelled" in page.texts
+    for cost in line["cost"]["clusters"]:
+        (row,) = [
+            row for row in page.rows(f"unit {cost['unit']}") if len(row) == 9 and "device" in row[1]
+        ]
+        assert row[4] == seconds(cost["pipeline_s"])
+        assert row[7:] == [
+            seconds(cost["upload_s"]),
+            seconds(cost["pipeline_s"] + cost["upload_s"]),
+        ]
+    status, _, err = command("report", run, "--round", SKIPPED)
+    assert status == 2
+    assert err.endswith(f"--round 7: {run} has no plan of it; planned rounds: 1 … 20\n")
+
+
+def test_energy_adds_up(run: Path, report: Callable[..., Page]) -> None:
+    page = report(run)
+    costs = [cost for line in made_lines(20) for cost in line["cost"]["clusters"]]
+    for unit in range(8):
+        own = [cost for cost in costs if cost["unit"] == unit]
+        rows = {row[1]: row[2] for row in page.rows(f"unit {unit}") if len(row) == 3}
+        uploads = math.fsum(cost["upload_energy_j"] for cost in own)
+        assert rows["upload"] == f"{uploads:.4g} J"
+        for device in ("device-0", "device-2"):
+            joules = math.fsum(cost["device_energy_j"][device] for cost in own)
+            assert rows[device] == f"{joules:.4g} J"
+
+
+def test_text_of_the_run_stays_text(tmp_path: Path, report: Callable[..., Page]) -> None:
+    run = make_run(tmp_path / "<b>run&")
+    config = (run / "config.yaml").read_text() + f"note: {json.dumps(EVIL)}\n"
+    (run / "config.yaml").write_text(config.replace("name: collapipe", f"name: {json.dumps(EVIL)}"))
+    lines = list(made_lines(20))
+    lines[9]["metric"]["name"] = EVIL
+    lines[2]["failures"] = {0: EVIL}
+    lines[2]["seconds"][f"unit/{EVIL}"] = 1.0
+    lines[-1]["plan"]["clusters"][0]["segments"][0]["device"] = EVIL
+    lines[-1]["cost"]["clusters"][0]["device_energy_j"] = {EVIL: 1.0}
+    write_lines(run, lines)
+    metric = {"name": EVIL, "value": 1.0, "signature": EVIL, "beside": {}}
+    write_summary(run, status="failed", error=EVIL, metric=metric)
+    page = report(run)
+    names = {name for name, _ in page.elements}
+    assert not names & {"script", "img", "b"}
+    assert not [key for _, attributes in page.elements for key in attributes if key == "onerror"]
+    assert sum(EVIL in text for text in page.texts) >= 8  # and told all the same
+
+
+def test_a_half_character_is_no_hindrance(run: Path, report: Callable[..., Page]) -> None:
+    lines = list(made_lines(20))
+    lines[-1]["plan"]["clusters"][0]["segments"][0]["device"] = "half \ud83d of a face"
+    write_lines(run, lines)
+    assert "of a face" in report(run).text
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "interrupted", None])
+def test_however_it_ended_a_run_has_a_page(
+    status: str | None, run: Path, report: Callable[..., Page]
+) -> None:
+    if status is None:
+        (run / "summary.json").unlink()
+    else:
+        error = {"failed": "round 3: every unit failed", "interrupted": "interrupted"}.get(status)
+        write_summary(run, status=status, error=error, metric=None)
+    opening = {
+        "completed": "Completed after 20 of 20 rounds",
+        "failed": "Failed after 20 of 20 rounds: round 3: every unit failed",
+        "interrupted": "Interrupted after 20 of 20 rounds",
+        None: "No end was written: the run is going on, or it was killed. 20 of 20 rounds.",
+    }
+    assert opening[status] in report(run).texts
+
+
+def test_a_run_that_never_came_to_a_round_has_a_page(
+    run: Path, report: Callable[..., Page], command: Command
+) -> None:
+    for name in ("metrics.jsonl", "summary.json", "shards.json"):
+        (run / name).unlink()
+    assert "No round was finished." in report(run).texts
+    status, _, err = command("report", run, "--round", 1)
+    assert (status, err.endswith("planned rounds: none\n")) == (2, True)
+
+
+def test_a_run_without_training_has_a_page(run: Path, report: Callable[..., Page]) -> None:
+    lines = [{**line, "train_loss": None} for line in made_lines(20)]
+    for line in lines:
+        line.pop("metric", None)
+        line.pop("evaluation_loss", None)
+    write_lines(run, lines)
+    assert "Nothing was trained and nothing was evaluated." in report(run).texts
+
+
+def test_a_run_that_scheduled_alone_has_no_measured_rounds(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    """How long its planning took says nothing of the modelled delay."""
+    assert "Measured against modelled" in report(run).texts
+    write_lines(run, [{**line, "seconds": {"plan": 1.0, "round": 1.0}} for line in made_lines(20)])
+    page = report(run)
+    assert "Modelled delay of each round" in page.texts
+    assert "Nothing was trained: there is no measured time beside the modelled delay." in page.texts
+    assert not {"Measured time of each round", "Measured against modelled"} & set(page.texts)
+    assert "Completed after 20 of 20 rounds, scheduled without training" in page.texts
+    assert "took part" in " ".join(page.texts) and " trained" not in page.texts
+    assert "Nothing was trained. Planning took 1.00 s a round in the mean, measured." in page.texts
+    assert {row[8] for row in page.cells if len(row) == 12} == {"measured", "–"}
+
+
+def test_a_run_that_sent_nothing_has_no_charts_of_it(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    write_lines(run, [{**line, "bytes_up": 0, "bytes_down": 0} for line in made_lines(20)])
+    page = report(run)
+    assert "Nothing was sent, neither up nor down." in page.texts
+    assert "Bytes of each round" not in page.texts
+
+
+def test_a_run_without_uploads_says_so_beside_its_figures(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    lines = [*without_uploads(made_lines(20))]
+    write_lines(run, lines)
+    page = report(run)
+    assert f"{seconds(lines[-1]['clock_s'])}, modelled, uploads not counted" in page.texts
+    for text in (
+        "seconds, modelled; uploads not counted",
+        "seconds, modelled, uploads not counted",
+    ):
+        assert text in page.texts  # of the learning curves; of the modelled delay
+    assert any(text.startswith("Uploads not counted: the strategy") for text in page.texts)
+    assert "J in all, uploads not counted." in page.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["strategy=dssra", "seed=0"], "dssra"),
+        (["strategy=random", "strategy='dssra_paper'"], "dssra_paper"),
+        ([], "dssra"),  # the default
+        (["strategy=random"], "Dssra"),  # which contradicts the configuration
+        (["strategy=../../secret"], "Dssra"),
+        (["experiment=no_such"], "dssra"),
+        ("strategy=dssra", "Dssra"),
+        ([1], "Dssra"),
+        (None, "Dssra"),
+    ],
+)
+def test_the_head_names_what_was_chosen(
+    overrides: object, told: str, run: Path, report: Callable[..., Page]
+) -> None:
+    if overrides is not None:
+        (run / "overrides.json").write_text(json.dumps(overrides))
+    texts = report(run).texts
+    assert texts[texts.index("strategy") + 1] == told
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, " " * 200_000 + "[]", "{", "\x00"])
+def test_odd_overrides_are_no_hindrance(text: str, run: Path, report: Callable[..., Page]) -> None:
+    (run / "overrides.json").write_text(text)
+    texts = report(run).texts
+    assert texts[texts.index("strategy") + 1] == "Dssra"
+
+
+def test_each_experiment_names_what_it_chooses(run: Path) -> None:
+    """The choices of conf/ itself, whose files say their classes."""
+    tree = {
+        "strategy": {"_target_": "optim.dssra.Dssra"},
+        "cluster": {"_target_": "collapipe.devices.presets.PaperCluster"},
+        "channel": {"_target_": "collapipe.devices.presets.ChannelPreset"},
+        "environment": {"_target_": "server_app.world.environment.Environment"},
+        "task": {"_target_": "collapipe.tasks.parallel_corpus.ParallelCorpus"},
+    }
+    file = run / "overrides.json"
+    file.write_text('["experiment=fig09", "environment=mobile"]')
+    found = read_choices(file, tree)
+    assert {group: found[group] for group in ("experiment", *tree)} == {
+        "experiment": "fig09",
+        "strategy": "dssra",
+        "cluster": "paper",
+        "channel": "paper",
+        "environment": "mobile",
+        "task": "multi30k",
+    }
+
+
+def test_a_name_without_end_does_not_make_a_page_without_end(run: Path, command: Command) -> None:
+    lines = list(made_lines(20))
+    lines[9]["metric"]["name"] = "x" * 1_000_000
+    write_lines(run, lines)
+    status, out, _ = command("report", run)
+    assert status == 0
+    assert Path(out.strip()).stat().st_size < 200_000
+
+
+def test_a_ratio_is_drawn_only_where_modelled_delays_differ(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    lines = [{**line, "cost": {**line["cost"], "delay_s": 2.0}} for line in made_lines(20)]
+    write_lines(run, lines)
+    page = report(run)
+    assert "times the modelled delay (median of rounds)" in page.text
+    assert "Measured against modelled" not in page.texts
+
+
+def test_phases_of_the_server_add_up(run: Path, report: Callable[..., Page]) -> None:
+    """Planning is a part of sending."""
+    seconds_ = {"plan": 1.0, "send": 3.0, "train": 5.0, "aggregate": 1.0, "round": 9.0}
+    write_lines(run, [{**line, "seconds": seconds_} for line in made_lines(20)])
+    texts = report(run).texts
+    for share in ("11.1%", "22.2%", "55.6%"):
+        assert any(text.endswith(f", {share}") for text in texts)
+
+
+def test_the_mean_drift_counts_rounds_that_were_skipped_and_units_that_failed(
+    run: Path,
+) -> None:
+    """Their Γ is that of idle units, though the plan has none or another."""
+    shown = dict(drifts(read_run(run), 0.84))
+    assert list(shown) == list(range(1, 21))
+    assert shown[SKIPPED] == pytest.approx([1.24] * 8)
+    lines = list(made_lines(20))
+    lines[1]["failures"] = {lines[1]["units"][0]: "gone"}
+    lines[1]["queues"] = [queue + 0.4 for queue in lines[0]["queues"]]
+    write_lines(run, lines)
+    failed = dict(drifts(read_run(run), 0.84))[2]
+    assert failed[lines[1]["units"][0]] == pytest.approx(1.24)
+    assert failed[lines[1]["units"][1]] == 0.24
+
+
+def test_figures_of_a_run_that_diverged_are_no_hindrance(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    write_lines(run, [{**line, "train_loss": 3e38} for line in made_lines(20)])
+    assert "3e+38" in report(run).text
+
+
+def test_a_run_of_an_older_version_has_a_page(run: Path, report: Callable[..., Page]) -> None:
+    lines = list(made_lines(20))
+    for line in lines:
+        for name in ("cost", "clock_s", "skipped", "set_aside", "estimates"):
+            del line[name]
+    write_lines(run, lines)
+    page = report(run)
+    assert "The run's rounds have no modelled energy." in page.texts
+    assert "clock, measured" in page.texts
+    took = math.fsum(line["seconds"]["round"] for line in lines)
+    (row,) = [row for row in page.rows("20") if len(row) == 12]
+    assert row[6] == f"{took:,.2f} s"
+
+
+def test_a_line_that_is_being_written_is_left_out(run: Path, report: Callable[..., Page]) -> None:
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[:-100])
+    assert [row for row in report(run).rows("19") if len(row) == 12]
+    assert not [row for row in report(run).rows("20") if len(row) == 12]
+
+
+def test_the_page_of_a_long_run_is_small(tmp_path: Path, command: Command) -> None:
+    run = make_run(tmp_path / "long", rounds=200)
+    status, out, _ = command("report", run)
+    assert status == 0
+    assert Path(out.strip()).stat().st_size < 1_000_000
+
+
+def test_the_same_folder_makes_the_same_page(run: Path, command: Command) -> None:
+    pages = []
+    for _ in range(2):
+        command("report", run)
+        pages.append((run / "report.html").read_bytes())
+    assert pages[0] == pages[1]

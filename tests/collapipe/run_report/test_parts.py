@@ -1,0 +1,39 @@
+"""Markup and axes."""
+
+import pytest
+
+from collapipe.run_report.markup import Markup, join, tag
+from collapipe.run_report.scale import scale
+
+
+def test_markup_escapes_all_but_itself() -> None:
+    made = tag("p", "<i>", Markup("<b>"), 3, None, class_='"', data_x="<", hidden=None)
+    assert made == '<p class="&quot;" data-x="&lt;">&lt;i&gt;<b>3</p>'
+    assert join("a", Markup("&"), "&") == "a&&amp;"
+
+
+@pytest.mark.parametrize(
+    ("values", "whole", "names"),
+    [
+        ([0, 10], False, ["0", "2", "4", "6", "8", "10"]),
+        ([0.2, 0.9], False, ["0.2", "0.4", "0.6", "0.8"]),
+        ([1, 200], True, ["50", "100", "150", "200"]),
+        ([1, 3], True, ["1", "2", "3"]),
+        ([4, 4], True, None),
+        ([0.0], False, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),  # nothing is less
+        ([], False, None),
+        ([1e-12, 3e-12], False, ["1e-12", "1.5e-12", "2e-12", "2.5e-12", "3e-12"]),
+        ([0, 4.2e6], False, ["0", "1M", "2M", "3M", "4M"]),
+        ([-3, 3], False, ["-2", "0", "2"]),
+    ],
+)
+def test_ticks_are_round_and_inside(
+    values: list[float], whole: bool, names: list[str] | None
+) -> None:
+    axis = scale(values, 50, 400, whole=whole)
+    assert axis.ticks and axis.low < axis.high
+    assert all(49.9 <= axis.at(tick) <= 400.1 for tick in axis.ticks)
+    assert all(49.9 <= axis.at(value) <= 400.1 for value in values)
+    assert len(set(axis.names())) == len(axis.ticks)
+    if names:
+        assert axis.names() == names

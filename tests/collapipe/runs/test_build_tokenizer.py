@@ -1,0 +1,91 @@
+"""A stranger's tokeniser is read; what came with it is neither run nor asked about."""
+
+import builtins
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.text.tokenizer import Tokenizer
+
+WORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nred\nblue\n"
+MAPPED = {"auto_map": {"AutoFeatureExtractor": "evil.Evil", "AutoProcessor": "evil.Evil"}}
+
+
+def build(folder: Path) -> Tokenizer:
+    """As a run does whose option names the folder."""
+    return build_tokenizer(load_overrides([f"data.tokenizer={folder}"]), Dataset.from_dict({}))
+
+
+def refused(folder: Path) -> str:
+    """The one line that is said of it."""
+    with pytest.raises(ConfigError, match=rf"^data\.tokenizer={folder}: ") as caught:
+        build(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write(folder: Path, **files: object) -> None:
+    """``name=tree`` becomes ``name.json``."""
+    for name, tree in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(tree))
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "input", lambda *text: pytest.fail(f"asked: {text}"))
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config", "config"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        "AutoFeatureExtractor",
+        "AutoFeatureExtractorFast",
+        "AutoProcessor",
+        "AutoTokenizer",
+        "BertModel",
+        "BertModelFast",
+        "pipeline",
+    ],
+)
+def test_a_class_that_is_no_tokeniser_loads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, place: str
+) -> None:
+    """Neither code that the folder's files name, nor weights that are pickled."""
+    monkeypatch.setattr(torch, "load", lambda *rest, **more: pytest.fail("unpickled"))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w')\nclass Evil: pass\n")
+    (tmp_path / "vocab.txt").write_text(WORDS)
+    (tmp_path / "pytorch_model.bin").touch()
+    trees = {"tokenizer_config": {}, "config": {"model_type": "t5", **MAPPED}}
+    write(tmp_path, **trees, preprocessor_config=MAPPED)
+    write(tmp_path, **{place: {**trees[place], "tokenizer_class": named}})
+    assert f"its tokenizer_class '{named}' is no tokeniser" in refused(tmp_path)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_code_that_came_with_a_tokeniser_is_not_run(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    (tmp_path / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass\n")
+    write(tmp_path, tokenizer_config={"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}})
+    refused(tmp_path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("named", [None, "BertTokenizer", "BertTokenizerFast"])
+def test_a_vocabulary_alone_is_enough(tmp_path: Path, named: str | None) -> None:
+    """Where nothing says whose it is it is BERT's."""
+    (tmp_path / "vocab.txt").write_text(WORDS)
+    if named:
+        write(tmp_path, tokenizer_config={"tokenizer_class": named}, config={"model_type": "bert"})
+    assert build(tmp_path).encode(["red blue"]) == [[5, 6]]
+
+
+def test_a_folder_without_a_vocabulary_has_no_tokeniser(tmp_path: Path) -> None:
+    """BERT's own class would make one of five marks."""
+    assert "cannot be read" in refused(tmp_path)

@@ -1,0 +1,170 @@
+"""A run without averaging leaves a model of each unit, and says so."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from federated import settings_of
+from full_disk import full_disk
+from typer.testing import CliRunner
+
+from collapipe.cli.app import app
+from collapipe.config import Settings
+from collapipe.errors import ConfigError, StorageError
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.folder import RunFolder, initial_model, load_model
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
+
+UNITS = 3
+
+
+def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenizer]:
+    """A folder with everything but weights."""
+    settings, _ = settings_of(run_dir, overrides)
+    tokenizer = build_tokenizer(settings, settings.task.splits(settings.seed).train)
+    folder = RunFolder(run_dir)
+    folder.write_config(settings.tree)
+    folder.write_tokenizer(tokenizer)
+    return folder, settings, tokenizer
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> tuple[Path, list[Tensors]]:
+    """A folder of ``framework=pipeline``, and the models in it."""
+    folder, settings, tokenizer = begun(tmp_path / "run", "framework=pipeline")
+    models = []
+    for unit in range(UNITS):
+        weights = initial_model(settings, tokenizer).state_dict()
+        models.append({name: weight + unit for name, weight in weights.items()})
+        folder.write_unit_weights(unit, models[-1])
+    return folder.path, models
+
+
+def test_each_units_model_is_its_own(apart: tuple[Path, list[Tensors]]) -> None:
+    run_dir, models = apart
+    for unit in reversed(range(UNITS)):
+        _, model, _ = load_model(run_dir, unit=unit)
+        found = model.state_dict()
+        assert found.keys() == models[unit].keys()
+        assert [name for name in found if not torch.equal(found[name], models[unit][name])] == []
+    files = {path.name for path in (run_dir / "model").glob("*") if path.suffix != ".json"}
+    assert files == {f"unit-{unit}.safetensors" for unit in range(UNITS)}
+
+
+def test_a_units_model_replaces_the_one_before(apart: tuple[Path, list[Tensors]]) -> None:
+    run_dir, models = apart
+    RunFolder(run_dir).write_unit_weights(1, models[2])
+    found = load_model(run_dir, unit=1)[1].state_dict()
+    assert [name for name in found if not torch.equal(found[name], models[2][name])] == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "says"),
+    [
+        (None, r"were not averaged \(framework\.aggregate=false\); --unit N picks one of 0 … 2"),
+        (3, r"--unit 3: .* is a run of units 0 … 2"),
+        (-1, r"--unit -1: .* is a run of units 0 … 2"),
+    ],
+)
+def test_without_a_units_number_nothing_is_loaded(
+    apart: tuple[Path, list[Tensors]], unit: int | None, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_model(apart[0], unit=unit)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_unit_that_never_trained_has_no_model(apart: tuple[Path, list[Tensors]]) -> None:
+    (apart[0] / "model" / "unit-1.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"--unit 1: .* has no model of it, .* no round"):
+        load_model(apart[0], unit=1)
+    load_model(apart[0], unit=0)
+
+
+def test_an_averaged_run_has_no_units_model(tmp_path: Path) -> None:
+    folder, settings, tokenizer = begun(tmp_path / "run")
+    folder.write_weights(initial_model(settings, tokenizer).state_dict())
+    load_model(folder.path)
+    with pytest.raises(ConfigError, match=r"--unit 0: .* averaged into one; leave --unit out"):
+        load_model(folder.path, unit=0)
+
+
+@pytest.mark.parametrize("command", [("predict", "RUN", "Dienstag"), ("export", "RUN", "OUT")])
+def test_the_commands_take_a_unit(
+    apart: tuple[Path, list[Tensors]], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    places = {"RUN": str(apart[0]), "OUT": str(tmp_path / "out")}
+    words = [places.get(word, word) for word in command]
+    without = CliRunner().invoke(app, words).exception
+    assert isinstance(without, ConfigError)
+    assert "--unit N" in str(without)
+    result = CliRunner().invoke(app, [*words, "--unit", "1"])
+    if command[0] == "predict":
+        assert (result.exit_code, result.output.count("\n")) == (0, 1)
+    else:  # the weights are found; what they are of is another matter
+        assert "not one of transformers" in str(result.exception)
+
+
+def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:
+    """The second one looked before the first one wrote, and came to the lock after its end."""
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    with first.locked():
+        first.append_metrics({"round": 1})
+    with pytest.raises(ConfigError, match="holds a run already"), second.locked():
+        pass
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"round": 1}\n'
+
+
+def test_what_cannot_be_written_is_one_line_and_costs_nothing(tmp_path: Path) -> None:
+    folder, settings, tokenizer = begun(tmp_path)
+    weights = initial_model(settings, tokenizer).state_dict()
+    folder.write_weights(weights)
+    folder.write_summary({"status": "completed"})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for write in (
+        lambda: folder.write_weights({name: 2 * each for name, each in weights.items()}),
+        lambda: folder.write_summary({"status": "x" * 200}),
+        lambda: folder.append_metrics({"round": "1" * 200}),
+    ):
+        with full_disk(), pytest.raises(StorageError, match=r"cannot be written \(.+\); make room"):
+            write()
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: after[path] for path in before} == before
+    assert {path.name for path in after.keys() - before.keys()} <= {"metrics.jsonl"}
+
+
+def test_what_cannot_be_locked_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ConfigError, match="cannot be locked"), RunFolder(tmp_path).locked():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("model.json", b"[" * 100_000),
+        ("model.json", b'{"marks": {"pad": [1], "bos": "", "eos": ""}, "labels": []}'),
+        ("model.json", b"\xff"),
+        ("tokenizer.json", b"\xff"),
+    ],
+)
+def test_an_odd_tokeniser_is_one_line(
+    apart: tuple[Path, list[Tensors]], file: str, content: bytes
+) -> None:
+    (apart[0] / "model" / file).write_bytes(content)
+    with pytest.raises(ConfigError, match=file) as caught:
+        load_model(apart[0], unit=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_more_blocks_are_built_than_are_there(apart: tuple[Path, list[Tensors]]) -> None:
+    """A few letters in somebody's configuration must not fill the memory."""
+    config = apart[0] / "config.yaml"
+    text = config.read_text()
+    changed = re.sub(r"num_blocks: \d+", "num_blocks: 1000000000", text)
+    assert changed != text
+    config.write_text(changed)
+    with pytest.raises(ConfigError, match=r"tensors for 1000000000 blocks"):
+        load_model(apart[0], unit=0)

@@ -1,0 +1,60 @@
+"""Rows of ``metrics.csv`` say what the lines of ``metrics.jsonl`` say."""
+
+import csv
+import io
+import json
+
+import pytest
+from made_run import FAILED, SET_ASIDE, SKIPPED, made_lines
+
+from collapipe.runs.metrics_csv import COLUMNS, csv_row
+
+LINES = list(made_lines(20))
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"round-{line['round']}")
+def test_a_row_has_a_cell_for_each_column_and_the_lines_figures(line: dict[str, object]) -> None:
+    row = csv_row(line)
+    assert tuple(row) == COLUMNS
+    for name in ("round", "samples", "clock_s", "bytes_up", "bytes_down", "wall_s"):
+        assert row[name] == line[name]
+
+
+def test_lines_read_back_from_json_make_the_same_rows() -> None:
+    assert [csv_row(json.loads(json.dumps(line))) for line in LINES] == list(map(csv_row, LINES))
+
+
+def test_energy_is_that_of_all_units() -> None:
+    row, costs = csv_row(LINES[0]), LINES[0]["cost"]["clusters"]
+    assert len(costs) > 1
+    assert row["upload_energy_j"] == pytest.approx(sum(c["upload_energy_j"] for c in costs))
+    each = [joules for c in costs for joules in c["device_energy_j"].values()]
+    assert row["device_energy_j"] == pytest.approx(sum(each))
+
+
+def test_what_a_round_has_not_is_empty() -> None:
+    skipped = csv_row(LINES[SKIPPED - 1])
+    assert [skipped[name] for name in ("train_loss", "trained_units", "metric_value")] == [""] * 3
+    assert skipped["skipped"] == "no unit can afford its upload"
+    queued = csv_row({**LINES[0], "queues": (1.0, 5.0, 0.0)})
+    assert (queued["longest_queue"], queued["mean_queue"]) == (5.0, 2.0)
+    queueless = csv_row({**LINES[0], "plan": {**LINES[0]["plan"], "queues": ()}})
+    assert (queueless["longest_queue"], queueless["mean_queue"]) == ("", "")
+
+
+def test_units_are_told_apart() -> None:
+    failed, aside = csv_row(LINES[FAILED[0] - 1]), csv_row(LINES[SET_ASIDE[0] - 1])
+    scheduled = str(failed["scheduled_units"]).split()
+    trained, lost = str(failed["trained_units"]).split(), str(failed["failed_units"]).split()
+    assert len(lost) == 1 and sorted(trained + lost) == scheduled
+    assert aside["set_aside_units"] == "7"
+
+
+def test_rows_survive_a_csv_file() -> None:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS)
+    writer.writeheader()
+    writer.writerows(map(csv_row, LINES))
+    file.seek(0)
+    read = list(csv.DictReader(file))
+    assert [float(row["clock_s"]) for row in read] == [line["clock_s"] for line in LINES]

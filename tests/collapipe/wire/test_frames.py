@@ -1,0 +1,287 @@
+"""Frames come back bit for bit; whatever else the bytes are, the only answer is ``WireError``."""
+
+import math
+import struct
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from collapipe.errors import WireError
+from collapipe.wire.frames import (
+    MAGIC,
+    MAX_DIMENSIONS,
+    MAX_ELEMENTS,
+    MAX_TENSORS,
+    Frame,
+    Kind,
+    decode,
+    encode,
+    num_bytes,
+)
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.int8]
+HUGE = 2**32 - 1
+numbers = st.integers(0, HUGE)
+
+
+def random_bits(dtype: torch.dtype, shape: Sequence[int], seed: int) -> Tensor:
+    """Any bits, NaNs among them; truth values are 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(2, tuple(shape), generator=generator).bool()
+    size = torch.Size(shape).numel() * dtype.itemsize
+    raw = torch.randint(256, (size,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype).reshape(tuple(shape)) if size else torch.empty(*shape, dtype=dtype)
+
+
+shapes = st.lists(st.integers(0, 3), max_size=4) | st.lists(
+    st.integers(0, 2), min_size=MAX_DIMENSIONS, max_size=MAX_DIMENSIONS
+)
+tensors = st.builds(random_bits, st.sampled_from(DTYPES), shapes, st.integers(0, 2**31))
+frames = st.builds(
+    Frame,
+    st.sampled_from(Kind),
+    numbers,
+    numbers,
+    numbers,
+    st.lists(tensors, max_size=MAX_TENSORS).map(tuple),
+)
+
+
+def bits(tensor: Tensor) -> bytes:
+    """Raw bytes, which tell NaNs and zeros apart."""
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def message(
+    *shapes: tuple[int, Sequence[int]], kind: int = Kind.ACTIVATION, count: int | None = None
+) -> bytes:
+    """A header by hand, from dtype codes and sizes, without the tensors' bytes."""
+    tensors = len(shapes) if count is None else count
+    data = struct.pack("<4sBBHIII", MAGIC, kind, tensors, 0, 1, 2, 3)
+    for code, sizes in shapes:
+        data += struct.pack(f"<BBH{len(sizes)}I", code, len(sizes), 0, *sizes)
+    return data + bytes(-len(data) % 8)
+
+
+SAMPLE = Frame(
+    Kind.ACTIVATION,
+    1,
+    2,
+    3,
+    (
+        torch.arange(6.0).reshape(2, 3),
+        torch.tensor([True, False, True]),
+        torch.tensor(7),
+        torch.empty(0, 4),
+    ),
+)
+
+
+@given(frames)
+def test_round_trip(frame: Frame) -> None:
+    """Every kind, dtype and shape, empty ones and scalars among them."""
+    data = encode(frame)
+    assert len(data) % 8 == 0
+    back = decode(data)
+    assert (back.kind, back.round, back.step, back.micro_batch) == (
+        frame.kind,
+        frame.round,
+        frame.step,
+        frame.micro_batch,
+    )
+    assert isinstance(back.kind, Kind)
+    for sent, got in zip(frame.tensors, back.tensors, strict=True):
+        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+        assert got.is_contiguous()
+        assert bits(got) == bits(sent)
+
+
+@given(frames)
+def test_the_size_is_known_from_dtypes_and_shapes(frame: Frame) -> None:
+    """To the byte, without the tensors."""
+    layouts = [(tensor.dtype, tuple(tensor.shape)) for tensor in frame.tensors]
+    assert num_bytes(layouts) == len(encode(frame))
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    """Little-endian, aligned to 8 bytes, on any machine."""
+    frame = Frame(Kind.NORMS, 1, 2, 3, (torch.tensor([1.5], dtype=torch.float64),))
+    body = struct.pack("<d", 1.5)
+    assert encode(frame) == message((1, [1]), kind=4) + body
+    flags = Frame(Kind.BEGIN, 1, 2, 3, (torch.tensor([True, False]), torch.tensor(-2)))
+    body = b"\x01\x00" + bytes(6) + struct.pack("<q", -2)
+    assert encode(flags) == message((4, [2]), (3, []), kind=1) + body
+    quanta = Frame(Kind.ACTIVATION, 1, 2, 3, (torch.tensor([-127, 5], dtype=torch.int8),))
+    assert encode(quanta) == message((5, [2])) + b"\x81\x05" + bytes(6)
+
+
+def test_tensors_of_any_layout_are_sent() -> None:
+    """Strided views and parts of a graph; what comes back is writable memory of its own."""
+    x = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    sent = (x.T, x[:, ::2] * 1, x[1:, 1:3])
+    data = encode(Frame(Kind.ACTIVATION, 0, 0, 0, sent))
+    received = decode(data).tensors
+    for left, right in zip(sent, received, strict=True):
+        assert torch.equal(left, right)
+        assert not right.requires_grad
+    received[0].mul_(2)
+    assert encode(decode(data)) == data
+    assert torch.equal(decode(data).tensors[0], x.T)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ((torch.zeros(1, dtype=torch.int32),), "torch.int32"),
+        ((torch.zeros(1, dtype=torch.float16),), "torch.float16"),
+        ((torch.zeros([1] * (MAX_DIMENSIONS + 1)),), "9 dimensions"),
+        ((torch.zeros(1),) * (MAX_TENSORS + 1), "at most 8 tensors, got 9"),
+    ],
+)
+def test_what_a_frame_cannot_carry_is_refused(tensors: tuple[Tensor, ...], words: str) -> None:
+    """By the sender already."""
+    with pytest.raises(WireError, match=words):
+        encode(Frame(Kind.ACTIVATION, 0, 0, 0, tensors))
+
+
+def test_truncated_and_extended_frames_are_refused() -> None:
+    """At every length, and not only where a whole tensor is missing."""
+    data = encode(SAMPLE)
+    for length in range(len(data)):
+        with pytest.raises(WireError):
+            decode(data[:length])
+    for extra in range(1, 17):
+        with pytest.raises(WireError, match=f"{len(data) + extra} bytes; .* says {len(data)}"):
+            decode(data + bytes(extra))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "truncated frame: 0 bytes"),
+        (b"CPF2" + message()[4:], "not a frame"),
+        (b"GET / HTTP/1.1\r\nHost: somewhere\r\n", "not a frame"),
+        (message(kind=0), "unknown kind of frame: 0"),
+        (message(kind=6), "unknown kind of frame: 6"),
+        (message(kind=255), "unknown kind of frame: 255"),
+        (message((6, [1])), "unknown dtype 6"),
+        (message((255, [])), "unknown dtype 255"),
+        (message((0, [1] * (MAX_DIMENSIONS + 1))), r"too many dimensions \(9\)"),
+        (message((0, [1] * 255)), r"too many dimensions \(255\)"),
+        (message(*[(0, [0])] * (MAX_TENSORS + 1)), "frame of 9 tensors; at most 8"),
+        (message(count=255), "frame of 255 tensors; at most 8"),
+        (message(count=3), "end inside its shapes"),
+        (message((4, [1])) + b"\x02" + bytes(7), "truth value"),
+        (message((4, [3])) + b"\x01\x00\xff" + bytes(5), "truth value"),
+    ],
+)
+def test_bad_messages_are_named(data: bytes, words: str) -> None:
+    """The first thing that is wrong."""
+    with pytest.raises(WireError, match=words):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[HUGE], [HUGE, HUGE], [HUGE] * MAX_DIMENSIONS, [2**20, 2**10], [2**31, 2**31, 4], [2**32 - 8]],
+)
+@pytest.mark.parametrize("code", range(len(DTYPES)))
+@pytest.mark.parametrize("counted_in", [2**32, 2**64])
+def test_a_claim_of_size_costs_nothing(
+    sizes: list[int], code: int, counted_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much a header claims, also where the size would fit if it were counted in C's words.
+
+    No tensor is made, and no more memory taken than the message has.
+    """
+
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise AssertionError("a tensor was made before the size was checked")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    monkeypatch.setattr(torch, "frombuffer", refuse)
+    wrapped = math.prod(sizes) * DTYPES[code].itemsize % counted_in
+    body = bytes(wrapped + -wrapped % 8 if wrapped < 2**10 else 64)
+    data = message((code, sizes)) + body
+    with pytest.raises(WireError, match=r"its header says|at most .* elements"):
+        decode(data)  # once before: what Python keeps for the first time is not counted
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 2**16
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sizes", [[0, HUGE], [HUGE, 0], [3, 0, 2**31], [2**20, 0, 2**20]])
+def test_a_tensor_without_elements_may_be_wide(sizes: list[int]) -> None:
+    """It holds nothing, whatever its other sizes say."""
+    tensor = decode(message((0, sizes))).tensors[0]
+    assert list(tensor.shape) == sizes
+    assert encode(decode(message((0, sizes)))) == message((0, sizes))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *([HUGE] * place + [0] + [HUGE] * (7 - place) for place in range(MAX_DIMENSIONS)),
+        [0, MAX_ELEMENTS // 2**20, 2**20 + 1],
+    ],
+)
+def test_a_tensor_whose_strides_overflow_is_refused(sizes: list[int]) -> None:
+    """No elements, but sizes that torch cannot multiply."""
+    with pytest.raises(WireError, match=r"at most .* elements"):
+        decode(message((0, sizes)))
+
+
+def refused_or_sound(data: bytes) -> None:
+    """Only ``WireError`` may come of it, or a frame of exactly these tensors."""
+    try:
+        frame = decode(data)
+    except WireError:
+        return
+    assert len(encode(frame)) == len(data)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_random_bytes(data: bytes, with_magic: bool) -> None:
+    """With and without the right first bytes."""
+    refused_or_sound(MAGIC + data if with_magic else data)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 7),
+            st.lists(st.sampled_from([0, 1, 2, 3, 255, 2**16, 2**31, HUGE]), max_size=9),
+        ),
+        max_size=9,
+    ),
+    st.none() | st.integers(0, 255),
+    st.integers(0, 7),
+    st.binary(max_size=96),
+)
+@example([(0, [2, 3])], None, 2, bytes(24))
+@example([(4, [8]), (3, [])], None, 2, bytes(16))
+def test_random_headers(
+    shapes: list[tuple[int, list[int]]], count: int | None, kind: int, body: bytes
+) -> None:
+    """Well-formed or nearly so, with any claims."""
+    refused_or_sound(message(*shapes, kind=kind, count=count) + body)
+
+
+@given(frames, st.data())
+def test_damaged_frames(frame: Frame, data: st.DataObject) -> None:
+    """A byte of the header or of a tensor that is no longer what it was; sizes stay small."""
+    damaged = bytearray(encode(frame))
+    place = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] ^= data.draw(st.integers(1, 255))
+    refused_or_sound(bytes(damaged))

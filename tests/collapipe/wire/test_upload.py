@@ -1,0 +1,176 @@
+"""All of every change arrives in the end, and nothing but what was asked for is let in."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from collapipe.errors import NonFiniteLossError, WireError
+from collapipe.tensors import Tensors
+from collapipe.wire import records
+from collapipe.wire.upload import compress_update, restore, upload_bytes
+
+ROUNDED = ["bfloat16", "int8"]
+
+
+def weights(seed: int) -> Tensors:
+    """A matrix, a vector, a number, and a buffer that is none of floating point."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "linear.weight": torch.randn(3, 5, generator=generator),
+        "linear.bias": torch.randn(3, generator=generator).double(),
+        "gain": torch.randn((), generator=generator),
+        "steps": torch.randint(9, (2,), generator=generator),
+    }
+
+
+def over_the_wire(tensors: Tensors) -> Tensors:
+    """As numpy's arrays in a record, and back."""
+    return records.unpack_tensors(records.pack_tensors(tensors))
+
+
+def test_float32_sends_the_weights_themselves() -> None:
+    """Results stay the same to the bit."""
+    start, end = weights(1), weights(2)
+    sent, residual = compress_update(start, end, {}, "float32")
+    assert residual == {}
+    restored = restore(over_the_wire(sent), start, "float32", "unit 0")
+    assert restored.keys() == end.keys()
+    assert all(torch.equal(restored[name], end[name]) for name in end)
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+def test_the_receiver_and_the_residual_have_all_of_the_change(precision: str) -> None:
+    """In the weights' own dtypes; what is not of floating point is exact."""
+    start, end = weights(1), weights(2)
+    sent, residual = compress_update(start, end, {}, precision)
+    restored = restore(over_the_wire(sent), start, precision, "unit 0")
+    assert torch.equal(restored.pop("steps"), end.pop("steps"))
+    assert restored.keys() == residual.keys() == end.keys()
+    for name, value in restored.items():
+        assert value.dtype == residual[name].dtype == end[name].dtype
+        torch.testing.assert_close(value + residual[name], end[name])
+        assert not torch.equal(value, end[name]) or name == "gain"
+
+
+@pytest.mark.parametrize("precision", ["float32", *ROUNDED])
+def test_the_payload_is_known_before(precision: str) -> None:
+    """To the byte."""
+    start, end = weights(1), weights(2)
+    sent, _ = compress_update(start, end, {}, precision)
+    assert records.num_bytes(over_the_wire(sent)) == upload_bytes(start, precision)
+
+
+def test_the_names_and_dtypes_that_travel() -> None:
+    """Arrays of numpy's types; scales stand beside their values."""
+    sent, _ = compress_update(weights(1), weights(2), {}, "int8")
+    assert {name: tensor.dtype for name, tensor in sent.items() if "linear" in name} == {
+        "linear.weight": torch.int8,
+        "linear.weight/scale": torch.float32,
+        "linear.bias": torch.int8,
+        "linear.bias/scale": torch.float32,
+    }
+    sent, _ = compress_update(weights(1), weights(2), {}, "bfloat16")
+    assert {tensor.dtype for tensor in sent.values()} == {torch.int16, torch.int64}
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+@given(st.integers(0, 2**31), st.integers(1, 8))
+def test_what_arrived_and_the_last_residual_are_all_changes(
+    precision: str, seed: int, rounds: int
+) -> None:
+    """Over any number of rounds, each from a new start, as units get one."""
+    generator = torch.Generator().manual_seed(seed)
+    changed = arrived = torch.zeros(4, 6, dtype=torch.float64)
+    residual: Tensors = {}
+    for _ in range(rounds):
+        start, end = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64)
+        sent, residual = compress_update({"w": start}, {"w": end}, residual, precision)
+        changed = changed + end - start
+        arrived = arrived + restore(sent, {"w": start}, precision, "unit 0")["w"] - start
+    torch.testing.assert_close(arrived + residual["w"], changed, rtol=0, atol=1e-12)
+    assert residual["w"].abs().max() < 0.05  # a few per cent of a change, and it does not grow
+
+
+def descend(gradient: Tensor, precision: str, *, with_feedback: bool) -> Tensor:
+    """Where a hundred rounds against a constant gradient lead from 0."""
+    weight, residual = {"w": torch.zeros_like(gradient)}, {}
+    for _ in range(100):
+        end = {"w": weight["w"] - 0.01 * gradient}
+        sent, lacking = compress_update(weight, end, residual, precision)
+        weight = restore(sent, weight, precision, "unit 0")
+        residual = lacking if with_feedback else {}
+    return weight["w"]
+
+
+def test_changes_below_half_a_quantum_arrive_with_feedback_alone() -> None:
+    """A steep slope hides a flat one in its row, which is lost for ever without feedback."""
+    gradient = torch.tensor([1.0, 0.003])
+    arrived = descend(gradient, "int8", with_feedback=True)
+    torch.testing.assert_close(arrived, -gradient, rtol=1e-5, atol=0.01 / 254)
+    assert arrived[1] != 0
+    assert descend(gradient, "int8", with_feedback=False)[1] == 0
+
+
+def test_what_bfloat16_rounds_off_does_not_add_up_with_feedback() -> None:
+    """The same change is rounded in the same direction, round after round."""
+    gradient = torch.tensor([1.0])
+    off = [
+        (descend(gradient, "bfloat16", with_feedback=feedback) + gradient).abs()
+        for feedback in (True, False)
+    ]
+    assert off[0] < 0.01 * 2**-8 < 10 * 0.01 * 2**-8 < off[1]
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_change_that_is_not_finite_is_named_by_the_unit(precision: str, bad: float) -> None:
+    """It does not become a number on its way."""
+    start, end = weights(1), weights(2)
+    end["linear.bias"][1] = bad
+    with pytest.raises(
+        NonFiniteLossError, match=r"the change of linear.bias: .*NaN.*; lower optimizer.lr"
+    ):
+        compress_update(start, end, {}, precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("linear.weight/scale", None, "other weights than asked for: linear.weight/scale"),
+        ("linear.odd", torch.ones(1), "other weights than asked for: linear.odd"),
+        ("steps/scale", torch.ones(1), "other weights than asked for: steps/scale"),
+        ("linear.weight", torch.ones(3, 5), "linear.weight as torch.float32 [3, 5]"),
+        ("linear.weight", torch.ones(3, 4).char(), "linear.weight as torch.int8 [3, 4]"),
+        ("linear.weight/scale", torch.ones(3), "linear.weight/scale as torch.float32 [3]"),
+        ("gain/scale", torch.tensor(math.nan), "gain/scale with values that are NaN"),
+        ("gain/scale", torch.tensor(-1.0), "gain with scales that are negative"),
+        ("gain/scale", torch.tensor(3e38), "gain with values and scales whose products"),
+    ],
+)
+def test_what_was_not_asked_for_is_refused(name: str, value: Tensor | None, words: str) -> None:
+    """The unit and the tensor are named, in one line."""
+    start = weights(1)
+    sent, _ = compress_update(start, weights(2), {}, "int8")
+    if value is None:
+        del sent[name]
+    else:
+        sent[name] = value
+    with pytest.raises(WireError) as caught:
+        restore(sent, start, "int8", "unit 7")
+    message = str(caught.value)
+    assert message.startswith("unit 7 sent ")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_bits_that_are_no_finite_number_are_refused() -> None:
+    """An int16 always is one; a bfloat16 need not be."""
+    start = weights(1)
+    sent, _ = compress_update(start, weights(2), {}, "bfloat16")
+    sent["linear.bias"][2] = 0x7F80
+    with pytest.raises(WireError, match=r"unit 7 sent linear.bias with values .* infinite"):
+        restore(sent, start, "bfloat16", "unit 7")

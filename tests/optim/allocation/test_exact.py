@@ -1,0 +1,387 @@
+"""The joint round against enumeration; what it answers holds; what cannot be done is explained."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.state import Channel, Uplink
+from optim.allocation.curves import feasible_curves, relaxed_curves
+from optim.allocation.exact import exact_allocation
+from optim.allocation.matching import bottleneck
+from optim.allocation.options import round_options
+from optim.allocation.paper_drift import DeadlineSearch, Span
+from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
+from optim.verify import verify_round
+from tests.optim import rounds
+
+
+def check(problem: RoundProblem, solution: RoundSolution) -> None:
+    """Every constraint and the certificate, by definition."""
+    units = [each.unit for each in solution.allocations]
+    channels = [each.channel for each in solution.allocations]
+    assert units == sorted(set(units))
+    assert len(set(channels)) == len(channels)
+    makespan = drift = 0.0
+    gammas = {unit: rounds.idle(problem) for unit in range(len(problem.uplinks))}
+    for each in solution.allocations:
+        uplink = problem.uplinks[each.unit]
+        assert each.partition in problem.fronts[each.unit]
+        rate = rounds.rate(problem, each.unit, each.channel, each.power_w)
+        bits = uplink.model_bits + uplink.activation_bits
+        assert each.upload_s == pytest.approx(bits / rate, rel=1e-9)
+        assert 0 < each.power_w <= uplink.max_power_w
+        assert each.power_w * uplink.model_bits / rate <= uplink.energy_j * (1 + 1e-9)
+        makespan = max(makespan, each.partition.latency_s + each.upload_s)
+        gamma = rounds.gamma(problem, each.unit, each.channel, each.partition, each.power_w)
+        if problem.options.hard_gamma:
+            assert gamma <= problem.options.gamma_max * (1 + 1e-9)
+        gammas[each.unit] = gamma
+        drift += problem.queues[each.unit] * (each.partition.num_segments + each.power_w)
+    if problem.options.drift == "gamma":
+        drift = sum(problem.queues[unit] * gamma for unit, gamma in gammas.items())
+    objective = problem.options.drift_weight * makespan + drift
+    assert solution.certificate.objective == pytest.approx(objective, rel=1e-12, abs=1e-12)
+    assert 0 <= solution.certificate.gap <= 1e-9
+    assert solution.certificate.solver == "exact"
+    verify_round(solution, problem)
+
+
+def against_enumeration(problem: RoundProblem) -> bool:
+    """Whether the round was feasible; the same answer as by enumeration."""
+    most, least = rounds.best_by_enumeration(problem)
+    if not most:
+        with pytest.raises(InfeasibleRoundError):
+            exact_allocation(problem)
+        return False
+    solution = exact_allocation(problem)
+    check(problem, solution)
+    assert len(solution.allocations) == most
+    assert solution.certificate.objective == pytest.approx(least, rel=1e-9, abs=1e-12)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_gamma_drift_equals_enumeration(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    feasible = [against_enumeration(rounds.random_round(rng, "gamma")) for _ in range(20)]
+    assert sum(feasible) > 10
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_paper_drift_equals_enumeration(seed: int) -> None:
+    rng = np.random.default_rng(100 + seed)
+    drawn = [rounds.random_round(rng, "paper") for _ in range(12)]
+    assert sum(map(against_enumeration, drawn)) > 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gamma_drift_with_fading_equals_enumeration(seed: int) -> None:
+    rng = np.random.default_rng(200 + seed)
+    drawn = [rounds.random_round(rng, "gamma", "rayleigh") for _ in range(8)]
+    assert sum(map(against_enumeration, drawn)) > 3
+
+
+def test_paper_drift_with_fading_equals_enumeration() -> None:
+    rng = np.random.default_rng(300)
+    drawn = [rounds.random_round(rng, "paper", "rayleigh", 2, 2, 2) for _ in range(24)]
+    assert sum(map(against_enumeration, drawn)) > 5
+
+
+def test_the_draws_have_every_difficulty() -> None:
+    """More units than channels and fewer, ν below both, pairs and fronts that cannot."""
+    rng = np.random.default_rng(0)
+    seen = {"more units": 0, "fewer": 0, "one channel": 0, "ν below": 0, "empty": 0, "hard": 0}
+    for _ in range(200):
+        problem = rounds.random_round(rng, "gamma")
+        units, channels = len(problem.uplinks), len(problem.channels)
+        try:
+            scheduled = len(exact_allocation(problem).allocations)
+        except InfeasibleRoundError:
+            continue
+        holding = sum(map(bool, problem.fronts))
+        seen["more units"] += units > channels
+        seen["fewer"] += units < channels
+        seen["one channel"] += channels == 1
+        seen["ν below"] += scheduled < min(holding, channels)
+        seen["empty"] += holding < units
+        seen["hard"] += problem.options.hard_gamma
+    assert min(seen.values()) > 20, seen
+
+
+def clusters(
+    rng: np.random.Generator, drift: Literal["gamma", "paper"], num_units: int = 12
+) -> RoundProblem:
+    """Too large to enumerate: N units, 5 channels, S up to 6, every pair feasible."""
+    fronts, uplinks = [], []
+    for _ in range(num_units):
+        latencies = rng.uniform(80, 200) * np.cumprod([1.0, *rng.uniform(0.6, 0.95, 5)])
+        points = zip(range(1, 7), latencies.tolist(), strict=True)
+        fronts.append(
+            tuple(Partition((13 - s,) + (1,) * (s - 1), 4, latency) for s, latency in points)
+        )
+        gains = tuple(rng.uniform(0.2, 1.0, 5).tolist())
+        uplinks.append(Uplink(0.5, 10.0, 9.6e6, 0.0, gains))
+    channels = tuple(
+        Channel(*each, 4e-21)
+        for each in zip(
+            rng.uniform(4e5, 6e5, 5).tolist(), rng.uniform(0.06, 0.08, 5).tolist(), strict=True
+        )
+    )
+    queues = tuple(rng.uniform(0, 10, num_units).tolist())
+    options = RoundOptions(drift=drift)
+    return RoundProblem(tuple(fronts), tuple(uplinks), channels, queues, 12, options)
+
+
+# Of the first 300 seeds, the last two are those that a search notices that skips one deadline.
+@pytest.mark.parametrize("seed", [*range(40), 179, 204])
+def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
+    """Where pruning shows."""
+    rng = np.random.default_rng(seed)
+    problem = clusters(rng, "gamma")
+    weighted = dataclasses.replace(
+        problem.options, drift_weight=float(10 ** rng.uniform(-2.5, 0.5))
+    )
+    problem = dataclasses.replace(problem, options=weighted)
+    options = round_options(problem)
+    assert options.finish_s.shape == (6, 12, 5)
+    best = math.inf
+    queues = np.array(problem.queues)[:, np.newaxis]
+    gammas = np.array(
+        [
+            [
+                [rounds.gamma(problem, n, j, point, 0.5) for j in range(5)]
+                for n, point in enumerate(points)
+            ]
+            for points in zip(*problem.fronts, strict=True)
+        ]
+    )
+    costs = queues * (gammas - rounds.idle(problem))
+    for deadline in options.finish_s.ravel():
+        least = np.where(options.finish_s <= deadline, costs, 1e6).min(axis=0)
+        drift = least[linear_sum_assignment(least)].sum()
+        best = min(best, problem.options.drift_weight * deadline + drift)
+    best += rounds.idle(problem) * sum(problem.queues)
+    solution = exact_allocation(problem)
+    assert solution.certificate.objective == pytest.approx(best, rel=1e-12)
+    verify_round(solution, problem)
+
+
+def paper_value(problem: RoundProblem, deadline: float) -> float:
+    """V·D and the least drift by a deadline D of a round of ``clusters``; large: impossible."""
+    bits, queues = 9.6e6, np.array(problem.queues)[:, np.newaxis, np.newaxis]
+    bandwidth = np.array([band.bandwidth_hz for band in problem.channels])
+    noise = np.array([band.interference_w for band in problem.channels]) + bandwidth * 4e-21
+    gains = np.array([uplink.gains for uplink in problem.uplinks])
+    latency = np.array([[point.latency_s for point in front] for front in problem.fronts])
+    seconds = np.maximum(deadline - latency, 1.0)[:, :, np.newaxis]
+    power = (2 ** (bits / bandwidth / seconds) - 1) * noise / gains[:, np.newaxis]
+    cost = np.arange(1, 7)[:, np.newaxis] + power
+    least = (queues * np.where(power <= 0.5, cost, 1e6)).min(axis=1)
+    return problem.options.drift_weight * deadline + least[linear_sum_assignment(least)].sum()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_paper_drift_is_within_a_fine_grid_of_deadlines(seed: int) -> None:
+    """No deadline of the grid has less, and the nearest one hardly more."""
+    problem = clusters(np.random.default_rng(seed), "paper")
+    solution = exact_allocation(problem)
+    verify_round(solution, problem)
+    makespan = max(each.partition.latency_s + each.upload_s for each in solution.allocations)
+    deadlines = [*np.linspace(40, 260, 1000), *(makespan * (1 + np.arange(3) / 1e5))]
+    least = min(paper_value(problem, deadline) for deadline in deadlines)
+    objective = solution.certificate.objective
+    assert objective * (1 - 1e-9) <= least <= objective * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_deadline_of_a_span_is_below_its_bound(seed: int) -> None:
+    """Which the search prunes by; with the best deadline before, at and after the span."""
+    rng = np.random.default_rng(seed)
+    problem = clusters(rng, "paper")
+    options = round_options(problem)
+    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
+    curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
+    first = bottleneck(options.finish_s.min(axis=0))
+    best, edges, drifts = search.prepared(curves, relaxed, first)
+    for edge, drift in zip(edges, drifts, strict=True):
+        assert paper_value(problem, edge) - search.weight * edge >= drift * (1 - 1e-12)
+    tight = 0
+    for _ in range(30):
+        start = float(rng.uniform(edges[0], edges[-1]))
+        stop = start + float(10 ** rng.uniform(-2, 1.5))
+        deadline = float(rng.choice([start - 1e-3, start, stop, start - 50, stop + 50]))
+        span = Span(0.0, start, stop, curves.within(start, stop))
+        # Against a round that nothing improves on.
+        other = dataclasses.replace(best, deadline_s=deadline, value=-math.inf)
+        bound, _ = search.bound(span, other, len(best.curves))
+        inside = np.linspace(start, stop, 25, endpoint=False)
+        least = min(paper_value(problem, each) for each in inside)
+        assert bound <= least * (1 + 1e-12)
+        tight += bound >= least * (1 - 1e-3)
+    assert tight > 5
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_a_time_limit_gives_a_true_gap(drift: Literal["gamma", "paper"]) -> None:
+    """The bound is below the optimum, the answer above it."""
+    gaps = 0
+    for seed in range(10):
+        problem = clusters(np.random.default_rng(seed), drift)
+        exact, stopped = exact_allocation(problem), exact_allocation(problem, time_limit_s=0.0)
+        verify_round(stopped, problem)
+        assert stopped.certificate.lower_bound <= exact.certificate.objective * (1 + 1e-12)
+        assert stopped.certificate.objective >= exact.certificate.objective * (1 - 1e-12)
+        gaps += stopped.certificate.gap > 1e-6
+    assert gaps > 5
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_of_equal_points_the_fewest_segments(drift: Literal["gamma", "paper"]) -> None:
+    """Queues of 0 ask for the shortest makespan, with no more segments than that needs."""
+    problem = clusters(np.random.default_rng(1), drift)
+    problem = dataclasses.replace(problem, queues=(0.0,) * 12)
+    solution = exact_allocation(problem)
+    makespan = max(each.partition.latency_s + each.upload_s for each in solution.allocations)
+    for each in solution.allocations:
+        for fewer in problem.fronts[each.unit][: each.partition.num_segments - 1]:
+            rate = rounds.rate(problem, each.unit, each.channel, 0.5)
+            assert fewer.latency_s + 9.6e6 / rate > makespan
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_a_large_weight_is_delay_only(drift: Literal["gamma", "paper"]) -> None:
+    problem = clusters(np.random.default_rng(2), drift)
+    options = dataclasses.replace(problem.options, drift_weight=1e9)
+    fast = exact_allocation(dataclasses.replace(problem, options=options))
+    idle = exact_allocation(dataclasses.replace(problem, queues=(0.0,) * 12))
+    makespans = [
+        max(each.partition.latency_s + each.upload_s for each in solution.allocations)
+        for solution in (fast, idle)
+    ]
+    assert makespans[0] == pytest.approx(makespans[1], rel=1e-8)
+
+
+def one_unit(**changes: float) -> RoundProblem:
+    """A unit and two channels."""
+    uplink = Uplink(0.5, 10.0, 9.6e6, 0.0, (0.9, 0.8))
+    options = RoundOptions(
+        gamma_max=changes.pop("gamma_max", 0.84), hard_gamma=bool(changes.pop("hard_gamma", 0))
+    )
+    return RoundProblem(
+        fronts=((Partition((12,), 4, 80.0), Partition((6, 6), 4, 50.0)),),
+        uplinks=(dataclasses.replace(uplink, **changes),),
+        channels=(Channel(5e5, 0.07, 4e-21), Channel(4e5, 0.06, 4e-21)),
+        queues=(1.0,),
+        num_blocks=12,
+        options=options,
+    )
+
+
+def test_too_little_energy_is_explained() -> None:
+    """And what is said to be enough is enough, just."""
+    bits = 1.2e8
+    needed = bits * math.log(2) * 0.07 / 0.9 / 5e5
+    assert needed > 10
+    words = (
+        rf"C8.*unit 0 on channel 0 .*1\.2e\+08 bits cost more than {needed:.4g} J.*energy_j is 10"
+    )
+    with pytest.raises(InfeasibleRoundError, match=words):
+        exact_allocation(one_unit(model_bits=bits))
+    for changes in ({"energy_j": needed * 1.0001}, {"model_bits": bits * 10 / needed * 0.9999}):
+        exact_allocation(one_unit(**{"model_bits": bits, **changes}))
+
+
+def test_too_small_a_gamma_max_is_explained() -> None:
+    least = 0.1 / 12 + 0.08 / (0.5 * 0.9 + 0.07) + 0.1
+    words = rf"gamma_max=0\.2 \(C11\): unit 0 on channel 0 .*Γ = {least:.4g} at S = 1 and 0\.5 W"
+    with pytest.raises(InfeasibleRoundError, match=words):
+        exact_allocation(one_unit(hard_gamma=1, gamma_max=0.2))
+    exact_allocation(one_unit(hard_gamma=1, gamma_max=least * 1.0001))
+
+
+def test_what_else_leaves_nobody_is_explained() -> None:
+    """One line each."""
+    whole = one_unit()
+    none = dataclasses.replace
+    silent = none(whole.uplinks[0], gains=(0.0, 0.0))
+    cases = {
+        r"no channels \(C4\)": none(whole, channels=(), uplinks=(none(silent, gains=()),)),
+        r"none of 1 clusters can hold the model's 12 blocks": none(whole, fronts=((),)),
+        r"C6.*max_power_w or the gain is 0.*max_power_w=0\.5": none(whole, uplinks=(silent,)),
+        r"C6.*max_power_w=0 ": one_unit(max_power_w=0.0),
+        r"C8.*energy_j is 0;": one_unit(energy_j=0.0),
+        r"the round has no units": none(whole, fronts=(), uplinks=(), queues=()),
+    }
+    for words, problem in cases.items():
+        for drift in ("gamma", "paper"):
+            options = none(problem.options, drift=drift)
+            with pytest.raises(InfeasibleRoundError, match=words) as caught:
+                exact_allocation(none(problem, options=options))
+            assert "\n" not in str(caught.value)
+
+
+def test_paper_drift_needs_a_weight() -> None:
+    with pytest.raises(ConfigError, match=r"^drift_weight=0: drift paper .* choose drift gamma$"):
+        RoundOptions(drift="paper", drift_weight=0.0)
+    RoundOptions(drift_weight=0.0)
+
+
+def test_the_same_problem_has_the_same_answer() -> None:
+    for drift in ("gamma", "paper"):
+        problem = rounds.random_round(np.random.default_rng(4), drift)
+        assert exact_allocation(problem) == exact_allocation(problem)
+
+
+@pytest.mark.parametrize("latency_s", [1e4, 1e9, 1e17])
+@pytest.mark.parametrize("queue", [0.0, 1.0, 1e9])
+def test_an_upload_that_the_latency_hides(latency_s: float, queue: float) -> None:
+    """Shorter than one step of the latency's last digit: the search ends, and its bound holds."""
+    problem = lone(Uplink(0.2, 50.0, 1.0, 0.0, (1e-10,)), latency_s, queue)
+    certificate = exact_allocation(problem).certificate
+    assert certificate.lower_bound <= certificate.objective
+    seconds = np.geomspace(1e-9, 1e9, 2000)
+    power = np.minimum([rounds.least_power(problem, 0, 0, each) for each in seconds], 0.2)
+    costs = problem.options.drift_weight * (latency_s + seconds) + queue * (1 + power)
+    least = costs[power < 0.2].min()
+    assert certificate.lower_bound <= least * (1 + 1e-9)
+    assert certificate.objective <= least * (1 + certificate.gap + 1e-9)
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+@pytest.mark.parametrize("fading", ["none", "rayleigh"])
+def test_nothing_to_send(drift: str, fading: str) -> None:
+    """An upload of no bits takes no time, and under drift paper no power."""
+    problem = lone(Uplink(0.2, 50.0, 0.0, 0.0, (1e-10,)), 1.0, 1.0, drift, fading)
+    (given,) = exact_allocation(problem).allocations
+    assert given.upload_s == 0
+    assert given.power_w == (0.0 if drift == "paper" else 0.2)
+
+
+def test_no_options_are_none() -> None:
+    """Of an empty matching the cheapest options are an index, though of nothing."""
+    problem = lone(Uplink(0.2, 50.0, 1e6, 0.0, (1e-10,)), 1.0, 1.0)
+    curves = feasible_curves(problem, round_options(problem))
+    search = DeadlineSearch(0.1, (1, 1))
+    empty = curves.take(np.zeros(len(curves), dtype=bool))
+    assert not len(
+        empty.take(search.cheapest(empty, np.zeros(0), search.match(empty, np.zeros(0))))
+    )
+
+
+def lone(
+    uplink: Uplink, latency_s: float, queue: float, drift: str = "paper", fading: str = "none"
+) -> RoundProblem:
+    """One unit of one device on one channel."""
+    return RoundProblem(
+        fronts=((Partition((3,), 1, latency_s),),),
+        uplinks=(uplink,),
+        channels=(Channel(2e7, 2e-13, 1e-20),),
+        queues=(queue,),
+        num_blocks=3,
+        options=RoundOptions(drift=drift, fading=fading, interference_constant_w=2e-13),
+    )

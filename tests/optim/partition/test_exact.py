@@ -1,0 +1,346 @@
+"""Sub-1: the front is feasible, honest, and as fast as anything that other methods find."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
+from optim.latency import Floats, block_caps, pipeline_latency
+from optim.partition.exact import exact_partition
+from optim.partition.knapsack import Bottleneck, Nodes
+from optim.partition.rates import Rates
+from optim.problem import ClusterProblem, ClusterSolution, Latency
+from tests.optim.instances import heterogeneous, paper_like
+from tests.optim.partition_references import (
+    by_dynamic_programme,
+    by_enumeration,
+    by_full_devices,
+    by_milp,
+    by_thresholds,
+)
+
+LAWS: tuple[Latency, ...] = get_args(Latency)
+each_law = pytest.mark.parametrize("latency", LAWS)
+TOLERANCE = 1e-9
+
+
+def small(rng: np.random.Generator, latency: Latency) -> ClusterProblem:
+    """At most 4 devices and 6 blocks; half of the time with figures that make ties likely."""
+    few = rng.random() < 0.5
+    figures = rng.choice([0.0, 0.5, 1.0, 2.0], (4, 8)) if few else rng.uniform(0, 3, (4, 8))
+    devices = []
+    for k in range(rng.integers(1, 5)):
+        u, v, w, ell, *of_energy = (float(figure) for figure in figures[k])
+        limit = int(rng.integers(0, 7)) if rng.random() < 0.4 else None
+        budget = EnergyBudget(
+            float(rng.uniform(2, 60)),
+            AffineLaw(*of_energy),
+            "batch" if rng.random() < 0.5 else "micro_batch",
+        )
+        energy = budget if rng.random() < 0.3 else None
+        devices.append(DeviceProfile(f"device-{k}", AffineLaw(u, v, w, ell), limit, energy))
+    num_blocks, batch, most = (int(rng.integers(1, top)) for top in (7, 9, 7))
+    return ClusterProblem(tuple(devices), num_blocks, batch, most, latency)
+
+
+def curve(solution: ClusterSolution, max_segments: int) -> Floats:
+    """The least latency with at most S segments, [Smax + 1]; inf where there is none."""
+    least = np.full(max_segments + 1, np.inf)
+    for point in solution.front:
+        least[point.num_segments] = point.latency_s
+    return np.minimum.accumulate(least)
+
+
+def check(problem: ClusterProblem, solution: ClusterSolution) -> None:
+    """Everything that can be verified without solving."""
+    caps = block_caps(problem)
+    for point in solution.front:
+        assert sum(point.blocks) == problem.num_blocks
+        assert min(point.blocks) >= 0
+        assert 1 <= point.num_micro_batches <= problem.max_micro_batches
+        assert (np.array(point.blocks) <= caps[point.num_micro_batches - 1]).all()
+        assert point.latency_s == pipeline_latency(
+            problem.devices,
+            point.blocks,
+            problem.batch_size,
+            point.num_micro_batches,
+            problem.latency,
+        )
+    for one, other in itertools.pairwise(solution.front):
+        assert one.num_segments < other.num_segments
+        assert one.latency_s > other.latency_s
+    assert solution.certificate.objective == solution.best.latency_s
+    assert solution.certificate.lower_bound <= solution.best.latency_s
+
+
+def check_exact(problem: ClusterProblem, expected: Floats) -> None:
+    """Feasible, certified, and the expected latency at every S."""
+    solution = exact_partition(problem)
+    check(problem, solution)
+    assert solution.certificate.gap <= TOLERANCE
+    np.testing.assert_allclose(curve(solution, len(expected) - 1), expected, rtol=TOLERANCE)
+
+
+@each_law
+@settings(max_examples=500)
+@given(seed=st.integers(0, 2**32))
+@example(seed=1706)  # the lowest threshold of all is the best one
+@example(seed=7882)  # a hop that is shorter than the device's one block
+def test_as_fast_as_every_partition(latency: Latency, seed: int) -> None:
+    """Small clusters with ties, zero costs and caps of all kinds, against enumeration."""
+    problem = small(np.random.default_rng(seed), latency)
+    expected = by_enumeration(problem)
+    if math.isinf(expected[-1]):
+        with pytest.raises(InfeasibleRoundError):
+            exact_partition(problem)
+    else:
+        check_exact(problem, expected)
+
+
+@each_law
+@pytest.mark.parametrize("ratio", [1e10, 1e12, 1e13, 1e14])
+def test_a_slow_device_does_not_hide_how_fast_the_others_are(
+    latency: Latency, ratio: float
+) -> None:
+    """Against enumeration, with hops of the fast ones that matter and with none."""
+    for hop in (0.0, 1e-8):
+        devices = (
+            DeviceProfile("slow", AffineLaw(1e-8 * ratio, 0.0, 0.0, 0.0)),
+            DeviceProfile("fast", AffineLaw(1e-8, 0.0, hop, 0.0)),
+            DeviceProfile("small", AffineLaw(2e-8, 0.0, hop, 0.0), 1),
+        )
+        problem = ClusterProblem(devices, 3, 8, 4, latency)
+        check_exact(problem, by_enumeration(problem))
+
+
+@each_law
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32))
+def test_laws_of_every_size(latency: Latency, seed: int) -> None:
+    """From 1e-12 to 1e6 within one cluster, against enumeration."""
+    rng = np.random.default_rng(seed)
+    laws = 10 ** rng.uniform(-12, 6, (4, 4)) * (rng.random((4, 4)) < 0.8)
+    devices = tuple(
+        DeviceProfile(f"device-{k}", AffineLaw(*map(float, law)), int(rng.integers(1, 7)))
+        for k, law in enumerate(laws)
+    )
+    problem = ClusterProblem(devices, 4, 8, 4, latency)
+    check_exact(problem, by_enumeration(problem))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@each_law
+def test_as_fast_as_an_unpruned_search(latency: Latency, seed: int) -> None:
+    """Middle-sized clusters, every m up to 64."""
+    problem = heterogeneous(np.random.default_rng(seed), 10, 16, latency)
+    reference = by_thresholds if latency == "bound" else by_dynamic_programme
+    check_exact(problem, reference(problem))
+
+
+@each_law
+@pytest.mark.parametrize("seed", range(17))
+def test_as_fast_as_mixed_integer_programming(latency: Latency, seed: int) -> None:
+    """A point of the front and other m for as many segments: none is faster."""
+    rng = np.random.default_rng(100 + seed)
+    problem = heterogeneous(rng, 8, 14, latency)
+    front = exact_partition(problem).front
+    point = front[rng.integers(len(front))]
+    found = by_milp(problem, point.num_micro_batches, point.num_segments)
+    assert found == pytest.approx(point.latency_s, rel=TOLERANCE)
+    for m in {max(1, point.num_micro_batches - 2), min(64, point.num_micro_batches + 2)}:
+        other = by_milp(problem, m, point.num_segments)
+        assert other >= point.latency_s * (1 - TOLERANCE)
+
+
+@pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) -> None:
+    """Whatever the price: with the bottleneck known, be it by compute or by hop, and without."""
+    rng = np.random.default_rng(seed)
+    problem = replace(small(rng, latency), max_micro_batches=5)
+    # Speeds far apart, and hops as long as several blocks of a slow device.
+    devices = tuple(
+        replace(device, time=AffineLaw(4.0**k, 0.1, 0.0, float(rng.uniform(0, 400))))
+        for k, device in enumerate(problem.devices)
+    )
+    problem = replace(problem, devices=devices)
+    rates, count = Rates.of(problem), len(problem.devices)
+    blocks = np.bincount(rng.integers(count, size=problem.num_blocks), minlength=count)
+    row = rng.integers(5, size=1)
+    if (blocks > rates.caps[row[0]]).any():
+        return
+    size = int((blocks > 0).sum())
+    slowest = np.where(blocks > 0, rates.bottleneck(row, blocks[None])[0], -1)
+    device = slowest.argmax(keepdims=True)
+    threshold = slowest[device]
+    by_hop = rates.hop[row, device] == threshold
+    prices = rates.per_block[row[0]].mean() * rng.uniform(0, 3, (1, 6))
+    latency_s = pipeline_latency(
+        problem.devices, blocks.tolist(), problem.batch_size, int(row[0]) + 1, latency
+    )
+    bottleneck = Bottleneck(device, by_hop) if rng.random() < 0.8 else None
+    nothing = np.zeros((1, rates.max_segments))
+    nodes = Nodes.of(rates, row, threshold, threshold, nothing, bottleneck)
+    least = nodes.relaxed(prices).fitting().least[0]
+    assert (least[size - 1 :] <= latency_s * (1 + TOLERANCE)).all()
+
+
+@pytest.mark.slow
+@each_law
+def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency) -> None:
+    """48 devices and 96 blocks: pruning errors do not show on small clusters."""
+    problem = heterogeneous(np.random.default_rng(48), 48, 96, latency, 64)
+    if latency == "bound":
+        check_exact(problem, by_thresholds(problem))
+    else:
+        problem = replace(problem, batch_size=2, max_micro_batches=4)
+        check_exact(problem, by_full_devices(problem))
+
+
+@each_law
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_more_is_never_worse(latency: Latency, seed: int) -> None:
+    """A faster device, more memory, more energy, one more device: at every S."""
+    rng = np.random.default_rng(seed)
+    problem = heterogeneous(rng, 5, 8, latency, 12)
+    devices, k = problem.devices, int(rng.integers(5))
+    one, share = devices[k], float(rng.uniform(0.1, 1))
+    time = AffineLaw(one.time.u * share, one.time.v * share, one.time.w, one.time.ell * share)
+    changes = [replace(one, time=time), replace(one, max_blocks=None), replace(one, energy=None)]
+    before = curve(exact_partition(problem), 6)
+    for change in changes:
+        better = replace(problem, devices=(*devices[:k], change, *devices[k + 1 :]))
+        assert (curve(exact_partition(better), 6) <= before * (1 + TOLERANCE)).all()
+    more = replace(problem, devices=(*devices, replace(one, name="another")))
+    assert (curve(exact_partition(more), 6) <= before * (1 + TOLERANCE)).all()
+
+
+@each_law
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32), factor=st.sampled_from([1e-6, 0.3, 7.0, 1e5]))
+def test_times_scale(latency: Latency, seed: int, factor: float) -> None:
+    """All times by a factor: the latency by the same."""
+    problem = heterogeneous(np.random.default_rng(seed), 6, 10, latency, 20)
+    devices = []
+    for device in problem.devices:
+        law = device.time
+        time = AffineLaw(law.u * factor, law.v * factor, law.w * factor, law.ell * factor)
+        devices.append(replace(device, time=time))
+    scaled = exact_partition(replace(problem, devices=tuple(devices)))
+    expected = curve(exact_partition(problem), 6) * factor
+    np.testing.assert_allclose(curve(scaled, 6), expected, rtol=TOLERANCE)
+
+
+@each_law
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32))
+def test_the_order_of_devices_does_not_matter(latency: Latency, seed: int) -> None:
+    """The same front's latencies; and the same request gives the same answer."""
+    rng = np.random.default_rng(seed)
+    problem = heterogeneous(rng, 7, 11, latency, 20)
+    shuffled = tuple(problem.devices[k] for k in rng.permutation(7))
+    solution = exact_partition(problem)
+    assert exact_partition(problem, rng) == solution
+    other = curve(exact_partition(replace(problem, devices=shuffled)), 7)
+    np.testing.assert_allclose(other, curve(solution, 7), rtol=TOLERANCE)
+
+
+@each_law
+@pytest.mark.parametrize(
+    ("num_devices", "num_blocks", "max_micro_batches"),
+    [(1, 9, 8), (6, 1, 8), (6, 3, 8), (6, 9, 1), (1, 1, 1)],
+)
+def test_the_smallest_cases(
+    latency: Latency, num_devices: int, num_blocks: int, max_micro_batches: int
+) -> None:
+    """One device, one block, fewer blocks than devices, one micro-batch."""
+    law = AffineLaw(1.0, 0.5, 0.1, 0.3)
+    devices = tuple(DeviceProfile(f"device-{k}", law) for k in range(num_devices))
+    problem = ClusterProblem(devices, num_blocks, 8, max_micro_batches, latency)
+    reference = by_thresholds if latency == "bound" else by_dynamic_programme
+    check_exact(problem, reference(problem))
+
+
+@each_law
+def test_devices_that_are_all_the_same(latency: Latency) -> None:
+    """Every threshold is a tie of many devices; with free hops more segments cost nothing."""
+    for law in (AffineLaw(1.0, 0.5, 0.3, 0.7), AffineLaw(1.0, 0.0, 0.0, 0.0)):
+        devices = tuple(DeviceProfile(f"device-{k}", law, 3) for k in range(9))
+        problem = ClusterProblem(devices, 14, 16, 16, latency)
+        reference = by_thresholds if latency == "bound" else by_dynamic_programme
+        check_exact(problem, reference(problem))
+
+
+@each_law
+def test_the_smallest_m_of_equals(latency: Latency) -> None:
+    """Alone and without overheads a device is as fast with any m."""
+    device = DeviceProfile("device", AffineLaw(1.0, 0.0, 0.0, 0.0))
+    solution = exact_partition(ClusterProblem((device,), 5, 8, 8, latency))
+    assert [point.num_micro_batches for point in solution.front] == [1]
+
+
+@each_law
+def test_a_cluster_as_the_papers(latency: Latency) -> None:
+    """Equal hops on all links."""
+    for seed in range(3):
+        problem = paper_like(np.random.default_rng(seed), latency)
+        reference = by_thresholds if latency == "bound" else by_dynamic_programme
+        check_exact(problem, reference(problem))
+
+
+@each_law
+def test_stopped_early_it_claims_no_more_than_it_knows(latency: Latency) -> None:
+    """A feasible front, and a lower bound that is one."""
+    problem = heterogeneous(np.random.default_rng(7), 12, 24, latency)
+    best = exact_partition(problem).best.latency_s
+    stopped = exact_partition(problem, time_limit_s=0.0)
+    check(problem, stopped)
+    assert stopped.best.latency_s >= best
+    assert 0 < stopped.certificate.lower_bound < best * (1 + TOLERANCE)
+    assert stopped.certificate.gap > 0
+    assert stopped.certificate.solver == "exact"
+    assert stopped.certificate.solve_time_s > 0
+
+
+def with_budget(limits: list[int | None], joules: float, num_blocks: int) -> ClusterProblem:
+    """Devices with these limits, the last with an energy budget; a batch of 4."""
+    law = AffineLaw(1.0, 0.0, 0.0, 1.0)
+    devices = [DeviceProfile(f"device-{k}", law, limit) for k, limit in enumerate(limits)]
+    devices[-1] = replace(devices[-1], energy=EnergyBudget(joules, law))
+    return ClusterProblem(tuple(devices), num_blocks, 4, 4, "bound")
+
+
+def refusal(problem: ClusterProblem) -> str:
+    """The one line with which it is refused."""
+    with pytest.raises(InfeasibleRoundError) as caught:
+        exact_partition(problem)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+def test_too_little_memory() -> None:
+    """Says what fits where, and how much is missing."""
+    line = refusal(with_budget([6, 2, 4], 1e9, 24))
+    assert "at most 12 of 24 blocks (device-0: 6, device-1: 2, device-2: 4" in line
+    assert "memory by 12 blocks in all" in line
+    assert "energy" not in line
+
+
+def test_too_little_energy() -> None:
+    """Says what would be enough, and it is."""
+    line = refusal(with_budget([2, None], 10.0, 5))
+    # m = 1: four samples and one hop are 4·δ + 1 J.
+    assert "at most 4 of 5 blocks (device-0: 2, device-1: 2; 1 micro-batch)" in line
+    assert line.endswith("raise device-1's energy to 13.00 J")
+    assert exact_partition(with_budget([2, None], 13.0, 5)).best.blocks == (2, 3)
+    both = refusal(with_budget([2, 3], 10.0, 9))
+    assert "device-1's energy to 13.00 J, memory by 4 blocks in all" in both

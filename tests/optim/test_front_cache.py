@@ -1,0 +1,90 @@
+"""A cluster that is as it was is split once, and only by solvers that leave nothing to chance."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import PlanViolationError
+from collapipe.state import AffineLaw, DeviceProfile
+from optim import front_cache
+from optim.front_cache import verified_front
+from optim.partition.exact import exact_partition
+from optim.problem import ClusterProblem, ClusterSolution
+from optim.solvers import cluster_solver
+
+SLOW, FAST = AffineLaw(0.09, 0.01, 0.0, 0.02), AffineLaw(0.02, 0.01, 0.0, 0.02)
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_cache, "_fronts", type(front_cache._fronts)())
+
+
+class Counted:
+    """A solver that says how often it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.solve, self.asked = cluster_solver(name), 0
+
+    def __call__(self, problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+        """See ``ClusterSolver``."""
+        self.asked += 1
+        return self.solve(problem, rng)
+
+
+def cluster(*laws: AffineLaw) -> ClusterProblem:
+    """Equal values, new objects."""
+    devices = tuple(DeviceProfile(f"d{k}", replace(law)) for k, law in enumerate(laws))
+    return ClusterProblem(devices, 6, 16, 16, "overlap")
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_equal_devices_are_split_once_and_changed_ones_anew() -> None:
+    solve = Counted("exact")
+    first = verified_front(cluster(SLOW, FAST), solve, rng(1))
+    assert verified_front(cluster(SLOW, FAST), solve, rng(2)) == first
+    assert solve.asked == 1
+    changed = cluster(SLOW, replace(FAST, u=0.0201))
+    assert verified_front(changed, solve, rng()) == exact_partition(changed).front != first
+    assert solve.asked == 2
+
+
+def test_who_draws_is_asked_every_time() -> None:
+    solve, problem = Counted("no_segment_scheduling"), cluster(SLOW, FAST, SLOW, FAST)
+    found = {verified_front(problem, solve, rng(seed))[0].blocks for seed in range(10)}
+    assert solve.asked == 10
+    assert len(found) > 1
+
+
+def test_solvers_have_answers_of_their_own() -> None:
+    problem = cluster(SLOW, FAST)
+    fronts = {verified_front(problem, cluster_solver(each), rng()) for each in ("exact", "titanic")}
+    assert len(fronts) == 2
+
+
+def test_a_refuted_answer_is_not_remembered() -> None:
+    problem = cluster(SLOW, FAST)
+
+    def claims_too_much(asked: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+        right = exact_partition(asked)
+        return replace(right, front=(replace(right.best, latency_s=0.1),))
+
+    for _ in range(2):
+        with pytest.raises(PlanViolationError):
+            verified_front(problem, claims_too_much, rng())
+
+
+def test_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_cache, "_MOST", 2)
+    solve, one, two, three = Counted("exact"), cluster(SLOW), cluster(FAST), cluster(FAST, FAST)
+    for problem in (one, two, one, three):  # two is now the one that was asked for longest ago
+        verified_front(problem, solve, rng())
+    assert solve.asked == 3
+    verified_front(one, solve, rng())
+    assert solve.asked == 3
+    verified_front(two, solve, rng())
+    assert solve.asked == 4

@@ -1,0 +1,462 @@
+"""A right round passes; each planted fault is named by its constraint, with the numbers."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.optimize import brentq, minimize_scalar
+
+from collapipe.errors import PlanViolationError
+from collapipe.plan import Certificate
+from collapipe.state import Channel, Uplink
+from optim.allocation.exact import exact_allocation
+from optim.problem import Allocation, Partition, RoundOptions, RoundProblem, RoundSolution
+from optim.verify import verify_round
+
+
+def certified(objective: float, lower_bound: float | None = None) -> Certificate:
+    """With the objective as its own bound, where no other is given."""
+    bound = objective if lower_bound is None else lower_bound
+    return Certificate(objective, bound, "by hand", 0.0)
+
+
+# By hand: a round of three units and two channels. I + B·N_0 = 1 W, so that at 1 W the rates are
+# log2(1 + h) = 2 and 3 bit/s, and 6 bits take 3 and 2 s. Unit 2's cluster cannot hold the model;
+# units 0 and 1 on each other's channel would need 4·ln 2 = 2.77 J of their 2.5 J at least.
+# Γ_0 = 0.3·4/3 + 0.7/3.5 + 0.3 = 0.9, Γ_1 = 0.4 + 0.7/7.5 + 0.3, and 0.7/0.5 + 0.3 = 1.7 idle.
+
+ALONE, BOTH = Partition((0, 0, 3), 1, 36.0), Partition((2, 1, 0), 2, 15.0)
+UPLINKS = (
+    Uplink(1.0, 2.5, 4.0, 2.0, (3.0, 1.0)),
+    Uplink(1.0, 2.5, 4.0, 2.0, (1.0, 7.0)),
+    Uplink(1.0, 2.5, 4.0, 2.0, (7.0, 7.0)),
+)
+CHANNELS = (Channel(1.0, 0.5, 0.5), Channel(1.0, 0.5, 0.5))
+OPTIONS = RoundOptions(
+    drift_weight=0.1, kappa=1.0, gradient_bound=0.3, interference_constant_w=0.7, gamma_max=0.9
+)
+ROUND = RoundProblem(
+    ((ALONE, BOTH), (ALONE, BOTH), ()), UPLINKS, CHANNELS, (1.0, 2.0, 3.0), 3, OPTIONS
+)
+FIRST, SECOND = Allocation(0, 0, 1.0, 3.0, BOTH), Allocation(1, 1, 1.0, 2.0, BOTH)
+BEST = 0.1 * 18 + 1 * 0.9 + 2 * (0.7 + 0.7 / 7.5) + 3 * 1.7
+ANSWER = RoundSolution((FIRST, SECOND), certified(BEST))
+ASKED = replace(OPTIONS, drift="paper")
+
+
+def test_a_round_made_by_hand_passes() -> None:
+    """With Γ as drift, with S + p, and with the limit on Γ that unit 0 just meets."""
+    verify_round(ANSWER, ROUND)
+    verify_round(ANSWER, replace(ROUND, options=replace(OPTIONS, hard_gamma=True)))
+    paper = RoundSolution((FIRST, SECOND), certified(1.8 + 1 * 3 + 2 * 3, 0.0))
+    verify_round(paper, replace(ROUND, options=ASKED))
+
+
+def given_to(first: Allocation, second: Allocation = SECOND) -> RoundSolution:
+    """Allocations that are not checked against the objective, since a fault comes before."""
+    return RoundSolution((first, second), certified(BEST))
+
+
+def with_options(**changes: Any) -> RoundProblem:
+    """The same round."""
+    return replace(ROUND, options=replace(OPTIONS, **changes))
+
+
+def with_uplink(**changes: Any) -> RoundProblem:
+    """Of unit 0."""
+    return replace(ROUND, uplinks=(replace(UPLINKS[0], **changes), *UPLINKS[1:]))
+
+
+ROUND_FAULTS: list[tuple[str, RoundSolution, RoundProblem]] = [
+    ("C3: unit 3 is none of 3", given_to(replace(FIRST, unit=3)), ROUND),
+    ("C3: unit 0 on channel 2, none of 2", given_to(replace(FIRST, channel=2)), ROUND),
+    ("C3: unit 0 on channel -1, none of 2", given_to(replace(FIRST, channel=-1)), ROUND),
+    ("C4: unit 0 on channel 1 and on 0", given_to(FIRST, replace(FIRST, channel=1)), ROUND),
+    ("C5: channel 0 for unit 1 and for 0", given_to(FIRST, replace(SECOND, channel=0)), ROUND),
+    ("order: unit 0 comes after unit 1", given_to(SECOND, FIRST), ROUND),
+    (r"C1: unit 0: blocks \(1, 2, 0\) are no point",
+     given_to(replace(FIRST, partition=replace(BOTH, blocks=(1, 2, 0)))), ROUND),
+    (r"C1: unit 2: .* are no point of its front", given_to(FIRST, replace(SECOND, unit=2)), ROUND),
+    ("C6: unit 0 on channel 0 sends with 1.01 W of 1 W", given_to(replace(FIRST, power_w=1.01)),
+     ROUND),
+    ("C6: unit 0 on channel 0 sends with -0.1 W", given_to(replace(FIRST, power_w=-0.1)), ROUND),
+    ("C6: unit 0 on channel 0 sends with nan W", given_to(replace(FIRST, power_w=math.nan)), ROUND),
+    ("C8: unit 0 on channel 0 sends 2 J, its limit is 1.9 J", ANSWER, with_uplink(energy_j=1.9)),
+    ("upload time: 2.9 s for unit 0 on channel 0 with 1 W, eq. 11 gives 3 s",
+     given_to(replace(FIRST, upload_s=2.9)), ROUND),
+    ("upload time: 3 s for unit 0 on channel 0 with 0.5 W",
+     given_to(replace(FIRST, power_w=0.5)), ROUND),
+    ("upload time: inf s .* gives inf s",
+     given_to(replace(FIRST, power_w=0.0, upload_s=math.inf)), ROUND),
+    ("C11: unit 0 on channel 0 has Γ=0.9, the limit is 0.89", ANSWER,
+     with_options(hard_gamma=True, gamma_max=0.89)),
+    ("C4: 1 units have a channel, 2 feasible pairs", replace(ANSWER, allocations=(FIRST,)), ROUND),
+    ("C4: no unit has a channel", replace(ANSWER, allocations=()), ROUND),
+    ("objective: certified as 9.3, it is 9.386666", replace(ANSWER, certificate=certified(9.3)),
+     ROUND),
+    ("objective: certified as 9.386666.*, it is 12.386666", ANSWER,
+     replace(ROUND, queues=(1.0, 2.0, 3.0 + 3 / 1.7))),
+    ("objective: certified as 9.386666.*, it is 10.8", ANSWER, replace(ROUND, options=ASKED)),
+    ("lower bound: 9.4, the objective is 9.3866", replace(ANSWER, certificate=certified(BEST, 9.4)),
+     ROUND),
+    ("lower bound: inf", replace(ANSWER, certificate=certified(BEST, math.inf)), ROUND),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "solution", "problem"), ROUND_FAULTS)
+def test_each_fault_of_a_round_is_named(
+    says: str, solution: RoundSolution, problem: RoundProblem
+) -> None:
+    with pytest.raises(PlanViolationError, match=f"^{says}") as caught:
+        verify_round(solution, problem)
+    assert "\n" not in str(caught.value)
+
+
+FADING = replace(OPTIONS, fading="rayleigh")
+
+
+def mean_rate(channel: Channel, gain: float, power_w: float) -> float:
+    """Eq. 10 by adaptive quadrature over the gain."""
+    snr = power_w * gain / (channel.interference_w + channel.bandwidth_hz * channel.noise_w_per_hz)
+    nats, _ = quad(lambda g: math.exp(-g) * math.log1p(snr * g), 0, 1, epsabs=0, epsrel=1e-12)
+    tail, _ = quad(lambda g: math.exp(-g) * math.log1p(snr * g), 1, math.inf, epsabs=0)
+    return channel.bandwidth_hz * (nats + tail) / math.log(2)
+
+
+@pytest.mark.parametrize("power_w", [1e-7, 1e-3, 1.0, 1e3, 1e7])
+def test_fading_rates_are_expectations(power_w: float) -> None:
+    """Of a single unit, over 14 orders of the signal-to-noise ratio."""
+    uplink = Uplink(power_w, 1e15, 4.0, 2.0, (1.0,))
+    problem = replace(
+        ROUND, fronts=((BOTH,),), uplinks=(uplink,), channels=CHANNELS[:1], queues=(0.0,),
+        options=FADING,
+    )  # fmt: skip
+    upload_s = 6 / mean_rate(CHANNELS[0], 1.0, power_w)
+    given = Allocation(0, 0, power_w, upload_s, BOTH)
+    verify_round(RoundSolution((given,), certified(0.1 * (15 + upload_s))), problem)
+    late = replace(given, upload_s=upload_s * (1 + 1e-8))
+    with pytest.raises(PlanViolationError, match=r"^upload time"):
+        verify_round(RoundSolution((late,), certified(0.1 * (15 + upload_s))), problem)
+
+
+def test_a_larger_matching_through_other_channels_is_found() -> None:
+    """Unit 0 can use both channels, unit 1 only the one that unit 0 took."""
+    rich = replace(UPLINKS[0], energy_j=10.0)
+    problem = replace(ROUND, uplinks=(rich, replace(UPLINKS[1], gains=(7.0, 1e-3)), UPLINKS[2]))
+    alone = RoundSolution((FIRST,), certified(BEST))
+    with pytest.raises(PlanViolationError, match=r"^C4: 1 units have a channel, 2 feasible pairs"):
+        verify_round(alone, problem)
+
+
+FIXED = replace(ROUND, fronts=((BOTH,), (ALONE,), ()))  # S = 2 for unit 0, S = 1 for unit 1
+HARD = replace(OPTIONS, hard_gamma=True)
+POOR = with_uplink(energy_j=1.9).uplinks
+
+
+@pytest.mark.parametrize(
+    ("infeasible", "feasible"),
+    [
+        (with_uplink(max_power_w=0.0), ROUND),
+        (with_uplink(gains=(0.0, 0.0)), ROUND),
+        # A bit costs ln 2/3 J at least, four of them 0.924 J.
+        (with_uplink(energy_j=0.92), with_uplink(energy_j=0.93)),
+        (replace(ROUND, fronts=((), (ALONE, BOTH), ())), ROUND),
+        # Γ_0 = 0.9 at 1 W.
+        (
+            replace(FIXED, options=replace(HARD, gamma_max=0.89)),
+            replace(FIXED, options=replace(HARD, gamma_max=0.9001)),
+        ),
+        # Γ_0 ≥ 0.7 at any power.
+        (
+            replace(FIXED, options=replace(HARD, gamma_max=0.69, interference_constant_w=0.0)),
+            replace(FIXED, options=replace(HARD, gamma_max=0.71, interference_constant_w=0.0)),
+        ),
+        # Γ_0 = 0.9 needs 1 W and 2 J; Γ_0 = 1 needs 0.61 W and 1.63 J.
+        (
+            replace(FIXED, options=HARD, uplinks=POOR),
+            replace(FIXED, options=replace(HARD, gamma_max=1.0), uplinks=POOR),
+        ),
+    ],
+    ids=["power", "gain", "energy", "front", "Γ", "Γ at any power", "energy for Γ"],
+)
+def test_a_unit_that_can_have_no_channel_is_left_out(
+    infeasible: RoundProblem, feasible: RoundProblem
+) -> None:
+    """But only such a one."""
+    allocations = (replace(SECOND, partition=infeasible.fronts[1][-1]),)
+    verify_round(RoundSolution(allocations, certified(price(infeasible, allocations))), infeasible)
+    with pytest.raises(PlanViolationError, match=r"^C4: 1 units have a channel, 2 feasible pairs"):
+        verify_round(RoundSolution(allocations, certified(0.0)), feasible)
+
+
+# Each answer is feasible and honestly priced, but one step away there is a better one.
+
+
+def sure(seconds: float) -> tuple[Partition, ...]:
+    """A front of one point."""
+    return (Partition((3,), 1, seconds),)
+
+
+def simple_round(gains: tuple[tuple[float, ...], ...], **changes: Any) -> RoundProblem:
+    """Units with much energy and clusters that take 10 s; no queue waits."""
+    uplinks = tuple(Uplink(1.0, 100.0, 6.0, 0.0, row) for row in gains)
+    problem = RoundProblem(
+        (sure(10.0),) * len(gains), uplinks, (CHANNELS * 2)[: len(gains[0])],
+        (0.0,) * len(gains), 3, OPTIONS,
+    )  # fmt: skip
+    return replace(problem, **changes)
+
+
+def priced(problem: RoundProblem, *places: tuple[int, int, float]) -> RoundSolution:
+    """Units on channels with powers, on the last points of their fronts; certified as optimal."""
+    allocations, drift = [], 0.0
+    for unit, channel, power_w in places:
+        uplink, band = problem.uplinks[unit], problem.channels[channel]
+        signal = power_w * uplink.gains[channel]
+        noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
+        rate = band.bandwidth_hz * math.log2(1 + signal / noise)
+        point = problem.fronts[unit][-1]
+        upload_s = (uplink.model_bits + uplink.activation_bits) / rate
+        allocations.append(Allocation(unit, channel, power_w, upload_s, point))
+        held, options = point.num_segments, problem.options
+        gamma = held**2 / 3 * 0.3 + 0.7 / (signal + band.interference_w) + 0.3
+        drift += problem.queues[unit] * (gamma if options.drift == "gamma" else held + power_w)
+    if problem.options.drift == "gamma":
+        scheduled = {unit for unit, _, _ in places}
+        idle = [queue for unit, queue in enumerate(problem.queues) if unit not in scheduled]
+        drift += 1.7 * sum(idle)
+    makespan = max(given.partition.latency_s + given.upload_s for given in allocations)
+    return RoundSolution(tuple(allocations), certified(0.1 * makespan + drift))
+
+
+SPREAD = ((3.0, 1.0), (1.0, 3.0))
+UNEVEN = simple_round(SPREAD, fronts=((*sure(40.0), Partition((1, 2), 1, 38.0)), sure(10.0)))
+REFUTED: list[tuple[str, RoundProblem, list[tuple[int, int, float]]]] = [
+    ("power", simple_round(((3.0,),)), [(0, 0, 0.2)]),
+    ("unit", simple_round(((1.0,), (3.0,))), [(0, 0, 1.0)]),
+    ("unit with a queue", simple_round(((3.0,), (3.0,)), queues=(1.0, 2.0)), [(0, 0, 1.0)]),
+    ("channel", simple_round(((1.0, 3.0),)), [(0, 0, 1.0)]),
+    ("partition", replace(UNEVEN, queues=(10.0, 0.0)), [(0, 0, 1.0), (1, 1, 1.0)]),
+    ("swap", simple_round(SPREAD, queues=(9.0, 9.0)), [(0, 1, 1.0), (1, 0, 1.0)]),
+    ("power in the drift", simple_round(((3.0,),), queues=(9.0,), options=ASKED), [(0, 0, 1.0)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "places"), [case[1:] for case in REFUTED], ids=[case[0] for case in REFUTED]
+)
+def test_a_claim_that_another_round_refutes(
+    problem: RoundProblem, places: list[tuple[int, int, float]]
+) -> None:
+    solution = priced(problem, *places)
+    modest = replace(solution, certificate=replace(solution.certificate, lower_bound=0.0))
+    verify_round(modest, problem)
+    with pytest.raises(PlanViolationError, match=r"^lower bound: .*, but .* gives "):
+        verify_round(solution, problem)
+
+
+# At random: rounds solved by enumeration, then one field spoilt.
+
+
+def random_round(rng: np.random.Generator, options: RoundOptions) -> RoundProblem:
+    """Up to three units, two channels and two points on a front; energy is often scarce."""
+    num_units, num_channels = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    channels = tuple(Channel(*rng.uniform(0.5, 2.0, 3)) for _ in range(num_channels))
+    uplinks = tuple(
+        Uplink(
+            rng.uniform(0.5, 2.0), rng.uniform(0.3, 9.0), rng.uniform(1.0, 6.0),
+            rng.uniform(0.0, 6.0), tuple(rng.uniform(0.2, 8.0, num_channels)),
+        )
+        for _ in range(num_units)
+    )  # fmt: skip
+    slow, fast = rng.uniform(20.0, 40.0, num_units), rng.uniform(5.0, 20.0, num_units)
+    fronts = tuple(
+        (Partition((3, 0), 1, alone), Partition((1, 2), 2, both))
+        for alone, both in zip(slow.tolist(), fast.tolist(), strict=True)
+    )
+    queues = tuple(rng.uniform(0.0, 5.0, num_units))
+    return RoundProblem(fronts, uplinks, channels, queues, 3, options)
+
+
+def rate_of(problem: RoundProblem, unit: int, channel: int, power_w: float) -> float:
+    """Eq. 10."""
+    band, gain = problem.channels[channel], problem.uplinks[unit].gains[channel]
+    if problem.options.fading == "rayleigh":
+        return mean_rate(band, gain, power_w)
+    noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
+    return band.bandwidth_hz * math.log1p(power_w * gain / noise) / math.log(2)
+
+
+def largest_power(problem: RoundProblem, unit: int, channel: int) -> float | None:
+    """By a root of eq. 12; None where no power is small enough."""
+    uplink = problem.uplinks[unit]
+
+    def excess(power_w: float) -> float:
+        rate = rate_of(problem, unit, channel, power_w)
+        return power_w * uplink.model_bits / rate - uplink.energy_j
+
+    if excess(1e-9) > 0:
+        return None
+    if excess(uplink.max_power_w) <= 0:
+        return uplink.max_power_w
+    return float(brentq(excess, 1e-9, uplink.max_power_w, xtol=1e-15, rtol=1e-14))
+
+
+def gamma_of(problem: RoundProblem, given: Allocation) -> float:
+    """Eq. 28."""
+    options, gain = problem.options, problem.uplinks[given.unit].gains[given.channel]
+    received = given.power_w * gain + problem.channels[given.channel].interference_w
+    spread = options.gradient_bound * given.partition.num_segments**2 / problem.num_blocks
+    return options.kappa * (
+        spread + options.interference_constant_w / received + options.gradient_bound
+    )
+
+
+def price(problem: RoundProblem, allocations: tuple[Allocation, ...]) -> float:
+    """The objective, in plain words."""
+    options = problem.options
+    objective = options.drift_weight * max(
+        given.partition.latency_s + given.upload_s for given in allocations
+    )
+    mean = sum(channel.interference_w for channel in problem.channels) / len(problem.channels)
+    idle = options.kappa * (options.interference_constant_w / mean + options.gradient_bound)
+    scheduled = {given.unit: given for given in allocations}
+    for unit, queue in enumerate(problem.queues):
+        given = scheduled.get(unit)
+        if options.drift == "gamma":
+            objective += queue * (gamma_of(problem, given) if given else idle)
+        elif given:
+            objective += queue * (given.partition.num_segments + given.power_w)
+    return objective
+
+
+def candidates(problem: RoundProblem) -> Iterator[tuple[Allocation, ...]]:
+    """Every matching of largest size at the largest powers, with every partition."""
+    shape = (len(problem.uplinks), len(problem.channels))
+    limits = {pair: largest_power(problem, *pair) for pair in np.ndindex(shape)}
+    feasible = [pair for pair, limit in limits.items() if limit is not None]
+    for size in range(min(shape), 0, -1):
+        matchings = [
+            pairs
+            for pairs in itertools.combinations(feasible, size)
+            if len({n for n, _ in pairs}) == len({j for _, j in pairs}) == size
+        ]
+        for pairs in matchings:
+            for points in itertools.product(*(problem.fronts[n] for n, _ in pairs)):
+                yield tuple(
+                    _allocated(problem, n, j, limits[n, j] or 0.0, point)
+                    for (n, j), point in zip(pairs, points, strict=True)
+                )
+        if matchings:
+            return
+
+
+def _allocated(
+    problem: RoundProblem, unit: int, channel: int, power_w: float, point: Partition
+) -> Allocation:
+    uplink = problem.uplinks[unit]
+    bits = uplink.model_bits + uplink.activation_bits
+    return Allocation(
+        unit, channel, power_w, bits / rate_of(problem, unit, channel, power_w), point
+    )
+
+
+def spoilt_rounds(
+    solution: RoundSolution, problem: RoundProblem, rng: np.random.Generator
+) -> Iterator[RoundSolution]:
+    """One change each, of a kind that no answer survives."""
+    chosen, objective = solution.allocations, solution.certificate.objective
+    place = int(rng.integers(len(chosen)))
+    given, factor = chosen[place], 1 + rng.choice([-1, 1]) * 10.0 ** rng.uniform(-8, -1)
+    uplink = problem.uplinks[given.unit]
+    for changed in (
+        replace(given, unit=len(problem.uplinks)),
+        replace(given, channel=len(problem.channels)),
+        replace(given, power_w=given.power_w * factor),
+        replace(given, power_w=uplink.max_power_w * (1 + abs(factor - 1))),
+        replace(given, upload_s=given.upload_s * factor),
+        replace(given, partition=replace(given.partition, latency_s=1.0)),
+    ):
+        rest = (*chosen[:place], changed, *chosen[place + 1 :])
+        yield RoundSolution(rest, solution.certificate)
+    yield replace(solution, allocations=(*chosen[:place], *chosen[place + 1 :]))
+    yield replace(solution, allocations=(*chosen, given))
+    yield replace(solution, certificate=certified(objective * factor, 0.0))
+    yield replace(solution, certificate=certified(objective, objective * (1 + abs(factor - 1))))
+
+
+@pytest.mark.parametrize("options", [OPTIONS, FADING], ids=["steady", "fading"])
+@given(st.integers(0, 2**32))
+@settings(max_examples=60)
+def test_a_right_round_passes_and_a_spoilt_one_does_not(options: RoundOptions, seed: int) -> None:
+    """The optimum, certified without a gap, is refuted by no neighbour."""
+    rng = np.random.default_rng(seed)
+    problem = random_round(rng, options)
+    best = min(candidates(problem), key=lambda chosen: price(problem, chosen), default=None)
+    if best is None:
+        return
+    solution = RoundSolution(best, certified(price(problem, best)))
+    verify_round(solution, problem)
+    for spoilt in spoilt_rounds(solution, problem, rng):
+        with pytest.raises(PlanViolationError):
+            verify_round(spoilt, problem)
+
+
+@given(st.integers(0, 2**32))
+def test_every_honest_round_passes_under_both_drifts(seed: int) -> None:
+    """However far from the optimum, as long as it claims no bound."""
+    rng = np.random.default_rng(seed)
+    drift = replace(OPTIONS, drift="paper" if rng.random() < 0.5 else "gamma")
+    problem = random_round(rng, drift)
+    for chosen in itertools.islice(candidates(problem), 20):
+        weaker = tuple(
+            _allocated(problem, c.unit, c.channel, c.power_w * rng.uniform(0.1, 1), c.partition)
+            for c in chosen
+        )
+        verify_round(RoundSolution(weaker, certified(price(problem, weaker), 0.0)), problem)
+
+
+@given(st.integers(0, 2**32))
+def test_the_best_power_of_the_papers_drift_is_refuted_by_none(seed: int) -> None:
+    """One channel: each unit and partition has one best power, found by a bounded search."""
+    rng = np.random.default_rng(seed)
+    problem = random_round(rng, ASKED)
+    problem = replace(problem, channels=problem.channels[:1])
+    best, bound = None, math.inf
+    for (strongest,) in candidates(problem):
+
+        def spend(power_w: float, strongest: Allocation = strongest) -> tuple[Allocation, ...]:
+            return (_allocated(problem, strongest.unit, 0, power_w, strongest.partition),)
+
+        limits = (1e-6, strongest.power_w)
+        found = minimize_scalar(lambda p, spend=spend: price(problem, spend(p)), bounds=limits)
+        for power_w in (float(found.x), strongest.power_w):
+            if price(problem, spend(power_w)) < bound:
+                best, bound = spend(power_w), price(problem, spend(power_w))
+    if best is not None:
+        # The search ends near the optimum, within the square of its tolerance.
+        verify_round(RoundSolution(best, certified(bound, bound * (1 - 1e-8))), problem)
+
+
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_who_reaches_nobody_takes_nobodys_place(drift: str) -> None:
+    """Nor does a unit with nothing to send, whose upload would take no time and no energy."""
+    options = replace(OPTIONS, drift=drift)
+    silent = (Uplink(1.0, 2.5, 0.0, 0.0, (0.0, 0.0)), Uplink(0.0, 2.5, 0.0, 2.0, (3.0, 1.0)))
+    problem = replace(
+        ROUND,
+        fronts=((BOTH,), (replace(BOTH, latency_s=1.0),), (replace(BOTH, latency_s=1.0),)),
+        uplinks=(UPLINKS[0], *silent),
+        queues=(0.0, 0.0, 0.0),
+        options=options,
+    )
+    solution = exact_allocation(problem)
+    assert [each.unit for each in solution.allocations] == [0]
+    verify_round(solution, problem)
