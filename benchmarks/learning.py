@@ -128,7 +128,7 @@ def ordinary(run_dir: Path, overrides: list[str]) -> None:
     result = {
         "metric": score.name,
         "test": score.value,
-        "beside": dict(score.beside),
+        "extra_metrics": dict(score.extra_metrics),
         "signature": score.signature,
         "curve": curve,
         "wall_s": time.perf_counter() - start,
@@ -145,7 +145,7 @@ def from_run(run_dir: Path) -> dict:
     return {
         "metric": score["name"],
         "test": score["value"],
-        "beside": score["beside"],
+        "extra_metrics": score["extra_metrics"],
         "signature": score["signature"],
         "curve": [(line["round"], line["metric"]["value"]) for line in lines if "metric" in line],
         "wall_s": summary["wall_s"],

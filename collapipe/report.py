@@ -89,7 +89,7 @@ class RoundReport:
         All rounds until the end of this one, modelled or, with ``clock: real``, as measured.
     skipped
         Why nobody took part; None: somebody did.
-    set_aside
+    excluded
         Why units could not be planned with, by unit.
     queues
         Y_n(t+1) of all N units, which waited on if they failed; empty without a scheduler's.
@@ -109,7 +109,7 @@ class RoundReport:
     cost: RoundCost
     clock_s: float
     skipped: str | None
-    set_aside: dict[int, str]
+    excluded: dict[int, str]
     queues: tuple[float, ...]
     units: tuple[int, ...]
     failures: dict[int, str]

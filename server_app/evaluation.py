@@ -29,14 +29,15 @@ class Evaluation:
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Of several models: the mean of their losses and values, and a signature that says so."""
     first, count = evaluations[0].score, len(evaluations)
-    beside = {
-        name: sum(each.score.beside[name] for each in evaluations) / count for name in first.beside
+    extra_metrics = {
+        name: sum(each.score.extra_metrics[name] for each in evaluations) / count
+        for name in first.extra_metrics
     }
     score = Score(
         first.name,
         sum(each.score.value for each in evaluations) / count,
         f"{first.signature}|mean of {count} units' models",
-        beside,
+        extra_metrics,
     )
     return Evaluation(sum(each.loss for each in evaluations) / count, score)
 

@@ -35,7 +35,7 @@ class Decision:
         Without clusters where the round is skipped.
     skipped
         Why it is; None: it is not.
-    set_aside
+    excluded
         Why units could not be planned with, by unit.
     """
 
@@ -43,7 +43,7 @@ class Decision:
     plan: RoundPlan
     cost: RoundCost
     skipped: str | None
-    set_aside: dict[int, str]
+    excluded: dict[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,12 @@ class Scheduler:
                 raise InfeasibleRoundError(f"round {round_}: {error}") from error
             plan, skipped = RoundPlan(round_, (), queues=error.queues), str(error)
         verify_plan(plan, request)
-        set_aside = {
+        excluded = {
             unit: f"{told.kind}: {told.message}"
             for unit, told in enumerate(self.state.reported)
             if isinstance(told, Failure)
         }
-        return Decision(request, plan, self._cost(plan, request), skipped, set_aside)
+        return Decision(request, plan, self._cost(plan, request), skipped, excluded)
 
     def end(
         self,
@@ -144,7 +144,7 @@ class Scheduler:
             cost=decision.cost,
             clock_s=self.state.clock_s,
             skipped=decision.skipped,
-            set_aside=decision.set_aside,
+            excluded=decision.excluded,
             queues=self.state.queues,
             units=(),
             failures={},

@@ -83,7 +83,7 @@ def write_lines(folder: Path, lines: list[dict[str, Any]]) -> None:
 
 def write_summary(folder: Path, **values: Any) -> None:
     """``summary.json``, with a test metric unless ``metric`` is given."""
-    metric = {"name": "BLEU", "value": 87.5, "signature": "made up", "beside": {}}
+    metric = {"name": "BLEU", "value": 87.5, "signature": "made up", "extra_metrics": {}}
     summary = {"version": "9.8.7", "metric": metric, "test_loss": 0.25, "wall_s": 99.0, **values}
     (folder / "summary.json").write_text(json.dumps(summary))
 
@@ -104,7 +104,7 @@ def made_lines(
             line["seconds"]["evaluate"] = 0.5
             line["evaluation_loss"] = 5 * float(np.exp(-number / rounds)) + 0.1 * rng.random()
             value = 100 * number / rounds
-            line["metric"] = {"name": "BLEU", "value": value, "signature": "x", "beside": {}}
+            line["metric"] = {"name": "BLEU", "value": value, "signature": "x", "extra_metrics": {}}
         wall_s += line["seconds"]["round"] + line["seconds"].get("evaluate", 0.0)
         yield line | {"wall_s": wall_s}
 
@@ -147,7 +147,7 @@ def _report(
         cost=RoundCost(delay_s, costs),
         clock_s=clock_s + delay_s,
         skipped="no unit can afford its upload" if number == SKIPPED else None,
-        set_aside=dict.fromkeys(away, "WireError: a speed that is not finite"),
+        excluded=dict.fromkeys(away, "WireError: a speed that is not finite"),
         queues=after,
         units=tuple(unit for unit in scheduled if unit not in failed),
         failures=dict.fromkeys(failed, "LinkError: the unit was switched off"),

@@ -14,7 +14,7 @@ def round_report(number: int = 1, **fields: Any) -> RoundReport:
         "cost": RoundCost(0.0, ()),
         "clock_s": 12.0,
         "skipped": None,
-        "set_aside": {},
+        "excluded": {},
         "queues": (),
         "units": (),
         "failures": {},

@@ -52,7 +52,7 @@ def trained(run_dir: Path, *overrides: str) -> None:
 def metrics(run_dir: Path) -> tuple[str, set[str]]:
     """The metric's name and those beside it, in the summary of a run."""
     metric = json.loads((run_dir / "summary.json").read_text())["metric"]
-    return metric["name"], set(metric["beside"])
+    return metric["name"], set(metric["extra_metrics"])
 
 
 def loss_fell(run_dir: Path) -> bool:

@@ -106,7 +106,7 @@ def _units(last: RoundLine, did: str) -> list[Line]:
         lines = [("units", f"round skipped: {printable(last.skipped)}")]
     lines += [("failed", f"unit {unit}: {printable(why)}") for unit, why in last.failures.items()]
     lines += [
-        ("set aside", f"unit {unit}: {printable(why)}") for unit, why in last.set_aside.items()
+        ("set aside", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()
     ]
     return lines
 

@@ -10,7 +10,7 @@ from collapipe.runs.reading import Run
 
 _TRAINED, _SCHEDULED = Kind("trained", "c0"), Kind("took part", "c0")
 _FAILED = Kind("failed", "c1", 0.5, 0.5)
-_SET_ASIDE = Kind("set aside, could not be planned with", "c3", 0.35, 0.3)
+_EXCLUDED = Kind("set aside, could not be planned with", "c3", 0.35, 0.3)
 _SKIPPED = Kind("round skipped", "skipped")
 
 
@@ -25,7 +25,7 @@ def participation(run: Run) -> Markup:
         ],
         took_part: [(unit, line.round) for line in run.rounds for unit in line.units],
         _FAILED: [(unit, line.round) for line in run.rounds for unit in line.failures],
-        _SET_ASIDE: [(unit, line.round) for line in run.rounds for unit in line.set_aside],
+        _EXCLUDED: [(unit, line.round) for line in run.rounds for unit in line.excluded],
     }
     shown = {kind: where for kind, where in cells.items() if where}
     counts = Counter(unit for unit, _ in cells[took_part])
@@ -49,7 +49,7 @@ def _events(run: Run) -> Markup | None:
     for line in run.rounds:
         if line.skipped:
             rows.append([line.round, "–", "round skipped", printable(line.skipped)])
-        for what, causes in (("failed", line.failures), ("set aside", line.set_aside)):
+        for what, causes in (("failed", line.failures), ("set aside", line.excluded)):
             rows += [[line.round, unit, what, printable(why)] for unit, why in causes.items()]
     if not rows:
         return None

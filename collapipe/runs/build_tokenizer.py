@@ -18,7 +18,7 @@ from transformers.models.auto.tokenization_auto import (
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, one_line
-from collapipe.text.tokenizer import Marks, Tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 
 def build_tokenizer(settings: Settings, train: Dataset) -> Tokenizer:
@@ -47,7 +47,7 @@ def _pretrained(name: str) -> Tokenizer:
             "sep_token in tokenizer_config.json)"
         )
     # Padding is masked, so that any mark will do where there is none for it, as in GPT-2.
-    return Tokenizer(backend.to_str(), Marks(original.pad_token or eos, bos, eos))
+    return Tokenizer(backend.to_str(), SpecialTokens(original.pad_token or eos, bos, eos))
 
 
 def _load(name: str) -> Any:

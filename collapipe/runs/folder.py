@@ -23,7 +23,7 @@ from collapipe.config.saved_yaml import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Marks, Tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 _GROWING = ("metrics.jsonl", "metrics.csv", "requests.jsonl.gz")
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
@@ -145,7 +145,7 @@ class RunFolder:
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
         """The tokeniser, its marks, the labels, and how to load the model beside it."""
         _replace(self.path / "model" / "tokenizer.json", tokenizer.json_text.encode())
-        known = {"marks": asdict(tokenizer.marks), "labels": tokenizer.labels}
+        known = {"marks": asdict(tokenizer.special_tokens), "labels": tokenizer.labels}
         text = json.dumps({"version": __version__, **_LOADING, **known}, indent=2) + "\n"
         _replace(self.path / "model" / "model.json", text.encode())
 
@@ -272,7 +272,7 @@ def _read_tokenizer(model_dir: Path) -> Tokenizer:
     words, known = model_dir / "tokenizer.json", model_dir / "model.json"
     try:
         rest = json.loads(known.read_text(encoding="utf-8"))
-        marks, labels = Marks(**rest["marks"]), [str(label) for label in rest["labels"]]
+        marks, labels = SpecialTokens(**rest["marks"]), [str(label) for label in rest["labels"]]
         if not all(isinstance(mark, str) for mark in asdict(marks).values()):
             raise TypeError("a mark that is no text")
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -22,7 +22,7 @@ COLUMNS = (
     "scheduled_units",
     "trained_units",
     "failed_units",
-    "set_aside_units",
+    "excluded_units",
     "skipped",
     "upload_energy_j",
     "device_energy_j",
@@ -58,7 +58,7 @@ def csv_row(line: Mapping[str, Any]) -> dict[str, Cell]:
         "scheduled_units": _listed(cluster["unit"] for cluster in plan["clusters"]),
         "trained_units": _listed(line["units"]),
         "failed_units": _listed(line["failures"]),
-        "set_aside_units": _listed(line["set_aside"]),
+        "excluded_units": _listed(line["excluded"]),
         "skipped": line["skipped"],
         "upload_energy_j": math.fsum(cost["upload_energy_j"] for cost in costs),
         "device_energy_j": math.fsum(

@@ -26,7 +26,7 @@ class Metric:
     name: str
     value: float
     signature: str = ""
-    beside: dict[str, float] = field(default_factory=dict)
+    extra_metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RoundLine:
     cost: RoundCost | None = None
     clock_s: float | None = None
     skipped: str | None = None
-    set_aside: dict[int, str] = field(default_factory=dict)
+    excluded: dict[int, str] = field(default_factory=dict)
     queues: tuple[float, ...] = ()
     estimates: Estimates | None = None
     evaluation_loss: float | None = None
@@ -242,7 +242,7 @@ def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]
     if line.round <= last:
         yield f"round {line.round} behind round {last}; rounds follow each other"
     planned = (cluster.unit for cluster in line.plan.clusters)
-    for unit in (*planned, *line.units, *line.failures, *line.set_aside, *line.costs):
+    for unit in (*planned, *line.units, *line.failures, *line.excluded, *line.costs):
         if not 0 <= unit < num_units:
             yield f"unit {unit}; federation.num_units={num_units}"
     if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):

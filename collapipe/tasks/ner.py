@@ -110,8 +110,8 @@ class NamedEntities(TextTask):
         signature = (
             f"seqeval {version('seqeval')}:mode=strict:scheme=IOB2:average=micro:rows={len(rows)}"
         )
-        beside = {"precision": round(float(precision), 6), "recall": round(float(recall), 6)}
-        return Score("strict F1", round(float(f1), 6), signature, beside)
+        extra_metrics = {"precision": round(float(precision), 6), "recall": round(float(recall), 6)}
+        return Score("strict F1", round(float(f1), 6), signature, extra_metrics)
 
     def _examples(
         self,

@@ -19,7 +19,7 @@ class Score:
     name: str
     value: float
     signature: str
-    beside: Mapping[str, float] = field(default_factory=dict)
+    extra_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Examples(Protocol):

@@ -28,7 +28,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class SpecialTokens:
     """Tokens that stand for no text: BERT's ``bos`` and ``eos`` are [CLS] and [SEP]."""
 
     pad: str = "<pad>"
@@ -36,7 +36,7 @@ class Marks:
     eos: str = "</s>"
 
 
-OWN_MARKS = Marks()
+OWN_SPECIAL_TOKENS = SpecialTokens()
 _BLANK = "Ġ"  # as byte-level tokenisers write it
 
 
@@ -52,9 +52,13 @@ class Tokenizer:
     """
 
     def __init__(
-        self, json_text: str, marks: Marks = OWN_MARKS, labels: Sequence[str] = ()
+        self,
+        json_text: str,
+        special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS,
+        labels: Sequence[str] = (),
     ) -> None:
-        self.json_text, self.marks, self.labels = json_text, marks, tuple(labels)
+        self.json_text, self.special_tokens = json_text, special_tokens
+        self.labels = tuple(labels)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
         except Exception as error:  # the library's own kind: Exception itself
@@ -63,10 +67,15 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         ids = self._tokenizer.get_vocab()
-        for mark in asdict(marks).values():
+        for mark in asdict(special_tokens).values():
             if mark not in ids:
                 raise ConfigError(f"a tokeniser without its mark {mark!r}")
-        size, pad, bos, eos = len(ids), ids[marks.pad], ids[marks.bos], ids[marks.eos]
+        size, pad, bos, eos = (
+            len(ids),
+            ids[special_tokens.pad],
+            ids[special_tokens.bos],
+            ids[special_tokens.eos],
+        )
         self.vocabulary = Vocabulary(size, pad, bos, eos, len(self.labels))
         self._blank = " " if any(len(t) > 1 and t.startswith(_BLANK) for t in ids) else ""
 
@@ -75,21 +84,29 @@ class Tokenizer:
         """Of what ``pack`` returned."""
         try:
             kept = json.loads(text)
-            words, marks, labels = kept["tokenizer"], Marks(**kept["marks"]), kept["labels"]
+            words, special_tokens, labels = (
+                kept["tokenizer"],
+                SpecialTokens(**kept["marks"]),
+                kept["labels"],
+            )
             if not isinstance(words, str) or not all(isinstance(name, str) for name in labels):
                 raise TypeError("a name that is no text")
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"not a packed tokeniser ({error})") from error
-        return cls(words, marks, labels)
+        return cls(words, special_tokens, labels)
 
     def pack(self) -> str:
         """All of it as JSON: it travels to the units and is saved with the run."""
-        kept = {"tokenizer": self.json_text, "marks": asdict(self.marks), "labels": self.labels}
+        kept = {
+            "tokenizer": self.json_text,
+            "marks": asdict(self.special_tokens),
+            "labels": self.labels,
+        }
         return json.dumps(kept)
 
     def with_labels(self, labels: Sequence[str]) -> "Tokenizer":
         """The same tokens, and names of labels."""
-        return Tokenizer(self.json_text, self.marks, labels)
+        return Tokenizer(self.json_text, self.special_tokens, labels)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
@@ -100,7 +117,7 @@ class Tokenizer:
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
-            special_tokens=list(asdict(OWN_MARKS).values()),
+            special_tokens=list(asdict(OWN_SPECIAL_TOKENS).values()),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )

@@ -81,7 +81,7 @@ class RunProgress:
             speed=f"{speed:,.0f}",
         )
         self._restart()
-        for unit, cause in report.set_aside.items():
+        for unit, cause in report.excluded.items():
             self.say(f"round {report.round}: unit {unit} is set aside: {printable(cause)}")
         if report.skipped is not None:
             again = report.skipped == self._skipped
@@ -108,7 +108,7 @@ class RunProgress:
 
 def shown(score: Score) -> str:
     """Such as ``accuracy 0.781  macro-F1 0.764``."""
-    values = {score.name: score.value, **score.beside}
+    values = {score.name: score.value, **score.extra_metrics}
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 

@@ -142,7 +142,7 @@ def _print_end(
     if history.test:
         score = history.test.score
         rows[f"test {score.name}"] = f"{score.value:.4g}  ({score.signature})"
-        rows |= {f"test {name}": f"{value:.4g}" for name, value in score.beside.items()}
+        rows |= {f"test {name}": f"{value:.4g}" for name, value in score.extra_metrics.items()}
     for unit in range(min(num_units, _SHOWN_UNITS)):
         lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
         rows[f"unit {unit}"] = _counted(history.rounds[unit], "round") + lately

@@ -150,13 +150,13 @@ def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
     settings, _ = settings_of(tmp_path / "unused", [*MOBILE, "environment=static"])
     own = Scheduler(settings, [cluster(0), nonsense, cluster(2), cluster(3)])
     for decision in play(own, 6):
-        assert list(decision.set_aside) == [1]
+        assert list(decision.excluded) == [1]
         assert 1 not in {each.unit for each in decision.plan.clusters}
         assert len(decision.plan.clusters) == 2
     assert own.state.queues[1] == max(own.state.queues)
     own.hear({1: cluster(1)})
     decision = own.decide(7)
-    assert decision.set_aside == {}
+    assert decision.excluded == {}
     assert 1 in {each.unit for each in decision.plan.clusters}  # its queue is the longest
 
 
@@ -185,7 +185,7 @@ def test_the_run_goes_on_without_a_unit_that_tells_nonsense(
     """At the start, asked again before round 1, and after a round that it trained in."""
     run(tmp_path, *FAST, client=lying(1, {'"v":0.0': '"v":NaN'}, 3))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [list(line["set_aside"]) for line in lines] == [["1"], ["1"], []]
+    assert [list(line["excluded"]) for line in lines] == [["1"], ["1"], []]
     assert [line["units"] for line in lines] == [[0, 2], [0, 2], [0, 1, 2]]
     assert "round 2: unit 1 is set aside: WireError: not a ClusterState" in (
         capsys.readouterr().out
@@ -213,5 +213,5 @@ def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
     run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert asked == [4]
-    assert [list(line["set_aside"]) for line in lines] == [["1"]] * 3
+    assert [list(line["excluded"]) for line in lines] == [["1"]] * 3
     assert [line["units"] for line in lines] == [[0, 2]] * 3

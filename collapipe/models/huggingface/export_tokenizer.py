@@ -25,7 +25,7 @@ def export_tokenizer(tokenizer: Tokenizer, head: str, max_length: int, folder: P
     A text's ids there are those of the run, marks included; ``truncation=True`` cuts as the run
     did, to ``max_length``.
     """
-    words, marks = tokenizers.Tokenizer.from_str(tokenizer.json_text), tokenizer.marks
+    words, marks = tokenizers.Tokenizer.from_str(tokenizer.json_text), tokenizer.special_tokens
     ids, template = words.get_vocab(), _TEMPLATES[head].format(bos=marks.bos, eos=marks.eos)
     words.post_processor = TemplateProcessing(
         single=template,

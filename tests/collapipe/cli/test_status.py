@@ -151,7 +151,7 @@ def test_a_folder_of_no_run_is_one_line(tmp_path: Path, command: Command) -> Non
 def test_what_a_folder_says_moves_no_cursor(tmp_path: Path, command: Command) -> None:
     odd = "\x1b[31m\u202e"
     run = make_run(tmp_path / f"run{odd}")
-    metric = {"name": odd, "value": 1.0, "signature": odd, "beside": {}}
+    metric = {"name": odd, "value": 1.0, "signature": odd, "extra_metrics": {}}
     write_summary(run, status=odd, error=odd, metric=metric)
     status, out, err = command("status", run)
     assert (status, err) == (0, "")

@@ -29,7 +29,7 @@ from collapipe.tasks.classification import Classification
 from collapipe.tasks.dates import Dates
 from collapipe.tasks.ner import NamedEntities
 from collapipe.tasks.task import Task
-from collapipe.text.tokenizer import Marks, Tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 from server_app.training import train
 
 NAMES = tuple(f"kind {number}" for number in range(LABELS))
@@ -143,7 +143,7 @@ def test_a_pretrained_tokeniser_keeps_its_marks_and_loses_its_limits(tmp_path: P
     whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     whole.enable_truncation(2)
     whole.enable_padding(length=9)
-    tokenizer = Tokenizer(whole.to_str(), Marks("[PAD]", "[CLS]", "[SEP]"))
+    tokenizer = Tokenizer(whole.to_str(), SpecialTokens("[PAD]", "[CLS]", "[SEP]"))
     out = folder(tmp_path, "bert")
     export_tokenizer(tokenizer, "pooled", 8, out)
     words = transformers.AutoTokenizer.from_pretrained(out)

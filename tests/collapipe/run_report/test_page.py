@@ -163,7 +163,7 @@ def test_text_of_the_run_stays_text(tmp_path: Path, report: Callable[..., Page])
     lines[-1]["plan"]["clusters"][0]["segments"][0]["device"] = EVIL
     lines[-1]["cost"]["clusters"][0]["device_energy_j"] = {EVIL: 1.0}
     write_lines(run, lines)
-    metric = {"name": EVIL, "value": 1.0, "signature": EVIL, "beside": {}}
+    metric = {"name": EVIL, "value": 1.0, "signature": EVIL, "extra_metrics": {}}
     write_summary(run, status="failed", error=EVIL, metric=metric)
     page = report(run)
     names = {name for name, _ in page.elements}
@@ -363,7 +363,7 @@ def test_figures_of_a_run_that_diverged_are_no_hindrance(
 def test_a_run_of_an_older_version_has_a_page(run: Path, report: Callable[..., Page]) -> None:
     lines = list(made_lines(20))
     for line in lines:
-        for name in ("cost", "clock_s", "skipped", "set_aside", "estimates"):
+        for name in ("cost", "clock_s", "skipped", "excluded", "estimates"):
             del line[name]
     write_lines(run, lines)
     page = report(run)

@@ -47,7 +47,7 @@ def test_units_are_told_apart() -> None:
     scheduled = str(failed["scheduled_units"]).split()
     trained, lost = str(failed["trained_units"]).split(), str(failed["failed_units"]).split()
     assert len(lost) == 1 and sorted(trained + lost) == scheduled
-    assert aside["set_aside_units"] == "7"
+    assert aside["excluded_units"] == "7"
 
 
 def test_rows_survive_a_csv_file() -> None:

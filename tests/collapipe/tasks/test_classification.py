@@ -124,7 +124,7 @@ def test_score_is_accuracy_beside_macro_f1() -> None:
     task: Task = classification()
     score = task.score(["weather", "sport", "sport", "sport"], ROWS, loss=1.0)
     assert (score.name, score.value) == ("accuracy", 0.75)
-    assert score.beside == {"macro-F1": pytest.approx((4 / 5 + 2 / 3) / 2, abs=1e-6)}
+    assert score.extra_metrics == {"macro-F1": pytest.approx((4 / 5 + 2 / 3) / 2, abs=1e-6)}
     assert score.signature.startswith("sklearn ")
     assert score.signature.endswith(":rows=4")
     assert task.score(LABELS, ROWS, loss=1.0).value == 1

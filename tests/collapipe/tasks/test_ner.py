@@ -24,7 +24,7 @@ from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.ner import NamedEntities, TaggedSentences
 from collapipe.tasks.task import Task
-from collapipe.text.tokenizer import Marks, Tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 WORDS = [["Ada", "met", "Grace", "Hopper"], ["in", "New", "York", "."]]
 TAGS = [["B-PER", "O", "B-PER", "I-PER"], ["O", "B-LOC", "I-LOC", "O"]]
@@ -57,7 +57,7 @@ def wordpiece() -> Tokenizer:
     whole = tokenizers.Tokenizer(pieces)
     whole.normalizer = normalizers.BertNormalizer()
     whole.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return Tokenizer(whole.to_str(), Marks("[PAD]", "[CLS]", "[SEP]"), NAMES)
+    return Tokenizer(whole.to_str(), SpecialTokens("[PAD]", "[CLS]", "[SEP]"), NAMES)
 
 
 def predicted(examples: TaggedSentences) -> list[list[int]]:
@@ -147,7 +147,11 @@ def test_long_sentences_are_cut_and_scored_whole(
     assert "1 of 1 sentences are longer than task.max_length" in caplog.text
     tags = examples.decode(predicted(examples))
     assert tags == ["B-PER O O O"]
-    assert ner().score(tags, ROWS.select([0]), loss=1.0).beside == {"precision": 1, "recall": 0.5}
+    score = ner().score(tags, ROWS.select([0]), loss=1.0)
+    assert score.extra_metrics == {
+        "precision": 1,
+        "recall": 0.5,
+    }
 
 
 @given(st.lists(st.lists(st.sampled_from(NAMES), min_size=5, max_size=5), min_size=2, max_size=6))
@@ -163,7 +167,7 @@ def test_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
         )
         for name in ("f1", "precision", "recall")
     }
-    assert (score.value, *score.beside.values()) == tuple(found.values())
+    assert (score.value, *score.extra_metrics.values()) == tuple(found.values())
 
 
 def test_score_says_how_it_counts() -> None:

@@ -19,7 +19,7 @@ def test_causes_are_one_line_each_and_said_once() -> None:
     with RunProgress(Console(file=shown, width=80), rounds=9, steps_per_round=1) as progress:
         progress.round(round_report(1, failures={0: "gone\x1b[2J\nfor good"}), 1.0)
         for number, why in enumerate(("all are away", "all are away", "no channel", None), 2):
-            progress.round(round_report(number, skipped=why, set_aside={1: "a\nb"}), 1.0)
+            progress.round(round_report(number, skipped=why, excluded={1: "a\nb"}), 1.0)
         progress.round(round_report(6, skipped="no channel"), 1.0)
     lines = [line for line in shown.getvalue().splitlines() if "set aside" not in line]
     assert lines == [
