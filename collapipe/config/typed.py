@@ -10,9 +10,11 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
 from collapipe.config.names import nearest
 from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.validation import option_error
 
 T = TypeVar("T")
 # Of a class that is not found it logs what its error says, which becomes ours.
@@ -54,6 +56,8 @@ def typed(option: str, kind: type[T], values: Mapping[str, Any]) -> T:
     try:
         merged = OmegaConf.merge(_schema(cast(Hashable, kind)), dict(values))
         return cast(T, OmegaConf.to_object(merged))
+    except ValidationError as error:
+        raise option_error(option, error) from error
     except OmegaConfBaseException as error:
         where = f"{option}.{error.full_key}" if error.full_key else option
         if "is not a ListConfig" in str(error.msg):

@@ -31,14 +31,14 @@ from collapipe.runs.reading import RoundLine, Run, option
 from optim.cluster_plan import cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
-from optim.timeline import Stage, timeline
+from optim.timeline import SegmentTimes, timeline
 
 _REQUESTS = "requests.jsonl.gz"  # of a run's folder
 _LONGEST = 2**26  # of lines, in bytes; a thousand units of a dozen devices take a tenth
 _ROW, _BAR, _HOP = 22.0, 12.0, 3.0
 _ODD, _EVEN, _SENT = f"fill {colour(0)}", f"fill {colour(0)} even", "hop"
 _NAMES = {_ODD: "odd micro-batch", _EVEN: "even micro-batch", _SENT: "hop to the next device"}
-Row = tuple[str, Stage]
+Row = tuple[str, SegmentTimes]
 
 
 def step_chart(run: Run, line: RoundLine) -> Markup | None:
@@ -125,7 +125,7 @@ def _drawn(title: str, rows: list[Row]) -> Markup:
     return picture(title, WIDE, floor + BOTTOM, *drawn, axis)
 
 
-def _stage(name: str, stage: Stage, top: float, horizontal: Scale) -> Markup:
+def _stage(name: str, stage: SegmentTimes, top: float, horizontal: Scale) -> Markup:
     boxes = {
         _ODD: [(start, stage.compute_s) for start in stage.computes[::2]],
         _EVEN: [(start, stage.compute_s) for start in stage.computes[1::2]],
