@@ -241,7 +241,7 @@ class InventorySection(Section):
         if "round" in self.model_fields_set and not self.channels:
             yield ("round",), "there are no channels; add channels, or remove it"
         given, wanted = len(self.round.queues), len(self.clusters)
-        if given not in (0, wanted):
+        if "queues" in self.round.model_fields_set and given != wanted:
             yield (
                 ("round", "queues"),
                 f"has {given} numbers, expected one for each of {wanted} clusters",
@@ -249,7 +249,9 @@ class InventorySection(Section):
 
 
 def _repeated_names(loc: Loc, names: list[str]) -> Iterator[tuple[Loc, str]]:
+    places: dict[str, int] = {}
     for place, name in enumerate(names):
-        if name in names[:place]:
-            first = dotted((*loc, names.index(name)))
-            yield (*loc, place, "name"), f"{first} has this name already; rename one"
+        first = places.setdefault(name, place)
+        if first != place:
+            where = dotted((*loc, first))
+            yield (*loc, place, "name"), f"{where} has this name already; rename one"
