@@ -53,6 +53,7 @@ OWN = {
 # in this list.
 LAYERS = (
     "errors",
+    "validation",
     "seeds",
     "timing",
     "cancellation",
@@ -92,7 +93,6 @@ EDGES = {
     "omegaconf": (
         "collapipe/config/composing.py",
         "collapipe/config/trust.py",
-        "collapipe/config/typed.py",
         "collapipe/runs/folder.py",
     ),
     "typer": ("collapipe/cli/",),
@@ -192,7 +192,7 @@ def test_an_import_by_name_is_found(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("collapipe/config/typed.py", "import hydra, omegaconf"),
+        ("collapipe/config/composing.py", "import hydra, omegaconf"),
         ("collapipe/cli/new.py", "import typer\nfrom server_app.app import app"),
         ("optim/new.py", "import math\nimport numpy as np\nfrom collapipe.plan import Span"),
         (

@@ -23,7 +23,7 @@ from collapipe.models.huggingface.configuration import (
 from collapipe.models.huggingface.families import Family
 from collapipe.models.huggingface.names import Names
 from collapipe.models.huggingface.skeleton import fill, skeleton
-from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.text.tokenizer import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -77,9 +77,10 @@ class HuggingFaceSpec:
         if self.head is None:
             object.__setattr__(self, "head", family.heads[0])
         if self.head not in family.heads:
+            tasks = " or ".join(TASKS[head] for head in family.heads)
             raise ConfigError(
                 f"model.head={self.head}: a {config.model_type} has {' or '.join(family.heads)}; "
-                f"{SUPPORTED}"
+                f"set {tasks}; {SUPPORTED}"
             )
         if self.pretrained and (self.name is None or self.config):
             raise ConfigError("model.pretrained=true: needs model.name, and no model.config")
