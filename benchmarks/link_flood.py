@@ -1,6 +1,6 @@
 """Memory of the decoder link's server while strangers open HTTP/2 streams and reset them, or not.
 
-    python benchmarks/link_flood.py
+    GRPC_VERBOSITY=NONE python benchmarks/link_flood.py  # else a line for each failed handshake
 
 The attack of CVE-2023-44487 ("rapid reset") over TLS with large headers, from processes of their
 own; every other one leaves its streams open. A stranger knows the address and nothing else:
@@ -9,7 +9,6 @@ neither a token nor the key of a unit's certificate. Prints the server's memory.
 
 import argparse
 import multiprocessing
-import os
 import socket
 import ssl
 import time
@@ -97,7 +96,6 @@ def main() -> None:
     arguments = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    os.environ["GRPC_VERBOSITY"] = "NONE"  # a line for each handshake that fails
     own = psutil.Process()
     fork = multiprocessing.get_context("fork")
     strangers = [
