@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import grpc
 import torch
 
-from collapipe.errors import ConfigError, LinkError, WireError
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
 from collapipe.wire import frames
 from collapipe.wire.certificates import self_signed
@@ -145,7 +145,7 @@ class DecoderLinkServer:
                         return
         except _RefusedError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except WireError as error:
+        except CollaPipeError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     @contextmanager

@@ -183,6 +183,7 @@ def good(kind: Kind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0
 
 
 HIDDEN, MASK, TARGETS = torch.ones(2, 3, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
+NORMS = torch.ones(3).double()
 BEGIN = good(Kind.BEGIN, torch.tensor([1, 4]))
 MICRO_BATCH = good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)
 
@@ -207,8 +208,14 @@ MICRO_BATCH = good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)
         ([BEGIN, good(Kind.NORMS, torch.ones(3).double())], "0 of 1 micro-batches"),
         ([BEGIN, good(Kind.NORMS, torch.ones(3))], "a float64 for each part"),
         ([BEGIN, good(Kind.NORMS, torch.ones(4).double())], "a float64 for each part"),
+        (
+            [good(Kind.BEGIN, torch.tensor([1, 3])), MICRO_BATCH, good(Kind.NORMS, NORMS)],
+            "4 of 3 target tokens",
+        ),
         ([BEGIN, MICRO_BATCH, good(Kind.NORMS, -torch.ones(3).double())], "negative"),
-        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, torch.ones(3).double() / 0)], "infinite"),
+        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, torch.ones(3).double() / 0)], "infinity"),
+        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, 1e308 * torch.ones(3).double())], "infinity"),
+        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, torch.ones(3).double() * torch.nan)], "NaN"),
         ([BEGIN, good(Kind.ACTIVATION, HIDDEN.repeat(3, 1, 1), MASK, TARGETS)], "do not fit"),
         ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS.repeat(1, 3))], "do not fit"),
         ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
@@ -312,24 +319,23 @@ class Impostor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "micro_batch", "tensors"),
+    "answer",
     [
-        (Kind.GRADIENT, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
-        (Kind.GRADIENT, 0, (torch.ones(3), torch.ones(2, 3, 8))),
-        (Kind.GRADIENT, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
-        (Kind.GRADIENT, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
-        (Kind.GRADIENT, 0, ()),
-        (Kind.NORMS, 0, ()),
+        Frame(Kind.GRADIENT, 3, 6, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        Frame(Kind.GRADIENT, 3, 6, 0, (torch.ones(3), torch.ones(2, 3, 8))),
+        Frame(Kind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
+        Frame(Kind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
+        Frame(Kind.GRADIENT, 3, 6, 0, ()),
+        Frame(Kind.NORMS, 3, 6, 0, ()),
+        Frame(Kind.GRADIENT, 3, 7, 0, (torch.tensor(1.0), torch.ones(2, 3, 8))),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
-    kind: Kind, micro_batch: int, tensors: tuple[torch.Tensor, ...]
+    answer: Frame,
 ) -> None:
     key, certificate = self_signed()
     server = grpc.server(ThreadPoolExecutor(2))
-    handler = grpc.stream_stream_rpc_method_handler(
-        Impostor(Frame(kind, 3, 6, micro_batch, tensors))
-    )
+    handler = grpc.stream_stream_rpc_method_handler(Impostor(answer))
     service, method = METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)
