@@ -9,7 +9,8 @@ from rich.console import Console
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, seconds
 from collapipe.run_report.uploads import clock_told
-from collapipe.runs.reading import RoundLine, Run, cause, option, read_run, span_s
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run, cause, option, read_run, span_s
 
 _RECENT = 10  # rounds that tell how long the next ones take
 _SILENT_S, _SILENT_ROUNDS = 120.0, 5.0  # then nothing is expected any more

@@ -6,7 +6,8 @@ from pathlib import Path
 from collapipe.errors import ConfigError, printable
 from collapipe.run_report.comparison import comparison_page
 from collapipe.run_report.page import GENERATOR, run_page
-from collapipe.runs.reading import RoundLine, Run, read_run
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run, read_run
 
 _HEAD = 2000  # characters of a page, in which it says who wrote it
 

@@ -8,7 +8,8 @@ from collapipe.run_report.drawing import note
 from collapipe.run_report.lines import Point, Series, lines
 from collapipe.run_report.markup import Markup, join, tag
 from collapipe.run_report.uploads import missing_in_clock
-from collapipe.runs.reading import RoundLine, Run
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run
 
 Value = Callable[[RoundLine], float | None]
 _AXES = ("round", "samples", "seconds")

@@ -15,7 +15,8 @@ from collapipe.run_report.resources import energy, traffic
 from collapipe.run_report.step import step_chart
 from collapipe.run_report.timing import gantt, phases, predicted
 from collapipe.run_report.uploads import clock_told
-from collapipe.runs.reading import RoundLine, Run, cause, option
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run, cause, option
 
 GENERATOR = '<meta name="generator" content="CollaPipe report">'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

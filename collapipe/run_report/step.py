@@ -27,7 +27,8 @@ from collapipe.run_report.drawing import (
 )
 from collapipe.run_report.markup import Markup, join, tag
 from collapipe.run_report.scale import Scale, scale
-from collapipe.runs.reading import RoundLine, Run, option
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run, option
 from optim.cluster_plan import cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition

@@ -10,7 +10,8 @@ from collapipe.run_report.drawing import note
 from collapipe.run_report.lines import Series, lines
 from collapipe.run_report.markup import Markup, join, table, tag
 from collapipe.run_report.uploads import missing_uploads
-from collapipe.runs.reading import RoundLine, Run
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run
 
 _SERVER = ("plan", "send", "train", "aggregate", "evaluate")
 _UNIT = "unit/"

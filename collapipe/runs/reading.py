@@ -13,57 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
-from collapipe.plan import RoundPlan
-from collapipe.report import ClusterCost, RoundCost
 from collapipe.runs.choices import read_choices
-from collapipe.state import Estimates
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """Of an evaluation; ``beside`` has others."""
-
-    name: str
-    value: float
-    signature: str = ""
-    extra_metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundLine:
-    """What this page shows of a line of ``metrics.jsonl``; see ``collapipe.report.RoundReport``.
-
-    Fields with a default are absent in older runs, or in rounds that were not evaluated.
-    """
-
-    round: int
-    plan: RoundPlan
-    units: tuple[int, ...]
-    failures: dict[int, str]
-    samples: int
-    bytes_up: int
-    bytes_down: int
-    seconds: dict[str, float]
-    wall_s: float
-    train_loss: float | None
-    cost: RoundCost | None = None
-    clock_s: float | None = None
-    skipped: str | None = None
-    excluded: dict[int, str] = field(default_factory=dict)
-    queues: tuple[float, ...] = ()
-    estimates: Estimates | None = None
-    evaluation_loss: float | None = None
-    metric: Metric | None = None
-
-    @property
-    def costs(self) -> dict[int, ClusterCost]:
-        """Of each unit that the plan has."""
-        return {each.unit: each for each in self.cost.clusters} if self.cost else {}
-
-    @property
-    def energy_j(self) -> float | None:
-        """Of all units, upload and devices, modelled."""
-        return None if self.cost is None else self.cost.energy_j
+from collapipe.runs.metrics import Metric, RoundLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +199,14 @@ def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]
     if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):
         yield f"more than {_MOST_MICRO_BATCHES:,} micro-batches"
     if any(amount < 0 for amount in _amounts(line)):
-        yield "a time, an energy, a power or a number of samples or bytes is negative"
+        yield "a time, an energy or a power is negative"
     for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
         if len(values) not in (0, num_units):
             yield f"{name}: {len(values)}; federation.num_units={num_units}"
 
 
 def _amounts(line: RoundLine) -> Iterator[float]:
-    """All that is drawn as a length."""
-    yield from (line.samples, line.bytes_up, line.bytes_down, line.wall_s, line.clock_s or 0.0)
-    yield from line.seconds.values()
+    """What is drawn as a length, of the plan and the cost."""
     for each in line.plan.clusters:
         yield each.latency_s or 0.0
         if each.uplink:
