@@ -10,7 +10,7 @@ from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, seconds
 from collapipe.run_report.uploads import clock_told
 from collapipe.runs.metrics import RoundLine
-from collapipe.runs.reading import Run, cause, option, read_run, span_s
+from collapipe.runs.reading import Run, cause, latest_run, option, read_run, span_s
 
 _RECENT = 10  # rounds that tell how long the next ones take
 _SILENT_S, _SILENT_ROUNDS = 120.0, 5.0  # then nothing is expected any more
@@ -18,9 +18,10 @@ _FILES = ("config.yaml", "metrics.jsonl", "summary.json")
 Line = tuple[str, str]
 
 
-def show_status(folder: Path) -> None:
-    """Print the run's state, on one screen. Raises ``ConfigError`` for another folder."""
-    lines = describe(read_run(folder), time.time())
+def show_status(folder: Path | None) -> None:
+    """Print the state of a run, by default the latest one, on one screen. Raises ``ConfigError``
+    for a folder that is no run's."""
+    lines = describe(read_run(folder or latest_run()), time.time())
     print_lines(Console(highlight=False, markup=False), lines)
 
 
@@ -106,9 +107,7 @@ def _units(last: RoundLine, did: str) -> list[Line]:
     if last.skipped:
         lines = [("units", f"round skipped: {printable(last.skipped)}")]
     lines += [("failed", f"unit {unit}: {printable(why)}") for unit, why in last.failures.items()]
-    lines += [
-        ("set aside", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()
-    ]
+    lines += [("left out", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()]
     return lines
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collapipe.config.composing import composed, options_of, run_dir
+from collapipe.config.composing import choices_of, composed, options_of, run_dir
 from collapipe.config.cross_checks import check_agreement, check_segments
 from collapipe.config.overrides import split
 from collapipe.config.settings import Settings
@@ -49,7 +49,8 @@ def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
 @functools.lru_cache(maxsize=8)
 def _load(overrides: tuple[str, ...]) -> Settings:
     tree = composed(overrides)
-    settings = replace(_settings(options_of(tree), run_dir(tree)), overrides=overrides)
+    settings = _settings(options_of(tree), run_dir(tree))
+    settings = replace(settings, overrides=overrides, choices=choices_of(tree))
     check_segments(settings, settings.build("cluster"))
     settings.build("channel")
     settings.build("environment")

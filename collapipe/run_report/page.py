@@ -73,7 +73,9 @@ def whole_page(title: str, opening: Markup, sections: Sequence[Section]) -> str:
 
 def run_page(run: Run, shown: RoundLine | None) -> str:
     """Everything about one run; ``shown`` is the Gantt chart's round, None: there is none."""
-    opening = join(tag("p", state(run), class_="state"), facts(run))
+    unknown = "The run has no choices.json, as older ones: groups are named by their classes."
+    told = None if run.choices else note(unknown)
+    opening = join(tag("p", state(run), class_="state"), facts(run), told)
     return whole_page(f"Run {run.folder.name}", opening, _sections(run, shown))
 
 

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
-from collapipe.runs.choices import read_choices
 from collapipe.runs.metrics import Metric, RoundLine
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Run:
     shard_rows
         Training rows by unit; empty if it did not come to that.
     choices
-        The file of each group of options, by group; see ``read_choices``.
+        The file of ``conf/`` that each group of options came from; empty in older runs.
     """
 
     folder: Path
@@ -100,6 +101,8 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read what is there. Raises ``ConfigError``: the file, the line, and what is wrong with it."""
     config = folder / "config.yaml"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()})")
     if not config.is_file():
         raise ConfigError(
             f"{folder}: not the folder of a run, {config} is missing (a run writes it when it "
@@ -111,24 +114,40 @@ def read_run(folder: Path) -> Run:
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
     num_units = tree["federation"]["num_units"]
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
-    summary, shards = folder / "summary.json", folder / "shards.json"
+    shards = _read(_SHARDS, folder / "shards.json")
     return Run(
         folder,
         version,
         text,
         tree,
         rounds,
-        _checked(_SUMMARY, summary, 0, _text(summary)) if summary.is_file() else None,
-        _shard_rows(shards) if shards.is_file() else {},
-        read_choices(folder / "overrides.json", tree),
+        _read(_SUMMARY, folder / "summary.json"),
+        {shard.unit: shard.rows for shard in shards.shards} if shards else {},
+        _read(_CHOICES, folder / "choices.json") or {},
     )
+
+
+def latest_run(outputs: Path = Path("outputs")) -> Path:
+    """The folder below ``outputs`` whose run began or ended a round last. Raises ``ConfigError``
+    where there is none."""
+    last = {
+        config.parent: max(map(_modified_s, (config, config.with_name("metrics.jsonl"))))
+        for config in outputs.rglob("config.yaml")
+        if config.with_name("overrides.json").is_file()
+    }
+    if not last:
+        raise ConfigError(f"{outputs.absolute()}: holds no run; name the folder of a run")
+    return max(last, key=last.__getitem__)
+
+
+def _modified_s(file: Path) -> float:
+    return file.stat().st_mtime if file.exists() else 0.0
 
 
 _MOST = 1e150  # of figures that are added up, squared and drawn
 _MOST_WHOLE = 10**30
 _MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
-_LINE, _SUMMARY = TypeAdapter(RoundLine), TypeAdapter(Summary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +161,13 @@ class _Shards:
     shards: list[_Shard]
 
 
-def _shard_rows(file: Path) -> dict[int, int]:
-    shards = _checked(TypeAdapter(_Shards), file, 0, _text(file)).shards
-    return {shard.unit: shard.rows for shard in shards}
+_LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundLine), TypeAdapter(Summary), TypeAdapter(_Shards)
+_CHOICES = TypeAdapter(dict[str, str])
+
+
+def _read(kind: TypeAdapter[T], file: Path) -> T | None:
+    """A small file's content; None where there is no such file."""
+    return _checked(kind, file, 0, _text(file)) if file.is_file() else None
 
 
 def _text(file: Path) -> str:
@@ -216,7 +239,7 @@ def _amounts(line: RoundLine) -> Iterator[float]:
         yield from cost.device_energy_j.values()
 
 
-def _checked(kind: TypeAdapter[Any], file: Path, number: int, text: str) -> Any:
+def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
     where = f"{file}:{number}" if number else str(file)
     try:
         tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)

@@ -57,10 +57,10 @@ def test_strategies_are_called_as_the_user_chose_them(
     chosen = {"dssra": "optim.dssra.Dssra", "loss_only": "optim.baselines.HighestLoss"}
     runs = [make_run(tmp_path / name, strategy=kind) for name, kind in chosen.items()]
     for run, name in zip(runs, chosen, strict=True):
-        (run / "overrides.json").write_text(f'["strategy={name}"]')
+        (run / "choices.json").write_text(f'{{"strategy": "{name}"}}')
     page = report(*runs, "--output", tmp_path / "report.html")
     assert ["", "A strategy=dssra", "B strategy=loss_only"] in page.cells
-    (runs[0] / "overrides.json").unlink()  # then both are called by what is known of both
+    (runs[0] / "choices.json").unlink()  # then both are called by what is known of both
     page = report(*runs, "--output", tmp_path / "report.html")
     assert ["", "A strategy=Dssra", "B strategy=HighestLoss"] in page.cells
 
@@ -69,7 +69,7 @@ def test_what_differs_within_a_choice_is_told(tmp_path: Path, report: Callable[.
     slow, fast = (make_run(tmp_path / str(v), drift_weight=v) for v in (10, 0.1))
     other = make_run(tmp_path / "c", strategy="optim.baselines.EvenSplit")
     for run, name in ((slow, "dssra"), (fast, "dssra"), (other, "even")):
-        (run / "overrides.json").write_text(f'["strategy={name}"]')
+        (run / "choices.json").write_text(f'{{"strategy": "{name}"}}')
     page = report(slow, fast, other, "--output", tmp_path / "report.html")
     assert page.rows("")[0][1:] == [
         "A strategy=dssra strategy.drift_weight=10",
