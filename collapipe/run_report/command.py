@@ -5,7 +5,8 @@ from pathlib import Path
 
 from collapipe.errors import ConfigError, printable
 from collapipe.run_report.comparison import comparison_page
-from collapipe.run_report.page import GENERATOR, run_page
+from collapipe.run_report.frame import GENERATOR
+from collapipe.run_report.page import run_page
 from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run, latest_run, read_run
 

@@ -1,18 +1,18 @@
 """A run's folder as it is, also while the run is going, after it failed, or of an older version."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
+from collapipe.formatting import seconds
 from collapipe.runs.metrics import Metric, RoundLine
 
 T = TypeVar("T")
@@ -20,13 +20,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What this page shows of ``summary.json``."""
+    """The part of ``summary.json`` that is read again."""
 
     status: str
     error: str | None = None
     metric: Metric | None = None
     test_loss: float | None = None
     wall_s: float | None = None
+
+    @property
+    def cause(self) -> str:
+        """``: ERROR`` where there was one; empty where the status says it all."""
+        told = self.error if self.error != self.status else None
+        return f": {printable(told)}" if told else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +70,32 @@ class Run:
 
     @property
     def num_units(self) -> int:
-        """N."""
+        """Number N of units."""
         return int(self.tree["federation"]["num_units"])
 
     @property
     def planned_rounds(self) -> int:
-        """That the run is to have."""
+        """Rounds that the run is to have."""
         return int(self.tree["federation"]["rounds"])
 
     @property
     def seed(self) -> int:
-        """Of everything that is drawn."""
+        """The seed of everything that is drawn."""
         return int(self.tree["seed"])
 
     @property
     def keeps_queues(self) -> bool:
-        """Whether the strategy does; else those of the rounds are 0 for want of any."""
+        """Whether the strategy keeps queues; else those of the rounds are 0."""
         return any(line.plan.queues for line in self.rounds)
 
     @property
     def trained(self) -> bool:
-        """Whether units were told to; else rounds were scheduled alone."""
+        """Whether units trained; else rounds were only scheduled."""
         return any("train" in line.seconds for line in self.rounds)
 
     @property
     def clock(self) -> Clock:
-        """The run's own; where it has none, its rounds as they were measured, one after another."""
+        """The run's own clock; without one, the measured times of its rounds, added up."""
         ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
         if ends and len(ends) == len(self.rounds):
             real = self.tree["federation"].get("clock") == "real"
@@ -97,9 +103,49 @@ class Run:
         took = accumulate(line.seconds.get("round", 0.0) for line in self.rounds)
         return Clock("measured", tuple(took))
 
+    @property
+    def counted_uploads(self) -> Literal["all", "some", "none"]:
+        """Of how many planned rounds the modelled seconds and joules hold every unit's upload: a
+        strategy may plan no channels."""
+        planned = [line.costs.values() for line in self.rounds if line.costs]
+        held = [all(cost.upload_s is not None for cost in costs) for costs in planned]
+        return "all" if all(held) else "some" if any(held) else "none"
+
+    @property
+    def missing_uploads(self) -> str:
+        """What stands beside the run's modelled seconds and joules; empty where all is counted."""
+        return _MISSING[self.counted_uploads]
+
+    @property
+    def missing_in_clock(self) -> str:
+        """What stands beside the run's clock, which may be a measured one."""
+        return self.missing_uploads if self.clock.kind == "modelled" else ""
+
+    @property
+    def clock_text(self) -> str:
+        """When the last round ended, and what that counts; empty before the first round's end."""
+        if not self.rounds:
+            return ""
+        parts = (seconds(self.clock.ends_s[-1]), self.clock.kind, self.missing_in_clock)
+        return ", ".join(filter(None, parts))
+
+    def option(self, name: str) -> object:
+        """A value of the configuration; None where the run's version had none."""
+        value: object = self.tree
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+
+_MISSING = {
+    "all": "",
+    "some": "uploads counted in some rounds only",
+    "none": "uploads not counted",
+}
+
 
 def read_run(folder: Path) -> Run:
-    """Read what is there. Raises ``ConfigError``: the file, the line, and what is wrong with it."""
+    """Read a run's folder. Raises ``ConfigError`` with the file, the line and what is wrong."""
     config = folder / "config.yaml"
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()})")
@@ -275,24 +321,3 @@ def _whole(text: str) -> int:
     if abs(value) > _MOST_WHOLE:
         raise ValueError(f"{text[:20]} is no figure of a run")
     return value
-
-
-def cause(summary: Summary) -> str:
-    """``: ERROR`` where there was one; nothing where the status says it all."""
-    error = summary.error
-    return f": {printable(error)}" if error and error != summary.status else ""
-
-
-def option(run: Run, name: str) -> object:
-    """A value of the configuration; None where the run's version had none."""
-    value: object = run.tree
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def span_s(run: Run, recent: int) -> float | None:
-    """Mean measured seconds from one round's end to the next, of the last ``recent`` rounds."""
-    ends = [0.0, *(line.wall_s for line in run.rounds)][-recent - 1 :]
-    gaps = [after - before for before, after in pairwise(ends)]
-    return math.fsum(gaps) / len(gaps) if gaps else None

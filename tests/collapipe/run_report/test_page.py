@@ -94,7 +94,7 @@ def test_who_failed_was_set_aside_or_skipped_is_told_with_the_cause(
     for number in FAILED:
         assert told[str(number), "failed"] == "LinkError: the unit was switched off"
     for number in SET_ASIDE:
-        assert told[str(number), "set aside"] == "WireError: a speed that is not finite"
+        assert told[str(number), "left out"] == "WireError: a speed that is not finite"
     assert len([key for key in told if key[0].isdigit()]) == 1 + len(FAILED) + len(SET_ASIDE)
 
 
@@ -103,8 +103,9 @@ def test_cells_of_the_matrix_cover_the_rounds_in_which_units_trained(
 ) -> None:
     page = report(run)
     lines = list(made_lines(20))
-    grounds, trained = page.paths("ground")[:8], page.paths("cell c0")[0]
-    corners = [re.findall(r"[\d.]+", path) for path in grounds]  # left, top, right, …
+    (ground,), trained = page.paths("ground")[:1], page.paths("cell c0")[0]
+    corners = [re.findall(r"[\d.]+", path) for path in ground.split("z")[:-1]]
+    assert len(corners) == 8
     left, width = float(corners[0][0]), (float(corners[0][2]) - float(corners[0][0])) / 20
     rows = [float(corner[1]) for corner in corners]
     drawn = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from collapipe.run_report.markup import Markup, join, tag
+from collapipe.run_report.html import Markup, join, tag
 from collapipe.run_report.scale import scale
 
 
