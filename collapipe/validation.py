@@ -1,53 +1,119 @@
-"""What pydantic finds wrong, in our form: where, the value, the rule with its bounds."""
+"""Plain values become typed ones: pydantic checks them, and its errors become lines of ours."""
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar, cast, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from collapipe.errors import ConfigError, one_line
 
-_RULES = {
-    "missing": "is missing; add it",
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "finite_number": "must be finite",
-    "too_short": "has {actual_length} entries, expected at least {min_length}",
-    "too_long": "has {actual_length} entries, expected at most {max_length}",
-    "string_too_long": "must have at most {max_length} characters",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "dict_type": "must be keys with values",
-    "model_type": "must be keys with values",
-    "value_error": "{error}",
+T = TypeVar("T")
+_LAX = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
+_NEAR = 0.7  # difflib's ratio: one letter of four may be wrong
+_MUST_BE = {  # what pydantic finds wrong, by the beginning of its name for that
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "below {lt:g}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string_type": "a text",
+    "literal_error": "one of {expected}",
+    "tuple": "a list, [A, B]",
+    "list": "a list, [A, B]",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+    "dict_type": "keys with values",
+    "dataclass_type": "keys with values",
+    "model_type": "keys with values",
 }
 
 
-def rule(fault: Mapping[str, Any]) -> str:
-    """The rule that one of ``ValidationError.errors()`` breaks, such as ``must be above 0``."""
-    context = fault.get("ctx", {})
-    if fault["type"] == "literal_error":
-        return f"must be one of {context['expected'].replace(' or ', ', ').replace(chr(39), '')}"
-    template = _RULES.get(fault["type"])
-    return template.format(**context) if template else one_line(fault["msg"])
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; nearest: X``, also for a right last name under a wrong section; empty where none is."""
+    names = [option for option in known if not name.startswith(f"{option}.")]
+    last = name.rsplit(".", 1)[-1]
+    same = sorted((each for each in names if each.rsplit(".", 1)[-1] == last), key=len)
+    near = same[:1] or difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
+    return f"; nearest: {near[0]}" if near else ""
+
+
+def typed(option: str, kind: type[T], values: object) -> T:
+    """``values`` as the dataclass ``kind``, each field of the type that its annotation says.
+
+    Raises ``ConfigError`` that names the option, its value and what it must be.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{option}={one_line(values)}: must be keys with values")
+    known = _types(cast(Hashable, kind))
+    for name in values:
+        if name not in known:
+            has = f"; {kind.__name__} has {', '.join(known) or 'no options'}"
+            raise ConfigError(f"unknown option {option}.{name}{nearest(str(name), known)}{has}")
+    for field in fields(cast(Any, kind)):
+        required = field.init and field.default is field.default_factory is MISSING
+        if required and field.name not in values:
+            raise ConfigError(f"{option}.{field.name}: is missing; set it")
+    return kind(**{name: checked(f"{option}.{name}", known[name], values[name]) for name in values})
+
+
+def checked(option: str, annotation: Any, value: object) -> Any:
+    """``value`` of the annotated type; a number is no bool. Raises ``ConfigError`` as ``typed``."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return typed(option, annotation, value)
+    try:
+        result = _adapter(annotation).validate_python(value)
+    except ValidationError as error:
+        raise _config_error(option, error) from error
+    if isinstance(value, bool) and not isinstance(result, bool):
+        raise ConfigError(f"{option}={value}: must be a number")
+    return result
+
+
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+@functools.cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=_LAX)
+
+
+def _config_error(option: str, errors: ValidationError) -> ConfigError:
+    error = errors.errors(include_url=False)[0]
+    where = dotted((option, *error["loc"]))
+    if error["type"] == "unexpected_keyword_argument":
+        return ConfigError(f"unknown option {where}")
+    if error["type"] != "missing":
+        where += f"={one_line(error['input'])}"
+    return ConfigError(f"{where}: {rule(error)}")
 
 
 def dotted(loc: Iterable[str | int]) -> str:
     """``clusters[0].name`` for ``("clusters", 0, "name")``."""
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc).lstrip(".")
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc)
+    return "".join(steps).lstrip(".")
 
 
-def option_error(option: str, error: ValidationError) -> ConfigError:
-    """The first fault of a group of options: ``cluster.num_devices=0: must be at least 1``."""
-    fault = error.errors()[0]
-    return ConfigError(f"{dotted((option, *fault['loc']))}={fault['input']}: {rule(fault)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``; nearest: X``, or what is known where nothing is near."""
-    options = list(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"; nearest: {near[0]}" if near else f"; known: {', '.join(options)}"
+def rule(error: Mapping[str, Any]) -> str:
+    """The rule that one of ``ValidationError.errors()`` breaks, such as ``must be above 0``."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return "is missing; set it"
+    if kind == "value_error":  # of a validator of ours
+        return str(context["error"])
+    needs = next((text for name, text in _MUST_BE.items() if kind.startswith(name)), None)
+    if needs is None:
+        return one_line(error["msg"])
+    must = needs.format(**context).replace("'", "").replace(" or ", ", ")
+    near = ""
+    if kind == "literal_error":
+        near = nearest(str(error["input"]), must.removeprefix("one of ").split(", "))
+    return f"must be {must}{near}"

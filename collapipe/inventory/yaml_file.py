@@ -84,7 +84,7 @@ class Document:
         return node, line
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
     """Refuses aliases (``*name``), which could make a small file endless.
 
     libyaml's parser is quicker, but deep nesting ends the process in it.

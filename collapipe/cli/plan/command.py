@@ -17,8 +17,10 @@ def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
     Raises ``ConfigError``, before anything is printed.
     """
     if solver not in CLUSTER_SOLVERS:
-        known = nearest(solver, sorted(CLUSTER_SOLVERS))
-        raise ConfigError(f"--solver {solver}: there is no such solver{known}")
+        raise ConfigError(
+            f"--solver {solver}: must be one of {', '.join(CLUSTER_SOLVERS)}"
+            f"{nearest(solver, CLUSTER_SOLVERS)}"
+        )
     if plot is not None:
         _check_plot(plot)
     inventory = read_inventory(file)

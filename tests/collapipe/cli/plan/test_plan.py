@@ -159,7 +159,7 @@ def test_energy_that_no_power_can_do_with_says_what_would_be_enough(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--solver", "exakt"], "--solver exakt: there is no such solver; nearest: exact"),
+        (["--solver", "exakt"], "nearest: exact"),
         (["--solver", "pipedreem"], "nearest: pipedream"),
         (["--plot", "chart.pdf"], "--plot chart.pdf: must end in .svg or .png"),
         (["--plot", "no/such/folder/chart.svg"], "there is no folder no/such/folder"),
