@@ -71,11 +71,11 @@ def _starts(
     latency: str, computes: list[float], hops: list[float], count: int
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Of each stage: when it computes and when it sends."""
-    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
     if latency == "overlap":  # a device and its link are two machines in a row
         machines = [time for pair in zip(computes, hops, strict=True) for time in pair]
         starts = _flow_shop(machines, count)
         return list(zip(starts[::2], starts[1::2], strict=True))
+    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
     if latency == "bound":  # every stage keeps the slowest one's pace
         chunks = [max(chunks)] * len(chunks)
     return [

@@ -1,6 +1,5 @@
 """A person's YAML file as nodes: plain values for pydantic, and a line for each of its errors."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,7 +7,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 from collapipe.validation import dotted, rule
 
 MAX_BYTES = 1_000_000  # a thousand devices take a tenth of it
@@ -110,9 +109,9 @@ def load(file: Path) -> Document:
         root = yaml.compose(_read(file), Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _error(name, line, f"not YAML: {_one_line(error.problem or error)}") from error
+        raise _error(name, line, f"not YAML: {one_line(error.problem or error)}") from error
     except yaml.YAMLError as error:
-        raise _error(name, 1, f"not YAML: {_one_line(error)}") from error
+        raise _error(name, 1, f"not YAML: {one_line(error)}") from error
     except RecursionError as error:
         raise _error(name, 1, "nested too deeply for an inventory") from error
     if root is None:
@@ -171,7 +170,3 @@ def _line(node: Any) -> int:
 
 def _error(file: str, line: int, message: str) -> ConfigError:
     return ConfigError(f"{file}:{line}: {message}")
-
-
-def _one_line(text: object) -> str:
-    return re.sub(r"\s+", " ", str(text)).strip()
