@@ -1,12 +1,11 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
-import functools
 import io
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.lib.format as npy
@@ -41,6 +40,10 @@ _HEADER = re.compile(  # what numpy and we write for numbers in C order
     re.DOTALL,
 )
 
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
+    kind: TypeAdapter(kind) for kind in (ClusterState, ClusterReport, Setup, TrainRequest)
+}
+
 
 def pack_state_request(setup: Setup) -> RecordDict:
     """Ask for a cluster's state; the unit keeps the setup."""
@@ -54,8 +57,8 @@ def unpack_state_request(content: RecordDict) -> Setup:
 
 def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
     """A cluster's state, and the frozen parts that the unit has not."""
-    values = {"unit": state.unit, "state": _json(state), "lacking": [*lacking]}
-    return RecordDict({"state": ConfigRecord(values)})
+    values = ConfigRecord({"unit": state.unit, "state": _json(state), "lacking": [*lacking]})
+    return RecordDict({"state": values})
 
 
 def unpack_state(content: RecordDict) -> StateReply | Failure:
@@ -92,8 +95,8 @@ def unpack_request(content: RecordDict) -> tuple[TrainRequest, Tensors]:
 
 def pack_reply(reply: TrainReply) -> RecordDict:
     """A unit's answer to a ``train`` message."""
-    values = {"report": _json(reply.report), "state": _json(reply.state)}
-    return RecordDict({"weights": pack_tensors(reply.weights), "report": ConfigRecord(values)})
+    values = ConfigRecord({"report": _json(reply.report), "state": _json(reply.state)})
+    return RecordDict({"weights": pack_tensors(reply.weights), "report": values})
 
 
 def unpack_reply(content: RecordDict) -> TrainReply | Failure:
@@ -208,18 +211,13 @@ def _cluster_state(unit: int, text: Any) -> ClusterState | Failure:
     return state
 
 
-@functools.cache  # an adapter costs a millisecond
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    return TypeAdapter(kind)
-
-
 def _json(value: object) -> str:
-    return _adapter(type(value)).dump_json(value).decode()
+    return _ADAPTERS[type(value)].dump_json(value).decode()
 
 
 def _parse(kind: type[T], text: Any) -> T:
     try:
-        return _adapter(kind).validate_json(text)
+        return cast(T, _ADAPTERS[kind].validate_json(text))
     except CollaPipeError as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
