@@ -11,7 +11,8 @@ from collapipe.errors import ConfigError
 from collapipe.reproduction.drawing import over_places
 from collapipe.reproduction.figure import Cell, Row
 from collapipe.runs.evidence import Interval
-from collapipe.runs.reading import Metric, Run
+from collapipe.runs.metrics import Metric
+from collapipe.runs.reading import Run
 
 Floats = NDArray[np.float64]
 SHARES = ("accuracy", "strict F1")  # of 1; here in %

@@ -20,7 +20,8 @@ from collapipe.reproduction import remark2
 from collapipe.reproduction.paper_world import paper_presets
 from collapipe.reproduction.remark2 import FACTORS, POWERS_W, QUIET, SETTINGS, transmission
 from collapipe.reproduction.training import Job, Training
-from collapipe.runs.reading import Metric, RoundLine, Run, Summary, read_run
+from collapipe.runs.metrics import Metric, RoundLine
+from collapipe.runs.reading import Run, Summary, read_run
 
 ROUNDS = 5
 QUIET_LOSS = 0.5

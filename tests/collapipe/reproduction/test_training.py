@@ -26,7 +26,8 @@ from collapipe.reproduction.figure import PaperFigure, above
 from collapipe.reproduction.learning_curves import learning_curve
 from collapipe.reproduction.training import Experiment, Job, Training, data_folder
 from collapipe.runs.evidence import Interval
-from collapipe.runs.reading import Metric, RoundLine, Run, Summary
+from collapipe.runs.metrics import Metric, RoundLine
+from collapipe.runs.reading import Run, Summary
 
 ROUNDS, EVERY = 8, 2
 HELD_OUT = Experiment("fig09", "multi30k", "full_transformer")
