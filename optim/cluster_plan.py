@@ -9,7 +9,7 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
 from collapipe.state import ClusterState
-from optim.front_cache import verified_front
+from optim.front_cache import solve_cached
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
 
@@ -110,7 +110,7 @@ def _front(
 ) -> Front:
     problem = cluster_problem(request, cluster, latency)
     if request.partition is None:
-        front = verified_front(problem, solve, rng)
+        front = solve_cached(problem, solve, rng)
     else:
         front = _within_limits_or_not(problem, solve, rng)
     return tuple(_of_round(point, request, cluster) for point in _at_most(request, front))
@@ -122,11 +122,11 @@ def _within_limits_or_not(
     """As a system splits that looks at no limits; where they do not matter, nothing is marked."""
     before = rng.bit_generator.state
     try:
-        return verified_front(problem, solve, rng)
+        return solve_cached(problem, solve, rng)
     except InfeasibleRoundError:
         # The same draws again: limits must not favour some of them.
         rng.bit_generator.state = before
-        front = verified_front(_unlimited(problem), solve, rng)
+        front = solve_cached(_unlimited(problem), solve, rng)
         return tuple(replace(point, over_limits=True) for point in front)
 
 

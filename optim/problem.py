@@ -87,10 +87,13 @@ class ClusterSolution:
         the drift Γ grows with S. Heuristics answer with a single point.
     certificate
         Of the last point, the fastest.
+    complete
+        False: a time limit ended the search, so the front may lack points or hold slower ones.
     """
 
     front: tuple[Partition, ...]
     certificate: Certificate
+    complete: bool = True
 
     @property
     def best(self) -> Partition:

@@ -67,7 +67,9 @@ def exact_partition(
     # What is left of a search to the end is rounding.
     lower = objective if lower >= objective * (1 - 10 * PROGRESS) else lower
     elapsed = time.perf_counter() - start
-    return ClusterSolution(front, Certificate(objective, lower, "exact", elapsed))
+    certificate = Certificate(objective, lower, "exact", elapsed)
+    # Within the limit no part of the search can have been left out.
+    return ClusterSolution(front, certificate, complete=elapsed < time_limit_s)
 
 
 def _alone(problem: ClusterProblem, rates: Rates) -> tuple[list[Split], float]:
