@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collapipe.plan import Certificate
 from optim.allocation.infeasible import infeasible_round
@@ -13,13 +12,9 @@ from optim.allocation.matching import Matching, min_cost_matching, missing_cost
 from optim.allocation.objective import round_objective
 from optim.allocation.options import Options, round_options
 from optim.convergence import idle_gamma, interference_error, scheduled_gamma
-from optim.problem import Allocation, RoundProblem, RoundSolution
+from optim.problem import Allocation, Bools, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import uplink_rate, upload_time
 from optim.radio.power_control import Senders, controlled_power
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Bools = NDArray[np.bool_]
 
 _PROGRESS = 1e-9
 # Extreme figures must not keep the turns going.

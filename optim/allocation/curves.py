@@ -3,15 +3,10 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optim.allocation.options import Options
-from optim.problem import RoundProblem
+from optim.problem import Bools, Floats, Ints, RoundProblem
 from optim.radio.channel import Fading, required_snr
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Bools = NDArray[np.bool_]
 
 
 class Curves:

@@ -11,15 +11,11 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
 from optim.allocation.options import Choice, Options
 from optim.convergence import idle_gamma, interference_error, scheduled_gamma
-from optim.problem import RoundProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
+from optim.problem import Floats, Ints, RoundProblem
 
 
 def allocate_gamma(problem: RoundProblem, options: Options, stop_at: float) -> Choice:

@@ -3,14 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optim.convergence import gamma_power
-from optim.problem import Partition, RoundProblem
+from optim.problem import Floats, Ints, Partition, RoundProblem
 from optim.radio.channel import Links, links, power_limits, uplink_rate, upload_time
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)

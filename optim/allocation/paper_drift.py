@@ -14,16 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from optim.allocation.curves import Curves, feasible_curves, relaxed_curves
 from optim.allocation.matching import Matching, bottleneck, min_cost_matching, missing_cost
 from optim.allocation.options import Choice, Options
-from optim.problem import RoundProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
+from optim.problem import Floats, Ints, RoundProblem
 
 # Spans are dropped whose bound is within this of the best round, relative.
 _TOLERANCE = 1e-10

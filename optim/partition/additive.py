@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.latency import Floats, Ints
 from optim.partition.knapsack import Bottleneck, Nodes, solve, useful_devices
 from optim.partition.rates import PROGRESS, SAME, Rates, Split
+from optim.problem import Floats, Ints
 
 RANGES = 8
 PIECES = 3

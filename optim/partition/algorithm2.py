@@ -38,7 +38,7 @@ def starting_micro_batches(problem: ClusterProblem) -> tuple[int, int]:
     """The printed m⁽⁰⁾ and one of our own; both the nearest under which the caps hold the model.
 
     Algorithm 2 prints S⁽⁰⁾ = 1, for which eq. 38 gives m = 1. Ours is eq. 38's for the even split
-    over min(K, L) devices. Where hops are long the first ends lower, where they are short the other.
+    over min(K, L) devices. Where hops are long the first ends lower, else the second.
     """
     used = min(len(problem.devices), problem.num_blocks)
     share = problem.num_blocks / used

@@ -12,10 +12,10 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import DeviceProfile
-from optim.latency import Floats, block_caps
+from optim.latency import block_caps
 from optim.partition.exact import exact_partition
 from optim.partition.single_point import Split, answer, single_point, split_latency
-from optim.problem import ClusterProblem, ClusterSolution, Partition
+from optim.problem import ClusterProblem, ClusterSolution, Floats, Partition
 
 FIXED_MICRO_BATCHES = 8
 """m of the baselines that do not choose it."""

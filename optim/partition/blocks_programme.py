@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from optim.latency import Floats, Ints, block_caps
-from optim.problem import ClusterProblem
+from optim.latency import block_caps
+from optim.problem import ClusterProblem, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.latency import Floats, Ints
 from optim.partition.rates import PROGRESS, Rates, Split, segments_needed
+from optim.problem import Bools, Floats, Ints
 
 GRID = 12
 
@@ -57,7 +56,7 @@ class _Pairs:
         """S + m - 1."""
         return self.row + self.segments
 
-    def where(self, keep: NDArray[np.bool_] | Ints) -> "_Pairs":
+    def where(self, keep: Bools | Ints) -> "_Pairs":
         """Some of them."""
         return _Pairs(self.row[keep], self.segments[keep], self.low[keep], self.high[keep])
 
@@ -156,9 +155,7 @@ def _smallest_thresholds(rates: Rates, pairs: _Pairs) -> Floats:
     return high
 
 
-def _probe(
-    rates: Rates, row: Ints, segments: Ints, threshold: Floats
-) -> tuple[NDArray[np.bool_], Floats]:
+def _probe(rates: Rates, row: Ints, segments: Ints, threshold: Floats) -> tuple[Bools, Floats]:
     """Whether thresholds suffice; the slowest chunk in use if so, else the next one above."""
     held = rates.held(row, threshold)
     enough = _largest(held, segments) >= rates.num_blocks

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from optim.latency import Floats, block_caps
+from optim.latency import block_caps
 from optim.partition.single_point import Split, fitting_micro_batches, single_point, split_latency
-from optim.problem import ClusterProblem, ClusterSolution
+from optim.problem import ClusterProblem, ClusterSolution, Floats
 
 MOST_DEVICES = 12
 """Subsets double with every device; beyond, PipeEdge's programme takes too long."""

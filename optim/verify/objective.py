@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.problem import Allocation, RoundProblem
+from optim.problem import Allocation, Floats, Ints, RoundProblem
 from optim.verify import radio
 from optim.verify.radio import Pairs
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def objective(chosen: Sequence[Allocation], problem: RoundProblem) -> float:

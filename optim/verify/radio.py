@@ -5,14 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.problem import RoundOptions, RoundProblem
-from optim.verify.judgement import MARGIN
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from optim.problem import Bools, Floats, Ints, RoundOptions, RoundProblem
 
 # Nodes t = e^s of the trapezoidal rule, which meets ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
 # signal-to-noise ratios ρ from 1e-8 to 1e10.
@@ -154,21 +148,3 @@ def _least_power(pairs: Pairs, problem: RoundProblem, ease: float) -> Floats:
     signal = per(np.array(options.kappa * options.interference_constant_w), left)
     power = np.maximum(per(signal - pairs.interference_w, pairs.gain), 0.0)
     return np.where(options.gamma_max * ease < spread[:, None], math.inf, power)
-
-
-def largest_powers(pairs: Pairs, options: RoundOptions) -> Floats:
-    """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
-    powers = pairs.max_power_w.copy()
-    scarce = energies(pairs, powers, options) > pairs.energy_j * MARGIN
-    if scarce.any():
-        powers[scarce] = _bisected(pairs.at(scarce), options)
-    return powers
-
-
-def _bisected(pairs: Pairs, options: RoundOptions) -> Floats:
-    low, high = np.zeros_like(pairs.max_power_w), pairs.max_power_w
-    for _ in range(30):
-        middle = (low + high) / 2
-        enough = energies(pairs, middle, options) <= pairs.energy_j * MARGIN
-        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
-    return low

@@ -6,8 +6,8 @@ import math
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from optim.latency import Floats, block_caps, micro_batch_sizes, pipeline_latency
-from optim.problem import ClusterProblem
+from optim.latency import block_caps, micro_batch_sizes, pipeline_latency
+from optim.problem import ClusterProblem, Floats
 
 
 def by_enumeration(problem: ClusterProblem) -> Floats:

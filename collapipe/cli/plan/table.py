@@ -19,9 +19,9 @@ from collapipe.formatting import (
 )
 from collapipe.inventory.file import Box, Inventory
 from collapipe.state import EnergyBudget
-from optim.latency import Ints, block_caps, pipeline_latency
+from optim.latency import block_caps, pipeline_latency
 from optim.partition.exact import even_partition
-from optim.problem import ClusterProblem, ClusterSolution, Partition
+from optim.problem import ClusterProblem, ClusterSolution, Ints, Partition
 from optim.timeline import Stage, timeline
 
 _COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")

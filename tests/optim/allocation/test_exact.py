@@ -16,8 +16,8 @@ from optim.allocation.matching import bottleneck
 from optim.allocation.options import round_options
 from optim.allocation.paper_drift import DeadlineSearch, Span
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
-from optim.verify import verify_round
 from tests.optim import rounds
+from tests.optim.refutation import verify_round
 
 
 def check(problem: RoundProblem, solution: RoundSolution) -> None:

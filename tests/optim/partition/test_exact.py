@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
-from optim.latency import Floats, block_caps, pipeline_latency
+from optim.latency import block_caps, pipeline_latency
 from optim.partition.exact import exact_partition
 from optim.partition.knapsack import Bottleneck, Nodes
 from optim.partition.rates import Rates
-from optim.problem import ClusterProblem, ClusterSolution, Latency
+from optim.problem import ClusterProblem, ClusterSolution, Floats, Latency
 from tests.optim.instances import heterogeneous, paper_like
 from tests.optim.partition_references import (
     by_dynamic_programme,
