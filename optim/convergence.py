@@ -16,7 +16,11 @@ _ROUNDING = 1e-12
 def interference_error(
     power_w: Floats | float, gain: Floats | float, interference_w: Floats | float, constant_w: float
 ) -> Floats:
-    """ε(p) = C/(p·h + I) of eq. (25), broadcast; 0 for C = 0."""
+    """ε(p) = C/(p·h + I) of eq. (25), broadcast; 0 for C = 0.
+
+    The printed sign of I is wrong, for more interference must not make the error smaller. It stays
+    since Γ is built on it: compare powers by ε, not channels (docs/optim.md).
+    """
     received = np.asarray(power_w * np.asarray(gain) + interference_w, dtype=np.float64)
     return constant_w / received if constant_w else np.zeros_like(received)
 
@@ -24,7 +28,11 @@ def interference_error(
 def scheduled_gamma(
     num_segments: Floats | int, error: Floats, num_blocks: int, options: RoundOptions
 ) -> Floats:
-    """Γ = κ·(φ²·S²/L + ε(p) + φ²) of eq. (28), broadcast, for ``error`` = ε(p)."""
+    """Γ = κ·(φ²·S²/L + ε(p) + φ²) of eq. (28), broadcast, for ``error`` = ε(p).
+
+    S²/L comes from Lemma 1, which does not hold as printed (docs/optim.md): read it as a price on
+    segments, not as a bound of the gradient, which is the same for every S.
+    """
     split = options.gradient_bound * np.square(num_segments) / num_blocks
     return options.kappa * (split + error + options.gradient_bound)
 
