@@ -8,7 +8,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
-from collapipe.state import ClusterState
+from collapipe.state import ClusterState, DeviceProfile
 from optim.front_cache import solve_cached
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
@@ -155,7 +155,7 @@ def cluster_plan(
     """
     return ClusterPlan(
         unit=cluster.unit,
-        segments=() if partition.replicated else _segments(cluster, partition),
+        segments=() if partition.replicated else segment_plans(cluster.devices, partition.blocks),
         num_micro_batches=partition.num_micro_batches,
         schedule=request.schedule,
         latency_s=partition.latency_s,
@@ -164,9 +164,10 @@ def cluster_plan(
     )
 
 
-def _segments(cluster: ClusterState, partition: Partition) -> tuple[SegmentPlan, ...]:
+def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:
+    """The blocks that the devices hold, each device's after those of the ones before it."""
     segments, first = [], 0
-    for device, blocks in zip(cluster.devices, partition.blocks, strict=True):
+    for device, blocks in zip(devices, held, strict=True):
         if blocks:
             segments.append(SegmentPlan(device.name, Span(first, blocks)))
             first += blocks

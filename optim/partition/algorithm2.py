@@ -7,7 +7,8 @@ import numpy as np
 
 from optim.latency import block_caps
 from optim.partition.blocks_programme import best_blocks
-from optim.partition.single_point import Split, fitting_micro_batches, single_point, split_latency
+from optim.partition.caps import fitting_micro_batches
+from optim.partition.single_point import Placement, single_point, split_latency
 from optim.problem import ClusterProblem, ClusterSolution
 
 Blocks = tuple[int, ...]
@@ -27,7 +28,7 @@ def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Cluste
     return single_point("paper", problem, _from_both_starts)
 
 
-def _from_both_starts(problem: ClusterProblem) -> Split:
+def _from_both_starts(problem: ClusterProblem) -> Placement:
     starts = sorted(set(starting_micro_batches(problem)))
     return min(
         (alternate(problem, m) for m in starts), key=lambda split: split_latency(problem, *split)
@@ -44,12 +45,12 @@ def starting_micro_batches(problem: ClusterProblem) -> tuple[int, int]:
     share = problem.num_blocks / used
     even = [share] * used + [0] * (len(problem.devices) - used)
     wanted = stationary_micro_batches(problem, even, 1)
-    fitting = fitting_micro_batches("paper", problem)
+    fitting = fitting_micro_batches(problem)
     ours = min(fitting, key=lambda m: abs(m - wanted) if math.isfinite(wanted) else -m)
     return fitting[0], ours
 
 
-def alternate(problem: ClusterProblem, num_micro_batches: int) -> Split:
+def alternate(problem: ClusterProblem, num_micro_batches: int) -> Placement:
     """The local optimum, δ and m, that Algorithm 2 reaches from m⁽⁰⁾ = ``num_micro_batches``."""
     m, latency = num_micro_batches, math.inf
     blocks: Blocks = ()

@@ -113,7 +113,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Candidate:
     """m and δ, [K]."""
 
     num_micro_batches: int

@@ -16,7 +16,7 @@ _WEIGHTS = _STEP * _NODES * np.exp(-_NODES)
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class UplinkPairs:
     """Units and channels in pairs: arrays of one shape, SI units.
 
     Attributes
@@ -36,12 +36,12 @@ class Pairs:
     interference_w: Floats
     snr_per_w: Floats
 
-    def at(self, index: Any) -> "Pairs":
+    def at(self, index: Any) -> "UplinkPairs":
         """Each array at a NumPy index: some of the pairs, or another shape."""
-        return Pairs(*(getattr(self, field.name)[index] for field in fields(self)))
+        return UplinkPairs(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> Pairs:
+def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> UplinkPairs:
     """Those of ``units`` with ``channels``, two arrays of one shape."""
     uplinks, bands = problem.uplinks, problem.channels
     gain = np.array([uplink.gains for uplink in uplinks])[units, channels]
@@ -49,7 +49,7 @@ def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> Pairs:
     interference = np.array([band.interference_w for band in bands])[channels]
     noise = bandwidth * np.array([band.noise_w_per_hz for band in bands])[channels]
     model_bits = np.array([uplink.model_bits for uplink in uplinks])[units]
-    return Pairs(
+    return UplinkPairs(
         max_power_w=np.array([uplink.max_power_w for uplink in uplinks])[units],
         energy_j=np.array([uplink.energy_j for uplink in uplinks])[units],
         model_bits=model_bits,
@@ -61,7 +61,7 @@ def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> Pairs:
     )
 
 
-def all_pairs(problem: RoundProblem) -> Pairs:
+def all_pairs(problem: RoundProblem) -> UplinkPairs:
     """Every unit with every channel, [N, J]."""
     units, channels = np.indices((len(problem.uplinks), len(problem.channels)))
     return pairs_of(problem, units, channels)
@@ -73,7 +73,7 @@ def per(amount: Floats, rate: Floats) -> Floats:
         return np.where(np.equal(amount, 0), 0.0, amount / rate)
 
 
-def rates(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+def rates(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
     """Eq. 10, bit/s: B·E log2(1 + ρg), with g = 1, or exponential of mean 1 if it fades.
 
     Then E ln(1 + ρg) = ∫ e^{-t} ρ/(1 + ρt) dt over t > 0, by parts.
@@ -86,19 +86,19 @@ def rates(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
     return pairs.bandwidth_hz * nats / math.log(2)
 
 
-def uploads(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+def uploads(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
     """Eq. 11, seconds."""
     return per(pairs.bits, rates(pairs, power_w, options))
 
 
-def energies(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+def energies(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
     """Eq. 12, joules; at power 0 its limit of vanishing power, θ^enc·ln 2/(B·snr_per_w)."""
     vanishing = per(pairs.model_bits * math.log(2), pairs.bandwidth_hz * pairs.snr_per_w)
     sending = per(power_w * pairs.model_bits, rates(pairs, power_w, options))
     return np.where(power_w > 0, sending, vanishing)
 
 
-def gammas(pairs: Pairs, power_w: Floats, segments: Ints, problem: RoundProblem) -> Floats:
+def gammas(pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem) -> Floats:
     """Eq. 28 of scheduled units."""
     options = problem.options
     corruption = per(
@@ -116,7 +116,7 @@ def idle_gamma(problem: RoundProblem) -> float:
     return options.kappa * (float(corruption) + options.gradient_bound)
 
 
-def reached(pairs: Pairs) -> Bools:
+def reached(pairs: UplinkPairs) -> Bools:
     """Pairs where something gets through at some power (C6); no other pair may be used, not even by
     a unit with nothing to send."""
     usable: Bools = (pairs.max_power_w > 0) & (pairs.snr_per_w > 0)
@@ -139,7 +139,7 @@ def feasible(problem: RoundProblem, ease: float) -> Bools:
     return usable & enough & (needed <= pairs.max_power_w * ease)
 
 
-def _least_power(pairs: Pairs, problem: RoundProblem, ease: float) -> Floats:
+def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floats:
     """From where on Γ ≤ Γ^max with the front's smallest S; infinite where no power is enough."""
     options = problem.options
     fewest = np.array([front[0].num_segments if front else 0 for front in problem.fronts])

@@ -14,7 +14,7 @@ from optim.problem import Allocation, RoundOptions, RoundProblem, RoundSolution
 from optim.verify import radio
 from optim.verify import verify_round as verify_constraints
 from optim.verify.objective import chosen_penalties, finishes, idle_penalties, penalties
-from optim.verify.radio import Pairs
+from optim.verify.radio import UplinkPairs
 from optim.verify.tolerance import MARGIN, exceeds, violation
 
 Floats = NDArray[np.float64]
@@ -153,7 +153,7 @@ def _total(drift_weight: float, makespan_s: Floats, drift: Floats) -> Floats:
         return np.where(np.isfinite(makespan_s), drift_weight * makespan_s + drift, math.inf)
 
 
-def largest_powers(pairs: Pairs, options: RoundOptions) -> Floats:
+def largest_powers(pairs: UplinkPairs, options: RoundOptions) -> Floats:
     """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
     powers = pairs.max_power_w.copy()
     scarce = radio.energies(pairs, powers, options) > pairs.energy_j * MARGIN
@@ -162,7 +162,7 @@ def largest_powers(pairs: Pairs, options: RoundOptions) -> Floats:
     return powers
 
 
-def _bisected(pairs: Pairs, options: RoundOptions) -> Floats:
+def _bisected(pairs: UplinkPairs, options: RoundOptions) -> Floats:
     low, high = np.zeros_like(pairs.max_power_w), pairs.max_power_w
     for _ in range(30):
         middle = (low + high) / 2
