@@ -201,7 +201,7 @@ def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency) -> None
     if latency == "bound":
         check_exact(problem, by_thresholds(problem))
     else:
-        problem = replace(problem, batch_size=2, max_micro_batches=4)
+        problem = replace(problem, batch_size=2, max_micro_batches=2)
         check_exact(problem, by_full_devices(problem))
 
 
