@@ -1,81 +1,103 @@
 """The model between rounds: one of all units, or each unit's own where nothing is averaged."""
 
-from collections.abc import Collection
-
-from flwr.app import ArrayRecord
+from collections.abc import Collection, Mapping
 
 from collapipe.config import Settings
+from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import select
-from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
-from collapipe.runs.folder import RunFolder, initial_model
-from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Tokenizer
-from collapipe.wire import records
-from server_app.checkpoints.checkpoint import Learned
-from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
+from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.tensors import Tensors, all_finite
+from server_app.aggregation import ServerOptimizer, average
 
 
 class GlobalModel:
-    """Weights as the last round left them.
+    """Weights as the last round left them; those named ``frozen`` never change.
 
     Attributes
     ----------
-    arrays
-        What units are sent: the average, or the first weights where nothing is averaged.
+    weights
+        The average, or the first weights where nothing is averaged.
     own_models
         Where nothing is averaged: unit → its weights, once it has trained.
+    server_optimizer
+        What the server does with an average.
     """
 
-    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
-        self._settings, self._tokenizer = settings, tokenizer
-        first = initial_model(settings, tokenizer).state_dict()
-        self.arrays: ArrayRecord = records.pack_tensors(
-            {name: tensor.detach() for name, tensor in first.items()}
-        )
+    def __init__(self, settings: Settings, frozen: Collection[str]) -> None:
+        self._settings, self.frozen = settings, frozenset(frozen)
+        self.weights: Tensors = {}
         self.own_models: dict[int, Tensors] = {}
+        self.server_optimizer = ServerOptimizer(settings.server_optimizer)
 
-    @property
-    def weights(self) -> Tensors:
-        """Those of ``arrays``."""
-        return records.unpack_tensors(self.arrays)
+    def of_unit(self, unit: int) -> Tensors:
+        """What a unit's next round starts from."""
+        return self.own_models.get(unit, self.weights)
 
-    def take_up(self, learned: Learned, folder: RunFolder) -> None:
-        """Go on with what a checkpoint has, in the folder, too."""
-        self.arrays = records.pack_tensors(learned.weights)
-        self.own_models = dict(learned.own_models)
-        for later in (folder.path / "model").glob("unit-*.safetensors"):
-            later.unlink()  # of units that had not trained by then
-        self.write(folder, self.own_models)
+    def names(self) -> set[str]:
+        """Of the weights that units get and return."""
+        head = f"{HEAD}." if self._settings.server_has_heads else None
+        names = self.weights.keys() - self.frozen
+        return {name for name in names if head is None or not name.startswith(head)}
 
-    def write(self, folder: RunFolder, units: Collection[int]) -> None:
-        """As files: the average, or else the models of those ``units``."""
-        if self._settings.framework.aggregate:
-            folder.write_weights(self.weights)
-            return
-        for unit in units:
-            folder.write_unit_weights(unit, self.own_models[unit])
-
-    def evaluate(self, evaluator: Evaluator) -> Evaluation:
-        """The average's; where units have models of their own, the mean of theirs."""
-        first = self.weights
-        if self._settings.framework.aggregate:
-            return evaluator.evaluate(self._model(first))
-        units = range(self._settings.federation.num_units)
-        models = [self.own_models.get(unit, first) for unit in units]
-        return mean_evaluation([evaluator.evaluate(self._model(each)) for each in models])
-
-    def frozen_parts(self, frozen: Collection[str]) -> dict[str, Tensors]:
-        """The weights of those names in the parts that units hold: part → tensors."""
-        if not frozen:
-            return {}
-        weights = {name: tensor for name, tensor in self.weights.items() if name in frozen}
+    def frozen_parts(self) -> dict[str, Tensors]:
+        """Frozen weights of the parts that units hold: part → tensors."""
+        weights = {name: self.weights[name] for name in self.weights if name in self.frozen}
         blocks = map(block_name, range(self._settings.model.num_blocks))
         head = [] if self._settings.server_has_heads else [HEAD]
         parts = {name: select(weights, name) for name in (EMBEDDING, *blocks, *head)}
         return {name: tensors for name, tensors in parts.items() if tensors}
 
-    def _model(self, weights: Tensors) -> SplitModel:
-        spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
-        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
-        assert isinstance(model, SplitModel)
-        return model
+    def learn(
+        self,
+        round_: int,
+        models: Mapping[int, Tensors],
+        shares: Mapping[int, float],
+        common: Tensors,
+    ) -> float | None:
+        """The units' ``models`` become one, or stay theirs.
+
+        Parameters
+        ----------
+        shares
+            Weight of each unit in the average, not normalised.
+        common
+            Weights that the units shared in the round, in place of an average.
+
+        Returns
+        -------
+        float or None
+            ‖θ(t+1) - θ(t)‖; None where nothing is averaged.
+
+        Raises
+        ------
+        NonFiniteLossError
+            Where a new weight is not finite; the model is what it was.
+        """
+        trained = {unit: self._trained(model) for unit, model in models.items()}
+        if not self._settings.framework.aggregate:
+            for unit, model in trained.items():
+                _check_finite(model, f"round {round_}: unit {unit}'s")
+            own = {unit: {**self.of_unit(unit), **model} for unit, model in trained.items()}
+            self.own_models = {**self.own_models, **own}
+            return None
+        start = self._trained(self.weights)
+        averaged = average(list(trained.values()), [shares[unit] for unit in trained])
+        averaged.update(self._trained(common))
+        new = {**self.weights, **self.server_optimizer.step(start, averaged)}
+        _check_finite(new, f"round {round_}:")
+        self.weights = new
+        changes = (new[name] - was for name, was in start.items() if was.is_floating_point())
+        return float(sum(float(change.square().sum()) for change in changes) ** 0.5)
+
+    def _trained(self, weights: Tensors) -> Tensors:
+        """Those that train: the others are what they were, to the last bit."""
+        return {name: tensor for name, tensor in weights.items() if name not in self.frozen}
+
+
+def _check_finite(model: Tensors, whose: str) -> None:
+    odd = next((name for name, tensor in model.items() if not all_finite(tensor)), None)
+    if odd is not None:
+        raise NonFiniteLossError(
+            f"{whose} {odd} is NaN or infinite after the aggregation; "
+            "lower optimizer.lr or server_optimizer.lr"
+        )

@@ -1,160 +1,300 @@
-"""The round as Flower messages: plan, send, collect, aggregate. Decides nothing by itself."""
+"""The round as a Flower strategy: plan, send, collect, aggregate. Decides nothing by itself."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from collapipe.config import Settings
-from collapipe.errors import NonFiniteLossError, RoundFailedError, one_line
-from collapipe.models.split import HEAD
-from collapipe.report import ClusterReport, RoundReport
+from collapipe.errors import NonFiniteLossError, RoundFailedError, WireError, one_line
+from collapipe.models.split import frozen_names
+from collapipe.report import RoundReport
+from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.folder import initial_model
+from collapipe.runs.rows import load_splits
 from collapipe.seeds import derive
-from collapipe.tensors import Tensors, all_finite
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, TrainReply, TrainRequest
 from collapipe.wire.upload import restore, upload_bytes
-from server_app.aggregation import ServerOptimizer, average
+from optim.planner import RoundRequest
 from server_app.channel_noise import noise_variance, with_noise
+from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
-from server_app.estimates import Sight
-from server_app.plausible import check_report
-from server_app.scheduler import Decision, Scheduler
+from server_app.decoding.link import DecoderLinkServer
+from server_app.estimates import RoundObservation
+from server_app.global_model import GlobalModel
+from server_app.report_checks import check_report
+from server_app.scheduler import RoundDecision, Scheduler, SchedulerState
+from server_app.units import Kept, Units
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What training has come to; all empty in a run that does not train.
+
+    Attributes
+    ----------
+    weights
+        The whole model; where models are not averaged, the one that all units began with.
+    own_models
+        Of units, where models are not averaged.
+    server_optimizer
+        Memory of the server's step.
+    heads
+        Memory of the heads' optimisers, by unit.
+    units
+        Of each unit: its optimiser's memory, and what its compressed uploads have lacked so far.
+    """
+
+    weights: Tensors = field(default_factory=dict)
+    own_models: dict[int, Tensors] = field(default_factory=dict)
+    server_optimizer: Tensors = field(default_factory=dict)
+    heads: dict[int, Tensors] = field(default_factory=dict)
+    units: dict[int, Kept] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """A round that is over.
+
+    Attributes
+    ----------
+    request
+        What it was planned from.
+    seconds
+        Wall time of its phases: ``send`` (in which ``plan``), ``train`` and ``aggregate``, and of
+        the whole ``round``.
+    weights, own_models
+        As in ``TrainingState``.
+    scheduler
+        What the scheduler's next decision needs.
+    frozen_bytes
+        Of weights that do not train, sent to units so far in this run.
+    training_state
+        Asks the units for what they keep. Raises ``RoundFailedError`` or ``WireError``.
+    """
+
+    report: RoundReport
+    request: RoundRequest
+    seconds: dict[str, float]
+    weights: Tensors
+    own_models: dict[int, Tensors]
+    scheduler: SchedulerState
+    frozen_bytes: int
+    training_state: Callable[[], TrainingState]
+
+
+@dataclass(frozen=True, slots=True)
 class _Round:
     """What is open between sending a round's messages and aggregating their replies.
 
     Attributes
     ----------
-    models
-        The whole model at the round's start, of each unit of the plan.
-    names
-        Of the weights that units get and return.
-    began
-        Of ``time.perf_counter``.
+    sent
+        What each unit of the plan got.
+    began, planned, left
+        Of ``time.perf_counter``: at the begin, after the decision, when all messages were made.
     """
 
-    decision: Decision
-    models: Mapping[int, Tensors]
-    names: Collection[str]
+    decision: RoundDecision
+    sent: dict[int, Tensors]
     began: float
+    planned: float
+    left: float
 
-    def uploads(self, unit: int) -> Tensors:
-        """What the unit got."""
-        return {name: tensor for name, tensor in self.models[unit].items() if name in self.names}
+
+class _Session:
+    """The units, the scheduler and the heads of one call of ``start``."""
+
+    def __init__(self, units: Units, scheduler: Scheduler, heads: Heads | None) -> None:
+        self.units, self.scheduler, self.heads = units, scheduler, heads
+        self.round: _Round | None = None
 
 
 class CollaPipeStrategy(Strategy):
     """A Flower strategy whose units pipeline encoders while the server trains the head.
 
-    ``arrays`` of all methods is the whole model: embedding, blocks and head. Without ``heads``
-    units get and train all of it: the baseline ``vanilla_fl``, or heads on the control units.
-    ``frozen`` names weights that do not train; units have them already. Where the framework does
-    not aggregate, each unit goes on with a model of its own and ``arrays`` is where all began.
+    ``start`` is all that a ServerApp needs::
 
-    Attributes
+        strategy = CollaPipeStrategy(config.load(context.run_config))
+        strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
+
+    ``arrays`` of all methods is the whole model: embedding, blocks and head. Where the server has
+    no heads, units get and train all of it. Where the framework does not aggregate, each unit goes
+    on with a model of its own, and ``arrays`` is where all began.
+
+    Parameters
     ----------
-    report, decision
-        What happened in the round aggregated last, and what it was planned from.
-    weights
-        The model that came of it.
-    plan_s
-        Seconds that the decision took.
-    own_models
-        Of the units that trained, where models are not averaged.
+    tokenizer
+        None: made from the training rows.
+    on_round
+        Called after every round.
+    on_step
+        Called by the decoder link's threads after every local step.
     """
 
     def __init__(
         self,
         settings: Settings,
-        scheduler: Scheduler,
-        units: Mapping[int, int],
-        heads: Heads | None,
-        frozen: Collection[str] = (),
+        tokenizer: Tokenizer | None = None,
+        on_round: Callable[[RoundResult], None] = lambda result: None,
+        on_step: OnStep = lambda unit, step, loss, tokens: None,
     ) -> None:
-        self.report: RoundReport | None = None
-        self.decision: Decision | None = None
-        self.plan_s = 0.0
-        self.weights: Tensors = {}
-        self.own_models: dict[int, Tensors] = {}
-        self.server_optimizer = ServerOptimizer(settings.server_optimizer)
-        self._settings, self._scheduler, self._heads = settings, scheduler, heads
-        self._frozen = frozenset(frozen)
-        self._units = dict(units)  # node → unit
-        self._nodes = {unit: node for node, unit in units.items()}
-        self._round: _Round | None = None
+        self._settings, self._on_round, self._on_step = settings, on_round, on_step
+        self._tokenizer = tokenizer or build_tokenizer(settings, load_splits(settings).train)
+        self._model = GlobalModel(
+            settings, frozen_names(settings.model, self._tokenizer.vocabulary)
+        )
+        self._arrays: ArrayRecord | None = None  # what ``_model.weights`` came from
+        self._rounds_done = 0
+        self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
+        self._session: _Session | None = None
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The untrained model, or that of the checkpoint that the run goes on from."""
+        if self._checkpoint is not None:
+            weights = self._checkpoint[1].weights
+        else:
+            first = initial_model(self._settings, self._tokenizer).state_dict()
+            weights = {name: tensor.detach() for name, tensor in first.items()}
+        self._model.weights, self._arrays = weights, records.pack_tensors(weights)
+        return self._arrays
+
+    def resume_from(self, round_: int, scheduler: SchedulerState, training: TrainingState) -> None:
+        """Let ``start`` go on after ``round_``: its first round is the next one."""
+        self._rounds_done, self._checkpoint = round_, (scheduler, training)
 
     def summary(self) -> None:
         """Nothing: the run's configuration is printed and saved by who starts it."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """As ``Strategy.start``; ``timeout`` is ``federation.round_timeout_s`` unless given.
+
+        Raises
+        ------
+        ConfigError, RoundFailedError
+            Where the nodes are not the run's units, or none of a round's units finished.
+        InfeasibleRoundError
+            Where a round has no plan and ``federation.on_infeasible`` is ``stop``.
+        NonFiniteLossError
+            Where the server saw that training diverged, or all units of a round say so.
+        """
+        timeout_s = self._settings.federation.round_timeout_s if timeout is None else timeout
+        self._load(initial_arrays)
+        with self._opened(grid):
+            return super().start(
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout_s,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """A ``train`` message for each unit of the round's plan; none where it is skipped."""
+        session, round_ = self._running(), self._rounds_done + server_round
+        excluded = session.scheduler.excluded
+        if excluded:  # they may be in order by now
+            session.scheduler.update_states(session.units.ask_again(excluded))
         began = time.perf_counter()
-        decision = self.decision = self._scheduler.decide(server_round)
-        self.plan_s = time.perf_counter() - began
-        weights, clusters = records.unpack_tensors(arrays), decision.plan.clusters
-        models = {c.unit: self.own_models.get(c.unit, weights) for c in clusters}
-        links, names = {}, set(weights) - self._frozen
-        if self._heads is not None:
-            links = self._heads.open(server_round, models)
-            names = {name for name in names if not name.startswith(f"{HEAD}.")}
-        now = self._round = _Round(decision, models, names, began)
+        decision = session.scheduler.decide(round_)
+        planned = time.perf_counter()
+        self._load(arrays)
+        clusters, links = decision.plan.clusters, {}
+        models = {cluster.unit: self._model.of_unit(cluster.unit) for cluster in clusters}
+        if session.heads is not None:
+            links = session.heads.open(round_, models)
+        names = self._model.names()
         common = records.select_arrays(arrays, names)
-        timeout_s = self._settings.federation.round_timeout_s
+        sent = {u: {k: t for k, t in model.items() if k in names} for u, model in models.items()}
         messages = []
         for cluster in clusters:
-            unit = cluster.unit
-            request = TrainRequest(server_round, cluster, timeout_s, links.get(unit))
-            own = unit in self.own_models
-            sent = records.pack_tensors(now.uploads(unit)) if own else common
-            content, node = records.pack_request(request, sent), self._nodes[unit]
-            messages.append(Message(content, node, records.TRAIN, group_id=str(server_round)))
+            unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
+            request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
+            own = unit in self._model.own_models
+            content = records.pack_request(
+                request, records.pack_tensors(sent[unit]) if own else common
+            )
+            node = session.units.nodes[unit]
+            messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
+        session.round = _Round(decision, sent, began, planned, time.perf_counter())
         return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The new model from the units that finished; None where the round was skipped.
-
-        Raises ``NonFiniteLossError`` if a unit's loss was, ``RoundFailedError`` if all failed.
-        """
-        now, self._round = self._round, None
+        """The new model from the units that finished; None where the round was skipped, or models
+        are not averaged. Raises as ``start``."""
+        session, came = self._running(), time.perf_counter()
+        now, session.round = session.round, None
         assert now is not None, "aggregate_train before configure_train"
-        if self._heads is not None:
-            self._heads.close()
-        clusters = now.decision.plan.clusters
-        timeout_s = self._settings.federation.round_timeout_s
-        outcomes: dict[int, TrainReply | Failure] = {
-            cluster.unit: Failure("Timeout", f"no answer in {timeout_s:g} s")
-            for cluster in clusters
-        }
-        for message in replies:
-            unit = self._units[message.metadata.src_node_id]
-            outcomes[unit] = self._outcome(unit, message, now)
+        heads, clusters = session.heads, now.decision.plan.clusters
+        if heads is not None:
+            heads.close()
+        outcomes = self._outcomes(session, replies, now)
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
-        if clusters:
-            _stop_if_hopeless(server_round, finished, failures)
-            self._learn(finished, now)
-        if self._heads is not None:
-            self._heads.keep_states(finished)
-        losses = {unit: _mean_loss(reply) for unit, reply in finished.items()}
-        states = {unit: reply.state for unit, reply in finished.items()}
-        measured_s = time.perf_counter() - now.began
-        sight = self._sight(finished, now)
-        self._scheduler.end(now.decision, losses, states, measured_s, sight)
-        self.report = self._report(finished, failures, now)
-        if not clusters or not self._settings.framework.aggregate:
-            return None, None
-        return records.pack_tensors(self.weights), MetricRecord()
+        if heads is not None and (diverged := heads.diverged()):
+            raise NonFiniteLossError(diverged)
+        if clusters and not finished:
+            raise _nobody_finished(now.decision.plan.round, failures)
+        observation = self._learn(finished, now, heads) if finished else None
+        if heads is not None:
+            heads.keep_states(finished)
+        session.scheduler.end(
+            now.decision,
+            {unit: _mean_loss(reply) for unit, reply in finished.items()},
+            {unit: reply.state for unit, reply in finished.items()},
+            time.perf_counter() - now.began,
+            observation,
+        )
+        report = self._report(session.scheduler, finished, failures, now)
+        arrays = metrics = None
+        if finished:
+            metrics = MetricRecord({"train_loss": report.train_loss or 0.0})
+        if finished and self._settings.framework.aggregate:
+            arrays = self._arrays = records.pack_tensors(self._model.weights)
+        ended = time.perf_counter()
+        seconds = {
+            "send": now.left - now.began,
+            "train": came - now.left,
+            "aggregate": ended - came,
+            "plan": now.planned - now.began,
+            "round": ended - now.began,
+        }
+        self._on_round(
+            RoundResult(
+                report,
+                now.decision.request,
+                seconds,
+                self._model.weights,
+                self._model.own_models,
+                session.scheduler.state,
+                session.units.frozen_bytes,
+                lambda: self._training_state(session),
+            )
+        )
+        return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -168,93 +308,147 @@ class CollaPipeStrategy(Strategy):
         """None: the server evaluates."""
         return None
 
-    def _outcome(self, unit: int, message: Message, now: _Round) -> TrainReply | Failure:
+    def _running(self) -> _Session:
+        assert self._session is not None, "a round outside of start"
+        return self._session
+
+    def _load(self, arrays: ArrayRecord) -> None:
+        """The model's weights are those of ``arrays``, which mostly they are already."""
+        if arrays is not self._arrays:
+            self._model.weights, self._arrays = records.unpack_tensors(arrays), arrays
+
+    @contextmanager
+    def _opened(self, grid: Grid) -> Iterator[None]:
+        """Find the units, and open the decoder link where the server has heads."""
+        settings, frozen = self._settings, self._model.frozen_parts()
+        units = Units(grid, settings.federation, self._tokenizer.pack(), frozen)
+        scheduler = Scheduler(settings, units.discover())
+        has_heads, num_units = settings.server_has_heads, settings.federation.num_units
+        with DecoderLinkServer(settings.link, num_units) if has_heads else nullcontext() as link:
+            heads = None
+            if link is not None:
+                vocabulary, frozen_names_ = self._tokenizer.vocabulary, self._model.frozen
+                heads = Heads(settings, vocabulary, link, self._on_step, frozen_names_)
+            self._session = _Session(units, scheduler, heads)
+            if self._checkpoint is not None:
+                self._restore(self._session, *self._checkpoint)
+            try:
+                yield
+            finally:
+                self._session = None
+
+    def _restore(self, session: _Session, then: SchedulerState, training: TrainingState) -> None:
+        missing = {
+            unit: failure
+            for unit, failure in session.scheduler.excluded.items()
+            if unit not in session.units.nodes
+        }
+        session.scheduler.resume_from(then)
+        session.scheduler.update_states(missing)
+        self._model.own_models = dict(training.own_models)
+        self._model.server_optimizer.restore(training.server_optimizer)
+        if session.heads is not None:
+            session.heads.states = dict(training.heads)
+        session.units.restore(training.units)
+
+    def _training_state(self, session: _Session) -> TrainingState:
+        return TrainingState(
+            self._model.weights,
+            self._model.own_models,
+            self._model.server_optimizer.state,
+            session.heads.states if session.heads is not None else {},
+            session.units.kept(),
+        )
+
+    def _outcomes(
+        self, session: _Session, replies: Iterable[Message], now: _Round
+    ) -> dict[int, TrainReply | Failure]:
+        """Of each unit of the plan, in its order."""
+        limit = f"{self._settings.federation.round_timeout_s:g}"
+        came = {message.metadata.src_node_id: message for message in replies}
+        outcomes = dict[int, TrainReply | Failure]()
+        for unit in now.sent:
+            message = came.get(session.units.nodes[unit])
+            outcome: TrainReply | Failure = Failure("Timeout", f"no answer in {limit} s")
+            if message is not None:
+                outcome = self._checked(session, unit, message, now)
+            if isinstance(outcome, TrainReply):
+                outcome = self._through_the_channel(session, unit, outcome, now)
+            outcomes[unit] = outcome
+        return outcomes
+
+    def _checked(
+        self, session: _Session, unit: int, message: Message, now: _Round
+    ) -> TrainReply | Failure:
+        """What the unit sent; whatever it is, it ends no round but its own."""
         if message.has_error():
             return Failure("ClientApp", one_line(message.error.reason))
+        heads = session.heads
         try:
             reply = records.unpack_reply(message.content)
             if isinstance(reply, Failure):
                 return Failure(one_line(reply.kind), one_line(reply.message))
-            self._check_report(unit, reply.report)
+            seen = heads.target_tokens(unit) if heads else reply.report.target_tokens
+            check_report(reply.report, unit, seen, self._settings)
             precision = self._settings.compression.upload
-            sent = restore(reply.weights, now.uploads(unit), precision, f"unit {unit}")
-            weights = self._through_the_channel(unit, sent, now)
-        except Exception as error:  # whatever a unit sends, it ends no round but its own
+            weights = restore(reply.weights, now.sent[unit], precision, f"unit {unit}")
+        except WireError as error:
             return Failure(type(error).__name__, one_line(error))
         return TrainReply(weights, reply.report, reply.state)
 
-    def _through_the_channel(self, unit: int, weights: Tensors, now: _Round) -> Tensors:
-        """As a noisy uplink delivers them, where ``federation.channel_noise`` asks for one."""
+    def _through_the_channel(
+        self, session: _Session, unit: int, reply: TrainReply, now: _Round
+    ) -> TrainReply:
+        """As a noisy uplink delivers it, where ``federation.channel_noise`` asks for one."""
         factor = self._settings.federation.channel_noise
         if not factor:
-            return weights
-        decision = now.decision
-        constant_w = self._settings.tree["channel"]["interference_constant_w"]
-        plan = next(each for each in decision.plan.clusters if each.unit == unit)
-        variance = noise_variance(plan, decision.request, constant_w, factor)
-        seed = derive(self._settings.seed, "channel_noise", decision.plan.round, unit)
-        return with_noise(weights, variance, seed)
+            return reply
+        plan = next(each for each in now.decision.plan.clusters if each.unit == unit)
+        constant_w = session.scheduler.channel.interference_constant_w
+        variance = noise_variance(plan, now.decision.request, constant_w, factor)
+        seed = derive(self._settings.seed, "channel_noise", now.decision.plan.round, unit)
+        return TrainReply(with_noise(reply.weights, variance, seed), reply.report, reply.state)
 
-    def _check_report(self, unit: int, report: ClusterReport) -> None:
-        seen = self._heads.target_tokens(unit) if self._heads else report.target_tokens
-        check_report(report, unit, seen, self._settings)
-
-    def _learn(self, finished: Mapping[int, TrainReply], now: _Round) -> None:
-        """The units' models become one, or stay theirs."""
-        round_ = now.decision.plan.round
+    def _learn(
+        self, finished: Mapping[int, TrainReply], now: _Round, heads: Heads | None
+    ) -> RoundObservation | None:
+        """What the round showed of the loss that all units share; None where models are apart."""
         models = {
-            unit: self._trained(
-                {**reply.weights, **(self._heads.weights(unit) if self._heads else {})}
-            )
+            unit: {**reply.weights, **(heads.weights(unit) if heads else {})}
             for unit, reply in finished.items()
         }
-        if not self._settings.framework.aggregate:
-            for unit, model in models.items():
-                _check_finite(model, f"round {round_}: unit {unit}'s")
-                self.own_models[unit] = {**now.models[unit], **model}
-            return
-        start = next(iter(now.models.values()))
-        averaged = average(
-            list(models.values()), [self._weight(reply) for reply in finished.values()]
-        )
-        if self._heads is not None and self._heads.shared:
-            averaged.update(self._trained(self._heads.common_weights(finished)))
-        new = {**start, **self.server_optimizer.step(self._trained(start), averaged)}
-        _check_finite(new, f"round {round_}:")
-        self.weights = new
-
-    def _sight(self, finished: Mapping[int, TrainReply], now: _Round) -> Sight | None:
-        """What the round showed of the loss that all units share; None where models are apart."""
-        if not finished or not self._settings.framework.aggregate:
+        shares = {unit: self._weight(reply) for unit, reply in finished.items()}
+        common = heads.common_weights(finished) if heads is not None and heads.shared else {}
+        moved = self._model.learn(now.decision.plan.round, models, shares, common)
+        if moved is None:
             return None
         norms = [np.mean(reply.report.squared_norms) for reply in finished.values()]
-        losses = [_mean_loss(reply) for reply in finished.values()]
-        weights = [self._weight(reply) for reply in finished.values()]
-        start = self._trained(next(iter(now.models.values())))
-        moved = sum(float((self.weights[name] - was).square().sum()) for name, was in start.items())
-        return Sight(float(np.mean(norms)), float(np.average(losses, weights=weights)), moved**0.5)
-
-    def _trained(self, weights: Tensors) -> Tensors:
-        """Those that train: the others are what they were, to the last bit."""
-        return {name: tensor for name, tensor in weights.items() if name not in self._frozen}
+        loss = self._mean_loss_of(finished.values())
+        return RoundObservation(float(np.mean(norms)), loss, moved)
 
     def _weight(self, reply: TrainReply) -> float:
         uniform = self._settings.federation.weighting == "uniform"
         return 1.0 if uniform else float(reply.report.target_tokens)
 
+    def _mean_loss_of(self, replies: Collection[TrainReply]) -> float:
+        weights = [self._weight(reply) for reply in replies]
+        return float(np.average([_mean_loss(reply) for reply in replies], weights=weights))
+
     def _report(
-        self, finished: Mapping[int, TrainReply], failures: Mapping[int, Failure], now: _Round
+        self,
+        scheduler: Scheduler,
+        finished: Mapping[int, TrainReply],
+        failures: Mapping[int, Failure],
+        now: _Round,
     ) -> RoundReport:
         reports = [reply.report for reply in finished.values()]
-        weights = [self._weight(reply) for reply in finished.values()]
-        losses = [_mean_loss(reply) for reply in finished.values()]
         phases = sorted({phase for report in reports for phase in report.seconds})
         up, down = self._model_bytes(list(finished), now)
-        return replace(
-            self._scheduler.report(now.decision),
-            units=tuple(finished),
-            failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
-            train_loss=float(np.average(losses, weights=weights)) if losses else None,
+        return scheduler.report(
+            now.decision,
+            finished,
+            failures,
+            train_loss=self._mean_loss_of(finished.values()) if finished else None,
             samples=sum(report.samples for report in reports),
             target_tokens=sum(report.target_tokens for report in reports),
             bytes_up=up + sum(report.link_bytes_up for report in reports),
@@ -269,30 +463,18 @@ class CollaPipeStrategy(Strategy):
         """Weights of all units together, up and down."""
         if not finished:
             return 0, 0
-        one = now.uploads(finished[0])
+        one = now.sent[finished[0]]
         up, down = upload_bytes(one, self._settings.compression.upload), records.num_bytes(one)
         return up * len(finished), down * len(finished)
-
-
-def _check_finite(model: Tensors, whose: str) -> None:
-    odd = next((name for name, tensor in model.items() if not all_finite(tensor)), None)
-    if odd is not None:
-        raise NonFiniteLossError(
-            f"{whose} {odd} is NaN or infinite after the aggregation; "
-            "lower optimizer.lr or server_optimizer.lr"
-        )
 
 
 def _mean_loss(reply: TrainReply) -> float:
     return sum(reply.report.losses) / len(reply.report.losses)
 
 
-def _stop_if_hopeless(
-    round_: int, finished: Mapping[int, TrainReply], failures: Mapping[int, Failure]
-) -> None:
-    for failure in failures.values():
-        if failure.kind == NonFiniteLossError.__name__:
-            raise NonFiniteLossError(failure.message)
-    if not finished:
-        causes = "; ".join(f"unit {unit}: {f.kind}: {f.message}" for unit, f in failures.items())
-        raise RoundFailedError(f"round {round_}: every unit failed: {causes}")
+def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> Exception:
+    diverged = NonFiniteLossError.__name__
+    if all(failure.kind == diverged for failure in failures.values()):
+        return NonFiniteLossError(next(iter(failures.values())).message)
+    causes = "; ".join(f"unit {unit}: {f.kind}: {f.message}" for unit, f in failures.items())
+    return RoundFailedError(f"round {round_}: every unit failed: {causes}")

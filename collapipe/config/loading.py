@@ -37,7 +37,7 @@ def load_overrides(overrides: Sequence[str]) -> Settings:
     Raises ``ConfigError``: one line with the option, its value, and the way out.
     """
     settings = _load(tuple(overrides))
-    settings.build("strategy")
+    _ = settings.planner
     return settings
 
 

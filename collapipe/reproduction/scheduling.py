@@ -17,7 +17,7 @@ from collapipe.runs.rows import load_shards, load_splits
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Vocabulary
-from server_app.scheduled import scheduled
+from server_app.dry_run import dry_run
 from server_app.scheduler import Scheduler
 
 EXPERIMENT = "experiment=fig11"
@@ -114,7 +114,7 @@ def _runs(
 
 def _run(settings: Settings, rounds: int, reported: Sequence[ClusterState]) -> Iterator[Turn]:
     scheduler = Scheduler(settings, reported)
-    for each in scheduled(settings, scheduler, range(1, rounds + 1)):
+    for each in dry_run(settings, scheduler, range(1, rounds + 1)):
         yield _turn(each.report)
 
 

@@ -60,6 +60,22 @@ def test_average_is_exact_where_the_numbers_are() -> None:
     assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))
 
 
+@pytest.mark.parametrize("name", ["fedavg", "sgd", "momentum", "adam"])
+def test_what_does_not_float_is_the_first_models(name: str) -> None:
+    """A buffer that counts or masks has no average, and no gradient."""
+    counted = [
+        {"w": torch.tensor([float(n)]), "n": torch.tensor(n), "mask": torch.tensor([n == 1])}
+        for n in (1, 2)
+    ]
+    averaged = average(counted, [1, 3])
+    stepped = ServerOptimizer(ServerOptimizerSettings(name, lr=1.0)).step(counted[1], averaged)
+    for model in (averaged, stepped):
+        assert list(model) == ["w", "n", "mask"]
+        assert torch.equal(model["n"], torch.tensor(1))
+        assert torch.equal(model["mask"], torch.tensor([True]))
+    assert averaged["w"] == 1.75
+
+
 def test_a_weight_for_every_model() -> None:
     """One too few is no average."""
     with pytest.raises(ValueError, match="zip"):

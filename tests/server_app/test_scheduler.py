@@ -21,7 +21,7 @@ from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS
-from server_app.scheduler import Decision, Scheduler
+from server_app.scheduler import RoundDecision, Scheduler
 
 MOBILE = (
     "environment=mobile",
@@ -48,7 +48,7 @@ def scheduler(tmp_path: Path, *overrides: str, units: int = 4) -> Scheduler:
     return Scheduler(settings, [cluster(unit, 1 + unit / 4) for unit in range(units)])
 
 
-def play(scheduler: Scheduler, rounds: int) -> list[Decision]:
+def play(scheduler: Scheduler, rounds: int) -> list[RoundDecision]:
     decisions = []
     for number in range(1, rounds + 1):
         decisions.append(scheduler.decide(number))
@@ -154,7 +154,7 @@ def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
         assert 1 not in {each.unit for each in decision.plan.clusters}
         assert len(decision.plan.clusters) == 2
     assert own.state.queues[1] == max(own.state.queues)
-    own.hear({1: cluster(1)})
+    own.update_states({1: cluster(1)})
     decision = own.decide(7)
     assert decision.excluded == {}
     assert 1 in {each.unit for each in decision.plan.clusters}  # its queue is the longest

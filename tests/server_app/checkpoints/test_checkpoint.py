@@ -20,15 +20,15 @@ from collapipe.state import Estimates, unknown_cluster
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import (
     Checkpoint,
-    Learned,
     Progress,
+    TrainingState,
     flat,
     nested,
     progress_from_json,
     progress_to_json,
 )
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.estimates import Sight
+from server_app.estimates import RoundObservation
 from server_app.records.summary import History
 from server_app.scheduler import SchedulerState
 from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
@@ -55,7 +55,7 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
             losses=(None, next(some)),
             environment=EnvironmentState((unit, unit)),
             estimates=Estimates(next(some), None, next(some)),
-            sight=Sight(next(some), next(some), next(some)),
+            observation=RoundObservation(next(some), next(some), next(some)),
             clock_s=next(some),
         ),
         history=History(
@@ -64,10 +64,10 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
     )
 
 
-def learned() -> Learned:
+def learned() -> TrainingState:
     """With tensors of all kinds, some of which share their memory."""
     common = torch.randn(3, 2)
-    return Learned(
+    return TrainingState(
         weights={"embedding.weight": common, "n": torch.tensor(3)},
         own_models={1: {"embedding.weight": common, "t": common.t()}},
         server_optimizer={"embedding.weight/exp_avg": torch.tensor([math.nan, -0.0, 1e-45])},
@@ -83,7 +83,7 @@ def written(folder: Path, *rounds: int, keep: int = 9) -> CheckpointFolder:
     return checkpoints
 
 
-def bits(tensors: Learned) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+def bits(tensors: TrainingState) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
     return {
         name: (tensor.dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
         for name, tensor in flat(tensors).items()
@@ -102,8 +102,8 @@ def test_a_checkpoint_reads_as_it_was_written(tmp_path: Path) -> None:
     checkpoints.write(Checkpoint({"seed": 0}, progress(3), what), 1)
     found = checkpoints.read("000003")
     assert (found.configuration, found.progress) == ({"seed": 0}, progress(3))
-    assert bits(found.learned) == bits(what)
-    assert found.learned.units[0].keys() == {"optimizer", "residual"}
+    assert bits(found.training) == bits(what)
+    assert found.training.units[0].keys() == {"optimizer", "residual"}
 
 
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
