@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from collapipe import config
 from collapipe.config import Settings
 from collapipe.errors import ConfigError
-from server_app.prompt_grid import PromptGrid
+from server_app.grid import PromptGrid
 from server_app.training import train
 
 app = ServerApp()

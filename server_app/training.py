@@ -22,14 +22,15 @@ from collapipe.wire import records
 from server_app.checkpoints.checkpoint import Checkpoint
 from server_app.checkpoints.resumption import check_fits, resumable, rewind_run
 from server_app.checkpoints.writer import CheckpointWriter, history_of
-from server_app.dry_run import dry_run
 from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import write_shard_report
 from server_app.records.summary import History, opening, summarised
-from server_app.scheduler import Scheduler
-from server_app.strategy import CollaPipeStrategy, RoundResult, TrainingState
+from server_app.rounds.dry_run import dry_run
+from server_app.rounds.results import RoundResult, TrainingState
+from server_app.rounds.scheduler import Scheduler
+from server_app.rounds.strategy import CollaPipeStrategy
 from server_app.units import Units
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from collapipe.cli.app import app
 from collapipe.errors import ConfigError
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.scheduler import Scheduler
+from server_app.rounds.scheduler import Scheduler
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from collapipe.runs.rows import load_shards, load_splits
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Vocabulary
-from server_app.dry_run import dry_run
-from server_app.scheduler import Scheduler
+from server_app.rounds.dry_run import dry_run
+from server_app.rounds.scheduler import Scheduler
 
 EXPERIMENT = "experiment=fig11"
 Options = Sequence[str]

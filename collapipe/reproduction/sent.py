@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from collapipe.errors import ConfigError
 from collapipe.runs.reading import Run
 from optim.planner import RoundRequest
-from server_app.channel_noise import noise_variance
+from server_app.rounds.channel_noise import noise_variance
 
 _REQUESTS = "requests.jsonl.gz"  # of a run's folder
 _REQUEST = TypeAdapter(RoundRequest)

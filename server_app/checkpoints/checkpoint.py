@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.records.summary import History
-from server_app.scheduler import SchedulerState
-from server_app.strategy import TrainingState
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
 
 
 @dataclass(frozen=True, slots=True)

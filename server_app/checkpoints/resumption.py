@@ -17,7 +17,7 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import Checkpoint, tokenizer_digest
 from server_app.checkpoints.file import CheckpointFolder, name_of
-from server_app.scheduler import SchedulerState
+from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.checkpoint import Checkpoint, Progress, tokenizer_digest
 from server_app.checkpoints.file import CheckpointFolder
 from server_app.records.summary import History
-from server_app.scheduler import SchedulerState
-from server_app.strategy import TrainingState
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 

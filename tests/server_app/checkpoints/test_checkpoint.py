@@ -21,16 +21,16 @@ from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import (
     Checkpoint,
     Progress,
-    TrainingState,
     flat,
     nested,
     progress_from_json,
     progress_to_json,
 )
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.estimates import RoundObservation
 from server_app.records.summary import History
-from server_app.scheduler import SchedulerState
+from server_app.rounds.estimates import RoundObservation
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
 from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
 from server_app.world.mobility import Walk
 
@@ -95,6 +95,12 @@ def test_numbers_are_the_same_when_read_again(numbers: list[float]) -> None:
     before = progress(numbers=iter(numbers))
     text = json.dumps(progress_to_json(before))
     assert progress_from_json(json.loads(text)) == before
+
+
+def test_a_checkpoint_with_the_former_name_of_the_observation_reads() -> None:
+    values = progress_to_json(progress())
+    values["scheduler"]["sight"] = values["scheduler"].pop("observation")
+    assert progress_from_json(values) == progress()
 
 
 def test_a_checkpoint_reads_as_it_was_written(tmp_path: Path) -> None:

@@ -1,38 +1,40 @@
 """The strategy as Flower's users start theirs: from a ServerApp of three lines."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from federated import grid_of, run, settings_of
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.serverapp.strategy import Result
 
+from collapipe.config.overrides import join
 from collapipe.wire import records
-from server_app.strategy import CollaPipeStrategy
+from server_app.rounds.strategy import CollaPipeStrategy
+
+ROOT = Path(__file__).parents[3]
 
 
-def test_a_start_without_our_own_loop_trains_the_same_model(tmp_path: Path) -> None:
-    expected = run(tmp_path / "run")
-    evaluated = []
-
-    def evaluate(round_: int, arrays: ArrayRecord) -> MetricRecord:
-        evaluated.append(round_)
-        return MetricRecord({"arrays": len(arrays)})
-
-    settings, overrides = settings_of(tmp_path / "plain", [])
-    grid = grid_of(settings, overrides, None)
-    strategy = CollaPipeStrategy(settings)
-    result = strategy.start(
-        grid=grid,
-        initial_arrays=strategy.initial_arrays(),
-        num_rounds=2,
-        evaluate_fn=evaluate,
+def test_the_documented_server_app_trains_the_same_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(tmp_path / "run", "federation.rounds=3")
+    page = (ROOT / "docs/extend.md").read_text().partition("## A Flower app of your own")[2]
+    example = dict[str, Any]()
+    exec(page.split("```")[1].removeprefix("python"), example)
+    results, start = list[Result](), CollaPipeStrategy.start
+    monkeypatch.setattr(
+        CollaPipeStrategy, "start", lambda *args, **named: results.append(start(*args, **named))
     )
-    found = records.unpack_tensors(result.arrays)
+    settings, overrides = settings_of(tmp_path / "plain", ["federation.rounds=3"])
+    context = Context(1, 1, {}, RecordDict(), {"overrides": join(overrides)})
+    example["app"](grid_of(settings, overrides, None), context)
+    found = records.unpack_tensors(results[0].arrays)
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
-    assert evaluated == [0, 1, 2]
-    assert list(result.train_metrics_clientapp) == [1, 2]
+    assert list(results[0].train_metrics_clientapp) == [1, 2, 3]
     assert not (tmp_path / "plain").exists()
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from collapipe.config import Settings
-from collapipe.errors import NonFiniteLossError, RoundFailedError, WireError, one_line
+from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
 from collapipe.report import RoundReport
 from collapipe.runs.build_tokenizer import build_tokenizer
@@ -22,73 +22,17 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.messages import Failure, TrainReply, TrainRequest
-from collapipe.wire.upload import restore, upload_bytes
-from optim.planner import RoundRequest
-from server_app.channel_noise import noise_variance, with_noise
+from collapipe.wire.upload import upload_bytes
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
-from server_app.estimates import RoundObservation
-from server_app.global_model import GlobalModel
-from server_app.report_checks import check_report
-from server_app.scheduler import RoundDecision, Scheduler, SchedulerState
-from server_app.units import Kept, Units
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingState:
-    """What training has come to; all empty in a run that does not train.
-
-    Attributes
-    ----------
-    weights
-        The whole model; where models are not averaged, the one that all units began with.
-    own_models
-        Of units, where models are not averaged.
-    server_optimizer
-        Memory of the server's step.
-    heads
-        Memory of the heads' optimisers, by unit.
-    units
-        Of each unit: its optimiser's memory, and what its compressed uploads have lacked so far.
-    """
-
-    weights: Tensors = field(default_factory=dict)
-    own_models: dict[int, Tensors] = field(default_factory=dict)
-    server_optimizer: Tensors = field(default_factory=dict)
-    heads: dict[int, Tensors] = field(default_factory=dict)
-    units: dict[int, Kept] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """A round that is over.
-
-    Attributes
-    ----------
-    request
-        What it was planned from.
-    seconds
-        Wall time of its phases: ``send`` (in which ``plan``), ``train`` and ``aggregate``, and of
-        the whole ``round``.
-    weights, own_models
-        As in ``TrainingState``.
-    scheduler
-        What the scheduler's next decision needs.
-    frozen_bytes
-        Of weights that do not train, sent to units so far in this run.
-    training_state
-        Asks the units for what they keep. Raises ``RoundFailedError`` or ``WireError``.
-    """
-
-    report: RoundReport
-    request: RoundRequest
-    seconds: dict[str, float]
-    weights: Tensors
-    own_models: dict[int, Tensors]
-    scheduler: SchedulerState
-    frozen_bytes: int
-    training_state: Callable[[], TrainingState]
+from server_app.rounds.channel_noise import noise_variance, with_noise
+from server_app.rounds.estimates import RoundObservation
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.report_checks import checked_reply
+from server_app.rounds.results import RoundResult, TrainingState
+from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
+from server_app.units import Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +54,14 @@ class _Round:
     left: float
 
 
+@dataclass
 class _Session:
-    """The units, the scheduler and the heads of one call of ``start``."""
+    """What one call of ``start`` works with."""
 
-    def __init__(self, units: Units, scheduler: Scheduler, heads: Heads | None) -> None:
-        self.units, self.scheduler, self.heads = units, scheduler, heads
-        self.round: _Round | None = None
+    units: Units
+    scheduler: Scheduler
+    heads: Heads | None
+    round: _Round | None = None
 
 
 class CollaPipeStrategy(Strategy):
@@ -364,50 +310,25 @@ class CollaPipeStrategy(Strategy):
         self, session: _Session, replies: Iterable[Message], now: _Round
     ) -> dict[int, TrainReply | Failure]:
         """Of each unit of the plan, in its order."""
-        limit = f"{self._settings.federation.round_timeout_s:g}"
+        settings, heads = self._settings, session.heads
+        limit = f"{settings.federation.round_timeout_s:g}"
         came = {message.metadata.src_node_id: message for message in replies}
         outcomes = dict[int, TrainReply | Failure]()
-        for unit in now.sent:
-            message = came.get(session.units.nodes[unit])
-            outcome: TrainReply | Failure = Failure("Timeout", f"no answer in {limit} s")
-            if message is not None:
-                outcome = self._checked(session, unit, message, now)
-            if isinstance(outcome, TrainReply):
-                outcome = self._through_the_channel(session, unit, outcome, now)
-            outcomes[unit] = outcome
+        for plan in now.decision.plan.clusters:
+            unit, message = plan.unit, came.get(session.units.nodes[plan.unit])
+            if message is None:
+                outcomes[unit] = Failure("Timeout", f"no answer in {limit} s")
+                continue
+            seen = heads.target_tokens(unit) if heads else None
+            outcome = outcomes[unit] = checked_reply(message, unit, now.sent[unit], seen, settings)
+            factor = settings.federation.channel_noise
+            if factor and isinstance(outcome, TrainReply):
+                constant_w = session.scheduler.channel.interference_constant_w
+                variance = noise_variance(plan, now.decision.request, constant_w, factor)
+                seed = derive(settings.seed, "channel_noise", now.decision.plan.round, unit)
+                noisy = with_noise(outcome.weights, variance, seed)
+                outcomes[unit] = replace(outcome, weights=noisy)
         return outcomes
-
-    def _checked(
-        self, session: _Session, unit: int, message: Message, now: _Round
-    ) -> TrainReply | Failure:
-        """What the unit sent; whatever it is, it ends no round but its own."""
-        if message.has_error():
-            return Failure("ClientApp", one_line(message.error.reason))
-        heads = session.heads
-        try:
-            reply = records.unpack_reply(message.content)
-            if isinstance(reply, Failure):
-                return Failure(one_line(reply.kind), one_line(reply.message))
-            seen = heads.target_tokens(unit) if heads else reply.report.target_tokens
-            check_report(reply.report, unit, seen, self._settings)
-            precision = self._settings.compression.upload
-            weights = restore(reply.weights, now.sent[unit], precision, f"unit {unit}")
-        except WireError as error:
-            return Failure(type(error).__name__, one_line(error))
-        return TrainReply(weights, reply.report, reply.state)
-
-    def _through_the_channel(
-        self, session: _Session, unit: int, reply: TrainReply, now: _Round
-    ) -> TrainReply:
-        """As a noisy uplink delivers it, where ``federation.channel_noise`` asks for one."""
-        factor = self._settings.federation.channel_noise
-        if not factor:
-            return reply
-        plan = next(each for each in now.decision.plan.clusters if each.unit == unit)
-        constant_w = session.scheduler.channel.interference_constant_w
-        variance = noise_variance(plan, now.decision.request, constant_w, factor)
-        seed = derive(self._settings.seed, "channel_noise", now.decision.plan.round, unit)
-        return TrainReply(with_noise(reply.weights, variance, seed), reply.report, reply.state)
 
     def _learn(
         self, finished: Mapping[int, TrainReply], now: _Round, heads: Heads | None
@@ -472,7 +393,7 @@ def _mean_loss(reply: TrainReply) -> float:
     return sum(reply.report.losses) / len(reply.report.losses)
 
 
-def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> Exception:
+def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeError:
     diverged = NonFiniteLossError.__name__
     if all(failure.kind == diverged for failure in failures.values()):
         return NonFiniteLossError(next(iter(failures.values())).message)

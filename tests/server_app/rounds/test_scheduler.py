@@ -21,7 +21,7 @@ from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS
-from server_app.scheduler import RoundDecision, Scheduler
+from server_app.rounds.scheduler import RoundDecision, Scheduler
 
 MOBILE = (
     "environment=mobile",

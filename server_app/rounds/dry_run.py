@@ -10,7 +10,7 @@ from collapipe.config import Settings
 from collapipe.report import RoundReport
 from collapipe.seeds import derive
 from optim.planner import RoundRequest
-from server_app.scheduler import Scheduler
+from server_app.rounds.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from collapipe.sections import ServerOptimizerSettings
 from collapipe.tensors import Tensors
-from server_app.aggregation import ServerOptimizer, average
+from server_app.rounds.aggregation import ServerOptimizer, average
 
 Arrays = dict[str, NDArray[np.float64]]
 SHAPES = {"embedding.tokens.weight": (3, 2), "head.norm.bias": (4,), "scale": ()}

@@ -21,7 +21,7 @@ from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
 from optim.radio.channel import Fading
 from optim.verify import verify_plan
-from server_app.estimates import RoundObservation, estimate
+from server_app.rounds.estimates import RoundObservation, estimate
 from server_app.world.conditions import EnvironmentState
 from server_app.world.environment import Environment
 

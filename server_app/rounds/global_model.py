@@ -7,7 +7,7 @@ from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 from collapipe.tensors import Tensors, all_finite
-from server_app.aggregation import ServerOptimizer, average
+from server_app.rounds.aggregation import ServerOptimizer, average
 
 
 class GlobalModel:
