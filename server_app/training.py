@@ -14,7 +14,8 @@ from collapipe.config import Settings
 from collapipe.errors import DataError
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.build_tokenizer import build_tokenizer
-from collapipe.runs.folder import RunFolder, initial_model
+from collapipe.runs.folder import RunFolder
+from collapipe.runs.model import initial_model
 from collapipe.runs.rows import load_splits
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings.tree)
-        folder.write_overrides(settings.overrides)
+        folder.write_overrides(settings.overrides, settings.choices)
         folder.write_tokenizer(tokenizer)
         console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
         if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
@@ -60,12 +61,12 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
                 "adapter=lora: the model's weights are random and stay so; "
                 "set model.pretrained=true"
             )
-        write_shard_report(settings, folder.path, console)
         history = History(time.perf_counter())
         if checkpoint is not None:
             history = history_of(checkpoint.progress)
             console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
         with summarised(folder, settings, history, console):
+            write_shard_report(settings, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint)
             if settings.framework.train:
                 run.train(grid)
@@ -180,7 +181,7 @@ class _Run:
             self._folder.write_weights(self._weights)
             return
         for unit in units:
-            self._folder.write_unit_weights(unit, self._own_models[unit])
+            self._folder.write_weights(self._own_models[unit], unit)
 
     def _evaluator(self, split: str) -> Evaluator:
         task, rows = self._settings.task, getattr(load_splits(self._settings), split)

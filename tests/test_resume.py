@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from typer.testing import CliRunner
 from client_app.app import app as units
 from collapipe.cli.app import app
 from collapipe.errors import ConfigError
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.rounds.scheduler import Scheduler
 
 
 @pytest.mark.parametrize(
@@ -70,26 +67,6 @@ def test_other_devices_than_at_the_checkpoint_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unit 1 .*cluster\.file"):
         world.run(run_dir, "000002", client=slower)  # type: ignore[arg-type]
     assert world.run(run_dir, "000002")
-
-
-def test_laws_that_are_measured_may_differ_from_the_checkpoints(tmp_path: Path) -> None:
-    """With ``pipeline.profile`` units report what they measured, which no two runs agree on."""
-    own = scheduler_of(tmp_path, profile=True)
-    then = replace(own.state, reported=(cluster_of(0, 1.0), cluster_of(1, 2.0)))
-    own.resume_from(then)
-    assert own.state == then
-    with pytest.raises(ConfigError, match=r"unit 1 .*cluster\.file"):
-        scheduler_of(tmp_path, profile=False).resume_from(then)
-
-
-def cluster_of(unit: int, speed: float) -> ClusterState:
-    return ClusterState(unit, (DeviceProfile("d", AffineLaw(speed, 0.0, 0.0, 0.0)),), 10)
-
-
-def scheduler_of(tmp_path: Path, profile: bool) -> Scheduler:
-    settings = World(tmp_path).settings
-    settings = replace(settings, pipeline=replace(settings.pipeline, profile=profile))
-    return Scheduler(settings, [cluster_of(0, 1.0), cluster_of(1, 1.0)])
 
 
 def test_times_and_curves_go_on(tmp_path: Path) -> None:

@@ -101,13 +101,12 @@ class Scheduler:
     def resume_from(self, state: SchedulerState) -> None:
         """Go on from a checkpoint's state.
 
-        Raises ``ConfigError`` where a unit's cluster is another one by now, but for laws that are
-        measured (``pipeline.profile``).
+        Raises ``ConfigError`` where a unit's cluster is another one by now.
         """
         pairs = zip(state.reported, self.state.reported, strict=True)
         for unit, (then, now) in enumerate(pairs):
             known = isinstance(then, ClusterState) and isinstance(now, ClusterState)
-            if known and then != now and not self._settings.pipeline.profile:
+            if known and then != now:
                 raise ConfigError(
                     f"{self._settings.run_dir}: unit {unit} reports other devices, rows or bits "
                     "than at the checkpoint; bring back the files that the run began with "

@@ -15,7 +15,7 @@ from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedErro
 from collapipe.models.split import frozen_names
 from collapipe.report import RoundReport
 from collapipe.runs.build_tokenizer import build_tokenizer
-from collapipe.runs.folder import initial_model
+from collapipe.runs.model import initial_model
 from collapipe.runs.rows import load_splits
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
@@ -216,8 +216,8 @@ class CollaPipeStrategy(Strategy):
         )
         report = self._report(session.scheduler, finished, failures, now)
         arrays = metrics = None
-        if finished:
-            metrics = MetricRecord({"train_loss": report.train_loss or 0.0})
+        if report.train_loss is not None:
+            metrics = MetricRecord({"train_loss": report.train_loss})
         if finished and self._settings.framework.aggregate:
             arrays = self._arrays = records.pack_tensors(self._model.weights)
         ended = time.perf_counter()

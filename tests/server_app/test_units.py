@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from federated import run
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from sections import federation_settings
 
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.sections import FederationSettings
 from collapipe.wire import records
 from server_app import units
 from server_app.grid import InlineGrid
@@ -22,7 +22,7 @@ def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run(
     monkeypatch.setattr(units, "_WAIT_S", 0.0)
     grid = InlineGrid(app, 2, {"overrides": ""})
     with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
-        units.Units(grid, FederationSettings(num_units=5), "{}", {}).discover()
+        units.Units(grid, federation_settings(num_units=5), "{}", {}).discover()
 
 
 def test_flower_has_not_moved_what_the_grid_needs() -> None:
@@ -51,7 +51,7 @@ def test_what_a_unit_says_is_one_short_line(client: object, kind: type[Exception
     """A terminal would do what it holds."""
     grid = InlineGrid(client, 1, {"overrides": ""})  # type: ignore[arg-type]
     with pytest.raises(kind) as caught:
-        units.Units(grid, FederationSettings(num_units=1), "{}", {}).discover()
+        units.Units(grid, federation_settings(num_units=1), "{}", {}).discover()
     assert str(caught.value).isprintable()
     assert "[31mred x" in str(caught.value)
     assert len(str(caught.value)) < 500
