@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,21 @@ def test_a_full_disk_costs_the_checkpoint_and_no_room(tmp_path: Path) -> None:
         "latest",
     ]
     assert checkpoints.read("000005").progress == progress(5)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, real = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    written(tmp_path, 5)
+    partial = ".000005.partial"
+    assert synced == ["tensors.safetensors", "state.json", partial, "checkpoints"]
 
 
 def test_rounds_beyond_a_million_are_the_newest(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_average_is_exact_where_the_numbers_are() -> None:
     assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "sgd", "momentum", "adam"])
+@pytest.mark.parametrize("name", ["fedavg", "sgd", "fedavgm", "fedadam"])
 def test_what_does_not_float_is_the_first_models(name: str) -> None:
     """A buffer that counts or masks has no average, and no gradient."""
     counted = [
