@@ -73,9 +73,12 @@ def sweep_dir(overrides: Sequence[str]) -> str:
 
 def _folder(tree: DictConfig, option: str) -> str:
     try:
-        return str(OmegaConf.select(tree, option))
+        folder = str(OmegaConf.select(tree, option))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{option}: {one_line(error)}") from error
+    if not folder.strip():
+        raise ConfigError(f"{option}=: must name a folder; . is the current one")
+    return folder
 
 
 @functools.lru_cache(maxsize=64)
