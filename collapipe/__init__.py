@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collapipe.cli.run import run_job as train
-    from collapipe.runs.folder import load_model as load
+    from collapipe.runs.model import load_model as load
 
 __all__ = ["__version__", "load", "train"]
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return run_job
     if name == "load":
-        from collapipe.runs.folder import load_model
+        from collapipe.runs.model import load_model
 
         return load_model
     raise AttributeError(f"module 'collapipe' has no attribute {name!r}")

@@ -166,8 +166,12 @@ def plan(
 @app.command()
 def report(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR…", help="Folders of runs; several: compared.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN_DIR…",
+            help="Folders of runs; several are compared; default: the latest below ./outputs.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="File; default: report.html in the run's folder, or here for several."),
@@ -180,11 +184,16 @@ def report(
     """Write what a run did, or how runs compare, as one HTML file that needs no network."""
     from collapipe.run_report.command import write_report
 
-    write_report(run_dirs, output, round_)
+    write_report(run_dirs or [], output, round_)
 
 
 @app.command()
-def status(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+def status(
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a run; default: the latest below ./outputs."),
+    ] = None,
+) -> None:
     """Tell how far a run is; from another terminal while it is going."""
     from collapipe.cli.status import show_status
 

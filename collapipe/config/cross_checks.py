@@ -16,6 +16,7 @@ def check_together(settings: Settings) -> None:
     _check_fading(settings)
     _check_cut(settings)
     _check_clock(settings)
+    _check_profile(settings)
     if settings.pipeline.num_micro_batches > settings.batch_size:
         raise ConfigError(
             f"pipeline.num_micro_batches={settings.pipeline.num_micro_batches}: more than "
@@ -102,4 +103,13 @@ def _check_clock(settings: Settings) -> None:
         raise ConfigError(
             "federation.clock=real: with framework.train=false nothing is trained that could be "
             "measured; set federation.clock=modelled"
+        )
+
+
+def _check_profile(settings: Settings) -> None:
+    if settings.pipeline.profile:
+        raise ConfigError(
+            "pipeline.profile=true: all devices of a run compute in one process, so that their "
+            "measured times would be those of one machine; leave it out, and give devices their "
+            "speeds by cluster.file"
         )

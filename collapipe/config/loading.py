@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from collapipe.config.composing import composed, options_of, run_dir
+from collapipe.config.composing import choices_of, composed, options_of, run_dir
 from collapipe.config.cross_checks import check_effects, check_segments, check_together
 from collapipe.config.overrides import split
 from collapipe.config.settings import Settings
@@ -40,7 +40,7 @@ def load_overrides(overrides: Sequence[str]) -> Settings:
 
     Raises ``ConfigError``: one line with the option, its value, and the way out.
     """
-    options, _ = _composed(tuple(overrides))
+    options, *_ = _composed(tuple(overrides))
     build("strategy", options.get("strategy"))
     return _load(tuple(overrides))
 
@@ -54,21 +54,22 @@ def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
 @functools.lru_cache(maxsize=8)
 def _load(overrides: tuple[str, ...]) -> Settings:
     """What is quick is checked first: tasks and models import datasets and torch."""
-    tree, folder = _composed(overrides)
+    tree, folder, choices = _composed(overrides)
     sections = _sections(tree)
     world = {option: build(option, tree.get(option)) for option in _WORLD}
     _check_there(sections["data"])
-    settings = replace(_settings(tree, sections, folder), overrides=overrides)
+    settings = _settings(tree, sections, folder)
+    settings = replace(settings, overrides=overrides, choices=choices)
     check_segments(settings, world["cluster"])
     check_effects(settings)
     return settings
 
 
 @functools.lru_cache(maxsize=8)
-def _composed(overrides: tuple[str, ...]) -> tuple[dict[str, Any], str]:
-    """The options, and the run's folder."""
+def _composed(overrides: tuple[str, ...]) -> tuple[dict[str, Any], str, dict[str, str]]:
+    """The options, the run's folder, and the file that each group of options came from."""
     tree = composed(overrides)
-    return options_of(tree), run_dir(tree)
+    return options_of(tree), run_dir(tree), choices_of(tree)
 
 
 def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str) -> Settings:

@@ -1,7 +1,7 @@
 """Everything that a run is configured by, as one object."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from collapipe.config.typed import build
@@ -31,7 +31,8 @@ class Settings:
 
     ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster``,
     ``channel`` and ``environment`` are built by who needs them, see ``build``. ``tree`` is
-    the resolved configuration as it is saved, ``overrides`` what it was composed from.
+    the resolved configuration as it is saved, ``overrides`` what it was composed from, and
+    ``choices`` the file of ``conf/`` that each group of options came from.
     """
 
     seed: int
@@ -53,6 +54,7 @@ class Settings:
     tree: Mapping[str, Any]
     run_dir: str
     overrides: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def server_has_heads(self) -> bool:

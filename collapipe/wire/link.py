@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 METHOD = "/collapipe.DecoderLink/Train"
-SERVER_NAME = "decoder.collapipe"  # in the server's certificate, whatever its address is
+# In the certificates, whatever the addresses are.
+SERVER_NAME, UNIT_NAME = "decoder.collapipe", "unit.collapipe"
 _AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
 
 

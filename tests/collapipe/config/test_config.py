@@ -285,3 +285,8 @@ def told(tree: DictConfig) -> str:
 
 def without_time(folder: str) -> str:
     return re.sub(r"\d\d-\d\d-\d\d", "", folder)
+
+
+def test_devices_of_one_process_are_not_measured() -> None:
+    with pytest.raises(ConfigError, match=r"pipeline\.profile=true\b"):
+        load_overrides(["pipeline.profile=true"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collapipe.batch import IGNORED
-from collapipe.data import sources
+from collapipe.data import hub
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.parallel_corpus import ParallelCorpus
 from collapipe.tasks.task import Task
@@ -183,9 +183,9 @@ def test_empty_split_and_missing_folder(folder: Path) -> None:
 
 def test_hub_columns_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a root, the languages name the hub's columns."""
-    hub = ROWS.rename_columns({"source": "de", "target": "en"})
-    splits = {("nobody/tiny", None): {"train": hub, "validation": hub, "test": hub}}
-    monkeypatch.setattr(sources, "load_dataset", lambda *asked: splits[asked])
+    rows = ROWS.rename_columns({"source": "de", "target": "en"})
+    splits = {"nobody/tiny": dict.fromkeys(("train", "validation", "test"), rows)}
+    monkeypatch.setattr(hub, "load", lambda place, name, config: splits[name])
     assert corpus(None).splits(0).validation.to_dict() == ROWS.to_dict()
 
 
@@ -198,7 +198,7 @@ def test_unreachable_hub_names_the_way_out(
     def fail(*_: str | None) -> None:
         raise error
 
-    monkeypatch.setattr(sources, "load_dataset", fail)
+    monkeypatch.setattr(hub, "_check_card", fail)
     with pytest.raises(DataError, match=r"nobody/tiny.*set data\.root=FOLDER") as caught:
         corpus(None).splits(0)
     assert "\n" not in str(caught.value)
