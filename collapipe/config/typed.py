@@ -25,6 +25,8 @@ def build(option: str, node: Any) -> Any:
         raise ConfigError(f"{option}: has no _target_; choose one of the files in conf/{option}/")
     arguments = {key: value for key, value in node.items() if key != "_target_"}
     target = class_of(option, node["_target_"])
+    if not is_dataclass(target) and not (option == "data.partitioner" and is_partitioner(target)):
+        raise ConfigError(f"{option}._target_={node['_target_']}: must be a dataclass")
     try:
         return typed(option, target, arguments) if is_dataclass(target) else target(**arguments)
     except CollaPipeError:
@@ -33,6 +35,13 @@ def build(option: str, node: Any) -> Any:
         raise ConfigError(
             f"{option}: {node['_target_']} refused its options: {one_line(error)}"
         ) from error
+
+
+def is_partitioner(target: type[Any]) -> bool:
+    """Whether it takes rows apart as those of Flower Datasets do."""
+    from flwr_datasets.partitioner import Partitioner  # imports datasets, which takes seconds
+
+    return issubclass(target, Partitioner)
 
 
 def class_of(option: str, target: object) -> type[Any]:
