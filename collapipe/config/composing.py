@@ -34,7 +34,8 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     choices = [str(override.input_line) for override in parsed if chooses(override)]
     values = [override for override in parsed if not chooses(override)]
     with _composing:
-        tree, known = _of_groups(tuple(choices))
+        tree, names = _of_groups(tuple(choices))
+        known: AbstractSet[str] = names
         for override in parsed:
             known = _check_option(override, known)
         if not all(map(_sets, values)):

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -15,6 +16,7 @@ from hydra.utils import get_class
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.validation import typed
 
+PLUGIN_FOLDER = "COLLAPIPE_PLUGINS"  # the current folder, for processes that have another one
 # Of a class that is not found it logs what its error says, which becomes ours.
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
@@ -63,7 +65,7 @@ def _import_package(name: str) -> None:
     """
     if not name.isidentifier() or name in sys.modules or find_spec(name) is not None:
         return
-    folder = str(Path.cwd())
+    folder = os.environ.get(PLUGIN_FOLDER, str(Path.cwd()))
     sys.path.append(folder)
     try:
         importlib.import_module(name)
