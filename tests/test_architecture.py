@@ -93,10 +93,12 @@ EDGES = {
     "hydra": (
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
+        "collapipe/config/own.py",
         "collapipe/config/typed.py",
     ),
     "omegaconf": (
         "collapipe/config/composing.py",
+        "collapipe/config/own.py",
         "collapipe/config/trust.py",
         "collapipe/runs/folder.py",
     ),
