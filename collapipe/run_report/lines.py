@@ -54,14 +54,9 @@ def lines(
         *(_band(each, horizontal, vertical) for each in shown if each.band),
         *(_curve(each, horizontal, vertical) for each in shown),
     ]
-    named = {each.name: each for each in reversed(shown)}  # the first of a name
-    samples = [
-        (name, sample(each.style, each.joined, bool(each.band)))
-        for name, each in reversed(named.items())
-    ]
-    return drawing.figure(
-        title, (drawing.WIDTH, _HEIGHT), drawn, samples if len(samples) > 1 or shown[0].band else ()
-    )
+    told = len(shown) > 1 or any(each.band for each in shown)
+    samples = [(s.name, sample(s.style, s.joined, bool(s.band))) for s in shown if told]
+    return drawing.figure(title, (drawing.WIDTH, _HEIGHT), drawn, samples)
 
 
 def _axes(horizontal: Scale, vertical: Scale, across: str, up: str) -> Markup:

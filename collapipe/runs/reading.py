@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
@@ -66,7 +66,7 @@ class Run:
     rounds: tuple[RoundLine, ...]
     summary: Summary | None
     shard_rows: dict[int, int]
-    choices: Mapping[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_units(self) -> int:
@@ -197,6 +197,18 @@ _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for
 
 
 @dataclass(frozen=True, slots=True)
+class _Federation:
+    num_units: Annotated[int, Field(strict=True, ge=0, le=_MOST_UNITS)]
+    rounds: Annotated[int, Field(strict=True, ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    federation: _Federation
+    seed: Annotated[int, Field(strict=True, ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
 class _Shard:
     unit: int
     rows: int
@@ -208,7 +220,7 @@ class _Shards:
 
 
 _LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundLine), TypeAdapter(Summary), TypeAdapter(_Shards)
-_CHOICES = TypeAdapter(dict[str, str])
+_CHOICES, _TREE = TypeAdapter(dict[str, str]), TypeAdapter(_Tree)
 
 
 def _read(kind: TypeAdapter[T], file: Path) -> T | None:
@@ -224,24 +236,14 @@ def _text(file: Path) -> str:
 
 
 def _tree(file: Path, text: str) -> dict[str, Any]:
-    """The configuration, with the three numbers that every run has."""
+    """The configuration, with the numbers that every run has."""
     check_text(file, text)
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
     check_figures(file, tree)
-    for option in ("federation.num_units", "federation.rounds", "seed"):
-        value = tree
-        for key in option.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        if type(value) is not int or value < 0:
-            raise ConfigError(
-                f"{file}: {option}={one_line(repr(value))}; a run's configuration has a number"
-            )
-    num_units = tree["federation"]["num_units"]
-    if num_units > _MOST_UNITS:
-        raise ConfigError(f"{file}: federation.num_units={num_units} are more than can be shown")
+    _valid(_TREE, str(file), tree)
     return dict(tree)
 
 
@@ -289,13 +291,19 @@ def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
     where = f"{file}:{number}" if number else str(file)
     try:
         tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
-        return kind.validate_python(_shortened(tree))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ConfigError(f"{where}: {one_line(place)}: {one_line(first['msg'])}") from error
+        return _valid(kind, where, _shortened(tree))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
+
+
+def _valid(kind: TypeAdapter[T], where: str, tree: object) -> T:
+    try:
+        return kind.validate_python(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = one_line(".".join(map(str, first["loc"])) or "the whole")
+        found = one_line(repr(first["input"])[:100])
+        raise ConfigError(f"{where}: {place}: {one_line(first['msg'])}, not {found}") from error
     except ConfigError as error:  # a plan that contradicts itself
         raise ConfigError(f"{where}: {error}") from error
 
