@@ -68,12 +68,12 @@ def _train(
         _log.warning(
             "adapter=lora: the model's weights are random and stay so; set model.pretrained=true"
         )
-    write_shard_report(settings, folder.path, console)
     history = History(time.perf_counter())
     if checkpoint is not None:
         history = history_of(checkpoint.progress)
         console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
     with summarised(folder, settings, history, console):
+        write_shard_report(settings, folder, console)
         run = _Run(grid, settings, folder, tokenizer, history, console, checkpoint)
         if not settings.framework.train:
             run.scheduled_rounds()

@@ -13,6 +13,7 @@ import typer
 
 from collapipe import __version__
 from collapipe.errors import CollaPipeError, printable
+from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
 TrustOption = Annotated[
@@ -28,6 +29,7 @@ def main() -> None:
     """Run the command; errors of ours are one line on standard error, and a status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
     try:
+        find_own_packages_first()
         status = app(standalone_mode=False) or 0
     except typer.Exit as error:
         status = error.exit_code
@@ -79,9 +81,14 @@ def run(
     Options are KEY=VALUE, all of them in docs/configuration.md. Groups such as task, strategy,
     cluster and channel take a file's name: collapipe run strategy=random cluster=edge seed=1
     """
-    from collapipe.cli.run import run_job, run_sweep
+    if multirun:
+        from collapipe.cli.sweep import run_sweep
 
-    (run_sweep if multirun else run_job)(overrides or [])
+        run_sweep(overrides or [])
+    else:
+        from collapipe.cli.run import run_job
+
+        run_job(overrides or [])
 
 
 @app.command()

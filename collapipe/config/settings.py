@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collapipe.config.typed import build
-from collapipe.models.lora import AdapterSettings
-from collapipe.models.split import ModelSpec
 from collapipe.sections import (
+    AdapterSettings,
     CompressionSettings,
     DataSettings,
     DecoderSettings,
@@ -20,7 +19,10 @@ from collapipe.sections import (
     ServerOptimizerSettings,
     TrackingSettings,
 )
-from collapipe.tasks.task import Task
+
+if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
+    from collapipe.models.split import ModelSpec
+    from collapipe.tasks.task import Task
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: plug-ins may be anything
@@ -47,8 +49,8 @@ class Settings:
     framework: FrameworkSettings
     runtime: RuntimeSettings
     tracking: TrackingSettings
-    task: Task
-    model: ModelSpec
+    task: "Task"
+    model: "ModelSpec"
     tree: Mapping[str, Any]
     run_dir: str
     overrides: tuple[str, ...] = ()

@@ -140,6 +140,20 @@ class RunFolder:
         """``summary.json``."""
         self._write_json("summary.json", {"version": __version__, **summary})
 
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A file to write, which then takes the place of ``name``. Raises ``StorageError``."""
+        with _replacing(self.path / name) as partial:
+            yield partial
+
+    @contextmanager
+    def storage_errors(self, name: str) -> Iterator[None]:
+        """Raise ``StorageError`` where a library cannot write ``name``."""
+        try:
+            yield
+        except OSError as error:
+            raise _unwritten(self.path / name, error) from error
+
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
         """The tokenizer, its special tokens, the labels, and how to load the model."""
         _replace(self.path / "model" / "tokenizer.json", tokenizer.json_text.encode())

@@ -66,14 +66,20 @@ def run_log(
 @contextmanager
 def _tensorboard(folder: RunFolder, first_round: int) -> Iterator[LogScalars]:
     purge_step = first_round if first_round > 1 else None
-    with SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step) as writer:
+    with folder.storage_errors("tensorboard"):
+        writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step)
 
-        def log(scalars: Mapping[str, float], round_: int) -> None:
+    def log(scalars: Mapping[str, float], round_: int) -> None:
+        with folder.storage_errors("tensorboard"):
             for name, value in scalars.items():
                 writer.add_scalar(name, value, round_)
             writer.flush()
 
+    try:
         yield log
+    finally:
+        with folder.storage_errors("tensorboard"):
+            writer.close()
 
 
 def _scalars(line: RoundLine) -> dict[str, float]:
