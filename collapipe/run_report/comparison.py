@@ -11,7 +11,7 @@ from collapipe.run_report.groups import Group, grouped
 from collapipe.run_report.html import Markup, join, note, table, tag
 from collapipe.run_report.lines import sample
 from collapipe.runs.evidence import Interval, over_seeds
-from collapipe.runs.reading import Run
+from collapipe.runs.reading import NO_UPLOADS, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +220,9 @@ def _difference(group: Group, reference: Group, measure: Measure) -> object:
     common = sorted(set(ours) & set(theirs))
     if not common or (measure.relative and not all(theirs[seed] for seed in common)):
         return "–"
-    kinds = {each.runs[seed].counted_uploads for each in (group, reference) for seed in common}
-    if measure.uploads and kinds not in ({"all"}, {"none"}):
-        return join("–", _small("uploads not counted"))
+    kinds = {each.runs[seed].missing_uploads for each in (group, reference) for seed in common}
+    if measure.uploads and kinds not in ({""}, {NO_UPLOADS}):
+        return join("–", _small(NO_UPLOADS))
     if not measure.relative:
         return _told(over_seeds([ours[seed] - theirs[seed] for seed in common]), sign="+")
     shares = [100 * (ours[seed] - theirs[seed]) / theirs[seed] for seed in common]

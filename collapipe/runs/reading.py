@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -16,6 +16,8 @@ from collapipe.formatting import seconds
 from collapipe.runs.metrics import Metric, RoundLine
 
 T = TypeVar("T")
+NO_UPLOADS = "uploads not counted"
+SOME_UPLOADS = "uploads counted in some rounds only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,12 @@ class Run:
         return Clock("measured", tuple(took))
 
     @property
-    def counted_uploads(self) -> Literal["all", "some", "none"]:
-        """Of how many planned rounds the modelled seconds and joules hold every unit's upload: a
-        strategy may plan no channels."""
+    def missing_uploads(self) -> str:
+        """What stands beside the run's modelled seconds and joules; empty where they hold every
+        unit's upload. A strategy may plan no channels."""
         planned = [line.costs.values() for line in self.rounds if line.costs]
         held = [all(cost.upload_s is not None for cost in costs) for costs in planned]
-        return "all" if all(held) else "some" if any(held) else "none"
-
-    @property
-    def missing_uploads(self) -> str:
-        """What stands beside the run's modelled seconds and joules; empty where all is counted."""
-        return _MISSING[self.counted_uploads]
+        return "" if all(held) else SOME_UPLOADS if any(held) else NO_UPLOADS
 
     @property
     def missing_in_clock(self) -> str:
@@ -135,13 +132,6 @@ class Run:
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         return value
-
-
-_MISSING = {
-    "all": "",
-    "some": "uploads counted in some rounds only",
-    "none": "uploads not counted",
-}
 
 
 def read_run(folder: Path) -> Run:
