@@ -167,7 +167,7 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
     """The folder below ``outputs`` whose run began or ended a round last. Raises ``ConfigError``
     where there is none."""
     last = {
-        config.parent: max(map(_modified_s, (config, config.with_name("metrics.jsonl"))))
+        config.parent: max(map(modified_s, (config, config.with_name("metrics.jsonl"))))
         for config in outputs.rglob("config.yaml")
         if config.with_name("overrides.json").is_file()
     }
@@ -176,8 +176,12 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
     return max(last, key=last.__getitem__)
 
 
-def _modified_s(file: Path) -> float:
-    return file.stat().st_mtime if file.exists() else 0.0
+def modified_s(file: Path) -> float:
+    """When a file was last written, as of ``time.time``; 0 where there is none."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 _MOST = 1e150  # of figures that are added up, squared and drawn
