@@ -86,7 +86,7 @@ EDGES = {
     "collapipe.cli": ("collapipe/cli/", "collapipe/__init__.py", "collapipe/__main__.py"),
     "flwr": ("collapipe/cli/", "collapipe/wire/records.py", "client_app/app.py", "server_app/"),
     # Flower's own inside, which may move
-    "flwr.supercore": ("server_app/grid.py", "server_app/prompt_grid.py"),
+    "flwr.supercore": ("server_app/grid.py",),
     "hydra": (
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
