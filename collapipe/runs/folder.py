@@ -23,6 +23,7 @@ from collapipe.config.saved_yaml import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.tensors import Tensors
+from collapipe.text.foreign import check_tokenizer
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 _GROWING = ("metrics.jsonl", "metrics.csv", "requests.jsonl.gz")
@@ -280,9 +281,10 @@ def _read_tokenizer(model_dir: Path) -> Tokenizer:
         raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({why})") from error
     try:
         text = words.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+        check_tokenizer(text)
+        return Tokenizer(text, marks, labels)
+    except (UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{words}: not a tokeniser ({one_line(error)})") from error
-    return Tokenizer(text, marks, labels)
 
 
 def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:
