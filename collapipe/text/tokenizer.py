@@ -1,4 +1,4 @@
-"""What turns a run's texts and labels into numbers: tokens, special tokens and the labels' names."""
+"""What turns a run's texts and labels into numbers."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from collapipe.errors import ConfigError, one_line
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model must know of a tokeniser: its size, the ids of its special tokens, how many labels."""
+    """What a model must know of a tokeniser: size, ids of special tokens, number of labels."""
 
     size: int
     pad: int
@@ -141,8 +141,7 @@ class Tokenizer:
         """Text of each sequence, special tokens left out."""
         with _failures("the tokeniser fails on its own tokens"):
             rows = [list(row) for row in ids]
-            texts = self._tokenizer.decode_batch(rows, skip_special_tokens=True)
-        return texts
+            return self._tokenizer.decode_batch(rows, skip_special_tokens=True)
 
     def encode_words(self, rows: Sequence[Sequence[str]]) -> list[list[list[int]]]:
         """Token ids of each word of each row, without special tokens.
