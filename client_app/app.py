@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.control_unit import ControlUnit
-from client_app.measured import with_measured_laws
 from collapipe import cancellation, config
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
@@ -28,7 +27,7 @@ app = ClientApp()
 _reading = threading.Lock()
 _log = logging.getLogger(__name__)
 _SETUP = "setup"  # kept between messages, as are those that training leaves:
-_OPTIMIZER, _RESIDUAL, _PROFILE = _KEPT = "optimizer", "residual", "profile"
+_OPTIMIZER, _RESIDUAL = _KEPT = "optimizer", "residual"
 
 
 @app.query("state")
@@ -102,13 +101,7 @@ def train(message: Message, context: Context) -> Message:
         context.state[_OPTIMIZER] = records.pack_tensors(finished.optimizer_state)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
-    state = unit.state
-    if settings.pipeline.profile:
-        kept = _kept(context, _PROFILE)
-        state, profile = with_measured_laws(state, kept, finished.chunk_times)
-        context.state[_PROFILE] = records.pack_tensors(profile)
-    reply = replace(finished.reply, weights=sent, state=state)
-    return Message(records.pack_reply(reply), reply_to=message)
+    return Message(records.pack_reply(replace(finished.reply, weights=sent)), reply_to=message)
 
 
 def _setup(context: Context) -> Setup:

@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,7 +27,6 @@ from collapipe.timing import PhaseTimer
 from collapipe.wire.messages import LinkAddress, TrainReply, TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage, LocalHead
-from pipeline.profile import ChunkTime
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +35,6 @@ class Trainer(Protocol):
     """What trains a model on batches: the cluster's pipeline, or the unit alone."""
 
     timer: PhaseTimer
-    chunk_times: list[ChunkTime]
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Forward and backward; the loss."""
@@ -54,12 +51,10 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What came of a round: the reply, what the unit keeps until its next one, and what the
-    devices took."""
+    """What came of a round: the reply, and what the unit keeps until its next one."""
 
     reply: TrainReply
     optimizer_state: Tensors
-    chunk_times: Sequence[ChunkTime]
 
 
 class ControlUnit:
@@ -118,7 +113,7 @@ class ControlUnit:
             whole = {**finished.reply.weights, **head.weights()}
             kept = {**finished.optimizer_state, **head.optimizer_state()}
             reply = replace(finished.reply, weights=whole)
-            return Round(reply, kept, finished.chunk_times)
+            return Round(reply, kept)
 
     def _link(self, address: LinkAddress, round_: int) -> DecoderLink:
         settings = self._settings
@@ -175,7 +170,7 @@ class ControlUnit:
             tuple(squared_norms),
         )
         reply = TrainReply(trainer.weights(), report, self.state)
-        return Round(reply, trainer.optimizer_state(), trainer.chunk_times)
+        return Round(reply, trainer.optimizer_state())
 
     def _step(self, trainer: Trainer, batch: Batch, step: int) -> tuple[float, float]:
         """Loss, and squared norm of the gradient."""

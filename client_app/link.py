@@ -4,6 +4,7 @@ import functools
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import grpc
 import torch
@@ -23,14 +24,17 @@ _POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
 
 
 @functools.lru_cache(maxsize=2)
-def _channel(address: str, certificate: bytes, max_message_bytes: int) -> grpc.Channel:
+def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
     """A connection that outlives the round, for its handshake costs more than a small round.
 
-    The certificate is the server's of one run; a channel of an earlier run closes when it is
-    forgotten.
+    Certificates and keys are those of one run; a channel of an earlier run closes when the cache
+    drops it. ``link`` has no token here, for that is the round's.
     """
+    credentials = grpc.ssl_channel_credentials(
+        link.server_certificate, link.unit_key, link.unit_certificate
+    )
     options = [*channel_options(max_message_bytes), ("grpc.ssl_target_name_override", SERVER_NAME)]
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(certificate), options=options)
+    return grpc.secure_channel(link.address, credentials, options=options)
 
 
 class DecoderLink:
@@ -56,7 +60,7 @@ class DecoderLink:
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._answers: dict[int, tuple[float, Tensor]] = {}
         self._submitted: dict[int, Tensor] = {}
-        channel = _channel(link.address, link.certificate, max_message_bytes)
+        channel = _channel(replace(link, token=""), max_message_bytes)
         self._call = channel.stream_stream(METHOD)(
             iter(self._outgoing.get, None), metadata=credentials(unit, link.token)
         )

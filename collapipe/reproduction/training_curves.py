@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from collapipe.errors import ConfigError
 from collapipe.report import ClusterCost
 from collapipe.runs.evidence import Cell
-from collapipe.runs.reading import Metric, Run
+from collapipe.runs.metrics import Metric
+from collapipe.runs.reading import Run
 
 Floats = NDArray[np.float64]
 SHARES = ("accuracy", "strict F1")  # of 1; here in %

@@ -6,6 +6,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -131,10 +132,7 @@ def pack_request(request: TrainRequest, weights: ArrayRecord) -> RecordDict:
     }
     records = RecordDict({"weights": weights, "round": ConfigRecord(config)})
     if request.link is not None:
-        link = request.link
-        records["link"] = ConfigRecord(
-            {"address": link.address, "certificate": link.certificate, "token": link.token}
-        )
+        records["link"] = ConfigRecord(asdict(request.link))
     return records
 
 
@@ -142,8 +140,7 @@ def unpack_request(content: RecordDict) -> tuple[TrainRequest, Tensors]:
     """See ``pack_request``. Raises ``WireError``."""
     link = None
     if "link" in content:
-        fields = [_value(content, "link", key) for key in ("address", "certificate", "token")]
-        link = LinkAddress(*fields)
+        link = LinkAddress(**{f.name: _value(content, "link", f.name) for f in fields(LinkAddress)})
     request = TrainRequest(
         round=_value(content, "round", "round"),
         plan=_parse(ClusterPlan, _value(content, "round", "plan")),

@@ -16,7 +16,7 @@ from collapipe.models.split import HEAD
 from collapipe.sections import OptimizerSettings
 from collapipe.wire.compression import FLOAT32, decode, layout
 
-OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, target tokens
+OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class _Step:
     loss: float = 0.0
     answered: int = 0
     seen_tokens: int = 0
+    seen_samples: int = 0
 
 
 @dataclass
@@ -122,6 +123,7 @@ class DecoderSession:
         step.loss += loss
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
+        step.seen_samples += len(targets)
         return loss, gradient
 
     @property
@@ -141,8 +143,8 @@ class DecoderSession:
                 f"step {step.number} ends after {step.answered} of {step.num_micro_batches} "
                 f"micro-batches and {step.seen_tokens} of {step.target_tokens} target tokens"
             )
-        if not all(math.isfinite(norm) and norm >= 0 for norm in squared_norms):
-            raise WireError("squared norms that are negative, NaN or infinite")
+        if not all(norm >= 0 for norm in squared_norms) or math.isinf(sum(squared_norms)):
+            raise WireError("squared norms that are negative, NaN or add up to infinity")
         own = [self.part.squared_norm()]
         if not math.isfinite(own[0]):
             return own  # the unit ends its round by it; the step is left undone
@@ -151,7 +153,7 @@ class DecoderSession:
         self._leave_step()
         self._steps_done += 1
         self.target_tokens += step.target_tokens
-        self.on_step(self.plan.unit, step.number, step.loss, step.target_tokens)
+        self.on_step(self.plan.unit, step.number, step.loss, step.seen_samples)
         return own
 
     def finish(self) -> None:

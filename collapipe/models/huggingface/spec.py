@@ -28,7 +28,7 @@ from collapipe.models.huggingface.configuration import (
 from collapipe.models.huggingface.families import Family
 from collapipe.models.huggingface.names import Names
 from collapipe.models.huggingface.skeleton import fill, skeleton
-from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.text.tokenizer import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -82,9 +82,10 @@ class HuggingFaceSpec:
         if self.head is None:
             object.__setattr__(self, "head", family.heads[0])
         if self.head not in family.heads:
+            tasks = " or ".join(TASKS[head] for head in family.heads)
             raise ConfigError(
                 f"model.head={self.head}: a {config.model_type} has {' or '.join(family.heads)}; "
-                f"{SUPPORTED}"
+                f"set {tasks}; {SUPPORTED}"
             )
         if self.pretrained and (self.name is None or self.config):
             raise ConfigError("model.pretrained=true: needs model.name, and no model.config")
@@ -237,6 +238,12 @@ def _changed(spec: HuggingFaceSpec) -> tuple[Family, Any]:
 def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[str, torch.Tensor]:
     """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
     config = spec.run_config(vocabulary)
+    config.transformers_weights = None  # config.json may name any file here, a pickle too
+    if getattr(config, "quantization_config", None) is not None:  # other libraries would read it
+        raise ConfigError(
+            f"model.name={spec.name}: holds quantised weights, which cannot be trained; name the "
+            "model that they were made of"
+        )
     config.tie_word_embeddings = spec.own_config().tie_word_embeddings  # T5 1.1 needs it here
     if find_adapter_config_file(spec.name) is not None:  # transformers would load its base model
         raise ConfigError(

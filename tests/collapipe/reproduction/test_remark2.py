@@ -21,7 +21,8 @@ from collapipe.reproduction.remark2 import FACTORS, POWERS_W, QUIET, SETTINGS
 from collapipe.reproduction.sent import Sent, sent
 from collapipe.reproduction.training import Job, Training
 from collapipe.reproduction.worlds import paper_world
-from collapipe.runs.reading import Metric, RoundLine, Run, Summary, read_run
+from collapipe.runs.metrics import Metric, RoundLine
+from collapipe.runs.reading import Run, Summary, read_run
 
 ROUNDS = 5
 QUIET_LOSS = 0.5

@@ -24,7 +24,8 @@ from collapipe.reproduction.command import shown
 from collapipe.reproduction.training import Experiment, Job, Training, data_folder
 from collapipe.reproduction.training_curves import curve, rows
 from collapipe.runs.evidence import Interval, leads
-from collapipe.runs.reading import Metric, RoundLine, Run, Summary
+from collapipe.runs.metrics import Metric, RoundLine
+from collapipe.runs.reading import Run, Summary
 
 ROUNDS, EVERY = 8, 2
 HELD_OUT = Experiment("fig09", "multi30k", "full_transformer")

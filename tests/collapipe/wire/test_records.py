@@ -32,7 +32,9 @@ DEVICE = DeviceProfile("a", AffineLaw(1, 2, 3, 4), 5, EnergyBudget(6, AffineLaw(
 TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor(3.5, dtype=torch.float64)}
 
 
-@pytest.mark.parametrize("link", [None, LinkAddress("127.0.0.1:1", b"pem", "secret")])
+@pytest.mark.parametrize(
+    "link", [None, LinkAddress("127.0.0.1:1", b"pem", b"key", b"own", "secret")]
+)
 def test_a_request_comes_as_it_went(link: LinkAddress | None) -> None:
     request = TrainRequest(7, PLAN, 30.0, link)
     content = records.pack_request(request, records.pack_tensors(TENSORS))

@@ -9,7 +9,7 @@ import pytest
 from federated import play
 
 from collapipe.errors import ConfigError
-from collapipe.runs.metrics_csv import COLUMNS
+from collapipe.runs.metrics import COLUMNS
 
 
 def test_a_row_for_each_round(tmp_path: Path) -> None:
