@@ -66,7 +66,8 @@ def _train(
     console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(
-            "adapter=lora: the model's weights are random and stay so; set model.pretrained=true"
+            "adapter=lora: the model's weights are random and stay so; begin with trained ones: "
+            "model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
         )
     history = History(time.perf_counter())
     if checkpoint is not None:
