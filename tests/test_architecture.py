@@ -88,14 +88,16 @@ EDGES = {
     "collapipe.cli": ("collapipe/cli/", "collapipe/__init__.py", "collapipe/__main__.py"),
     "flwr": ("collapipe/cli/", "collapipe/wire/records.py", "client_app/app.py", "server_app/"),
     # Flower's own inside, which may move
-    "flwr.supercore": ("server_app/grid.py", "server_app/prompt_grid.py"),
+    "flwr.supercore": ("server_app/grid.py",),
     "hydra": (
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
+        "collapipe/config/own.py",
         "collapipe/config/typed.py",
     ),
     "omegaconf": (
         "collapipe/config/composing.py",
+        "collapipe/config/own.py",
         "collapipe/config/trust.py",
         "collapipe/runs/folder.py",
     ),
