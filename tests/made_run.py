@@ -1,5 +1,5 @@
 """A run's folder as a run writes it, made up in no time: drawn from a seed, with failures, units
-set aside, a skipped round, and an evaluation every tenth round."""
+excluded, a skipped round, and an evaluation every tenth round."""
 
 import copy
 import json

@@ -106,7 +106,7 @@ def _units(last: RoundLine, did: str) -> list[Line]:
     if last.skipped:
         lines = [("units", f"round skipped: {printable(last.skipped)}")]
     lines += [("failed", f"unit {unit}: {printable(why)}") for unit, why in last.failures.items()]
-    lines += [("left out", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()]
+    lines += [("excluded", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()]
     return lines
 
 

@@ -34,15 +34,11 @@ def whole_page(title: str, opening: Markup, sections: Sequence[Section]) -> str:
         )
         for place, name, content in sections
     ]
+    nav = tag("nav", tag("ul", *links), aria_label="Sections")
     body = tag(
         "body",
         tag("a", "Skip to the figures", href="#figures", class_="skip"),
-        tag(
-            "header",
-            tag("h1", title),
-            opening,
-            tag("nav", tag("ul", *links), aria_label="Sections"),
-        ),
+        tag("header", tag("h1", title), opening, nav),
         tag("main", *parts, id="figures"),
         tag("footer", tag("p", f"Written by CollaPipe {__version__}.", class_="note")),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 
-from collapipe.run_report.html import Markup, charts, join, note
+from collapipe.run_report.html import Markup, charts, note
 from collapipe.run_report.lines import Point, Series, lines
 from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run
@@ -13,7 +13,6 @@ from collapipe.runs.reading import Run
 Value = Callable[[RoundLine], float | None]
 TRAIN_LOSS: Value = attrgetter("train_loss")
 EVALUATION_LOSS: Value = attrgetter("evaluation_loss")
-_AXES = ("round", "samples", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +77,6 @@ def _clock_label(curves: Sequence[Curve]) -> str:
     return f"seconds, {kinds}; {f'{names}: ' * (len(missing) < len(known))}{missing[0][1]}"
 
 
-def against_all(title: str, up: str, curves: Sequence[Curve]) -> Markup | None:
-    """The same curves against rounds, samples and seconds; None where no round has a value."""
-    if not any(curve.series("round").points for curve in curves):
-        return None
-    labels = {"round": "round", "samples": "samples", "seconds": _clock_label(curves)}
-    return join(
-        *(
-            lines(
-                f"{title} against {axis}{'s' * (axis == 'round')}",
-                labels[axis],
-                up,
-                [curve.series(axis) for curve in curves],
-            )
-            for axis in _AXES
-        )
-    )
-
-
 def learning(run: Run) -> Markup:
     """A run's loss and metrics."""
     losses = (("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS))
@@ -106,6 +87,15 @@ def learning(run: Run) -> Markup:
 
 
 def learned(drawn: Iterable[tuple[str, str, Sequence[Curve]]]) -> Markup:
-    """Charts of titles, labels and curves, as far as there are values."""
-    found = [chart for each in drawn if (chart := against_all(*each))]
+    """Charts of titles, labels and curves against each axis, where any round has a value."""
+    found = [
+        lines(f"{title} against {across}", label, up, [curve.series(axis) for curve in curves])
+        for title, up, curves in drawn
+        if any(curve.series("round").points for curve in curves)
+        for axis, across, label in (
+            ("round", "rounds", "round"),
+            ("samples", "samples", "samples"),
+            ("seconds", "seconds", _clock_label(curves)),
+        )
+    ]
     return charts(*found) if found else note("Nothing was trained and nothing was evaluated.")

@@ -15,7 +15,7 @@ from collapipe.runs.reading import Run
 
 _TRAINED, _SCHEDULED = Kind("trained", "cell c0"), Kind("took part", "cell c0")
 _FAILED = Kind("failed", "cell c1", 0.5, 0.5)
-_EXCLUDED = Kind("left out, could not be planned with", "cell c3", 0.35, 0.3)
+_EXCLUDED = Kind("excluded, could not be planned with", "cell c3", 0.35, 0.3)
 _SKIPPED = Kind("round skipped", "cell skipped")
 _Found = Sequence[tuple[int, int, Kind]]  # unit, round
 
@@ -59,7 +59,7 @@ def _events(run: Run) -> Markup | None:
     for line in run.rounds:
         if line.skipped:
             rows.append([line.round, "–", "round skipped", printable(line.skipped)])
-        for what, causes in (("failed", line.failures), ("left out", line.excluded)):
+        for what, causes in (("failed", line.failures), ("excluded", line.excluded)):
             rows += [[line.round, unit, what, printable(why)] for unit, why in causes.items()]
     if not rows:
         return None

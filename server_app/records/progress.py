@@ -82,7 +82,7 @@ class RunProgress:
         )
         self._restart()
         for unit, cause in report.excluded.items():
-            self.say(f"round {report.round}: unit {unit} is set aside: {printable(cause)}")
+            self.say(f"round {report.round}: unit {unit} is excluded: {printable(cause)}")
         if report.skipped is not None:
             again = report.skipped == self._skipped
             why = "for the same reason" if again else printable(report.skipped)

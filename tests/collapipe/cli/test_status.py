@@ -105,7 +105,7 @@ def test_who_did_not_train_is_named(run: Path) -> None:
     assert failed["failed"] == f"unit {unit}: LinkError: the unit was switched off"
     assert failed["units"] == "3 of 4 scheduled units trained"
     write_lines(run, lines[: SET_ASIDE[0]])
-    assert told(run)["left out"] == "unit 7: WireError: a speed that is not finite"
+    assert told(run)["excluded"] == "unit 7: WireError: a speed that is not finite"
     write_lines(run, lines[:SKIPPED])
     assert told(run)["units"] == "round skipped: no unit can afford its upload"
     assert told(run)["train loss"].endswith("(round 6)")

@@ -94,7 +94,7 @@ def test_who_failed_was_set_aside_or_skipped_is_told_with_the_cause(
     for number in FAILED:
         assert told[str(number), "failed"] == "LinkError: the unit was switched off"
     for number in SET_ASIDE:
-        assert told[str(number), "left out"] == "WireError: a speed that is not finite"
+        assert told[str(number), "excluded"] == "WireError: a speed that is not finite"
     assert len([key for key in told if key[0].isdigit()]) == 1 + len(FAILED) + len(SET_ASIDE)
 
 

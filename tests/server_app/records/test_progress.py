@@ -21,7 +21,7 @@ def test_causes_are_one_line_each_and_said_once() -> None:
         for number, why in enumerate(("all are away", "all are away", "no channel", None), 2):
             progress.round(round_report(number, skipped=why, excluded={1: "a\nb"}), 1.0)
         progress.round(round_report(6, skipped="no channel"), 1.0)
-    lines = [line for line in shown.getvalue().splitlines() if "set aside" not in line]
+    lines = [line for line in shown.getvalue().splitlines() if "excluded" not in line]
     assert lines == [
         "round 1: ended without unit 0: gone [2J for good",
         "round 2: skipped: all are away",
@@ -29,7 +29,7 @@ def test_causes_are_one_line_each_and_said_once() -> None:
         "round 4: skipped: no channel",
         "round 6: skipped: no channel",
     ]
-    assert shown.getvalue().count("unit 1 is set aside: a b\n") == 4
+    assert shown.getvalue().count("unit 1 is excluded: a b\n") == 4
 
 
 def test_the_speed_is_that_of_samples() -> None:
