@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import (
     check_choices,
+    choices_of,
     chooses,
     composed,
     composed_by_hydra,
@@ -93,14 +94,11 @@ def _with_own_groups(choices: Sequence[str]) -> DictConfig:
 
 def _our_choices(tree: DictConfig) -> list[str]:
     """What was chosen of our files, by a user's file too."""
-    chosen = OmegaConf.to_container(tree.hydra.runtime.choices)
-    assert isinstance(chosen, dict)
-    defaults = composed([]).hydra.runtime.choices
+    defaults = choices_of(composed([]))
     return [
-        f"{group}={_choice(name)}"
-        for group, name in chosen.items()
-        if group in GROUPS and group != _FOLLOWING and name != defaults.get(group)
-        if name is not None and not _lacks(str(group), str(name))
+        f"{group}={name}"
+        for group, name in choices_of(tree).items()
+        if group != _FOLLOWING and name != defaults.get(group) and not _lacks(group, name)
     ]
 
 

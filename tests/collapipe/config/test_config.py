@@ -3,6 +3,8 @@ configuration may be somebody else's: it is read, and nothing else happens.
 """
 
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +223,27 @@ def test_every_unit_has_a_channel_unless_fewer_are_asked_for() -> None:
 def test_the_nearest_option_is_named_only_where_it_is_near(name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=rf"^unknown option {name}{near}$"):
         load_overrides([f"{name}=1"])
+
+
+def test_options_are_refused_before_torch_is_imported() -> None:
+    code = """
+import sys
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError
+for bad in sys.argv[1:]:
+    try:
+        load_overrides([bad])
+    except ConfigError as error:
+        assert bad.partition("=")[0] in str(error), error
+    else:
+        raise SystemExit(f"{bad} is not refused")
+found = {"torch", "datasets", "transformers", "flwr"} & sys.modules.keys()
+assert not found, found
+"""
+    bad = ["nosuch=1", "task=nosuch", "seed=x", "federation.rounds=0", "cluster.num_devices=0"]
+    bad += ["environment.fading=x", "strategy.solver=x", "data.root=/nosuch"]
+    ended = subprocess.run([sys.executable, "-c", code, *bad], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_defaults_in_python_are_those_of_the_files() -> None:
