@@ -61,7 +61,7 @@ def _train(
     if checkpoint is not None:
         take_up(folder, settings, checkpoint, tokenizer)
     folder.write_config(settings.tree)
-    folder.write_overrides(settings.overrides)
+    folder.write_overrides(settings.overrides, settings.choices)
     folder.write_tokenizer(tokenizer)
     console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:

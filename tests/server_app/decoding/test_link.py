@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from sections import link_settings, optimizer_settings
 
 from client_app.link import DecoderLink
 from collapipe.batch import Batch
@@ -21,7 +22,6 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
-from collapipe.sections import LinkSettings, OptimizerSettings
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import frames
 from collapipe.wire.certificates import self_signed
@@ -42,7 +42,7 @@ WEIGHT = "head.embedding.tokens.weight"
 
 def session(unit: int, round_: int = 3) -> DecoderSession:
     """Two steps of a unit with two blocks."""
-    settings = OptimizerSettings()
+    settings = optimizer_settings()
     steps = range(round_ * 2, round_ * 2 + 2)
     plan = SessionPlan(
         unit, round_, 0, SPEC.num_blocks, SPEC.dim, steps, 100, VOCABULARY.size, 4, 5
@@ -53,7 +53,7 @@ def session(unit: int, round_: int = 3) -> DecoderSession:
 
 @pytest.fixture
 def server() -> Iterator[DecoderLinkServer]:
-    with DecoderLinkServer(LinkSettings(max_message_bytes=LIMIT), 3) as running:
+    with DecoderLinkServer(link_settings(max_message_bytes=LIMIT), 3) as running:
         yield running
 
 
@@ -261,7 +261,7 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
 def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
     """Where units share a head it would keep all of them waiting."""
     turn = threading.Lock()
-    settings = LinkSettings(max_message_bytes=LIMIT, frame_timeout_s=1.5)
+    settings = link_settings(max_message_bytes=LIMIT, frame_timeout_s=1.5)
     with DecoderLinkServer(settings, 2) as server:
         silent, other = session(0), session(1)
         silent.turn = other.turn = turn
@@ -391,7 +391,7 @@ def test_an_address_shows_no_token(server: DecoderLinkServer) -> None:
 def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
     port = int(server.open(session(0)).address.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: cannot listen"):
-        DecoderLinkServer(LinkSettings(port=port), 1)
+        DecoderLinkServer(link_settings(port=port), 1)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from federated import play, settings_of
 
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.metrics_csv import COLUMNS
+from collapipe.runs.metrics import COLUMNS
 from server_app.records.mlflow_log import mlflow_log
 
 
