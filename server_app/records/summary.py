@@ -193,15 +193,12 @@ def opening(settings: Settings, folder: RunFolder) -> str:
     federation, devices = settings.federation, settings.build("cluster").num_devices
     units = f"{_counted(federation.num_units, 'unit')} of {_counted(devices, 'device')}"
     steps = _counted(federation.local_steps, "local step")
+    made_up = " on made-up rows" if settings.data.synthetic else ""
     return (
-        f"{settings.framework.name}: task {settings.task.name}{_made_up(settings)}, {units}, "
+        f"{settings.framework.name}: task {settings.task.name}{made_up}, {units}, "
         f"{_counted(federation.rounds, 'round')} of {steps}, seed {settings.seed}; "
         f"folder {folder.path}"
     )
-
-
-def _made_up(settings: Settings) -> str:
-    return " on made-up rows" if settings.data.synthetic else ""
 
 
 def _counted(count: int, noun: str) -> str:

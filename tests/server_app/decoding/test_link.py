@@ -24,9 +24,8 @@ from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import frames
-from collapipe.wire.certificates import self_signed
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, credentials
+from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, credentials, self_signed
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
