@@ -1,4 +1,4 @@
-"""What a run comes to: its totals, its summary on disk, and the table at its end."""
+"""A run's totals, its summary on disk, and the table at its end."""
 
 import logging
 import shlex
