@@ -51,8 +51,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """The server's message to a scheduled unit, without the weights that travel with it; ``link`` is
-    None where the unit has the head."""
+    """The server's message to a unit, without its weights; ``link`` is None where the unit
+    has the head."""
 
     round: int
     plan: ClusterPlan
