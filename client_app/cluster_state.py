@@ -1,11 +1,11 @@
-"""What a unit tells the server of its cluster: devices, rows, and what it will have to upload."""
+"""What a unit reports of its cluster: devices, rows, and the bits that it will upload."""
 
 from dataclasses import replace
 
 import numpy as np
 import torch
 
-from client_app.traffic import LinkFormat, Traffic, expected_step, round_of
+from client_app.traffic import LinkFormat, expected_step, round_of
 from collapipe.config import Settings
 from collapipe.devices.presets import ChannelPreset, ClusterPreset
 from collapipe.models.cost import measure_cost, upload_bits
@@ -40,21 +40,19 @@ def cluster_state(
 def _activation_bits(
     settings: Settings, channel: ChannelPreset, unit: int, examples: Examples
 ) -> float:
-    """z_n^enc of a round."""
+    """z_n^enc of a round: the preset's, or the frames that the link is expected to carry."""
+    steps = settings.federation.local_steps
     if channel.activation_bits is not None:
-        return settings.federation.local_steps * channel.activation_bits
-    return 8 * _traffic(settings, unit, examples).bytes_up
-
-
-def _traffic(settings: Settings, unit: int, examples: Examples) -> Traffic:
-    """What a round is expected to put on the decoder link."""
-    spec, batch_size = settings.model, settings.batch_size
-    dtype = getattr(torch, settings.pipeline.dtype)
+        return steps * channel.activation_bits
+    spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
     precision, rows = settings.compression.activation, extra_rows(spec)
     form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, precision, rows)
-    seed = derive(settings.seed, "data", unit)
-    step = expected_step(form, examples, batch_size, settings.pipeline.num_micro_batches, seed)
-    return round_of([step] * settings.federation.local_steps)
+    seed, num_micro_batches = (
+        derive(settings.seed, "data", unit),
+        settings.pipeline.num_micro_batches,
+    )
+    step = expected_step(form, examples, settings.batch_size, num_micro_batches, seed)
+    return 8 * round_of([step] * steps).bytes_up
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:

@@ -22,13 +22,11 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
-from collapipe.wire.messages import LinkAddress, TrainReply, TrainRequest
+from collapipe.wire.messages import TrainReply, TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage, LocalHead
 
 _log = logging.getLogger(__name__)
-
-
 Trainer = Pipeline | UnsplitTrainer  # the cluster's pipeline, or the unit alone
 
 
@@ -77,8 +75,9 @@ class ControlUnit:
             return self._run(request, trainer)
         if request.link is None:
             return self._train_with_own_head(request, weights, optimizer_state)
+        precision, limit = settings.compression.activation, settings.link.max_message_bytes
         with (
-            self._link(request.link, request.round) as link,
+            DecoderLink(request.link, self._unit, request.round, limit, precision) as link,
             self._pipeline(request, link, weights, optimizer_state) as pipeline,
         ):
             return self._run(request, pipeline, link)
@@ -96,11 +95,6 @@ class ControlUnit:
             kept = {**finished.optimizer_state, **head.optimizer_state()}
             reply = replace(finished.reply, weights=whole)
             return UnitRound(reply, kept)
-
-    def _link(self, address: LinkAddress, round_: int) -> DecoderLink:
-        settings = self._settings
-        precision, limit = settings.compression.activation, settings.link.max_message_bytes
-        return DecoderLink(address, self._unit, round_, limit, precision)
 
     def _pipeline(
         self, request: TrainRequest, head: HeadStage, weights: Tensors, state: Tensors

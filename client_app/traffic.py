@@ -26,7 +26,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class LinkFormat:
-    """What the size of a unit's frames depends on, beside its batches.
+    """What the size of a unit's frames depends on, apart from its batches.
 
     Attributes
     ----------
@@ -59,8 +59,8 @@ class LinkFormat:
         for shape, width in zip(hidden, widths, strict=True):
             samples, rows, _ = shape
             tokens = rows - self.extra_rows
-            beside = [(torch.bool, (samples, tokens)), (torch.int64, (samples, width))]
-            up += frames.num_bytes([*layout(shape, self.dtype, self.precision), *beside])
+            others = [(torch.bool, (samples, tokens)), (torch.int64, (samples, width))]
+            up += frames.num_bytes([*layout(shape, self.dtype, self.precision), *others])
             down += frames.num_bytes([(torch.float64, ()), (self.dtype, shape)])
         return Traffic(up, down)
 

@@ -37,7 +37,7 @@ class ScheduleError(CollaPipeError):
 
 
 class WireError(CollaPipeError):
-    """Bytes or records from another machine do not say what they should."""
+    """Bytes or records from another machine are not what they should be."""
 
 
 class LinkError(CollaPipeError):

@@ -39,9 +39,9 @@ class SegmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a solver can say for its answer: no solution is below ``lower_bound``.
+    """A solver's proof for its answer: no solution is below ``lower_bound``.
 
-    A heuristic that knows no bound says 0. Times are not compared: the same plan is the same plan.
+    A heuristic that knows no bound gives 0. Times are not compared: the same plan is the same plan.
     """
 
     objective: float

@@ -1,4 +1,4 @@
-"""What happened: what a unit tells after a round, and what the server writes down of it."""
+"""What happened in a round: a unit's report, and the line that the server writes."""
 
 import math
 from dataclasses import dataclass, field

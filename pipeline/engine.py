@@ -145,7 +145,7 @@ class Pipeline:
         before it was clipped."""
         with self.timer.phase("norms"):
             own = [part.squared_norm() for part in self._parts]
-            clip_scale(own, clip_norm)  # before the head hears of a norm that is not finite
+            clip_scale(own, clip_norm)  # before a norm that is not finite is sent to the head
             norms = [*own, *self._head.exchange_norms(own)]
         with self.timer.phase("step"):
             scale = clip_scale(norms, clip_norm)

@@ -32,7 +32,7 @@ Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """What a frame holds."""
 
     BEGIN = 1  # a step begins: [micro-batches, target tokens of the whole batch]
     ACTIVATION = 2  # the last segment's output as it travels, its mask and its targets

@@ -97,7 +97,7 @@ class FrozenStore:
         return tensors
 
     def _file(self, name: str) -> Path:
-        """No path but one in the folder comes of what another machine says."""
+        """The file of a digest; another machine's text gives no path outside the folder."""
         if not _DIGEST.fullmatch(name):
             raise WireError(f"digest of frozen weights {name[:80]!r}: must be 64 hex digits")
         return self._folder / f"{name}.safetensors"

@@ -1,4 +1,4 @@
-"""What server and units tell each other in a round, before it becomes Flower's records."""
+"""Messages between server and units, before they become Flower's records."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """The server's message to a scheduled unit, beside the weights that travel with it; ``link`` is
-    None where the unit has the head."""
+    """The server's message to a unit, without its weights; ``link`` is None where the unit
+    has the head."""
 
     round: int
     plan: ClusterPlan
@@ -70,12 +70,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StateReply:
-    """What a unit tells of itself.
+    """A unit's answer to a state request.
 
     Attributes
     ----------
     state
-        Its cluster; or why what it says of it is none.
+        Its cluster; a ``Failure`` where what it sent is none.
     lacking
         Frozen parts of the model that it has not.
     """

@@ -20,17 +20,13 @@ import torch
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
 from collapipe.wire import frames
-from collapipe.wire.certificates import self_signed
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, UNIT_NAME, channel_options, read_credentials
+from collapipe.wire.link import METHOD, UNIT_NAME, channel_options, read_credentials, self_signed
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession
 
 _CLOSE_S = 2.0  # for streams to end when the link closes
-_HANDSHAKE = ("grpc.server_handshake_timeout_ms", 10_000)  # silent connections end
 _WATCH_S = 1.0
-
-
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -55,7 +51,7 @@ class _Doorkeeper(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._knows = knows
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """gRPC's question who handles a call."""
+        """The handler of a call; None: there is no such method."""
         return self._handler.service(call) if self._knows(call.invocation_metadata) else None
 
 
@@ -83,7 +79,7 @@ class DecoderLinkServer:
                 *channel_options(settings.max_message_bytes),
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_concurrent_streams", 2 * max_sessions),  # of one connection
-                _HANDSHAKE,
+                ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
             ],
         )
         service, method = METHOD.strip("/").split("/")
@@ -143,7 +139,7 @@ class DecoderLinkServer:
                         yield frames.encode(answer)
                     if stream.session.complete:
                         return
-        except _RefusedError as error:
+        except LinkError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except CollaPipeError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -154,7 +150,7 @@ class DecoderLinkServer:
         with self._lock:
             token = self._find(context.invocation_metadata())
             if token is None or token in self._streams:
-                raise _RefusedError("this token's stream was opened already, or its round is over")
+                raise LinkError("this token's stream was opened already, or its round is over")
             stream = self._streams[token] = _Stream(context, self._sessions[token])
         try:
             yield stream
@@ -186,12 +182,8 @@ class DecoderLinkServer:
                     stream.context.cancel()
 
 
-class _RefusedError(LinkError):
-    """No session for this caller."""
-
-
 def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
-    """What the session says to a frame. Raises ``WireError`` where the frame does not fit."""
+    """The session's answer to a frame. Raises ``WireError`` where the frame does not fit."""
     if frame.round != session.plan.round:
         raise WireError(f"frame of round {frame.round} in round {session.plan.round}")
     tensors: tuple[torch.Tensor, ...] = ()

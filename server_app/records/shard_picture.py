@@ -52,19 +52,19 @@ def _draw_shares(axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequen
     palette = color_sequences["tab10" if len(shown) <= 10 else "tab20"]
     rows = np.array([[count.get(name, 0) for name in shown] for count in counts], dtype=float)
     shares = rows / np.maximum([[sum(count.values())] for count in counts], 1)
-    ends = shares.cumsum(axis=1)
-    for place, name in enumerate(shown):
-        share, end = shares[:, place], ends[:, place]
-        axes.barh(
-            range(len(counts)), share, _BAR, end - share, color=palette[place], label=short[name]
-        )
+    others = 1 - shares.sum(axis=1, keepdims=True)
+    names, colours = [short[name] for name in shown], [*palette[: len(shown)], _OTHERS]
     if len(labels) > len(shown):
-        last = ends[:, -1]
-        axes.barh(range(len(counts)), 1 - last, _BAR, last, color=_OTHERS, label="all others")
+        names, shares = [*names, "all others"], np.hstack([shares, others])
+    starts = shares.cumsum(axis=1) - shares
+    bars = [
+        axes.barh(range(len(counts)), share, _BAR, start, color=colour)
+        for share, start, colour in zip(shares.T, starts.T, colours, strict=False)
+    ]
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("share of each label (at the bar: rows)", fontsize=8)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False)
+    axes.legend(bars, names, loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False)
 
 
 def _short_names(labels: Sequence[str]) -> dict[str, str]:

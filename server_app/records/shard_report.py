@@ -62,6 +62,6 @@ def _table(held: Sequence[Shard]) -> Table:
 def _most(labels: Mapping[str, int]) -> str:
     """The most frequent labels first, such as ``sports 412 · car 260 · 3 more``."""
     there = sorted((-count, name) for name, count in labels.items() if count)
-    told = [f"{name} {-count:,}" for count, name in there[:_SHOWN_LABELS]]
-    rest = len(there) - len(told)
-    return " · ".join([*told, *([f"{rest} more"] if rest else [])])
+    named = [f"{name} {-count:,}" for count, name in there[:_SHOWN_LABELS]]
+    rest = len(there) - len(named)
+    return " · ".join([*named, *([f"{rest} more"] if rest else [])])

@@ -1,4 +1,4 @@
-"""What a run comes to: its totals, its summary on disk, and the table at its end."""
+"""A run's totals, its summary on disk, and the table at its end."""
 
 import logging
 import shlex
@@ -194,8 +194,9 @@ def opening(settings: Settings, folder: RunFolder) -> str:
     federation, devices = settings.federation, settings.build("cluster").num_devices
     units = f"{_counted(federation.num_units, 'unit')} of {_counted(devices, 'device')}"
     steps = _counted(federation.local_steps, "local step")
+    made_up = " on made-up rows" if settings.data.synthetic else ""
     return (
-        f"{settings.framework.name}: task {settings.task.name}{_made_up(settings)}, {units}, "
+        f"{settings.framework.name}: task {settings.task.name}{made_up}, {units}, "
         f"{_chosen(settings)}{_counted(federation.rounds, 'round')} of {steps}, "
         f"seed {settings.seed}; folder {folder.path}"
     )
@@ -208,10 +209,6 @@ def _chosen(settings: Settings) -> str:
     if isinstance(strategy, Dssra):
         most = settings.build("channel").num_channels
     return f"{most} of {units} units a round, " if most < units else ""
-
-
-def _made_up(settings: Settings) -> str:
-    return " on made-up rows" if settings.data.synthetic else ""
 
 
 def _counted(count: int, noun: str) -> str:

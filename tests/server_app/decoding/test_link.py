@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from sections import link_settings, optimizer_settings
 
 from client_app.link import DecoderLink
 from collapipe.batch import Batch
+from collapipe.cancellation import cancellable
 from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
@@ -24,9 +25,8 @@ from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import frames
-from collapipe.wire.certificates import self_signed
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, credentials
+from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, credentials, self_signed
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
@@ -337,9 +337,32 @@ class Impostor:
 def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
     answer: Frame,
 ) -> None:
+    with (
+        impostor(answer) as address,
+        pytest.raises(WireError),
+        DecoderLink(address, 0, 3, LIMIT) as link,
+    ):
+        link.begin(DropoutKey(0, 0, 6), [batch()], 4)
+        link.submit(0, torch.ones(2, 3, 8))
+        link.answer(0)
+
+
+def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
+    answer = Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 8)))
+    with impostor(answer, answer) as address, DecoderLink(address, 0, 3, LIMIT) as link:
+        link.begin(DropoutKey(0, 0, 6), [batch(), batch()], 8)
+        link.submit(0, torch.ones(2, 3, 8))
+        link.answer(0)
+        with pytest.raises(WireError, match="micro-batch 0"), cancellable(30):
+            link.answer(1)
+
+
+@contextmanager
+def impostor(*answers: Frame) -> Iterator[LinkAddress]:
+    """A server that gives these answers to an activation."""
     key, certificate = self_signed()
     server = grpc.server(ThreadPoolExecutor(2))
-    handler = grpc.stream_stream_rpc_method_handler(Impostor(answer))
+    handler = grpc.stream_stream_rpc_method_handler(Impostor(*answers))
     service, method = METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)
@@ -347,11 +370,7 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
     server.start()
     try:
-        address = LinkAddress(f"127.0.0.1:{port}", certificate, *self_signed(), "token")
-        with pytest.raises(WireError), DecoderLink(address, 0, 3, LIMIT) as link:
-            link.begin(DropoutKey(0, 0, 6), [batch()], 4)
-            link.submit(0, torch.ones(2, 3, 8))
-            link.answer(0)
+        yield LinkAddress(f"127.0.0.1:{port}", certificate, *self_signed(), "token")
     finally:
         server.stop(0).wait()
 

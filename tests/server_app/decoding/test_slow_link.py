@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 
 import grpc
 
-from collapipe.wire.certificates import self_signed
-from collapipe.wire.link import SERVER_NAME, channel_options
+from collapipe.wire.link import SERVER_NAME, channel_options, self_signed
 
 DELAY_S = 0.3  # for each packet of the handshake
 
