@@ -19,7 +19,7 @@ from collapipe.reproduction.paper_world import BATCH_SIZE, TRANSFORMER_BLOCKS, p
 from collapipe.runs.evidence import over_seeds, share_over_seeds
 from collapipe.state import DeviceProfile
 from optim.latency import pipeline_latency
-from optim.partition.exact import even_partition
+from optim.partition.baselines import even_blocks
 
 CLUSTERS = 60  # drawn for each seed
 _NEARLY_ALWAYS = 90  # %
@@ -34,7 +34,7 @@ def latencies(devices: Sequence[DeviceProfile]) -> Floats:
 
 
 def _over_m(devices: tuple[DeviceProfile, ...]) -> list[float]:
-    blocks = [segment.span.blocks for segment in even_partition(TRANSFORMER_BLOCKS, devices)]
+    blocks = even_blocks(TRANSFORMER_BLOCKS, len(devices))
     return [
         pipeline_latency(devices, blocks, BATCH_SIZE, m, "bound") for m in range(1, BATCH_SIZE + 1)
     ]
