@@ -236,7 +236,7 @@ def status(
 def reproduce(
     figure: Annotated[str, typer.Argument(help="Such as fig04; or modelled, or all.")],
     seeds: Annotated[
-        int | None, typer.Option(help="How many, from 0; default: 5, where it trains 3.")
+        int | None, typer.Option(help="How many, from 0; default: as docs/reproduction.md has.")
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the files and runs.")] = Path(
         "outputs/reproduction"

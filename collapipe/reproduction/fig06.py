@@ -1,7 +1,7 @@
 """Fig. 6: what each framework learns on three tasks, against rounds and against seconds."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -44,7 +44,6 @@ Curves = Mapping[str, LearningCurve]
 """A task's and a seed's curves, by framework."""
 Key = tuple[str, str]  # task and framework
 Seeds = Sequence[Mapping[Key, LearningCurve]]
-Comparison = Callable[[Curves, str, str], float]
 
 
 def _jobs(seed: int) -> dict[Key, Job]:
@@ -59,46 +58,34 @@ def _of(seeds: Seeds, task: str) -> list[Curves]:
     return [{name: each[task, name] for name in FRAMEWORKS} for each in seeds]
 
 
-def ahead(curves: Curves, other: str, axis: str) -> float:
-    """Our validation metric minus another's where the first framework is through its rounds."""
-    place = _shortest(curves, axis)
-    return curves[OWN].validation.at(axis, place) - curves[other].validation.at(axis, place)
+def lead(
+    seeds: Sequence[Curves], other: str, axis: str, what: str, share: float = 1.0
+) -> list[float]:
+    """How far ``what`` of ours is above another's, where ``axis`` is at ``share`` of the place at
+    which the first framework is through its rounds."""
+    pairs = [_both(each, other, axis, what, share) for each in seeds]
+    return [own - their for own, their in pairs]
+
+
+def _both(
+    curves: Curves, other: str, axis: str, what: str, share: float = 1.0
+) -> tuple[float, float]:
+    place = share * min(each.losses.end(axis) for each in curves.values())
+    own, their = (getattr(curves[name], what).at(axis, place) for name in (OWN, other))
+    return own, their
 
 
 def gain_percent(seeds: Sequence[Curves], other: str, axis: str) -> Interval:
-    """The same in % of the other's mean over the seeds.
+    """The lead of the validation metric in % of the other's mean over the seeds.
 
     Raises ``RoundFailedError`` where the other learned nothing in any of them.
     """
-    theirs = [each[other].validation.at(axis, _shortest(each, axis)) for each in seeds]
+    theirs = [_both(each, other, axis, "validation")[1] for each in seeds]
     if not any(theirs):
         label, metric = FRAMEWORKS[other], seeds[0][other].metric
-        raise RoundFailedError(
-            f"{label}: {metric} 0 {AXES[axis]}; nothing is above it by a percent"
-        )
+        raise RoundFailedError(f"{label}: {metric} 0 {AXES[axis]}; no percentage of it exists")
     mean = float(np.mean(theirs))
-    return over_seeds(100 * ahead(each, other, axis) / mean for each in seeds)
-
-
-def loss_lead(curves: Curves, other: str, axis: str) -> float:
-    """How far our validation loss is below another's there."""
-    place = _shortest(curves, axis)
-    losses = {name: curves[name].validation_losses.at(axis, place) for name in (OWN, other)}
-    return losses[other] - losses[OWN]
-
-
-def early_lead(curves: Curves, other: str, axis: str) -> float:
-    """How far our training loss is below another's early on."""
-    place = _EARLY * _shortest(curves, axis)
-    return curves[other].losses.at(axis, place) - curves[OWN].losses.at(axis, place)
-
-
-def _shortest(curves: Curves, axis: str) -> float:
-    return min(each.losses.end(axis) for each in curves.values())
-
-
-def _over(seeds: Sequence[Curves], compare: Comparison, other: str, axis: str) -> Interval:
-    return over_seeds(compare(each, other, axis) for each in seeds)
+    return over_seeds(100 * gain / mean for gain in lead(seeds, other, axis, "validation"))
 
 
 def _findings(seeds: Seeds) -> Iterator[Finding]:
@@ -108,12 +95,12 @@ def _findings(seeds: Seeds) -> Iterator[Finding]:
             gain = gain_percent(translation, other, axis)
             yield within_a_quarter(f"BLEU above {FRAMEWORKS[other]}'s, {when}", 19.5, gain, "%")
         for other, paper in (("pipeline", 1.82), ("titanic", 0.15)):
-            gain = _over(classification, ahead, other, axis)
+            gain = over_seeds(lead(classification, other, axis, "validation"))
             text = f"accuracy above {FRAMEWORKS[other]}'s, {when}"
             yield within_a_quarter(text, paper, gain, "points")
-        lead = _over(ner, early_lead, "vanilla_fl", axis)
+        early = -over_seeds(lead(ner, "vanilla_fl", axis, "losses", _EARLY))
         text = f"NER's training loss below VanillaFL's in the first quarter, {when}"
-        yield above(text, "falls faster early", lead, "", _ROUNDING)
+        yield above(text, "falls faster early", early, "", _ROUNDING)
     for task in TASKS:
         yield from _of_task(task, _of(seeds, task))
 
@@ -129,10 +116,10 @@ def _of_task(task: str, seeds: Sequence[Curves]) -> Iterator[Finding]:
     for other in _OTHERS:
         label = FRAMEWORKS[other]
         for axis, when in AXES.items():
-            lead = _over(seeds, ahead, other, axis)
-            yield Finding(f"{task}: ahead of {label}, {when}", lead, "points")
-            lead = _over(seeds, loss_lead, other, axis)
-            yield Finding(f"{task}: validation loss below {label}'s, {when}", lead, "")
+            gain = over_seeds(lead(seeds, other, axis, "validation"))
+            yield Finding(f"{task}: ahead of {label}, {when}", gain, "points")
+            losses = -over_seeds(lead(seeds, other, axis, "validation_losses"))
+            yield Finding(f"{task}: validation loss below {label}'s, {when}", losses, "")
         for what, name, its in (
             ("losses", "training loss", ""),
             ("validation", f"validation {metric}", "points"),

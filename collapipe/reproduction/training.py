@@ -7,7 +7,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -116,18 +115,14 @@ class Training:
 
     def _overrides(self, job: Job) -> list[str]:
         names = [job.experiment.name, *([job.experiment.full] if self.full else [])]
+        data = self.data and job.experiment.data and self.data / job.experiment.data
+        root = [f"data.root={config.quoted(data)}"] if data else []
         return [
             f"experiment=[{','.join(names)}]",
-            *self._root(job.experiment.data),
+            *root,
             *job.overrides,
             f"seed={job.seed}",
         ]
-
-    def _root(self, name: str | None) -> list[str]:
-        """The option that names a data set's folder, where there is one."""
-        if self.data is None or name is None:
-            return []
-        return [f"data.root={config.quoted(self.data / name)}"]
 
 
 def data_folder(given: Path | None) -> Path:
@@ -157,9 +152,9 @@ def _differences(
 
 
 def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path]) -> Iterator[Job]:
-    """The jobs in the order in which they end, ``AT_A_TIME`` at a time."""
-    waiting = deque(commands)
-    with _processes() as running:
+    """Run the jobs, ``AT_A_TIME`` at a time; yield them in the order in which they end."""
+    waiting, running = deque(commands), dict[Job, subprocess.Popen[bytes]]()
+    try:
         while waiting or running:
             while waiting and len(running) < AT_A_TIME:
                 job = waiting.popleft()
@@ -169,15 +164,7 @@ def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path])
                 if running.pop(job).returncode:
                     raise _failure(log(job))
                 yield job
-
-
-@contextmanager
-def _processes() -> Iterator[dict[Job, subprocess.Popen[bytes]]]:
-    """Of these whoever still runs is ended, as by Ctrl-C."""
-    running = dict[Job, subprocess.Popen[bytes]]()
-    try:
-        yield running
-    finally:
+    finally:  # whoever still runs is ended, as by Ctrl-C
         for process in running.values():
             process.terminate()
         for process in running.values():
@@ -195,5 +182,5 @@ def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 def _failure(log: Path) -> CollaPipeError:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    last = lines[-1].removeprefix("error: ") if lines else "no output"
     return RoundFailedError(f"{log}: {last}")
