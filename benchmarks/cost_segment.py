@@ -5,15 +5,15 @@ import functools
 import torch
 from torch import Tensor
 
+from collapipe import config
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.part import Part
 from collapipe.models.split import block_name
-from collapipe.sections import OptimizerSettings
 from pipeline.segment import Segment
 
 TOKENS = 64
-ADAMW = OptimizerSettings()
+ADAMW = config.load_overrides([]).optimizer
 _KEY = DropoutKey(seed=0, unit=0, step=0)
 _BERT = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 _GPT2 = {"n_embd": 384, "n_head": 6}

@@ -19,7 +19,6 @@ from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.timing import PhaseTimer
-from pipeline.profile import ChunkTime
 
 
 class UnsplitTrainer:
@@ -37,7 +36,6 @@ class UnsplitTrainer:
         self._optimizer = build_optimizer(settings, self._model.parameters())
         load_optimizer_state(self._model, self._optimizer, state)
         self.timer = PhaseTimer()
-        self.chunk_times: list[ChunkTime] = []  # no device has a chunk of it
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Forward and backward; the loss."""

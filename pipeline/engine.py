@@ -1,9 +1,7 @@
 """The pipeline of one cluster for one round: segments from a plan, batches in, weights out."""
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -16,77 +14,47 @@ from collapipe.tensors import Tensors
 from collapipe.timing import PhaseTimer
 from pipeline import schedule
 from pipeline.head import HeadStage
-from pipeline.inline import Stage, run_inline
+from pipeline.inline import PipelineStage, run_inline
 from pipeline.micro_batch import split
-from pipeline.profile import ChunkTime
 from pipeline.schedule import BACKWARD, Action
 from pipeline.segment import Segment
 
 
 @dataclass
-class _Step:
-    """What the stages of one step share."""
+class _BatchStep:
+    """What the stages share while one batch passes them."""
 
     key: DropoutKey
     micro_batches: Sequence[Batch]
     timer: PhaseTimer
-    seconds: dict[tuple[int, int], float] = field(default_factory=dict)
-
-    @contextmanager
-    def chunk(self, stage: int, micro_batch: int, phase: str) -> Iterator[None]:
-        """Time a stage's forward or backward of a micro-batch, as a phase and as its chunk's."""
-        began = time.perf_counter()
-        with self.timer.phase(phase):
-            yield
-        taken = self.seconds.get((stage, micro_batch), 0.0)
-        self.seconds[stage, micro_batch] = taken + time.perf_counter() - began
 
 
 @dataclass
-class _FirstStage:
-    """Embedding on the control unit, then the first segment."""
+class _SegmentStage:
+    """A segment; the first one has the control unit's embedding before it."""
 
-    embedding: Segment
     segment: Segment
-    step: _Step
+    step: _BatchStep
+    embedding: Segment | None = None
 
     def forward(self, micro_batch: int, activation: Tensor | None) -> Tensor:
         step, batch = self.step, self.step.micro_batches[micro_batch]
-        with step.timer.phase("embedding"):
-            hidden = self.embedding.forward(micro_batch, batch.inputs, step.key)
-        with step.chunk(0, micro_batch, "forward"):
-            return self.segment.forward(micro_batch, hidden, step.key, batch.mask)
-
-    def backward(self, micro_batch: int, gradient: Tensor | None) -> None:
-        assert gradient is not None
-        with self.step.chunk(0, micro_batch, "backward"):
-            received = self.segment.backward(micro_batch, gradient)
-        assert received is not None
-        with self.step.timer.phase("embedding"):
-            self.embedding.backward(micro_batch, received)
-
-    def ready(self, action: Action) -> bool:
-        return True
-
-
-@dataclass
-class _InnerStage:
-    """A segment that gets its input from the one before."""
-
-    number: int
-    segment: Segment
-    step: _Step
-
-    def forward(self, micro_batch: int, activation: Tensor | None) -> Tensor:
+        if self.embedding is not None:
+            with step.timer.phase("embedding"):
+                activation = self.embedding.forward(micro_batch, batch.inputs, step.key)
         assert activation is not None
-        mask = self.step.micro_batches[micro_batch].mask
-        with self.step.chunk(self.number, micro_batch, "forward"):
-            return self.segment.forward(micro_batch, activation, self.step.key, mask)
+        with step.timer.phase("forward"):
+            return self.segment.forward(micro_batch, activation, step.key, batch.mask)
 
     def backward(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         assert gradient is not None
-        with self.step.chunk(self.number, micro_batch, "backward"):
-            return self.segment.backward(micro_batch, gradient)
+        with self.step.timer.phase("backward"):
+            sent = self.segment.backward(micro_batch, gradient)
+        if self.embedding is None:
+            return sent
+        assert sent is not None
+        with self.step.timer.phase("embedding"):
+            return self.embedding.backward(micro_batch, sent)
 
     def ready(self, action: Action) -> bool:
         return True
@@ -97,7 +65,7 @@ class _LastStage:
     """The head; forward hands over, backward waits for the answer."""
 
     head: HeadStage
-    step: _Step
+    step: _BatchStep
     loss: float = 0.0
 
     def forward(self, micro_batch: int, activation: Tensor | None) -> None:
@@ -127,11 +95,6 @@ class Pipeline:
     head
         What answers the last segment's activations.
 
-    Attributes
-    ----------
-    chunk_times
-        Of every micro-batch so far, on every device.
-
     Raises ``ConfigError`` for a plan that does not place every block.
     """
 
@@ -152,7 +115,6 @@ class Pipeline:
             for segment in plan.segments
         ]
         self.timer = PhaseTimer()
-        self.chunk_times: list[ChunkTime] = []
 
     def __enter__(self) -> "Pipeline":
         return self
@@ -165,24 +127,18 @@ class Pipeline:
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Forward and backward of a batch; its loss, a sum over target tokens divided by them."""
         micro_batches = split(batch, self._plan.num_micro_batches)
-        step = _Step(key, micro_batches, self.timer)
+        step = _BatchStep(key, micro_batches, self.timer)
         head = _LastStage(self._head, step)
         first, *others = self.segments
-        stages: list[Stage] = [
-            _FirstStage(self._embedding, first, step),
-            *(_InnerStage(number, segment, step) for number, segment in enumerate(others, 1)),
+        stages: list[PipelineStage] = [
+            _SegmentStage(first, step, self._embedding),
+            *(_SegmentStage(segment, step) for segment in others),
             head,
         ]
         self._head.begin(key, micro_batches, batch.num_targets)
         actions = schedule.build(self._plan.schedule, len(self.segments), len(micro_batches))
         run_inline(actions, stages)
-        self.chunk_times.extend(self._chunk_times(step))
         return head.loss
-
-    def _chunk_times(self, step: _Step) -> Iterator[ChunkTime]:
-        for (stage, micro_batch), seconds in step.seconds.items():
-            segment, samples = self._plan.segments[stage], step.micro_batches[micro_batch]
-            yield ChunkTime(segment.device, segment.span.blocks, samples.num_samples, seconds)
 
     def step(self, rate: float, clip_norm: float | None) -> float:
         """Step every part and the head, clipped by the global norm over all of them; its square,

@@ -118,10 +118,10 @@ def _send_frozen(
     """Bytes sent. Raises ``ConfigError`` where a unit cannot keep them."""
     sent = 0
     for part, tensors in frozen.items():  # one at a time, for a model may be as large as a memory
-        content = records.pack_frozen({part: tensors})
+        content = records.pack_groups({part: tensors})
         contents = {node: content for node, parts in lacking.items() if part in parts}
         for reply in ask(grid, federation, contents, records.FROZEN).values():
-            _answer(reply, records.unpack_done)
+            _answer(reply, records.unpack_groups)
         sent += len(contents) * records.num_bytes(tensors)
     return sent
 

@@ -7,7 +7,8 @@ from flwr.app import ArrayRecord
 from collapipe.config import Settings
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, SplitModel, block_name, build_empty
-from collapipe.runs.folder import RunFolder, initial_model
+from collapipe.runs.folder import RunFolder
+from collapipe.runs.model import initial_model
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -53,7 +54,7 @@ class GlobalModel:
             folder.write_weights(self.weights)
             return
         for unit in units:
-            folder.write_unit_weights(unit, self.own_models[unit])
+            folder.write_weights(self.own_models[unit], unit)
 
     def evaluate(self, evaluator: Evaluator) -> Evaluation:
         """The average's; where units have models of their own, the mean of theirs."""

@@ -61,19 +61,19 @@ def _train(
     if checkpoint is not None:
         take_up(folder, settings, checkpoint, tokenizer)
     folder.write_config(settings.tree)
-    folder.write_overrides(settings.overrides)
+    folder.write_overrides(settings.overrides, settings.choices)
     folder.write_tokenizer(tokenizer)
     console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
     if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
         _log.warning(
             "adapter=lora: the model's weights are random and stay so; set model.pretrained=true"
         )
-    write_shard_report(settings, folder.path, console)
     history = History(time.perf_counter())
     if checkpoint is not None:
         history = history_of(checkpoint.progress)
         console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
     with summarised(folder, settings, history, console):
+        write_shard_report(settings, folder, console)
         run = _Run(grid, settings, folder, tokenizer, history, console, checkpoint)
         if not settings.framework.train:
             run.scheduled_rounds()

@@ -13,7 +13,7 @@ from collapipe import config
 from collapipe.cli.export import export_run
 from collapipe.cli.predict import predict_texts
 from collapipe.models.cut import uncut
-from collapipe.runs.folder import load_model
+from collapipe.runs.model import load_model
 from server_app.training import train
 
 EXACT = ("pipeline.dtype=float64", "model.dropout=0", UNEVEN)

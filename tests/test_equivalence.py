@@ -13,7 +13,7 @@ from torch import Tensor
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import SplitModel
-from collapipe.runs.folder import initial_model, load_model
+from collapipe.runs.model import initial_model, load_model
 from collapipe.runs.rows import load_shards
 from collapipe.seeds import derive
 from collapipe.wire.records import num_bytes

@@ -10,7 +10,7 @@ from federated import play
 from safetensors.torch import load_file
 
 from collapipe.errors import ConfigError
-from collapipe.runs.folder import load_model
+from collapipe.runs.model import load_model
 
 WORLD = (
     "cluster=paper",

@@ -13,6 +13,7 @@ import typer
 
 from collapipe import __version__
 from collapipe.errors import CollaPipeError, printable
+from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
 TrustOption = Annotated[
@@ -28,6 +29,7 @@ def main() -> None:
     """Run the command; errors of ours are one line on standard error, and a status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
     try:
+        find_own_packages_first()
         status = app(standalone_mode=False) or 0
     except typer.Exit as error:
         status = error.exit_code
@@ -79,9 +81,14 @@ def run(
     Options are KEY=VALUE, all of them in docs/configuration.md. Groups such as task, strategy,
     cluster and channel take a file's name: collapipe run strategy=random cluster=edge seed=1
     """
-    from collapipe.cli.run import run_job, run_sweep
+    if multirun:
+        from collapipe.cli.sweep import run_sweep
 
-    (run_sweep if multirun else run_job)(overrides or [])
+        run_sweep(overrides or [])
+    else:
+        from collapipe.cli.run import run_job
+
+        run_job(overrides or [])
 
 
 @app.command()
@@ -159,8 +166,12 @@ def plan(
 @app.command()
 def report(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR…", help="Folders of runs; several: compared.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN_DIR…",
+            help="Folders of runs; several are compared; default: the latest below ./outputs.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="File; default: report.html in the run's folder, or here for several."),
@@ -173,11 +184,16 @@ def report(
     """Write what a run did, or how runs compare, as one HTML file that needs no network."""
     from collapipe.run_report.command import write_report
 
-    write_report(run_dirs, output, round_)
+    write_report(run_dirs or [], output, round_)
 
 
 @app.command()
-def status(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+def status(
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of a run; default: the latest below ./outputs."),
+    ] = None,
+) -> None:
     """Tell how far a run is; from another terminal while it is going."""
     from collapipe.cli.status import show_status
 

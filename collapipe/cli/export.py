@@ -11,7 +11,7 @@ from collapipe.models.huggingface.export import check_folder, export
 from collapipe.models.huggingface.export_tokenizer import export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec, merged
-from collapipe.runs.folder import load_model
+from collapipe.runs.model import load_model
 
 
 def export_run(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from collapipe.runs.folder import load_model
+from collapipe.runs.model import load_model
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a stranger's labels may hold them
 

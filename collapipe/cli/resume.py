@@ -8,7 +8,7 @@ from collapipe import config
 from collapipe.cli.run import quieten, start
 from collapipe.config.names import CONF
 from collapipe.config.overrides import merged, quoted
-from collapipe.config.trust import check_overrides
+from collapipe.config.trust import check_addresses, check_overrides
 from collapipe.errors import ConfigError, one_line
 from collapipe.runs.folder import check_plain, read_overrides
 from server_app.checkpoints.resumption import check_goes_on, load_checkpoint, pick
@@ -35,7 +35,7 @@ def resume_run(
     settled = merged(began_with, [*overrides, here])
     settings = _load(run_dir, settled, overrides)
     check_goes_on(settings, found)
-    _check_tracking(settings.tracking.mlflow, overrides)
+    check_addresses(settings, overrides)
     start(settled, settings, name)
 
 
@@ -84,13 +84,3 @@ def _without_replaced(saved: Sequence[str]) -> list[str]:
         for each, others in zip(saved, later, strict=True)
         if not _REFERENCE.search(each) or len(merged([each], others)) > len(others)
     ]
-
-
-def _check_tracking(uri: str | None, overrides: Sequence[str]) -> None:
-    """Raise ``ConfigError`` where the folder alone asks to send the run's curves somewhere."""
-    named = len(merged(["tracking.mlflow=null"], overrides)) == len(overrides)
-    if uri and not named:
-        raise ConfigError(
-            f"tracking.mlflow={one_line(uri)}: the run's folder asks to send curves there; to do "
-            "so repeat it as an option, or else add tracking.mlflow=null"
-        )

@@ -1,5 +1,6 @@
-"""``collapipe run``: one job or a sweep, in this process or on Flower's simulation engine."""
+"""``collapipe run``: one job, in this process or on Flower's simulation engine."""
 
+import itertools
 import json
 import logging
 import os
@@ -8,9 +9,9 @@ from pathlib import Path
 
 from collapipe import config
 from collapipe.config import Settings, quoted
-from collapipe.config.composing import sweep_dir
-from collapipe.config.overrides import expand, join
+from collapipe.config.overrides import join, parse
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
+from collapipe.own_packages import find_own_packages_first
 
 _QUIET = {
     "GRPC_VERBOSITY": "NONE",  # what matters comes as an error of ours
@@ -21,11 +22,42 @@ _QUIET = {
 }
 
 
-def run_job(overrides: Sequence[str]) -> None:
-    """Train once. Raises ``CollaPipeError`` or ``KeyboardInterrupt``."""
+def run_job(overrides: Sequence[str] = ()) -> Path:
+    """Train once, as ``collapipe run`` does, and return the run's folder.
+
+    Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
+    """
+    find_own_packages_first()
     quieten()
     settings = config.load_overrides(overrides)
-    start(_absolute(overrides, settings), settings)
+    chosen = any(each.key_or_group == "hydra.run.dir" for each in parse(overrides))
+    folder = unused_folder(Path(settings.run_dir), chosen)
+    try:
+        start(_absolute(overrides, settings, folder), settings)
+    except CollaPipeError:
+        if not chosen and not any(folder.iterdir()):  # nothing came of it
+            folder.rmdir()
+        raise
+    return folder
+
+
+def unused_folder(folder: Path, chosen: bool) -> Path:
+    """Where to write: as ``chosen``, or else a new folder that no other start of this second has.
+
+    Raises ``ConfigError`` where it cannot be made.
+    """
+    folder = folder.resolve()
+    for number in itertools.count(2):
+        if chosen:
+            break
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            folder = folder.with_name(f"{folder.name.partition('_')[0]}_{number}")
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
+    return folder
 
 
 def quieten() -> None:
@@ -40,14 +72,6 @@ def start(overrides: Sequence[str], settings: Settings, resume: str | None = Non
         _run_simulated(overrides, settings, resume)
     else:
         _run_local(overrides, settings, resume)
-
-
-def run_sweep(overrides: Sequence[str]) -> None:
-    """Every combination, one after the other, each in a numbered folder."""
-    folder = Path(sweep_dir(overrides))
-    for number, job in enumerate(expand(overrides)):
-        print(f"job {number}: {join(job)}")
-        run_job([*job, f"hydra.run.dir={quoted(folder / str(number))}"])
 
 
 def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
@@ -86,9 +110,9 @@ def _cause(summary: Path) -> CollaPipeError:
     return kind(ended["error"])
 
 
-def _absolute(overrides: Sequence[str], settings: Settings) -> list[str]:
+def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
     """Overrides that mean the same in another working directory, and at another second."""
-    settled = [*overrides, f"hydra.run.dir={quoted(Path(settings.run_dir).resolve())}"]
+    settled = [*overrides, f"hydra.run.dir={quoted(folder)}"]
     named = {f"data.{option}": path for option, path in settings.data.paths().items()}
     models = {
         "data.tokenizer": settings.data.tokenizer,

@@ -2,14 +2,15 @@
 
 import math
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
 
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, seconds
-from collapipe.run_report.uploads import clock_told
-from collapipe.runs.reading import RoundLine, Run, cause, option, read_run, span_s
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run, latest_run, read_run
 
 _RECENT = 10  # rounds that tell how long the next ones take
 _SILENT_S, _SILENT_ROUNDS = 120.0, 5.0  # then nothing is expected any more
@@ -17,9 +18,10 @@ _FILES = ("config.yaml", "metrics.jsonl", "summary.json")
 Line = tuple[str, str]
 
 
-def show_status(folder: Path) -> None:
-    """Print the run's state, on one screen. Raises ``ConfigError`` for another folder."""
-    lines = describe(read_run(folder), time.time())
+def show_status(folder: Path | None) -> None:
+    """Print the state of a run, by default the latest one, on one screen. Raises ``ConfigError``
+    for a folder that is no run's."""
+    lines = describe(read_run(folder or latest_run()), time.time())
     print_lines(Console(highlight=False, markup=False), lines)
 
 
@@ -50,9 +52,16 @@ def _modified_s(file: Path) -> float:
         return 0.0
 
 
+def _span_s(run: Run) -> float | None:
+    """Mean measured seconds from one round's end to the next, of the latest rounds."""
+    ends = [0.0, *(line.wall_s for line in run.rounds)][-_RECENT - 1 :]
+    gaps = [after - before for before, after in pairwise(ends)]
+    return math.fsum(gaps) / len(gaps) if gaps else None
+
+
 def _silent(run: Run, now_s: float) -> bool:
     """Whether a run that goes on would have written something by now."""
-    each, limit = span_s(run, _RECENT), option(run, "federation.round_timeout_s")
+    each, limit = _span_s(run), run.option("federation.round_timeout_s")
     expected = _SILENT_ROUNDS * each if each is not None else 0.0
     if each is None and isinstance(limit, int | float):  # the first round takes no longer
         expected = float(limit)
@@ -62,7 +71,7 @@ def _silent(run: Run, now_s: float) -> bool:
 def _state(run: Run, now_s: float) -> str:
     written = f"last written {_ago(now_s - _written_s(run.folder))}"
     if run.summary:
-        return f"{printable(run.summary.status)}{cause(run.summary)}, {written}"
+        return f"{printable(run.summary.status)}{run.summary.cause}, {written}"
     begun = "running" if run.rounds else "not started a round"
     if _silent(run, now_s):
         return f"no sign of life, {written}; it may have been killed"
@@ -72,7 +81,7 @@ def _state(run: Run, now_s: float) -> str:
 def _progress(run: Run, now_s: float) -> str:
     done = run.rounds[-1].round if run.rounds else 0
     text = f"{done} of {run.planned_rounds}"
-    each = span_s(run, _RECENT)
+    each = _span_s(run)
     if each is None or run.summary or _silent(run, now_s):
         return text
     left = max(0, run.planned_rounds - done)
@@ -94,7 +103,7 @@ def _results(run: Run) -> list[Line]:
         metric = run.summary.metric
         lines.append(("test", f"{one_line(metric.name)} {metric.value:.4g}"))
     if run.rounds:
-        lines.append(("clock", clock_told(run)))
+        lines.append(("clock", run.clock_text))
     return lines
 
 
@@ -105,9 +114,7 @@ def _units(last: RoundLine, did: str) -> list[Line]:
     if last.skipped:
         lines = [("units", f"round skipped: {printable(last.skipped)}")]
     lines += [("failed", f"unit {unit}: {printable(why)}") for unit, why in last.failures.items()]
-    lines += [
-        ("set aside", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()
-    ]
+    lines += [("left out", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()]
     return lines
 
 

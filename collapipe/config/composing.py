@@ -60,6 +60,16 @@ def options_of(tree: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], resolved)
 
 
+def choices_of(tree: DictConfig) -> dict[str, str]:
+    """The file that each group of options came from, such as ``{"strategy": "dssra"}``, by
+    Hydra's own record."""
+    return {
+        str(group): str(choice)
+        for group, choice in tree.hydra.runtime.choices.items()
+        if choice is not None and not str(group).startswith("hydra/")
+    }
+
+
 def run_dir(tree: DictConfig) -> str:
     """Folder of a run. Raises ``ConfigError``."""
     return _folder(tree, "hydra.run.dir")

@@ -4,23 +4,27 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from collapipe.config.composing import composed, options_of, run_dir
-from collapipe.config.cross_checks import check_agreement, check_segments
+from pydantic import Field
+
+from collapipe.config.composing import choices_of, composed, options_of, run_dir
+from collapipe.config.cross_checks import check_effects, check_segments, check_together
 from collapipe.config.overrides import split
 from collapipe.config.settings import Settings
 from collapipe.config.trust import read_saved
-from collapipe.config.typed import build, typed
+from collapipe.config.typed import build
 from collapipe.errors import ConfigError
-from collapipe.models.cut import cut_at
-from collapipe.sections import DataSettings
+from collapipe.sections import Count, DataSettings, LoraSettings
+from collapipe.validation import checked, typed
 
 _SECTIONS = {
     field.name: field.type
     for field in fields(Settings)
     if isinstance(field.type, type) and is_dataclass(field.type)
 }
+_NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
+_WORLD = ("cluster", "channel", "environment")
 
 
 def load(run_config: Mapping[str, Any]) -> Settings:
@@ -36,60 +40,72 @@ def load_overrides(overrides: Sequence[str]) -> Settings:
 
     Raises ``ConfigError``: one line with the option, its value, and the way out.
     """
-    settings = _load(tuple(overrides))
-    settings.build("strategy")
-    return settings
+    options, *_ = _composed(tuple(overrides))
+    build("strategy", options.get("strategy"))
+    return _load(tuple(overrides))
 
 
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:
     """Settings from a run's ``config.yaml``, which may be somebody else's, see ``read_saved``."""
-    return _settings(read_saved(file, trusted), str(file.parent))
+    tree = read_saved(file, trusted)
+    return _settings(tree, _sections(tree), str(file.parent))
 
 
 @functools.lru_cache(maxsize=8)
 def _load(overrides: tuple[str, ...]) -> Settings:
-    tree = composed(overrides)
-    settings = replace(_settings(options_of(tree), run_dir(tree)), overrides=overrides)
-    check_segments(settings, settings.build("cluster"))
-    settings.build("channel")
-    settings.build("environment")
-    _check_there(settings.data)
+    """What is quick is checked first: tasks and models import datasets and torch."""
+    tree, folder, choices = _composed(overrides)
+    sections = _sections(tree)
+    world = {option: build(option, tree.get(option)) for option in _WORLD}
+    _check_there(sections["data"])
+    settings = _settings(tree, sections, folder)
+    settings = replace(settings, overrides=overrides, choices=choices)
+    check_segments(settings, world["cluster"])
+    check_effects(settings)
     return settings
 
 
-def _settings(tree: Mapping[str, Any], run_dir: str) -> Settings:
-    sections: dict[str, Any] = {
-        name: typed(name, kind, _section(tree, name)) for name, kind in _SECTIONS.items()
-    }
-    model = sections["adapter"].on(build("model", tree.get("model")))
+@functools.lru_cache(maxsize=8)
+def _composed(overrides: tuple[str, ...]) -> tuple[dict[str, Any], str, dict[str, str]]:
+    """The options, the run's folder, and the file that each group of options came from."""
+    tree = composed(overrides)
+    return options_of(tree), run_dir(tree), choices_of(tree)
+
+
+def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str) -> Settings:
+    task = build("task", tree.get("task"))
+    model = build("model", tree.get("model"))
+
+    from collapipe.models.cut import cut_at
+    from collapipe.models.lora import with_adapters
+
     settings = Settings(
         **sections,
-        seed=_whole(tree, "seed", 0),
-        batch_size=_whole(tree, "batch_size", 1),
-        task=build("task", tree.get("task")),
-        model=cut_at(model, sections["framework"].cut),
+        task=task,
+        model=cut_at(with_adapters(model, sections["adapter"]), sections["framework"].cut),
         tree=tree,
         run_dir=run_dir,
     )
-    check_agreement(settings)
+    check_together(settings)
     return settings
 
 
-def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The values of a section; ``data.partitioner`` among them is a plug-in."""
+def _sections(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections and numbers as ``Settings`` has them, each value checked by itself."""
+    numbers = {name: checked(name, kind, tree.get(name)) for name, kind in _NUMBERS.items()}
+    return numbers | {name: _section(tree, name, kind) for name, kind in _SECTIONS.items()}
+
+
+def _section(tree: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     section = tree.get(name)
     if not isinstance(section, Mapping):
         raise ConfigError(f"{name}={section}: must be a section; set its options, {name}.OPTION=…")
-    return {key: section[key] for key in section if (name, key) != ("data", "partitioner")}
-
-
-def _whole(tree: Mapping[str, Any], option: str, least: int) -> int:
-    value = tree.get(option)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise ConfigError(
-            f"{option}={value}: must be a whole number of at least {least}, below 2⁶³"
-        )
-    return value
+    values = dict(section)
+    if name == "data":
+        values.pop("partitioner", None)  # a plug-in
+    if name == "adapter" and values.get("name") == "lora":
+        kind = LoraSettings
+    return typed(name, kind, values)
 
 
 def _check_there(data: DataSettings) -> None:

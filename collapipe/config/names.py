@@ -1,12 +1,12 @@
 """Which options and choices there are, and what a wrong name may have meant."""
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
 from collapipe.errors import ConfigError
+from collapipe.validation import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
@@ -45,15 +45,6 @@ def check_choice(group: str, choice: str) -> None:
             f"{group}={choice}: there is no conf/{group}/{choice}.yaml"
             f"{nearest(choice, choices)}; known: {', '.join(choices)}"
         )
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """``; nearest: X``, also for a right last name under a wrong group."""
-    last = name.rsplit(".", 1)[-1]
-    same = sorted((option for option in known if option.rsplit(".", 1)[-1] == last), key=len)
-    options = [option for option in known if not name.startswith(f"{option}.")]
-    near = same[:1] or difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"; nearest: {near[0]}" if near else ""
 
 
 def _dotted(node: Any, prefix: str = "") -> list[str]:

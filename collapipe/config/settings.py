@@ -1,13 +1,12 @@
 """Everything that a run is configured by, as one object."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from collapipe.config.typed import build
-from collapipe.models.lora import AdapterSettings
-from collapipe.models.split import ModelSpec
 from collapipe.sections import (
+    AdapterSettings,
     CompressionSettings,
     DataSettings,
     DecoderSettings,
@@ -20,7 +19,10 @@ from collapipe.sections import (
     ServerOptimizerSettings,
     TrackingSettings,
 )
-from collapipe.tasks.task import Task
+
+if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
+    from collapipe.models.split import ModelSpec
+    from collapipe.tasks.task import Task
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: plug-ins may be anything
@@ -29,7 +31,8 @@ class Settings:
 
     ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster``,
     ``channel`` and ``environment`` are built by who needs them, see ``build``. ``tree`` is
-    the resolved configuration as it is saved, ``overrides`` what it was composed from.
+    the resolved configuration as it is saved, ``overrides`` what it was composed from, and
+    ``choices`` the file of ``conf/`` that each group of options came from.
     """
 
     seed: int
@@ -46,11 +49,12 @@ class Settings:
     framework: FrameworkSettings
     runtime: RuntimeSettings
     tracking: TrackingSettings
-    task: Task
-    model: ModelSpec
+    task: "Task"
+    model: "ModelSpec"
     tree: Mapping[str, Any]
     run_dir: str
     overrides: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def server_has_heads(self) -> bool:

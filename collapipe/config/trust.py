@@ -11,12 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import composed, options_of
+from collapipe.config.overrides import parse
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
+from collapipe.config.settings import Settings
 from collapipe.config.typed import class_of
 from collapipe.errors import ConfigError, one_line
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
+_OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
@@ -52,6 +55,22 @@ def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> No
             _check_trusted(option, target, (*_OWN, *trusted))
 
 
+def check_addresses(settings: Settings, given: Sequence[str]) -> None:
+    """Raise ``ConfigError`` where a run's folder alone, not the options ``given`` now, asks to send
+    the run's curves somewhere or to listen to other machines."""
+    asked = {
+        "tracking.mlflow": (settings.tracking.mlflow, "to send curves there", "null"),
+        "link.host": (settings.link.host, "to listen to other machines", "127.0.0.1"),
+    }
+    repeated = {override.key_or_group for override in parse(given)}
+    for option, (value, what, instead) in asked.items():
+        if value and value not in _OWN_MACHINE and option not in repeated:
+            raise ConfigError(
+                f"{option}={one_line(value)}: the run's folder asks {what}; to do so repeat it as "
+                f"an option, or else add {option}={instead}"
+            )
+
+
 def _refers(token: yaml.Token) -> bool:
     """Whether it could look up a secret; escapes are read already."""
     return isinstance(token, yaml.ScalarToken) and "${" in token.value
@@ -73,7 +92,14 @@ def _is_partitioner(target: str) -> bool:
     """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
     if not target.startswith(_PARTITIONERS):
         return False
-    return str(getattr(_found(target), "__module__", "")).startswith(_PARTITIONERS)
+    from flwr_datasets.partitioner import Partitioner  # imports datasets, which takes seconds
+
+    found = _found(target)
+    return (
+        found is not None
+        and issubclass(found, Partitioner)
+        and found.__module__.startswith(_PARTITIONERS)
+    )
 
 
 def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:

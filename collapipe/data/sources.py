@@ -8,10 +8,11 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-from datasets import Dataset, load_dataset
+from datasets import Dataset
 
 from collapipe.data.columns import standard
 from collapipe.data.files import read_file
+from collapipe.data.hub import hub_rows
 from collapipe.errors import DataError
 from collapipe.sections import DataSettings
 from collapipe.seeds import derive
@@ -19,7 +20,6 @@ from collapipe.text.splits import Splits
 
 _log = logging.getLogger(__name__)
 _HELD_OUT = 10  # a split that is missing gets every tenth row
-_HUB_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
 
 def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
@@ -32,7 +32,10 @@ def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
     """
     names = {column: getattr(data, f"{column}_column", column) for column in columns}
     with _quiet():
-        found = _file_rows(data) if data.name is None else _hub_rows(data, names.get("label"))
+        if data.name is None:
+            found = _file_rows(data)
+        else:
+            found = hub_rows(data.name, data.config, names.get("label"))
         where = {
             split: f"{data.name}:{split}" if data.name else getattr(data, f"{split}_file")
             for split in found
@@ -46,40 +49,6 @@ def _file_rows(data: DataSettings) -> dict[str, Dataset]:
     return {
         split: read_file(Path(file), f"data.{split}_file") for split, file in files.items() if file
     }
-
-
-def _hub_rows(data: DataSettings, label: str | None) -> dict[str, Dataset]:
-    try:
-        hub = load_dataset(data.name, data.config)
-    except Exception as error:  # no network, no such name or configuration: all kinds
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise DataError(
-            f"{data.name}: cannot be loaded from the hub ({cause}); correct data.name and "
-            "data.config, or set data.root=FOLDER or data.train_file=FILE to read rows from files"
-        ) from error
-    there = {
-        split: hub[name]
-        for split, names in _HUB_SPLITS.items()
-        for name in names[::-1]  # the first name wins
-        if name in hub
-    }
-    if "train" not in there:
-        raise DataError(
-            f"{data.name}: has no split train, only {', '.join(hub)}; choose another "
-            "data.config, or write its rows to a file and set data.train_file=FILE"
-        )
-    secret = [split for split in there if split != "train" and _is_secret(there[split], label)]
-    for split in secret:
-        _log.warning(
-            "%s: %s has no labels, they are kept secret, and is not used", data.name, split
-        )
-    return {split: rows for split, rows in there.items() if split not in secret}
-
-
-def _is_secret(rows: Dataset, label: str | None) -> bool:
-    """Whether every label is -1, as the hub marks what a contest does not tell."""
-    flat = rows.flatten()
-    return label in flat.column_names and all(value in (-1, None) for value in flat[label][:])
 
 
 def _complete(rows: Mapping[str, Dataset], where: str, seed: int) -> Splits:

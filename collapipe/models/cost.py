@@ -45,7 +45,7 @@ def measure_cost(
     spec: ModelSpec,
     tokens: int,
     batch_size: int,
-    optimizer: OptimizerSettings = OptimizerSettings(),  # noqa: B008  # frozen
+    optimizer: OptimizerSettings | None = None,
 ) -> BlockCost:
     """Cost of the dearest block for samples of ``tokens`` tokens, in float32.
 
@@ -54,7 +54,8 @@ def measure_cost(
     for alike, so that each figure is the larger of the first block's and the second's.
 
     FLOPs are those of matrix products, attention's among them, in one forward and backward of one
-    sample. Bytes are the weights, gradients and moments of what trains (``requires_grad``), and
+    sample. Bytes are the weights, gradients and moments (AdamW's where no ``optimizer`` is given)
+    of what trains (``requires_grad``), and
     what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B fewer. ``spec`` must
     be hashable, as frozen dataclasses are.
     """
@@ -62,7 +63,9 @@ def measure_cost(
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it
-def _dearest(spec: Any, tokens: int, batch_size: int, optimizer: OptimizerSettings) -> BlockCost:
+def _dearest(
+    spec: Any, tokens: int, batch_size: int, optimizer: OptimizerSettings | None
+) -> BlockCost:
     shape: _Shape = (1, tokens, spec.dim)
     costs = []
     for index in range(min(2, spec.num_blocks)):
@@ -75,7 +78,11 @@ def _dearest(spec: Any, tokens: int, batch_size: int, optimizer: OptimizerSettin
 
 
 def _measure(
-    block: nn.Module, shape: _Shape, tokens: int, batch_size: int, optimizer: OptimizerSettings
+    block: nn.Module,
+    shape: _Shape,
+    tokens: int,
+    batch_size: int,
+    optimizer: OptimizerSettings | None,
 ) -> tuple[_Shape, BlockCost]:
     """The shape of the block's activation, and its cost; ``shape`` is what the block gets."""
     block = block.train().to_empty(device="cpu")
@@ -112,9 +119,11 @@ def _counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=_ATTENTION)
 
 
-def _moments(optimizer: OptimizerSettings) -> int:
+def _moments(optimizer: OptimizerSettings | None) -> int:
     """Numbers that the optimiser remembers for each one that trains."""
-    return 2 if optimizer.name == "adamw" else int(optimizer.momentum > 0)
+    if optimizer is None or optimizer.name == "adamw":
+        return 2
+    return int(optimizer.momentum > 0)
 
 
 def _nbytes(tensors: Iterable[Tensor], besides: Iterable[Tensor] = ()) -> int:

@@ -15,6 +15,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
 from collapipe.models.split import HEAD, DerivedSpec, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
+from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
 from collapipe.text.tokenizer import Vocabulary
 
@@ -22,26 +23,11 @@ _OWN = ("query", "value")  # of TransformerSpec
 _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")}
 
 
-@dataclass(frozen=True)
-class AdapterSettings:
-    """What trains: every weight (``none``), or adapters beside frozen weights (``lora``)."""
-
-    name: str = "none"
-    rank: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
-    target_modules: list[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.name not in ("none", "lora"):
-            raise ConfigError(f"adapter.name={self.name}: must be one of none, lora")
-
-    def on(self, model: ModelSpec) -> ModelSpec:
-        """``model``, with adapters where they are asked for."""
-        if self.name == "none":
-            return model
-        targets = None if self.target_modules is None else tuple(self.target_modules)
-        return LoraSpec(model, self.rank, self.alpha, self.dropout, targets)
+def with_adapters(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
+    """``model``, with adapters where ``settings`` ask for them."""
+    if not isinstance(settings, LoraSettings):
+        return model
+    return LoraSpec(model, settings.rank, settings.alpha, settings.dropout, settings.target_modules)
 
 
 @dataclass(frozen=True)
@@ -66,12 +52,6 @@ class LoraSpec(DerivedSpec):
     target_modules: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"adapter.rank={self.rank}: must be at least 1")
-        if not 0.0 < self.alpha < float("inf"):
-            raise ConfigError(f"adapter.alpha={self.alpha:g}: must be above 0, and finite")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"adapter.dropout={self.dropout:g}: must be at least 0 and below 1")
         if self.target_modules is None:
             object.__setattr__(self, "target_modules", _default_targets(self.base))
         with torch.device("meta"):

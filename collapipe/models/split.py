@@ -13,6 +13,12 @@ from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.text.tokenizer import Vocabulary
 
 EMBEDDING, HEAD = "embedding", "head"
+TASKS = {  # what trains each kind of head
+    "decoder": "task=dates or task=multi30k",
+    "causal": "task=causal_lm",
+    "tokens": "task=ner",
+    "pooled": "task=classification",
+}
 
 
 def block_name(index: int) -> str:

@@ -5,21 +5,24 @@ from pathlib import Path
 
 from collapipe.errors import ConfigError, printable
 from collapipe.run_report.comparison import comparison_page
-from collapipe.run_report.page import GENERATOR, run_page
-from collapipe.runs.reading import RoundLine, Run, read_run
+from collapipe.run_report.frame import GENERATOR
+from collapipe.run_report.page import run_page
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run, latest_run, read_run
 
 _HEAD = 2000  # characters of a page, in which it says who wrote it
 
 
 def write_report(folders: Sequence[Path], output: Path | None, number: int | None) -> None:
-    """Write the page of a run, or of the comparison of several, and tell where it is.
+    """Write the page of a run, by default the latest, or of the comparison of several, and print
+    where it is.
 
     ``number`` is the round of the Gantt chart, by default the last that was planned. Raises
     ``ConfigError`` for folders of no run, and where the file is not ours to replace.
     """
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in folders or [latest_run()]]
     if len(runs) == 1:
-        file = output or folders[0] / "report.html"
+        file = output or runs[0].folder / "report.html"
         page = run_page(runs[0], _shown(runs[0], number))
     elif number is not None:
         raise ConfigError(f"--round {number}: is drawn for one run, not for {len(runs)}")

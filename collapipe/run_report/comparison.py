@@ -1,24 +1,23 @@
-"""The page of several runs: curves in one chart, means with intervals over seeds, and pairs."""
+"""The page of several runs: mean curves in one chart, figures with intervals, and pairs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from collapipe.formatting import counted
-from collapipe.run_report.drawing import legend, note
+from collapipe.run_report.drawing import legend
+from collapipe.run_report.frame import Section, whole_page
 from collapipe.run_report.groups import Group, grouped
+from collapipe.run_report.html import Markup, join, note, table, tag
 from collapipe.run_report.learning import (
     Curve,
     Value,
-    against_all,
     evaluation_loss,
+    learned,
     metric,
     metric_names,
     train_loss,
 )
 from collapipe.run_report.lines import sample
-from collapipe.run_report.markup import Markup, join, table, tag
-from collapipe.run_report.page import Section, whole_page
-from collapipe.run_report.uploads import counted_uploads, missing_uploads
 from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.reading import Run
 
@@ -30,9 +29,9 @@ class Measure:
     Attributes
     ----------
     relative
-        Differences are told in percent of the reference, not as they are.
+        Whether differences are told in percent of the reference.
     uploads
-        It is modelled time or energy, which holds a run's uploads or leaves them out.
+        Whether it is modelled time or energy, which may leave a run's uploads out.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Measure:
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
-    """Raises ``ConfigError`` for two runs that differ by nothing."""
+    """Compare runs. Raises ``ConfigError`` for two runs that differ by nothing."""
     groups = grouped(runs)
     known = _measures(runs)
     sections: list[Section] = [
@@ -58,7 +57,12 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 def _opening(groups: Sequence[Group]) -> str:
     rounds = sorted({len(run.rounds) for group in groups for run in group.runs.values()})
-    text = "Configurations are told by what differs; runs of one differ by their seed."
+    text = "Configurations are named by what differs; runs of one differ by their seed."
+    if any(len(group.runs) > 1 for group in groups):
+        text += (
+            " A curve is the mean over the seeds, in rounds that all of them have; its band is "
+            "from the least to the most."
+        )
     if len(rounds) > 1:
         text += (
             f" Runs have between {rounds[0]} and {rounds[-1]} rounds: totals are not of equal work."
@@ -69,15 +73,18 @@ def _opening(groups: Sequence[Group]) -> str:
 def _legend(groups: Sequence[Group]) -> Markup:
     """What each mark in charts and tables stands for."""
     samples = [
-        (join(tag("b", group.mark), " ", group.name, _small(_missing(group))), sample(style))
+        (
+            join(tag("b", group.mark), " ", group.name, _small(_missing(group))),
+            sample(style, band=len(group.runs) > 1),
+        )
         for style, group in enumerate(groups)
     ]
     return legend(samples, tall=True)
 
 
 def _missing(group: Group) -> str:
-    """Of any run: what its modelled seconds and joules leave out."""
-    return next((missing for run in group.runs.values() if (missing := missing_uploads(run))), "")
+    """What the modelled seconds and joules of any of its runs leave out."""
+    return next((missing for run in group.runs.values() if (missing := run.missing_uploads)), "")
 
 
 def _small(text: str) -> Markup | None:
@@ -98,25 +105,19 @@ def _warning(groups: Sequence[Group]) -> Markup | None:
 
 def _curves(groups: Sequence[Group]) -> Markup:
     runs = [run for group in groups for run in group.runs.values()]
-    values: list[tuple[str, str, Value]] = [("Training loss", "loss", train_loss)]
-    values.append(("Validation loss", "loss", evaluation_loss))
-    values += [(name, name, metric(name)) for name in metric_names(runs)]
-    charts = []
-    for title, up, value in values:
-        curves = [
-            Curve(group.mark, style, run, value)
-            for style, group in enumerate(groups)
-            for run in group.runs.values()
-        ]
-        if any(curve.points("round") for curve in curves):
-            charts.append(against_all(title, up, curves))
-    if not charts:
-        return note("Nothing was trained and nothing was evaluated.")
-    return tag("div", *charts, class_="charts")
+    values: list[tuple[str, str, Value]] = [
+        ("Training loss", "loss", train_loss),
+        ("Validation loss", "loss", evaluation_loss),
+        *((name, name, metric(name)) for name in metric_names(runs)),
+    ]
+    return learned(
+        (title, up, [Curve(g.mark, n, [*g.runs.values()], value) for n, g in enumerate(groups)])
+        for title, up, value in values
+    )
 
 
 def _measures(runs: Sequence[Run]) -> list[Measure]:
-    """Those that some run has."""
+    """The measures that some run has."""
     tests = dict.fromkeys(
         run.summary.metric.name for run in runs if run.summary and run.summary.metric
     )
@@ -247,7 +248,7 @@ def _difference(group: Group, reference: Group, measure: Measure) -> object:
 
 def _alike(group: Group, reference: Group, seeds: Sequence[int]) -> bool:
     """Whether the runs of these seeds count uploads throughout, or none of them does."""
-    kinds = {counted_uploads(each.runs[seed]) for each in (group, reference) for seed in seeds}
+    kinds = {each.runs[seed].counted_uploads for each in (group, reference) for seed in seeds}
     return kinds in ({"all"}, {"none"})
 
 

@@ -1,7 +1,7 @@
 """Runs that differ by nothing but the seed, and what sets them apart from others."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +9,8 @@ from collapipe.errors import ConfigError
 from collapipe.runs.reading import Run
 
 _SEED, _VERSION = "seed", "version"
-_KINDS = ("_target_", "name")  # the options of a group that say which of its files was chosen
-_FIRST = ("framework", "strategy")  # of what is told
+_KINDS = ("_target_", "name")  # options that say which class or file a group has
+_FIRST = ("framework", "strategy")  # in names of configurations
 _MOST_TEXT = 60  # characters of an option's value
 _ABSENT = object()
 
@@ -32,21 +32,25 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """A run's options by their dotted names, and the files that groups of them came from."""
+    """A run's options by their dotted names, and the choice of each group of options."""
 
     flat: Mapping[str, object]
-    choices: Mapping[str, str]
+    choices: Mapping[str, object]
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """In the order in which they were given.
+    """Group the runs in the order in which they were given.
 
     Raises ``ConfigError`` where two runs have the same configuration, version and seed.
     """
     flats = [{**_flat(run.tree), _VERSION: run.version} for run in runs]
-    every = [_Options(flat, run.choices) for flat, run in zip(flats, runs, strict=True)]
-    apart = [key for key in _keys(flats) if key != _SEED and _differs(key, flats)]
-    apart.sort(key=_importance)
+    known = all(run.choices for run in runs)
+    every = [
+        _Options(flat, run.choices if known else _kinds(flat))
+        for flat, run in zip(flats, runs, strict=True)
+    ]
+    keys = dict.fromkeys(key for flat in flats for key in flat if key != _SEED)
+    apart = sorted((key for key in keys if _differs(key, flats)), key=_importance)
     found: dict[tuple[object, ...], dict[int, Run]] = {}
     names: dict[tuple[object, ...], str] = {}
     for run, options in zip(runs, every, strict=True):
@@ -84,8 +88,15 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     return found
 
 
-def _keys(flats: Iterable[Mapping[str, object]]) -> list[str]:
-    return list(dict.fromkeys(key for flat in flats for key in flat))
+def _kinds(flat: Mapping[str, object]) -> dict[str, object]:
+    """The class or name of each group, instead of choices that are not known."""
+    paths = {key: key.split(".") for key in flat}
+    return {
+        path[-2]: flat[key]
+        for kind in reversed(_KINDS)
+        for key, path in paths.items()
+        if len(path) > 1 and path[-1] == kind
+    }
 
 
 def _differs(key: str, flats: Sequence[Mapping[str, object]]) -> bool:
@@ -93,49 +104,24 @@ def _differs(key: str, flats: Sequence[Mapping[str, object]]) -> bool:
 
 
 def _name(options: _Options, apart: Sequence[str], every: Sequence[_Options]) -> str:
-    """Such as ``strategy=dssra strategy.drift_weight=0.1``.
-
-    Of a group of options from another file only that file is told, or its kind where a run's file
-    is not known, and what differs among runs that have the same one.
-    """
+    """Such as ``strategy=dssra strategy.drift_weight=0.1``: the choices that differ, and options
+    that differ among runs of the same choices."""
     parts = []
-    flats = [each.flat for each in every]
     for key in apart:
-        group, (section, _, last) = key.partition(".")[0], key.rpartition(".")
-        if _apart_by_choice(group, every):
-            parts.append(f"{group}={options.choices[group]}")
-            alike = [o.flat for o in every if o.choices[group] == options.choices[group]]
-        elif last in _KINDS:
-            parts.append(f"{section}={_short(key, options.flat, flats)}")
-            continue
-        else:
-            own = _kind(options.flat, section)
-            alike = [flat for flat in flats if _kind(flat, section) == own]
+        groups = key.split(".")[:-1]
+        differing = [each for each in groups if _differs(each, [o.choices for o in every])]
+        parts += [f"{group}={_text(options.choices.get(group))}" for group in differing]
+        alike = [
+            each.flat
+            for each in every
+            if all(each.choices.get(group) == options.choices.get(group) for group in differing)
+        ]
         if key in options.flat and _differs(key, alike):
             parts.append(f"{key}={_text(options.flat[key])}")
     return " ".join(dict.fromkeys(parts)) or "all runs"
-
-
-def _apart_by_choice(group: str, every: Sequence[_Options]) -> bool:
-    """Whether each run's file of the group is known, and it is not one and the same."""
-    return len({each.choices.get(group) for each in every}) > 1 and all(
-        group in each.choices for each in every
-    )
 
 
 def _text(value: object) -> str:
     """As the configuration has it, not as Python does; no longer than a table can show."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} …"
-
-
-def _kind(flat: Mapping[str, object], section: str) -> tuple[object, ...]:
-    return tuple(flat.get(f"{section}.{key}") for key in _KINDS)
-
-
-def _short(key: str, flat: Mapping[str, object], flats: Sequence[Mapping[str, object]]) -> str:
-    """The last word of a dotted name, unless two names end with it."""
-    full = _text(flat.get(key))
-    endings = {_text(other.get(key)).rpartition(".")[2] for other in flats}
-    names = {_text(other.get(key)) for other in flats}
-    return full.rpartition(".")[2] if len(endings) == len(names) else full

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from collapipe.run_report.drawing import note
+from collapipe.run_report.html import Markup, charts, join, note
 from collapipe.run_report.lines import Point, Series, lines
-from collapipe.run_report.markup import Markup, join, tag
-from collapipe.run_report.uploads import missing_in_clock
-from collapipe.runs.reading import RoundLine, Run
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run
 
 Value = Callable[[RoundLine], float | None]
 _AXES = ("round", "samples", "seconds")
@@ -16,89 +15,102 @@ _AXES = ("round", "samples", "seconds")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A value of some rounds' lines, called ``name`` in the legend."""
+    """A value of some rounds' lines, called ``name`` in the legend; the mean of several ``runs``,
+    in those rounds in which all of them have the value."""
 
     name: str
     style: int
-    run: Run
+    runs: Sequence[Run]
     value: Value
 
-    def points(self, axis: str) -> list[Point]:
-        """Of the rounds that have the value, against one of the three axes."""
-        return [
-            (x, y)
-            for x, line in zip(_along(self.run, axis), self.run.rounds, strict=True)
-            if (y := self.value(line)) is not None
+    def series(self, axis: str) -> Series:
+        """The mean against one of the three axes, and a band from the least to the most."""
+        every = [_points(run, axis, self.value) for run in self.runs]
+        rounds = [number for number in every[0] if all(number in points for points in every)]
+        of_round = [[points[number] for points in every] for number in rounds]
+        means = [
+            (sum(x for x, _ in found) / len(found), sum(y for _, y in found) / len(found))
+            for found in of_round
         ]
+        if len(every) == 1:
+            return Series(self.name, self.style, means)
+        ends = [(min(y for _, y in found), max(y for _, y in found)) for found in of_round]
+        band = [(x, *least_most) for (x, _), least_most in zip(means, ends, strict=True)]
+        return Series(self.name, self.style, means, band=band)
 
 
-def _along(run: Run, axis: str) -> Iterable[float]:
+def _points(run: Run, axis: str, value: Value) -> dict[int, Point]:
+    """The value of each round that has one, with its place on the axis."""
+    places: Iterable[float] = run.clock.ends_s
     if axis == "round":
-        return [float(line.round) for line in run.rounds]
-    if axis == "samples":
-        return accumulate(float(line.samples) for line in run.rounds)
-    return run.clock.ends_s
+        places = [float(line.round) for line in run.rounds]
+    elif axis == "samples":
+        places = accumulate(float(line.samples) for line in run.rounds)
+    return {
+        line.round: (x, y)
+        for x, line in zip(places, run.rounds, strict=True)
+        if (y := value(line)) is not None
+    }
 
 
 def train_loss(line: RoundLine) -> float | None:
-    """None: nothing was trained."""
     return line.train_loss
 
 
 def evaluation_loss(line: RoundLine) -> float | None:
-    """None: the round was not evaluated."""
     return line.evaluation_loss
 
 
 def metric(name: str) -> Value:
-    """Of evaluated rounds."""
+    """The value of the metric ``name`` in rounds that were evaluated by it."""
     return lambda line: line.metric.value if line.metric and line.metric.name == name else None
 
 
 def metric_names(runs: Iterable[Run]) -> list[str]:
-    """Of all evaluations, in the order in which they appear."""
+    """The metrics of all evaluations, in the order in which they appear."""
     lines = (line for run in runs for line in run.rounds)
     return list(dict.fromkeys(line.metric.name for line in lines if line.metric))
 
 
-def clock_label(curves: Sequence[Curve]) -> str:
-    """Name of the axis of seconds, with what they are, and whose leave uploads out."""
-    known = [curve for curve in curves if curve.run.rounds]
-    kinds = " or ".join(sorted({curve.run.clock.kind for curve in known}))
-    missing = [text for curve in known if (text := missing_in_clock(curve.run))]
+def _clock_label(curves: Sequence[Curve]) -> str:
+    """Name of the axis of seconds: which clock it is, and whose leaves uploads out."""
+    known = [(curve.name, run) for curve in curves for run in curve.runs if run.rounds]
+    kinds = " or ".join(sorted({run.clock.kind for _, run in known}))
+    missing = [(name, text) for name, run in known if (text := run.missing_in_clock)]
     if not missing:
         return f"seconds, {kinds}"
-    names = dict.fromkeys(curve.name for curve in known if missing_in_clock(curve.run))
-    whose = f"{', '.join(names)}: " if len(missing) < len(known) else ""
-    return f"seconds, {kinds}; {whose}{missing[0]}"
+    names = ", ".join(dict.fromkeys(name for name, _ in missing))
+    return f"seconds, {kinds}; {f'{names}: ' * (len(missing) < len(known))}{missing[0][1]}"
 
 
-def against_all(title: str, up: str, curves: Sequence[Curve]) -> Markup:
-    """The same curves against rounds, samples and seconds; nothing where there is no value."""
-    labels = {"round": "round", "samples": "samples", "seconds": clock_label(curves)}
-    charts = [
-        lines(
-            f"{title} against {axis}s" if axis == "round" else f"{title} against {axis}",
-            labels[axis],
-            up,
-            [Series(each.name, each.style, each.points(axis)) for each in curves],
+def against_all(title: str, up: str, curves: Sequence[Curve]) -> Markup | None:
+    """The same curves against rounds, samples and seconds; None where no round has a value."""
+    if not any(curve.series("round").points for curve in curves):
+        return None
+    labels = {"round": "round", "samples": "samples", "seconds": _clock_label(curves)}
+    return join(
+        *(
+            lines(
+                f"{title} against {axis}{'s' * (axis == 'round')}",
+                labels[axis],
+                up,
+                [curve.series(axis) for curve in curves],
+            )
+            for axis in _AXES
         )
-        for axis in _AXES
-    ]
-    return join(*charts)
+    )
 
 
 def learning(run: Run) -> Markup:
-    """A run's loss and metric."""
-    of_loss = [
-        Curve("training", 0, run, train_loss),
-        Curve("validation", 1, run, evaluation_loss),
-    ]
-    charts = (
-        [against_all("Loss", "loss", of_loss)] if any(c.points("round") for c in of_loss) else []
-    )
-    for number, name in enumerate(metric_names([run])):
-        charts.append(against_all(name, name, [Curve(name, number, run, metric(name))]))
-    if not charts:
-        return note("Nothing was trained and nothing was evaluated.")
-    return tag("div", *charts, class_="charts")
+    """A run's loss and metrics."""
+    losses = (("training", train_loss), ("validation", evaluation_loss))
+    of_loss = [Curve(name, style, [run], value) for style, (name, value) in enumerate(losses)]
+    metrics = enumerate(metric_names([run]))
+    of_metrics = [(name, name, [Curve(name, n, [run], metric(name))]) for n, name in metrics]
+    return learned([("Loss", "loss", of_loss), *of_metrics])
+
+
+def learned(drawn: Iterable[tuple[str, str, Sequence[Curve]]]) -> Markup:
+    """Charts of titles, labels and curves, as far as there are values."""
+    found = [chart for each in drawn if (chart := against_all(*each))]
+    return charts(*found) if found else note("Nothing was trained and nothing was evaluated.")

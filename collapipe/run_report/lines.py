@@ -1,7 +1,8 @@
-"""Lines and points over two axes."""
+"""Lines, bands and points over two axes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from collapipe.run_report.drawing import (
     BOTTOM,
@@ -14,11 +15,9 @@ from collapipe.run_report.drawing import (
     fitting,
     floor_axis,
     key,
-    legend,
-    picture,
     text_at,
 )
-from collapipe.run_report.markup import Markup, join, tag
+from collapipe.run_report.html import Markup, join, tag
 from collapipe.run_report.scale import Scale, scale
 
 _HEIGHT, _LEFT = 250.0, 50.0
@@ -35,32 +34,44 @@ _MARKS = (
 )
 _MOST_MARKS, _MOST_POINTS = 8, 500
 Point = tuple[float, float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points in the order in which a line joins them, or by themselves."""
+    """Points in the order in which a line joins them, or by themselves.
+
+    ``band`` has the least and the most of what each point stands for: ``(x, low, high)``.
+    """
 
     name: str
     style: int
     points: Sequence[Point]
     joined: bool = True
+    band: Sequence[tuple[float, float, float]] = ()
 
 
 def lines(
     title: str, across: str, up: str, series: Sequence[Series], *, zero: bool = False
 ) -> Markup:
-    """Values ``up`` against values ``across``; from 0 where ``zero``."""
+    """A chart of values ``up`` against values ``across``; from 0 where ``zero``."""
     shown = [each for each in series if each.points]
     xs = [x for each in shown for x, _ in each.points]
     ys = [y for each in shown for _, y in each.points] + ([0.0] if zero else [])
+    ys += [end for each in shown for _, *ends in each.band for end in ends]
     horizontal = scale(xs, _LEFT, WIDTH - RIGHT, whole=across == "round")
     vertical = scale(ys, _HEIGHT - BOTTOM, TOP, round_out=True)
-    drawn = [_curve(each, horizontal, vertical) for each in shown]
-    drawing = picture(title, WIDTH, _HEIGHT, _axes(horizontal, vertical, across, up), *drawn)
+    drawn = [
+        _axes(horizontal, vertical, across, up),
+        *(_band(each, horizontal, vertical) for each in shown if each.band),
+        *(_curve(each, horizontal, vertical) for each in shown),
+    ]
     named = {each.name: each for each in reversed(shown)}  # the first of a name
-    samples = [(name, sample(each.style, each.joined)) for name, each in reversed(named.items())]
-    return figure(title, drawing, legend(samples) if len(samples) > 1 else None)
+    samples = [
+        (name, sample(each.style, each.joined, bool(each.band)))
+        for name, each in reversed(named.items())
+    ]
+    return figure(title, (WIDTH, _HEIGHT), drawn, samples if len(samples) > 1 else ())
 
 
 def _axes(horizontal: Scale, vertical: Scale, across: str, up: str) -> Markup:
@@ -74,13 +85,26 @@ def _axes(horizontal: Scale, vertical: Scale, across: str, up: str) -> Markup:
         tag("path", d=grid, class_="grid"),
         *names,
         text_at(2, 13, fitting(up, WIDTH), "start"),
-        floor_axis(horizontal, floor, fitting(across, right - left)),
+        floor_axis(horizontal, floor, across),
     )
 
 
+def _thinned(values: Sequence[T]) -> list[T]:
+    """At most ``_MOST_POINTS`` values at even distances, and the last one."""
+    step = -(-len(values) // _MOST_POINTS)
+    return [*values[:-1:step], values[-1]]
+
+
+def _band(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
+    ends = _thinned(series.band)
+    there = [f"{horizontal.at(x):.1f} {vertical.at(low):.1f}" for x, low, _ in ends]
+    back = [f"{horizontal.at(x):.1f} {vertical.at(high):.1f}" for x, _, high in reversed(ends)]
+    path = f"M{'L'.join((*there, *back))}z"
+    return tag("path", d=path, class_=f"band {colour(series.style)}")
+
+
 def _curve(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
-    step = -(-len(series.points) // _MOST_POINTS) if series.joined else 1
-    points = [*series.points[:-1:step], series.points[-1]]
+    points = _thinned(series.points) if series.joined else series.points
     places = [f"{horizontal.at(x):.1f} {vertical.at(y):.1f}" for x, y in points]
     if not series.joined:
         return _marks(series.style, places, "points")
@@ -102,7 +126,8 @@ def _marks(style: int, places: Sequence[str], kind: str = "marks") -> Markup:
     return tag("path", d=path, class_=f"{kind} {colour(style)}")
 
 
-def sample(style: int, joined: bool = True) -> Markup:
-    """What a legend shows of a line, or of points by themselves."""
+def sample(style: int, joined: bool = True, band: bool = False) -> Markup:
+    """What a legend shows of a line, with or without a band, or of points by themselves."""
+    ground = tag("path", d="M1 0H27v12H1z", class_=f"band {colour(style)}") if band else None
     line = _line(style, "M1 6H27") if joined else None
-    return key(join(line, _marks(style, ["14 6"], "marks" if line else "points")))
+    return key(ground, line, _marks(style, ["14 6"], "marks" if line else "points"))

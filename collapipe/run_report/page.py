@@ -1,24 +1,17 @@
-"""The page of one run, and the frame of every page."""
+"""The page of one run."""
 
-from collections.abc import Sequence
-from importlib.resources import files
-
-from collapipe import __version__
 from collapipe.formatting import counted, seconds
-from collapipe.run_report.drawing import note
+from collapipe.run_report.frame import Section, whole_page
+from collapipe.run_report.html import Markup, details, join, note, table, tag
 from collapipe.run_report.learning import learning
-from collapipe.run_report.markup import Markup, details, join, table, tag
-from collapipe.run_report.participation import participation
 from collapipe.run_report.queues import queues
-from collapipe.run_report.radio import radio
 from collapipe.run_report.resources import energy, traffic
 from collapipe.run_report.step import step_chart
 from collapipe.run_report.timing import gantt, phases, predicted
-from collapipe.run_report.uploads import clock_told
-from collapipe.runs.reading import RoundLine, Run, cause, option
+from collapipe.run_report.units import participation, radio
+from collapipe.runs.metrics import RoundLine
+from collapipe.runs.reading import Run
 
-GENERATOR = '<meta name="generator" content="CollaPipe report">'
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _GROUPS = (
     "experiment",
     "framework",
@@ -29,50 +22,13 @@ _GROUPS = (
     "cluster",
     "channel",
 )
-Section = tuple[str, str, Markup]  # name within the page, title, content
-
-
-def whole_page(title: str, opening: Markup, sections: Sequence[Section]) -> str:
-    """A file that needs no other."""
-    style = Markup(files(__package__).joinpath("style.css").read_text(encoding="utf-8"))
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        Markup(GENERATOR),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
-        tag("style", style),
-    )
-    links = [tag("li", tag("a", name, href=f"#{place}")) for place, name, _ in sections]
-    parts = [
-        tag(
-            "section",
-            tag("h2", name, id=f"{place}-title"),
-            content,
-            id=place,
-            aria_labelledby=f"{place}-title",
-        )
-        for place, name, content in sections
-    ]
-    body = tag(
-        "body",
-        tag("a", "Skip to the figures", href="#figures", class_="skip"),
-        tag(
-            "header",
-            tag("h1", title),
-            opening,
-            tag("nav", tag("ul", *links), aria_label="Sections"),
-        ),
-        tag("main", *parts, id="figures"),
-        tag("footer", tag("p", f"Written by CollaPipe {__version__}.", class_="note")),
-    )
-    return f'<!DOCTYPE html>\n<html lang="en">{head}{body}</html>\n'
 
 
 def run_page(run: Run, shown: RoundLine | None) -> str:
     """Everything about one run; ``shown`` is the Gantt chart's round, None: there is none."""
-    opening = join(tag("p", state(run), class_="state"), facts(run))
+    unknown = "The run has no choices.json, as older ones: groups are named by their classes."
+    told = None if run.choices else note(unknown)
+    opening = join(tag("p", state(run), class_="state"), facts(run), told)
     return whole_page(f"Run {run.folder.name}", opening, _sections(run, shown))
 
 
@@ -103,7 +59,7 @@ def state(run: Run) -> str:
     if run.summary is None:
         return f"No end was written: the run is going on, or it was killed. {done}."
     alone = ", scheduled without training" if run.rounds and not run.trained else ""
-    return f"{run.summary.status.capitalize()} after {done}{alone}{cause(run.summary)}"
+    return f"{run.summary.status.capitalize()} after {done}{alone}{run.summary.cause}"
 
 
 def facts(run: Run) -> Markup:
@@ -115,7 +71,7 @@ def facts(run: Run) -> Markup:
 def _facts(run: Run) -> dict[str, str]:
     summary = run.summary
     test = summary.metric if summary else None
-    devices, channels = option(run, "cluster.num_devices"), option(run, "channel.num_channels")
+    devices, channels = run.option("cluster.num_devices"), run.option("channel.num_channels")
     return {
         **({f"test {test.name}": f"{test.value:.4g}  ({test.signature})"} if test else {}),
         **{name: _chosen(run, name) for name in _GROUPS},
@@ -123,10 +79,10 @@ def _facts(run: Run) -> dict[str, str]:
         + (f", {devices} devices each" if devices else "")
         + (f", {channels} channels" if channels else ""),
         "training rows": _shards(list(run.shard_rows.values())),
-        "batch": f"{option(run, 'batch_size')} samples, "
-        f"{option(run, 'federation.local_steps')} local steps a round",
+        "batch": f"{run.option('batch_size')} samples, "
+        f"{run.option('federation.local_steps')} local steps a round",
         "seed": str(run.seed),
-        "clock": clock_told(run),
+        "clock": run.clock_text,
         "wall time": f"{seconds(run.rounds[-1].wall_s)}, measured" if run.rounds else "",
         "version": run.version,
         "folder": str(run.folder.resolve()),
@@ -142,15 +98,12 @@ def _shards(rows: list[int]) -> str:
 
 
 def _chosen(run: Run, group: str) -> str:
-    """What was chosen in a group of options: its file, and its ``name`` where that is another.
-
-    Of a file that is not known the ``name``, or the class of its ``_target_``.
-    """
+    """The file that was chosen for a group of options, and its ``name`` where that is another; in
+    runs that do not tell the file, the ``name``, or the class of its ``_target_``."""
     choice, options = run.choices.get(group, ""), run.tree.get(group)
     if not isinstance(options, dict):
         return choice
-    name = str(options.get("name") or "")
-    known = dict.fromkeys(filter(None, (choice, name)))
+    known = dict.fromkeys(filter(None, (choice, str(options.get("name") or ""))))
     return ", ".join(known) or str(options.get("_target_") or "").rpartition(".")[2]
 
 

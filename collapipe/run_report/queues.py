@@ -1,28 +1,14 @@
 """Virtual queues, drift, and what the convergence bound assumes."""
 
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from collapipe.run_report.drawing import note
+from collapipe.run_report.html import Markup, charts, join, note, table
 from collapipe.run_report.lines import Series, lines
-from collapipe.run_report.markup import Markup, join, table, tag
-from collapipe.runs.reading import Run, option
+from collapipe.runs.reading import Run
 
-_MOST_LINES, _LIMIT_STYLE = 8, 13
-
-
-def queues(run: Run) -> Markup:
-    """Y and Γ of each round."""
-    if not run.keeps_queues:
-        return join(note("The strategy keeps no queues."), _assumptions(run))
-    queues_ = [(line.round, line.queues) for line in run.rounds]
-    charts = [
-        _by_unit(run, "Virtual queues Y after each round", "Y", queues_),
-        _mean_drift(run),
-    ]
-    return join(tag("div", *charts, class_="charts"), _assumptions(run))
-
-
+_MOST_LINES, _NAMED, _LIMIT_STYLE = 4, 2, 13
 _ASSUMED = {
     "φ², bound of ‖∇F‖²": "gradient_bound",
     "β, smoothness": "smoothness",
@@ -32,44 +18,58 @@ _ASSUMED = {
     "Γ max": "gamma_max",
     "V, 1/s": "drift_weight",
 }
+_Rows = Sequence[tuple[float, Sequence[float]]]  # round, a value of each unit
+
+
+def queues(run: Run) -> Markup:
+    """Queues Y and drift Γ of each round."""
+    if not run.keeps_queues:
+        return join(note("The strategy keeps no queues."), _assumptions(run))
+    after = [(float(line.round), line.queues) for line in run.rounds if line.queues]
+    limit = run.option("strategy.gamma_max")
+    bound = float(limit) if isinstance(limit, int | float) else None
+    return join(
+        charts(
+            _by_unit("Virtual queues Y after each round", "Y", after),
+            _by_unit("Drift Γ, mean of the rounds so far", "Γ", _mean_drift(run, bound), bound),
+        ),
+        _assumptions(run),
+    )
 
 
 def _assumptions(run: Run) -> Markup | None:
     """What the bound assumes: as training showed it, and as the strategy has it."""
     estimates = next((e for line in reversed(run.rounds) if (e := line.estimates)), None)
     known = [
-        [name, _figure(getattr(estimates, field, None)), _figure(option(run, f"strategy.{field}"))]
+        [name, _figure(getattr(estimates, field, None)), _figure(run.option(f"strategy.{field}"))]
         for name, field in _ASSUMED.items()
     ]
-    rows: list[list[object]] = [[*row] for row in known if row[1:] != ["–", "–"]]
+    rows = [row for row in known if row[1:] != ["–", "–"]]
     if not rows:
         return None
     columns = ["what the bound assumes", "estimated from training", "set for the strategy"]
     shown = [n for n in range(3) if any(row[n] != "–" for row in rows)]
-    rows = [[row[n] for n in shown] for row in rows]
-    return table([columns[n] for n in shown], rows, "What the bound assumes")
+    cells = [[row[n] for n in shown] for row in rows]
+    return table([columns[n] for n in shown], cells, "What the bound assumes")
 
 
 def _figure(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "–"
 
 
-def _mean_drift(run: Run) -> Markup | None:
+def _mean_drift(run: Run, limit: float | None) -> _Rows:
     """Γ's mean from the first round on, which the queues keep below Γ max (C10)."""
-    limit = option(run, "strategy.gamma_max")
-    bound = float(limit) if isinstance(limit, int | float) else None
-    known = [*drifts(run, bound)]
+    known = [*drifts(run, limit)]
     sums = accumulate((row for _, row in known), _added)
-    means = [
-        (number, [total / count for total in row])
+    return [
+        (float(number), [total / count for total in row])
         for count, ((number, _), row) in enumerate(zip(known, sums, strict=True), 1)
     ]
-    return _by_unit(run, "Drift Γ, mean of the rounds so far", "Γ", means, bound)
 
 
 def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]]]:
-    """Γ of each round, as planned; of units that failed, and of all in a skipped round, by what it
-    did to the queue (eq. 29), of which an empty one tells the most that it can have been."""
+    """Γ of each round, as planned. Of units that failed, and of all in a skipped round, it is
+    computed from the change of the queue (eq. 29): where that is empty, the most that Γ can be."""
     before: Sequence[float] = (0.0,) * run.num_units
     for line in run.rounds:
         gammas = line.plan.gammas
@@ -86,35 +86,28 @@ def _added(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-def _by_unit(
-    run: Run,
-    title: str,
-    up: str,
-    rows: Sequence[tuple[int, Sequence[float]]],
-    limit: float | None = None,
-) -> Markup | None:
-    """A line a unit; of many units the most, the mean and the least."""
-    known = [(float(number), row) for number, row in rows if row]
+def _by_unit(title: str, up: str, known: _Rows, limit: float | None = None) -> Markup | None:
+    """A line for each of a few units; of more a band, the median, and the worst by their names."""
     if not known:
         return None
-    if run.num_units <= _MOST_LINES:
-        series = [
-            Series(f"unit {unit}", unit, [(number, row[unit]) for number, row in known])
-            for unit in range(run.num_units)
-        ]
-    else:
-        series = spread(known, f" of {run.num_units} units")
+    num_units = len(known[0][1])
+    means = [statistics.fmean(row[unit] for _, row in known) for unit in range(num_units)]
+    worst = sorted(range(num_units), key=lambda unit: -means[unit])[:_NAMED]
+    drawn = range(num_units) if num_units <= _MOST_LINES else worst
+    series = [
+        Series(f"unit {unit}", style, [(number, row[unit]) for number, row in known])
+        for style, unit in enumerate(drawn, num_units > _MOST_LINES)
+    ]
+    if num_units > _MOST_LINES:
+        series.insert(0, spread(known))
     if limit is not None:
         ends = [(known[0][0], limit), (known[-1][0], limit)]
         series.append(Series(f"Γ max, {limit:g}", _LIMIT_STYLE, ends))
     return lines(title, "round", up, series, zero=True)
 
 
-def spread(rows: Sequence[tuple[float, Sequence[float]]], of: str) -> list[Series]:
-    """Most, mean and least of each round's values."""
-    kinds: dict[str, Callable[[Sequence[float]], float]]
-    kinds = {"most": max, "mean": lambda row: sum(row) / len(row), "least": min}
-    return [
-        Series(f"{name}{of}", style, [(number, pick(row)) for number, row in rows])
-        for style, (name, pick) in enumerate(kinds.items())
-    ]
+def spread(known: _Rows) -> Series:
+    """The median of the units in each round, in a band from the least to the most."""
+    medians = [(number, statistics.median(row)) for number, row in known]
+    band = [(number, min(row), max(row)) for number, row in known]
+    return Series("median of the units, least to most", 0, medians, band=band)

@@ -2,39 +2,44 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import accumulate
 
 from collapipe.formatting import three_digits
-from collapipe.run_report.bars import Bar, Part, bars
-from collapipe.run_report.drawing import note
-from collapipe.run_report.lines import Point, Series, lines
-from collapipe.run_report.markup import Markup, details, join, table, tag
-from collapipe.run_report.uploads import missing_uploads
+from collapipe.run_report.html import Markup, charts, details, join, note, table
+from collapipe.run_report.lines import Series, lines
+from collapipe.run_report.rows import Kind, rows, stacked
 from collapipe.runs.reading import Run
 
 _UPLOAD = "upload"
+_OF_DEVICES, _OF_UPLOAD = Kind("devices", "fill c0"), Kind(_UPLOAD, "fill c1", 0.25, 0.5)
 
 
 def energy(run: Run) -> Markup:
     """Joules of each unit and device, modelled."""
     if not any(line.costs for line in run.rounds):
         return note("The run's rounds have no modelled energy.")
-    missing = missing_uploads(run)
+    missing = run.missing_uploads
     spent = [_spent(run, unit) for unit in range(run.num_units)]
+    totals = [math.fsum(each.values()) for each in spent]
     total = math.fsum(joules for each in spent for joules in each.values())
     if not total:
         told = ("0 J in all: no device has an energy law", missing)
         return note(", ".join(filter(None, told)) + ".")
-    each_device: list[list[object]] = [
+    bars = [
+        stacked(
+            f"unit {unit}",
+            ((_OF_DEVICES, whole - each[_UPLOAD]), (_OF_UPLOAD, each[_UPLOAD])),
+            f"{three_digits(whole)} J",
+        )
+        for unit, (each, whole) in enumerate(zip(spent, totals, strict=True))
+    ]
+    each_device = [
         [f"unit {unit}", name, f"{joules:.4g} J"]
         for unit, each in enumerate(spent)
         for name, joules in each.items()
     ]
-    rows = [_bar(unit, each) for unit, each in enumerate(spent)]
-    chart = bars("Energy of all rounds, modelled", "joules", rows)
     return join(
-        tag("div", chart, class_="charts"),
+        charts(rows("Energy of all rounds, modelled", "joules", bars)),
         note(
             f"{three_digits(total)} J in all{f', {missing}' if missing else ''}. Devices without "
             "an energy law count as 0."
@@ -44,7 +49,7 @@ def energy(run: Run) -> Markup:
 
 
 def _spent(run: Run, unit: int) -> dict[str, float]:
-    """Of a unit: joules of its upload, then of each device."""
+    """Joules of a unit's upload, then of each of its devices."""
     spent: defaultdict[str, float] = defaultdict(float, {_UPLOAD: 0.0})
     for line in run.rounds:
         if cost := line.costs.get(unit):
@@ -54,39 +59,24 @@ def _spent(run: Run, unit: int) -> dict[str, float]:
     return spent
 
 
-def _bar(unit: int, spent: dict[str, float]) -> Bar:
-    upload, total = spent[_UPLOAD], math.fsum(spent.values())
-    parts = (Part("devices", 0, total - upload), Part(_UPLOAD, 1, upload))
-    return Bar(f"unit {unit}", parts, f"{three_digits(total)} J")
-
-
 def traffic(run: Run) -> Markup:
     """Bytes up and down."""
-    numbers = [float(line.round) for line in run.rounds]
-    kinds: list[tuple[str, list[int]]] = [
-        ("up", [line.bytes_up for line in run.rounds]),
-        ("down", [line.bytes_down for line in run.rounds]),
-    ]
-    each = [Series(name, n, _megabytes(numbers, sizes)) for n, (name, sizes) in enumerate(kinds)]
-    summed = [
-        Series(name, n, _megabytes(numbers, list(accumulate(sizes))))
-        for n, (name, sizes) in enumerate(kinds)
-    ]
-    if not numbers:
+    if not run.rounds:
         return note("No round was finished.")
-    if not any(sum(sizes) for _, sizes in kinds):
+    numbers = [float(line.round) for line in run.rounds]
+    sizes = {
+        "up": [line.bytes_up / 1e6 for line in run.rounds],
+        "down": [line.bytes_down / 1e6 for line in run.rounds],
+    }
+    if not any(sum(each) for each in sizes.values()):
         return note("Nothing was sent, neither up nor down.")
-    totals = ", ".join(f"{sum(sizes) / 1e6:,.1f} MB {name}" for name, sizes in kinds)
-    charts = [
-        lines("Bytes of each round", "round", "MB", each, zero=True),
-        lines("Bytes until then", "round", "MB", summed, zero=True),
-    ]
-    told = (
-        f"{totals}. Up: activations of all local steps and the upload; down: gradients and the "
-        "download."
-    )
-    return join(tag("div", *charts, class_="charts"), note(told))
-
-
-def _megabytes(numbers: Sequence[float], sizes: Sequence[int]) -> list[Point]:
-    return [(number, size / 1e6) for number, size in zip(numbers, sizes, strict=True)]
+    drawn = []
+    for title, summed in (("Bytes of each round", False), ("Bytes until then", True)):
+        series = [
+            Series(name, n, [*zip(numbers, accumulate(each) if summed else each, strict=True)])
+            for n, (name, each) in enumerate(sizes.items())
+        ]
+        drawn.append(lines(title, "round", "MB", series, zero=True))
+    totals = ", ".join(f"{sum(each):,.1f} MB {name}" for name, each in sizes.items())
+    told = "Up: activations of all local steps and the upload; down: gradients and the download."
+    return join(charts(*drawn), note(f"{totals}. {told}"))

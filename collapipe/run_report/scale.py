@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 5.0, 10.0)
-_SHORT = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
+_SHORT = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))  # from, divided by, suffix
 _LONG = 1e13  # from here on even billions are
 
 
@@ -26,7 +26,7 @@ class Scale:
     def names(self) -> list[str]:
         """What stands beside the ticks, with as many digits as tell them apart."""
         largest = max(map(abs, self.ticks))
-        factor, suffix = next((pair for pair in _SHORT if largest >= pair[0]), (1.0, ""))
+        _, factor, suffix = next((each for each in _SHORT if largest >= each[0]), (0.0, 1.0, ""))
         step = (self.ticks[1] - self.ticks[0]) / factor if len(self.ticks) > 1 else 1.0
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         if digits > 4 or largest >= _LONG:

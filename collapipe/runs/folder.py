@@ -9,21 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from stat import S_ISDIR, S_ISLNK, S_ISREG
+from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from collapipe import __version__
-from collapipe.config import Settings, load_saved
 from collapipe.config.saved_yaml import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
-from collapipe.models.split import SplitModel, build_empty
 from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import SpecialTokens, Tokenizer
+from collapipe.text.tokenizer import Tokenizer
 
 _GROWING = ("metrics.jsonl", "metrics.csv", "requests.jsonl.gz")
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
@@ -32,14 +29,14 @@ _LOADING = {
     "weights": "model.safetensors; unit-N.safetensors of each unit where nothing was averaged",
     "tokenizer": "tokenizer.json",
     "configuration": "../config.yaml",
-    "load": "collapipe.runs.folder.load_model(RUN_DIR) gives settings, model and tokenizer",
+    "load": "collapipe.load(RUN_DIR) gives settings, model and tokenizer",
     "names": "embedding.* of the control unit, blocks.N.* of the segments, head.* of the server",
 }
 
 
 class RunFolder:
-    """Files of one run. Raises ``ConfigError`` where the folder cannot be written or is in use;
-    that it holds a run is no hindrance where that one is ``resumed``."""
+    """Files of one run. Raises ``ConfigError`` where the folder cannot be written or is in use,
+    and where it holds a run already, unless that one is ``resumed``."""
 
     def __init__(self, path: Path, resumed: bool = False) -> None:
         self.path, self._resumed = path.resolve(), resumed
@@ -57,9 +54,9 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process writes here; the system frees the lock whatever ends the process.
+        """Let only one process write here; the system frees the lock whatever ends the process.
 
-        Raises ``ConfigError`` where another one does, or has begun a run here in the meantime.
+        Raises ``ConfigError`` where another process writes, or has begun a run in the meantime.
         """
         with ExitStack() as stack:
             try:
@@ -78,7 +75,8 @@ class RunFolder:
             yield
 
     def _check_unused(self) -> None:
-        """What never trained may go."""
+        """Refuse a folder that already holds a run; what a start left that never trained is no
+        run."""
         used = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
         if used and not self._resumed:
             raise ConfigError(
@@ -97,7 +95,7 @@ class RunFolder:
         return sizes
 
     def rewind(self, sizes: Mapping[str, int]) -> None:
-        """Files that grow are as they were at ``sizes``; the run has not ended."""
+        """Cut the files that grow back to ``sizes``, and remove the summary of the run's end."""
         (self.path / "summary.json").unlink(missing_ok=True)
         for name in _GROWING:
             if name in sizes:
@@ -105,18 +103,19 @@ class RunFolder:
             else:
                 (self.path / name).unlink(missing_ok=True)
 
-    def write_overrides(self, overrides: Sequence[str]) -> None:
-        """``overrides.json``: what the configuration is composed from, to go on later."""
-        _replace(self.path / "overrides.json", json.dumps([*overrides], indent=2).encode() + b"\n")
+    def write_overrides(self, overrides: Sequence[str], choices: Mapping[str, str]) -> None:
+        """``overrides.json``, from which the configuration can be composed again, and
+        ``choices.json``, the file of ``conf/`` that each group of options came from."""
+        self._write_json("overrides.json", [*overrides])
+        self._write_json("choices.json", dict(choices))
 
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """``config.yaml``: every value of the run, resolved, and the version."""
-        head = f"# CollaPipe {__version__}\n"
-        text = head + OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
+        text = f"# CollaPipe {__version__}\n" + OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
         _replace(self.path / "config.yaml", text.encode())
 
     def append(self, name: str, content: bytes) -> None:
-        """At the end of a file that grows."""
+        """Add to the end of a file that grows."""
         path = self.path / name
         try:
             with path.open("ab") as file:
@@ -125,7 +124,7 @@ class RunFolder:
             raise _unwritten(path, error) from error
 
     def append_row(self, name: str, columns: Sequence[str], row: Mapping[str, Any]) -> None:
-        """A row of a CSV file, below its header."""
+        """Add a row to a CSV file, and before the first one the header."""
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         if not (self.path / name).exists():
@@ -134,38 +133,55 @@ class RunFolder:
         self.append(name, text.getvalue().encode())
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """A line of ``metrics.jsonl``."""
+        """Add a line to ``metrics.jsonl``."""
         self.append("metrics.jsonl", json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """``summary.json``."""
-        text = json.dumps({"version": __version__, **summary}, indent=2, allow_nan=False) + "\n"
-        _replace(self.path / "summary.json", text.encode())
+        self._write_json("summary.json", {"version": __version__, **summary})
+
+    @contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A file to write, which then takes the place of ``name``. Raises ``StorageError``."""
+        with _replacing(self.path / name) as partial:
+            yield partial
+
+    @contextmanager
+    def storage_errors(self, name: str) -> Iterator[None]:
+        """Raise ``StorageError`` where a library cannot write ``name``."""
+        try:
+            yield
+        except OSError as error:
+            raise _unwritten(self.path / name, error) from error
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """The tokeniser, its marks, the labels, and how to load the model beside it."""
+        """The tokenizer, its special tokens, the labels, and how to load the model."""
         _replace(self.path / "model" / "tokenizer.json", tokenizer.json_text.encode())
         known = {"marks": asdict(tokenizer.special_tokens), "labels": tokenizer.labels}
-        text = json.dumps({"version": __version__, **_LOADING, **known}, indent=2) + "\n"
-        _replace(self.path / "model" / "model.json", text.encode())
+        self._write_json("model/model.json", {"version": __version__, **_LOADING, **known})
 
-    def write_weights(self, weights: Tensors) -> None:
-        """The model as it is now, in place of the one before."""
-        self._write_model("model.safetensors", weights)
-
-    def write_unit_weights(self, unit: int, weights: Tensors) -> None:
-        """Likewise the model of ``unit``, in a run that averages none."""
-        self._write_model(_unit_file(unit), weights)
-
-    def _write_model(self, name: str, weights: Tensors) -> None:
-        with _replacing(self.path / "model" / name) as partial:
+    def write_weights(self, weights: Tensors, unit: int | None = None) -> None:
+        """The model as it is now, or that of ``unit`` in a run that averages none."""
+        with _replacing(self.path / "model" / weights_file(unit)) as partial:
+            partial.touch()
+            mode = S_IMODE(partial.stat().st_mode)  # of any new file here; save_file has its own
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
+            partial.chmod(mode)
+
+    def _write_json(self, name: str, tree: object) -> None:
+        text = json.dumps(tree, indent=2, allow_nan=False) + "\n"
+        _replace(self.path / name, text.encode())
+
+
+def weights_file(unit: int | None) -> str:
+    """Name of the file in ``model/`` with the weights of ``unit``, or of all units together."""
+    return "model.safetensors" if unit is None else f"unit-{unit}.safetensors"
 
 
 def check_plain(run_dir: Path) -> None:
     """Raise ``ConfigError`` where a run's folder, which may be somebody else's, holds anything but
-    files and folders: through a link, files elsewhere would be cut off, overwritten or removed, and
-    a pipe would be waited for. ``checkpoints/latest`` alone is a link, which nobody writes through.
+    files and folders: through a link, files elsewhere would be overwritten or removed, and reading
+    a pipe never ends. ``checkpoints/latest`` alone is a link; nothing is written through it.
     """
     links = [run_dir / "checkpoints" / name for name in _LINKS]
     for folder, folders, files in os.walk(run_dir):
@@ -176,14 +192,14 @@ def check_plain(run_dir: Path) -> None:
                 continue
             if not (S_ISREG(kind) or S_ISDIR(kind) or (S_ISLNK(kind) and path in links)):
                 raise ConfigError(
-                    f"{path}: is {'a link' if S_ISLNK(kind) else 'no file'}, which a run writes "
-                    "none of; put the file itself there, or remove it"
+                    f"{path}: is a {'link' if S_ISLNK(kind) else 'special file'}, and a run writes "
+                    "none; put the file itself there, or remove it"
                 )
 
 
 def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Raise ``ConfigError`` where a file that grows has lost what it held at ``sizes``, or no file
-    can have held that."""
+    """Raise ``ConfigError`` where a file that grows is smaller than at ``sizes``, or a size is
+    negative."""
     for name in sizes.keys() & set(_GROWING):
         path = run_dir / name
         found = path.stat().st_size if path.exists() else 0
@@ -191,10 +207,19 @@ def check_sizes(run_dir: Path, sizes: Mapping[str, int]) -> None:
             raise ConfigError(f"{path}: has {found} bytes, had {sizes[name]} at the checkpoint")
 
 
+def check_there(run_dir: Path, *files: Path) -> None:
+    """Raise ``ConfigError`` where the folder or one of its ``files`` is missing."""
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir}: no such folder (seen from {Path.cwd()})")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{run_dir}: not the folder of a run that trained, {file} is missing")
+
+
 def read_overrides(run_dir: Path) -> list[str]:
-    """What ``write_overrides`` wrote. Raises ``ConfigError`` for another folder."""
+    """Read what ``write_overrides`` wrote. Raises ``ConfigError`` for another folder."""
     file = run_dir / "overrides.json"
-    _check_there(run_dir, file)
+    check_there(run_dir, file)
     try:
         overrides = json.loads(read_limited(file))
         if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
@@ -202,95 +227,6 @@ def read_overrides(run_dir: Path) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not the overrides of a run ({one_line(error)})") from error
     return overrides
-
-
-def load_model(
-    run_dir: Path, trusted: Sequence[str] = (), unit: int | None = None
-) -> tuple[Settings, SplitModel, Tokenizer]:
-    """A run's settings, trained model and tokeniser; plug-ins of ``trusted`` packages, too.
-
-    ``unit`` says whose model, in a run that averaged none. Raises ``ConfigError`` for another
-    folder, and for a unit that has no model there.
-    """
-    config, model_dir = run_dir / "config.yaml", run_dir / "model"
-    _check_there(run_dir, config, model_dir / "tokenizer.json", model_dir / "model.json")
-    settings = load_saved(config, trusted)
-    if not settings.framework.train:
-        raise ConfigError(
-            f"{run_dir}: has no model, for it was run with framework.train=false; name a run that "
-            "trained"
-        )
-    weights = model_dir / _weights_file(run_dir, settings, unit)
-    _check_there(run_dir, weights)
-    tokenizer = _read_tokenizer(model_dir)
-    try:
-        tensors = load_file(weights)
-        if len(tensors) < settings.model.num_blocks:  # before as many are built as are claimed
-            raise RuntimeError(f"{len(tensors)} tensors for {settings.model.num_blocks} blocks")
-        model = build_empty(lambda: SplitModel(settings.model, tokenizer.vocabulary), tensors)
-    except (SafetensorError, RuntimeError) as error:
-        cause = str(error).splitlines()[0]
-        raise ConfigError(f"{weights}: not the weights of this run's model ({cause})") from error
-    assert isinstance(model, SplitModel)
-    return settings, model.eval(), tokenizer
-
-
-def _check_there(run_dir: Path, *files: Path) -> None:
-    for file in files:
-        if not file.is_file():
-            raise ConfigError(f"{run_dir}: not the folder of a run that trained, {file} is missing")
-
-
-def _weights_file(run_dir: Path, settings: Settings, unit: int | None) -> str:
-    """Name of the file with the model of ``unit``, or of all units together."""
-    if settings.framework.aggregate:
-        if unit is None:
-            return "model.safetensors"
-        raise ConfigError(
-            f"--unit {unit}: the models of {run_dir} were averaged into one; leave --unit out"
-        )
-    units = settings.federation.num_units
-    if unit is None:
-        raise ConfigError(
-            f"{run_dir}: the units' models were not averaged (framework.aggregate=false); "
-            f"--unit N picks one of 0 … {units - 1}"
-        )
-    if not 0 <= unit < units:
-        raise ConfigError(f"--unit {unit}: {run_dir} is a run of units 0 … {units - 1}")
-    if not (run_dir / "model" / _unit_file(unit)).is_file():
-        raise ConfigError(
-            f"--unit {unit}: {run_dir} has no model of it, which finished no round; name another"
-        )
-    return _unit_file(unit)
-
-
-def _unit_file(unit: int) -> str:
-    return f"unit-{unit}.safetensors"
-
-
-def _read_tokenizer(model_dir: Path) -> Tokenizer:
-    words, known = model_dir / "tokenizer.json", model_dir / "model.json"
-    try:
-        rest = json.loads(known.read_text(encoding="utf-8"))
-        marks, labels = SpecialTokens(**rest["marks"]), [str(label) for label in rest["labels"]]
-        if not all(isinstance(mark, str) for mark in asdict(marks).values()):
-            raise TypeError("a mark that is no text")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        why = one_line(error)
-        raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({why})") from error
-    try:
-        text = words.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{words}: not a tokeniser ({one_line(error)})") from error
-    return Tokenizer(text, marks, labels)
-
-
-def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:
-    """The untrained model, a function of the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        model = SplitModel(settings.model, tokenizer.vocabulary)
-    return model.to(getattr(torch, settings.pipeline.dtype))
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -303,7 +239,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which then takes the place of ``path``. Raises ``StorageError``."""
+    """Yield a file to write, which then replaces ``path``. Raises ``StorageError``."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         yield partial

@@ -1,80 +1,38 @@
 """A run's folder as it is, also while the run is going, after it failed, or of an older version."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
-from collapipe.plan import RoundPlan
-from collapipe.report import ClusterCost, RoundCost
-from collapipe.runs.choices import read_choices
-from collapipe.state import Estimates
+from collapipe.formatting import seconds
+from collapipe.runs.metrics import Metric, RoundLine
 
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """Of an evaluation; ``beside`` has others."""
-
-    name: str
-    value: float
-    signature: str = ""
-    extra_metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundLine:
-    """What this page shows of a line of ``metrics.jsonl``; see ``collapipe.report.RoundReport``.
-
-    Fields with a default are absent in older runs, or in rounds that were not evaluated.
-    """
-
-    round: int
-    plan: RoundPlan
-    units: tuple[int, ...]
-    failures: dict[int, str]
-    samples: int
-    bytes_up: int
-    bytes_down: int
-    seconds: dict[str, float]
-    wall_s: float
-    train_loss: float | None
-    cost: RoundCost | None = None
-    clock_s: float | None = None
-    skipped: str | None = None
-    excluded: dict[int, str] = field(default_factory=dict)
-    queues: tuple[float, ...] = ()
-    estimates: Estimates | None = None
-    evaluation_loss: float | None = None
-    metric: Metric | None = None
-
-    @property
-    def costs(self) -> dict[int, ClusterCost]:
-        """Of each unit that the plan has."""
-        return {each.unit: each for each in self.cost.clusters} if self.cost else {}
-
-    @property
-    def energy_j(self) -> float | None:
-        """Of all units, upload and devices, modelled."""
-        return None if self.cost is None else self.cost.energy_j
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What this page shows of ``summary.json``."""
+    """The part of ``summary.json`` that is read again."""
 
     status: str
     error: str | None = None
     metric: Metric | None = None
     test_loss: float | None = None
     wall_s: float | None = None
+
+    @property
+    def cause(self) -> str:
+        """``: ERROR`` where there was one; empty where the status says it all."""
+        told = self.error if self.error != self.status else None
+        return f": {printable(told)}" if told else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +56,7 @@ class Run:
     shard_rows
         Training rows by unit; empty if it did not come to that.
     choices
-        The file of each group of options, by group; see ``read_choices``.
+        The file of ``conf/`` that each group of options came from; empty in older runs.
     """
 
     folder: Path
@@ -112,32 +70,32 @@ class Run:
 
     @property
     def num_units(self) -> int:
-        """N."""
+        """Number N of units."""
         return int(self.tree["federation"]["num_units"])
 
     @property
     def planned_rounds(self) -> int:
-        """That the run is to have."""
+        """Rounds that the run is to have."""
         return int(self.tree["federation"]["rounds"])
 
     @property
     def seed(self) -> int:
-        """Of everything that is drawn."""
+        """The seed of everything that is drawn."""
         return int(self.tree["seed"])
 
     @property
     def keeps_queues(self) -> bool:
-        """Whether the strategy does; else those of the rounds are 0 for want of any."""
+        """Whether the strategy keeps queues; else those of the rounds are 0."""
         return any(line.plan.queues for line in self.rounds)
 
     @property
     def trained(self) -> bool:
-        """Whether units were told to; else rounds were scheduled alone."""
+        """Whether units trained; else rounds were only scheduled."""
         return any("train" in line.seconds for line in self.rounds)
 
     @property
     def clock(self) -> Clock:
-        """The run's own; where it has none, its rounds as they were measured, one after another."""
+        """The run's own clock; without one, the measured times of its rounds, added up."""
         ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
         if ends and len(ends) == len(self.rounds):
             real = self.tree["federation"].get("clock") == "real"
@@ -145,10 +103,52 @@ class Run:
         took = accumulate(line.seconds.get("round", 0.0) for line in self.rounds)
         return Clock("measured", tuple(took))
 
+    @property
+    def counted_uploads(self) -> Literal["all", "some", "none"]:
+        """Of how many planned rounds the modelled seconds and joules hold every unit's upload: a
+        strategy may plan no channels."""
+        planned = [line.costs.values() for line in self.rounds if line.costs]
+        held = [all(cost.upload_s is not None for cost in costs) for costs in planned]
+        return "all" if all(held) else "some" if any(held) else "none"
+
+    @property
+    def missing_uploads(self) -> str:
+        """What stands beside the run's modelled seconds and joules; empty where all is counted."""
+        return _MISSING[self.counted_uploads]
+
+    @property
+    def missing_in_clock(self) -> str:
+        """What stands beside the run's clock, which may be a measured one."""
+        return self.missing_uploads if self.clock.kind == "modelled" else ""
+
+    @property
+    def clock_text(self) -> str:
+        """When the last round ended, and what that counts; empty before the first round's end."""
+        if not self.rounds:
+            return ""
+        parts = (seconds(self.clock.ends_s[-1]), self.clock.kind, self.missing_in_clock)
+        return ", ".join(filter(None, parts))
+
+    def option(self, name: str) -> object:
+        """A value of the configuration; None where the run's version had none."""
+        value: object = self.tree
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+
+_MISSING = {
+    "all": "",
+    "some": "uploads counted in some rounds only",
+    "none": "uploads not counted",
+}
+
 
 def read_run(folder: Path) -> Run:
-    """Read what is there. Raises ``ConfigError``: the file, the line, and what is wrong with it."""
+    """Read a run's folder. Raises ``ConfigError`` with the file, the line and what is wrong."""
     config = folder / "config.yaml"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder (seen from {Path.cwd()})")
     if not config.is_file():
         raise ConfigError(
             f"{folder}: not the folder of a run, {config} is missing (a run writes it when it "
@@ -160,24 +160,40 @@ def read_run(folder: Path) -> Run:
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
     num_units = tree["federation"]["num_units"]
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
-    summary, shards = folder / "summary.json", folder / "shards.json"
+    shards = _read(_SHARDS, folder / "shards.json")
     return Run(
         folder,
         version,
         text,
         tree,
         rounds,
-        _checked(_SUMMARY, summary, 0, _text(summary)) if summary.is_file() else None,
-        _shard_rows(shards) if shards.is_file() else {},
-        read_choices(folder / "overrides.json", tree),
+        _read(_SUMMARY, folder / "summary.json"),
+        {shard.unit: shard.rows for shard in shards.shards} if shards else {},
+        _read(_CHOICES, folder / "choices.json") or {},
     )
+
+
+def latest_run(outputs: Path = Path("outputs")) -> Path:
+    """The folder below ``outputs`` whose run began or ended a round last. Raises ``ConfigError``
+    where there is none."""
+    last = {
+        config.parent: max(map(_modified_s, (config, config.with_name("metrics.jsonl"))))
+        for config in outputs.rglob("config.yaml")
+        if config.with_name("overrides.json").is_file()
+    }
+    if not last:
+        raise ConfigError(f"{outputs.absolute()}: holds no run; name the folder of a run")
+    return max(last, key=last.__getitem__)
+
+
+def _modified_s(file: Path) -> float:
+    return file.stat().st_mtime if file.exists() else 0.0
 
 
 _MOST = 1e150  # of figures that are added up, squared and drawn
 _MOST_WHOLE = 10**30
 _MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
-_LINE, _SUMMARY = TypeAdapter(RoundLine), TypeAdapter(Summary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +207,13 @@ class _Shards:
     shards: list[_Shard]
 
 
-def _shard_rows(file: Path) -> dict[int, int]:
-    shards = _checked(TypeAdapter(_Shards), file, 0, _text(file)).shards
-    return {shard.unit: shard.rows for shard in shards}
+_LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundLine), TypeAdapter(Summary), TypeAdapter(_Shards)
+_CHOICES = TypeAdapter(dict[str, str])
+
+
+def _read(kind: TypeAdapter[T], file: Path) -> T | None:
+    """A small file's content; None where there is no such file."""
+    return _checked(kind, file, 0, _text(file)) if file.is_file() else None
 
 
 def _text(file: Path) -> str:
@@ -248,16 +268,14 @@ def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]
     if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):
         yield f"more than {_MOST_MICRO_BATCHES:,} micro-batches"
     if any(amount < 0 for amount in _amounts(line)):
-        yield "a time, an energy, a power or a number of samples or bytes is negative"
+        yield "a time, an energy or a power is negative"
     for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
         if len(values) not in (0, num_units):
             yield f"{name}: {len(values)}; federation.num_units={num_units}"
 
 
 def _amounts(line: RoundLine) -> Iterator[float]:
-    """All that is drawn as a length."""
-    yield from (line.samples, line.bytes_up, line.bytes_down, line.wall_s, line.clock_s or 0.0)
-    yield from line.seconds.values()
+    """What is drawn as a length, of the plan and the cost."""
     for each in line.plan.clusters:
         yield each.latency_s or 0.0
         if each.uplink:
@@ -267,7 +285,7 @@ def _amounts(line: RoundLine) -> Iterator[float]:
         yield from cost.device_energy_j.values()
 
 
-def _checked(kind: TypeAdapter[Any], file: Path, number: int, text: str) -> Any:
+def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
     where = f"{file}:{number}" if number else str(file)
     try:
         tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
@@ -303,24 +321,3 @@ def _whole(text: str) -> int:
     if abs(value) > _MOST_WHOLE:
         raise ValueError(f"{text[:20]} is no figure of a run")
     return value
-
-
-def cause(summary: Summary) -> str:
-    """``: ERROR`` where there was one; nothing where the status says it all."""
-    error = summary.error
-    return f": {printable(error)}" if error and error != summary.status else ""
-
-
-def option(run: Run, name: str) -> object:
-    """A value of the configuration; None where the run's version had none."""
-    value: object = run.tree
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def span_s(run: Run, recent: int) -> float | None:
-    """Mean measured seconds from one round's end to the next, of the last ``recent`` rounds."""
-    ends = [0.0, *(line.wall_s for line in run.rounds)][-recent - 1 :]
-    gaps = [after - before for before, after in pairwise(ends)]
-    return math.fsum(gaps) / len(gaps) if gaps else None

@@ -73,7 +73,6 @@ class CausalLM(TextTask):
     columns = ("text",)
     heads = ("causal",)
     own_rows = OwnRows("txt", _parse, sentences)
-    shortest = (2, "a token and one that follows")
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         """None: it predicts text."""

@@ -9,8 +9,8 @@ from babel.dates import format_date, format_time
 from datasets import Dataset
 
 from collapipe.errors import ConfigError
+from collapipe.sections import Count
 from collapipe.seeds import derive
-from collapipe.tasks.limits import require_at_least
 from collapipe.tasks.translation import Translation
 from collapipe.text.splits import Splits
 
@@ -28,15 +28,12 @@ class Dates(Translation):
         Rows of each split; no minute is drawn twice, so no row stands in two splits.
     """
 
-    train_rows: int
-    validation_rows: int
-    test_rows: int
+    train_rows: Count
+    validation_rows: Count
+    test_rows: Count
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for an empty split or more rows than there are minutes."""
-        Translation.__post_init__(self)  # super() does not work in a class with slots
-        for field in ("train_rows", "validation_rows", "test_rows"):
-            require_at_least(self, field, 1, "a split cannot be empty")
+        """Raise ``ConfigError`` for more rows than there are minutes."""
         if self._num_rows > NUM_MINUTES:
             raise ConfigError(
                 f"task.train_rows, validation_rows and test_rows add up to {self._num_rows}; "

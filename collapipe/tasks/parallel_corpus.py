@@ -38,7 +38,6 @@ class ParallelCorpus(Translation):
 
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` for fields that no corpus fits."""
-        Translation.__post_init__(self)  # super() does not work in a class with slots
         if self.source == self.target:
             raise ConfigError(f"task.source and task.target are both {self.source!r}; set two")
 

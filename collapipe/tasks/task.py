@@ -3,13 +3,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from datasets import Dataset
+from pydantic import Field
 
 from collapipe.batch import Batch
 from collapipe.text.splits import Splits
 from collapipe.text.tokenizer import Tokenizer
+
+VocabularySize = Annotated[int, Field(ge=259)]  # a token for each of 256 bytes, and three marks
+# With fewer there is no token beside two marks; attention over more fits no device.
+TextLength = Annotated[int, Field(ge=3, le=2**15)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from collapipe.data.split_files import Parse, read_splits
-from collapipe.tasks.limits import require_at_least, require_length
+from collapipe.tasks.task import TextLength, VocabularySize
 from collapipe.text.splits import Splits
 
 
@@ -45,25 +45,17 @@ class TextTask:
         See ``Task``.
     own_rows
         Its folder's files and its made-up rows.
-    shortest
-        What ``max_length`` must be at least, and why.
     """
 
     root: str | None
     synthetic: bool
-    vocabulary: int
-    max_length: int
+    vocabulary: VocabularySize
+    max_length: TextLength
 
     name: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
     heads: ClassVar[tuple[str, ...]]
     own_rows: ClassVar[OwnRows]
-    shortest: ClassVar[tuple[int, str]] = (3, "one token and two marks")
-
-    def __post_init__(self) -> None:
-        """Raise ``ConfigError`` where no tokeniser or no text could come of the fields."""
-        require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
-        require_length(self.max_length, *self.shortest)
 
     def splits(self, seed: int) -> Splits:
         """Rows of the folder in its order, or made-up ones, a function of the seed.

@@ -8,8 +8,7 @@ from datasets import Dataset
 from sacrebleu.metrics import BLEU
 
 from collapipe.batch import IGNORED, Batch
-from collapipe.tasks.limits import require_at_least, require_length
-from collapipe.tasks.task import Score
+from collapipe.tasks.task import Score, TextLength, VocabularySize
 from collapipe.text.padding import cut, mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
@@ -52,13 +51,8 @@ class Translation:
         Tokens a side, including the end mark; what is longer is cut.
     """
 
-    vocabulary: int
-    max_length: int
-
-    def __post_init__(self) -> None:
-        """Raise ``ConfigError`` where no tokeniser or no text could come of the fields."""
-        require_at_least(self, "vocabulary", 259, "a token for each of 256 bytes and 3 marks")
-        require_length(self.max_length, 2, "one token and the end mark")
+    vocabulary: VocabularySize
+    max_length: TextLength
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A certificate for one run: made at start, told to the units through Flower, never stored."""
+"""Certificates for one run: made at start, sent to the units through Flower, never stored."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,10 +13,10 @@ _VALID = timedelta(days=30)
 _CLOCKS_DIFFER = timedelta(days=1)  # edge boxes without a battery wake up in the past
 
 
-def self_signed() -> tuple[bytes, bytes]:
-    """Private key and certificate, both PEM, for ``SERVER_NAME``."""
+def self_signed(subject: str = SERVER_NAME) -> tuple[bytes, bytes]:
+    """Private key and certificate of ``subject``, both PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -26,7 +26,7 @@ def self_signed() -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS_DIFFER)
         .not_valid_after(now + _VALID)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(subject)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

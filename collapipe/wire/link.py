@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 METHOD = "/collapipe.DecoderLink/Train"
-SERVER_NAME = "decoder.collapipe"  # in the server's certificate, whatever its address is
+# In the certificates, whatever the addresses are.
+SERVER_NAME, UNIT_NAME = "decoder.collapipe", "unit.collapipe"
 _AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
 
 
@@ -20,7 +21,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),  # pings that a busy machine held back come together
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 20_000),  # also how long connecting may take
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
     ]

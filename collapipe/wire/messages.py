@@ -11,10 +11,22 @@ from collapipe.tensors import Tensors
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """How a unit reaches the decoder for one round. ``token`` never appears in a log."""
+    """How a unit reaches the decoder for one round. Keys and token never appear in a log.
+
+    Attributes
+    ----------
+    server_certificate
+        The only one that the unit accepts, PEM.
+    unit_key, unit_certificate
+        What the server asks of every connection, PEM; the same for all units of a run.
+    token
+        Good for one unit, round and stream.
+    """
 
     address: str
-    certificate: bytes
+    server_certificate: bytes
+    unit_key: bytes
+    unit_certificate: bytes
     token: str
 
     def __repr__(self) -> str:

@@ -23,10 +23,10 @@ def collect_kept(
 
     Raises ``RoundFailedError`` or ``WireError`` where one does not tell.
     """
-    contents = {node: records.pack_keep_request() for node in units}
+    contents = {node: records.pack_groups({}) for node in units}
     replies = ask(grid, federation, contents, records.KEEP)
     kept = {
-        units[node]: _answer(units[node], reply, records.unpack_kept)
+        units[node]: _answer(units[node], reply, records.unpack_groups)
         for node, reply in sorted(replies.items())
     }
     for unit, named in kept.items():
@@ -44,9 +44,9 @@ def give_back(
 
     Raises ``RoundFailedError`` where one cannot.
     """
-    contents = {node: records.pack_kept(kept.get(unit, {})) for node, unit in units.items()}
+    contents = {node: records.pack_groups(kept.get(unit, {})) for node, unit in units.items()}
     for node, reply in ask(grid, federation, contents, records.RESTORE).items():
-        _answer(units[node], reply, records.unpack_done)
+        _answer(units[node], reply, records.unpack_groups)
 
 
 def _check_can_be_written(unit: int, kept: Kept) -> None:

@@ -140,12 +140,11 @@ def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
 def check_same_clusters(
     settings: Settings, checkpoint: Checkpoint, told: Sequence[Reported]
 ) -> None:
-    """Raise ``ConfigError`` where a unit's cluster is another one by now, but for laws that are
-    measured (``pipeline.profile``)."""
+    """Raise ``ConfigError`` where a unit's cluster is another one by now."""
     pairs = zip(checkpoint.progress.scheduler.reported, told, strict=True)
     for unit, (then, now) in enumerate(pairs):
         known = isinstance(then, ClusterState) and isinstance(now, ClusterState)
-        if known and then != now and not settings.pipeline.profile:
+        if known and then != now:
             raise ConfigError(
                 f"{settings.run_dir}: unit {unit} tells of other devices, rows or bits than at the "
                 "checkpoint; bring back the files that the run began with (cluster.file and the "

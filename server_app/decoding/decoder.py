@@ -16,7 +16,7 @@ from collapipe.models.split import HEAD
 from collapipe.sections import OptimizerSettings
 from collapipe.wire.compression import FLOAT32, decode, layout
 
-OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, target tokens
+OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,14 @@ class SessionPlan:
 
 
 @dataclass
-class _Step:
+class _OpenStep:
     number: int
     num_micro_batches: int
     target_tokens: int
     loss: float = 0.0
     answered: int = 0
     seen_tokens: int = 0
+    seen_samples: int = 0
 
 
 @dataclass
@@ -85,7 +86,7 @@ class DecoderSession:
     on_step: OnStep
     complete: bool = False
     target_tokens: int = 0
-    _step: _Step | None = None
+    _step: _OpenStep | None = None
     _steps_done: int = field(default=0)
 
     @property
@@ -103,7 +104,7 @@ class DecoderSession:
         if not 1 <= num_micro_batches <= self.plan.batch_size or not 1 <= target_tokens <= most:
             raise WireError(f"{num_micro_batches} micro-batches with {target_tokens} target tokens")
         self.turn.__enter__()
-        self._step = _Step(step, num_micro_batches, target_tokens)
+        self._step = _OpenStep(step, num_micro_batches, target_tokens)
 
     def answer(
         self, micro_batch: int, sent: Sequence[Tensor], mask: Tensor, targets: Tensor
@@ -122,6 +123,7 @@ class DecoderSession:
         step.loss += loss
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
+        step.seen_samples += len(targets)
         return loss, gradient
 
     @property
@@ -141,8 +143,8 @@ class DecoderSession:
                 f"step {step.number} ends after {step.answered} of {step.num_micro_batches} "
                 f"micro-batches and {step.seen_tokens} of {step.target_tokens} target tokens"
             )
-        if not all(math.isfinite(norm) and norm >= 0 for norm in squared_norms):
-            raise WireError("squared norms that are negative, NaN or infinite")
+        if not all(norm >= 0 for norm in squared_norms) or math.isinf(sum(squared_norms)):
+            raise WireError("squared norms that are negative, NaN or add up to infinity")
         own = [self.part.squared_norm()]
         if not math.isfinite(own[0]):
             return own  # the unit ends its round by it; the step is left undone
@@ -151,7 +153,7 @@ class DecoderSession:
         self._leave_step()
         self._steps_done += 1
         self.target_tokens += step.target_tokens
-        self.on_step(self.plan.unit, step.number, step.loss, step.target_tokens)
+        self.on_step(self.plan.unit, step.number, step.loss, step.seen_samples)
         return own
 
     def finish(self) -> None:
@@ -168,7 +170,7 @@ class DecoderSession:
             self.part.forget_gradients()
             self._leave_step()
 
-    def _under_way(self) -> _Step:
+    def _under_way(self) -> _OpenStep:
         if self._step is None:
             raise WireError("no step has begun")
         return self._step

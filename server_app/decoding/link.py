@@ -1,7 +1,8 @@
 """The decoder link's server: streams in, decoder sessions, streams out.
 
-Listens with TLS and a certificate made at start. A stream is heard only with the bearer token of a
-session that is open and not in use; tokens live for one unit and one round.
+Listens with mutual TLS and certificates made at start: who has no unit's key gets no further than
+the handshake, so a stranger can open no HTTP/2 stream. A stream is served only with the bearer
+token of a session that is open and not in use; tokens are good for one unit and one round.
 """
 
 import hmac
@@ -16,12 +17,12 @@ from dataclasses import dataclass, field
 import grpc
 import torch
 
-from collapipe.errors import ConfigError, LinkError, WireError
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
 from collapipe.wire import frames
 from collapipe.wire.certificates import self_signed
-from collapipe.wire.frames import Frame, Kind
-from collapipe.wire.link import METHOD, channel_options, read_credentials
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.link import METHOD, UNIT_NAME, channel_options, read_credentials
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession
 
@@ -75,18 +76,22 @@ class DecoderLinkServer:
         self._frame_timeout_s = settings.frame_timeout_s
         self._closed = threading.Event()
         key, self._certificate = self_signed()
+        self._unit_key, self._unit_certificate = self_signed(UNIT_NAME)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
             options=[
                 *channel_options(settings.max_message_bytes),
                 ("grpc.so_reuseport", 0),
+                ("grpc.max_concurrent_streams", 2 * max_sessions),  # of one connection
                 _HANDSHAKE,
             ],
         )
         service, method = METHOD.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((_Doorkeeper(service, method, handler, self._knows),))
-        credentials = grpc.ssl_server_credentials([(key, self._certificate)])
+        credentials = grpc.ssl_server_credentials(
+            [(key, self._certificate)], self._unit_certificate, require_client_auth=True
+        )
         wanted = f"{settings.host}:{settings.port}"
         try:
             port = self._server.add_secure_port(wanted, credentials)
@@ -112,7 +117,9 @@ class DecoderLinkServer:
             if len(self._sessions) >= self._max_sessions:
                 raise LinkError(f"{len(self._sessions)} sessions are open, as many as there may be")
             self._sessions[token] = session
-        return LinkAddress(self._address, self._certificate, token)
+        return LinkAddress(
+            self._address, self._certificate, self._unit_key, self._unit_certificate, token
+        )
 
     def close(self, addresses: Sequence[LinkAddress]) -> None:
         """Forget the sessions and end their streams; none is in its session any more on return."""
@@ -138,7 +145,7 @@ class DecoderLinkServer:
                         return
         except _RefusedError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except WireError as error:
+        except CollaPipeError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     @contextmanager
@@ -188,27 +195,27 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
     if frame.round != session.plan.round:
         raise WireError(f"frame of round {frame.round} in round {session.plan.round}")
     tensors: tuple[torch.Tensor, ...] = ()
-    if frame.kind == Kind.BEGIN:
+    if frame.kind == FrameKind.BEGIN:
         begin = _only(frame, 1)[0]
         if begin.shape != (2,) or begin.dtype != torch.int64:
             raise WireError("a step begins with two whole numbers")
         session.begin(frame.step, int(begin[0]), int(begin[1]))
         return None
-    if frame.kind == Kind.ACTIVATION:
+    if frame.kind == FrameKind.ACTIVATION:
         *sent, mask, targets = _only(frame, session.activation_tensors + 2)
         loss, gradient = session.answer(frame.micro_batch, sent, mask, targets)
         tensors = (torch.tensor(loss, dtype=torch.float64), gradient)
-        return Frame(Kind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
-    if frame.kind == Kind.NORMS:
+        return Frame(FrameKind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
+    if frame.kind == FrameKind.NORMS:
         norms = _only(frame, 1)[0]
         if norms.dtype != torch.float64 or norms.shape != (session.plan.num_blocks + 1,):
             raise WireError(f"norms {norms.dtype} {list(norms.shape)}; a float64 for each part")
         own = session.finish_step(norms.tolist())
         tensors = (torch.tensor(own, dtype=torch.float64),)
-        return Frame(Kind.NORMS, frame.round, frame.step, 0, tensors)
-    if frame.kind == Kind.BYE:
+        return Frame(FrameKind.NORMS, frame.round, frame.step, 0, tensors)
+    if frame.kind == FrameKind.BYE:
         session.finish()
-        return Frame(Kind.BYE, frame.round, frame.step, 0)
+        return Frame(FrameKind.BYE, frame.round, frame.step, 0)
     raise WireError(f"a unit does not send {frame.kind.name}")
 
 

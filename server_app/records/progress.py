@@ -15,7 +15,7 @@ from server_app.evaluation import Evaluation
 
 
 class RunProgress:
-    """Told of steps, rounds and evaluations; a context, since a live display must end.
+    """Shows steps, rounds and evaluations; a context, since a live display must end.
 
     Steps come from the decoder link's threads.
     """
@@ -31,7 +31,7 @@ class RunProgress:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("steps · loss {task.fields[loss]} · {task.fields[metric]}"),
-            TextColumn("· {task.fields[speed]} tokens/s ·"),
+            TextColumn("· {task.fields[speed]} samples/s ·"),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -54,24 +54,24 @@ class RunProgress:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def step(self, unit: int, step: int, loss: float, tokens: int) -> None:
+    def step(self, unit: int, step: int, loss: float, samples: int) -> None:
         """A unit's step is done."""
         with self._lock:
-            self._tokens += tokens
-            speed = self._tokens / (time.perf_counter() - self._start)
+            self._samples += samples
+            speed = self._samples / (time.perf_counter() - self._start)
         self._live.update(self._task, advance=1, loss=f"{loss:.3f}", speed=f"{speed:,.0f}")
 
     def _restart(self) -> None:
-        """Count tokens per second anew: rounds are measured, not what lies between them."""
+        """Count samples per second anew: rounds are measured, not what lies between them."""
         with self._lock:
-            self._tokens, self._start = 0, time.perf_counter()
+            self._samples, self._start = 0, time.perf_counter()
 
     def round(self, report: RoundReport, wall_s: float) -> None:
         """A round is done."""
-        speed = report.target_tokens / wall_s
+        speed = report.samples / wall_s
         loss = "–" if report.train_loss is None else f"{report.train_loss:.4f}"
         self._live.update(
             self._task,
@@ -93,7 +93,7 @@ class RunProgress:
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "
-                f"{speed:,.0f} tokens/s  {wall_s:.1f} s"
+                f"{speed:,.0f} samples/s  {wall_s:.1f} s"
             )
 
     def evaluation(self, round_: int, evaluation: Evaluation) -> None:

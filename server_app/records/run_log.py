@@ -4,8 +4,7 @@ import gzip
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
 
 from pydantic import TypeAdapter
 from torch.utils.tensorboard import SummaryWriter
@@ -13,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from collapipe.config import Settings
 from collapipe.report import RoundReport
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.metrics_csv import COLUMNS, csv_row
+from collapipe.runs.metrics import COLUMNS, Metric, RoundLine, csv_row
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluation
 from server_app.records.mlflow_log import LogScalars, mlflow_log
@@ -37,17 +36,13 @@ class RunLog:
         seconds: Mapping[str, float],
     ) -> None:
         """A round's line everywhere."""
-        line = asdict(report)
-        if report.plan.certificate is not None:
-            line["plan"]["certificate"]["gap"] = report.plan.certificate.gap
-        line["seconds"] = {**seconds, **report.seconds}
-        line["wall_s"] = time.perf_counter() - self._start
+        line = RoundLine.of(report, seconds, time.perf_counter() - self._start)
         if evaluation is not None:
-            line["evaluation_loss"] = evaluation.loss
-            line["metric"] = asdict(evaluation.score)
+            metric = Metric(**asdict(evaluation.score))
+            line = replace(line, evaluation_loss=evaluation.loss, metric=metric)
         planned_from = _REQUEST.dump_json(request) + b"\n"
         self._folder.append(REQUESTS, gzip.compress(planned_from, 1, mtime=0))
-        self._folder.append_metrics(line)
+        self._folder.append_metrics(line.json_tree())
         self._folder.append_row("metrics.csv", COLUMNS, csv_row(line))
         scalars = _scalars(line)
         for log in self._curves:
@@ -71,27 +66,32 @@ def run_log(
 @contextmanager
 def _tensorboard(folder: RunFolder, first_round: int) -> Iterator[LogScalars]:
     purge_step = first_round if first_round > 1 else None
-    with SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step) as writer:
+    with folder.storage_errors("tensorboard"):
+        writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step)
 
-        def log(scalars: Mapping[str, float], round_: int) -> None:
+    def log(scalars: Mapping[str, float], round_: int) -> None:
+        with folder.storage_errors("tensorboard"):
             for name, value in scalars.items():
                 writer.add_scalar(name, value, round_)
             writer.flush()
 
+    try:
         yield log
+    finally:
+        with folder.storage_errors("tensorboard"):
+            writer.close()
 
 
-def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
+def _scalars(line: RoundLine) -> dict[str, float]:
     """TensorBoard's names and values."""
-    found = {
-        "train/loss": line["train_loss"],
-        "round/delay_s": line["cost"]["delay_s"],
-        "round/clock_s": line["clock_s"],
-        "round/units": len(line["units"]),
+    found: dict[str, float | None] = {
+        "train/loss": line.train_loss,
+        "round/delay_s": line.cost.delay_s if line.cost else None,
+        "round/clock_s": line.clock_s,
+        "round/units": len(line.units),
     }
-    if line["plan"]["queues"]:  # else the strategy keeps none
-        found |= {f"queue/unit_{unit}": queue for unit, queue in enumerate(line["queues"])}
-    if "metric" in line:
-        found["evaluation/loss"] = line["evaluation_loss"]
-        found[f"evaluation/{line['metric']['name']}"] = line["metric"]["value"]
+    found |= {f"queue/unit_{unit}": queue for unit, queue in enumerate(line.kept_queues)}
+    if line.metric:
+        found["evaluation/loss"] = line.evaluation_loss
+        found[f"evaluation/{line.metric.name}"] = line.metric.value
     return {name: value for name, value in found.items() if value is not None}

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from collapipe.config import Settings
+from collapipe.runs.folder import RunFolder
 from collapipe.runs.rows import load_shards, load_splits
 from server_app.records.shard_picture import draw
 
@@ -25,10 +25,10 @@ class Shard:
     labels: Mapping[str, int]
 
 
-def write_shard_report(settings: Settings, folder: Path, console: Console) -> None:
+def write_shard_report(settings: Settings, folder: RunFolder, console: Console) -> None:
     """Print the table; write ``shards.json`` and ``shards.png`` into ``folder``.
 
-    Raises ``DataError`` where the rows cannot be cut into a shard for each unit.
+    Raises ``DataError`` where the rows do not give a shard for each unit, and ``StorageError``.
     """
     train, cut = load_splits(settings).train, load_shards(settings)
     counts = [settings.task.label_counts(rows) for rows in cut]
@@ -39,8 +39,10 @@ def write_shard_report(settings: Settings, folder: Path, console: Console) -> No
     labels = list(settings.task.label_counts(train))
     lines = {"labels": labels, "shards": [asdict(shard) for shard in held]}
     text = json.dumps(lines, indent=2, ensure_ascii=False) + "\n"
-    (folder / "shards.json").write_text(text, encoding="utf-8")
-    draw([shard.rows for shard in held], counts, labels, folder / "shards.png")
+    with folder.replacing("shards.json") as file:
+        file.write_text(text, encoding="utf-8")
+    with folder.replacing("shards.png") as file:
+        draw([shard.rows for shard in held], counts, labels, file)
     console.print(_table(held), soft_wrap=True)
 
 

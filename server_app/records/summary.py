@@ -1,5 +1,6 @@
 """What a run comes to: its totals, its summary on disk, and the table at its end."""
 
+import logging
 import shlex
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError, printable
+from collapipe.errors import CollaPipeError, StorageError, printable
 from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
 from collapipe.runs.folder import RunFolder
@@ -20,6 +21,7 @@ from collapipe.state import Estimates
 from server_app.evaluation import Evaluation
 from server_app.records.progress import end_table
 
+_log = logging.getLogger(__name__)
 _SHOWN_UNITS = 12  # in the table at the end
 
 
@@ -60,20 +62,14 @@ def summarised(
     folder: RunFolder, settings: Settings, history: History, console: Console
 ) -> Iterator[None]:
     """Write the summary when the run ends, however it does."""
-    status, cause, exit_status = "failed", None, 1
+    error: BaseException | None = None
     try:
         yield
-        status, exit_status = "completed", 0
-    except KeyboardInterrupt:
-        status = cause = "interrupted"
-        raise
-    except CollaPipeError as error:
-        cause, exit_status = str(error), error.exit_status
-        raise
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
+    except BaseException as raised:
+        error = raised
         raise
     finally:
+        status, cause, exit_status = _outcome(error)
         wall_s = time.perf_counter() - history.start
         test, losses = history.test, history.losses
         summary = {
@@ -96,12 +92,30 @@ def summarised(
             "bytes_down": history.bytes_down,
             "constants": _constants(settings, history),
         }
-        folder.write_summary(summary)
+        try:
+            folder.write_summary(summary)
+        except StorageError as unwritten:
+            if error is None:
+                raise
+            if not isinstance(error, StorageError):  # which says the same
+                _log.warning("%s", unwritten)
         if history.num_rounds:
             _print_end(console, folder, history, settings, status, wall_s)
             if status != "completed":
                 text = how_to_go_on(folder.path, settings.federation.checkpoint_every)
                 console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+
+def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
+    """Status, cause and exit status of a run that ended with ``error``."""
+    match error:
+        case None:
+            return "completed", None, 0
+        case KeyboardInterrupt():
+            return "interrupted", "interrupted", 1
+        case CollaPipeError():
+            return "failed", str(error), error.exit_status
+    return "failed", f"{type(error).__name__}: {error}", 1
 
 
 def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:

@@ -7,21 +7,21 @@ the same seed see the same world, whoever decides in them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from collapipe.devices.presets import Range
 from collapipe.errors import ConfigError
 from collapipe.state import Channel, ClusterState
-from optim.problem import check_choice
 from server_app.world.conditions import (
     DeviceCondition,
     EnvironmentState,
     UnitCondition,
     cluster_now,
 )
-from server_app.world.mobility import Mobility, check_within
+from server_app.world.mobility import Mobility, Probability
 from server_app.world.seen import World
 
 
@@ -52,22 +52,22 @@ class Environment:
         chain of two states. A cluster whose devices are all away sits out.
     """
 
-    speed_deviation: float
-    speed_correlation: float
-    memory_share: Range
-    energy_share: Range
-    fading: str
+    speed_deviation: Annotated[float, Field(ge=0, le=2)]
+    speed_correlation: Probability
+    memory_share: tuple[Probability, Probability]
+    energy_share: tuple[Probability, Probability]
+    fading: Literal["none", "rayleigh"]
     mobility: Mobility
-    leave_probability: float
-    return_probability: float
+    leave_probability: Probability
+    return_probability: Probability
 
     def __post_init__(self) -> None:
-        check_within("speed_deviation", self.speed_deviation, 0, 2)
-        for option in ("speed_correlation", "leave_probability", "return_probability"):
-            check_within(option, getattr(self, option), 0, 1)
         for option in ("memory_share", "energy_share"):
-            _check_shares(option, getattr(self, option))
-        check_choice("environment.fading", self.fading, ("none", "rayleigh"))
+            least, most = getattr(self, option)
+            if least > most:
+                raise ConfigError(
+                    f"environment.{option}=[{least:g},{most:g}]: must be [least, most]"
+                )
 
     def start(
         self, clusters: Sequence[ClusterState], num_channels: int, rng: np.random.Generator
@@ -131,11 +131,4 @@ class Environment:
             present=stays if device.present else returns,
             memory_share=rng.uniform(*self.memory_share),
             energy_share=rng.uniform(*self.energy_share),
-        )
-
-
-def _check_shares(option: str, shares: Range) -> None:
-    if len(shares) != 2 or not 0 <= shares[0] <= shares[1] <= 1:
-        raise ConfigError(
-            f"environment.{option}={list(shares)}: must be [least, most], from 0 to 1"
         )

@@ -7,13 +7,16 @@ network research", 2002. Here with a mean velocity of 0, in a disc whose edge re
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from collapipe.errors import ConfigError
 
 _MOST_LOSS = 1e12  # between the disc's middle and its edge: 120 dB
 _MONTH_S = 30 * 24 * 3600.0
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +55,19 @@ class Mobility:
         γ: the gain falls with distance^γ.
     """
 
-    speed_m_per_s: float
-    correlation: float
-    round_s: float
-    radius_m: float
-    least_distance_m: float
-    path_loss_exponent: float
+    speed_m_per_s: Annotated[float, Field(ge=0, le=1e3)]
+    correlation: Probability
+    round_s: Annotated[float, Field(ge=0, le=_MONTH_S)]
+    radius_m: Annotated[float, Field(ge=1, le=1e6)]
+    least_distance_m: Annotated[float, Field(ge=1)]
+    path_loss_exponent: Annotated[float, Field(ge=0, le=10)]
 
     def __post_init__(self) -> None:
-        check_within("mobility.speed_m_per_s", self.speed_m_per_s, 0, 1e3)
-        check_within("mobility.correlation", self.correlation, 0, 1)
-        check_within("mobility.round_s", self.round_s, 0, _MONTH_S)
-        check_within("mobility.radius_m", self.radius_m, 1, 1e6)
-        check_within("mobility.least_distance_m", self.least_distance_m, 1, self.radius_m)
-        check_within("mobility.path_loss_exponent", self.path_loss_exponent, 0, 10)
+        if self.least_distance_m > self.radius_m:
+            raise ConfigError(
+                f"environment.mobility.least_distance_m={self.least_distance_m:g}: must be at most "
+                f"radius_m={self.radius_m:g}"
+            )
         loss = (self.radius_m / self.least_distance_m) ** self.path_loss_exponent
         if loss > _MOST_LOSS:
             raise ConfigError(
@@ -127,9 +129,3 @@ class Mobility:
             walk.y_m_per_s - turned * y,
             walk.start_distance_m,
         )
-
-
-def check_within(option: str, value: float, least: float, most: float) -> None:
-    """Raises ``ConfigError`` for an option of the environment that is out of its bounds, or NaN."""
-    if not least <= value <= most:
-        raise ConfigError(f"environment.{option}={value:g}: must be from {least:g} to {most:g}")

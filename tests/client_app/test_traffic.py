@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sections import link_settings, optimizer_settings
 
 from client_app.link import DecoderLink
 from client_app.traffic import LinkFormat, Traffic, expected_step, round_of
@@ -17,7 +18,6 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
-from collapipe.sections import LinkSettings, OptimizerSettings
 from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import compression, frames
@@ -115,13 +115,13 @@ def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, preci
     spec = TransformerSpec(
         num_blocks=2, num_decoder_blocks=1, dim=8, num_heads=2, feed_forward_dim=8, dropout=0.0
     )
-    vocabulary, optimizer = Vocabulary(20, 0, 1, 2), OptimizerSettings()
+    vocabulary, optimizer = Vocabulary(20, 0, 1, 2), optimizer_settings()
     batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
     plan = SessionPlan(0, 1, 0, 2, 8, range(2), 2, vocabulary.size, 4, 9, precision)
     part = HeadPart(HEAD, spec.build_head(vocabulary), optimizer)
     session = DecoderSession(plan, part, optimizer, nullcontext(), lambda *step: None)
     with (
-        DecoderLinkServer(LinkSettings(), 1) as server,
+        DecoderLinkServer(link_settings(), 1) as server,
         DecoderLink(server.open(session), 0, 1, 2**20, precision) as link,
     ):
         for step, batch in enumerate(batches):

@@ -16,9 +16,11 @@ def command(
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["collapipe", *map(str, arguments)])
+        capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capsys.readouterr()
+        print(captured.out, captured.err)  # pytest shows it where the test fails
         return int(ended.value.code or 0), captured.out, captured.err
 
     return run

@@ -7,6 +7,7 @@ from itertools import accumulate, combinations, count
 
 import pytest
 import torch
+from sections import optimizer_settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -36,8 +37,8 @@ CUTS = [
 KEY = DropoutKey(seed=5, unit=1, step=7)
 RATE = 0.01  # not that of the settings: the rate is set for every step
 # AdamW divides noise by eps: where a gradient is 0 but for rounding, a tiny eps would magnify it.
-ADAMW = OptimizerSettings(eps=1e-4, weight_decay=0.1)
-SGD = OptimizerSettings("sgd", momentum=0.9, weight_decay=0.1)
+ADAMW = optimizer_settings(eps=1e-4, weight_decay=0.1)
+SGD = optimizer_settings("sgd", momentum=0.9, weight_decay=0.1)
 
 
 @dataclass(frozen=True)
@@ -421,8 +422,8 @@ def test_a_plan_that_leaves_blocks_out_is_refused() -> None:
     plan = ClusterPlan(3, (SegmentPlan("device-0", Span(0, 1)),), 1, "gpipe")
     modules = SplitModel(transformer(), Vocabulary(20, 0, 1, 2)).parts()
     parts = [
-        Part(name, module, OptimizerSettings()) for name, module in modules.items() if name != HEAD
+        Part(name, module, optimizer_settings()) for name, module in modules.items() if name != HEAD
     ]
-    head = LocalHead(HeadPart(HEAD, modules[HEAD], OptimizerSettings()))
+    head = LocalHead(HeadPart(HEAD, modules[HEAD], optimizer_settings()))
     with pytest.raises(ConfigError, match=f"unit 3: .* hold 1 of {len(parts) - 1} blocks"):
         Pipeline(plan, parts[0], parts[1:], head)

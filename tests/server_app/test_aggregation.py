@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from sections import server_optimizer_settings
 
 from collapipe.sections import ServerOptimizerSettings
 from collapipe.tensors import Tensors
@@ -71,14 +72,14 @@ def test_a_weight_for_every_model() -> None:
 def test_fedavg_returns_the_average() -> None:
     """Bit for bit."""
     averaged = random_model(1)
-    stepped = ServerOptimizer(ServerOptimizerSettings()).step(random_model(0), averaged)
+    stepped = ServerOptimizer(server_optimizer_settings("fedavg")).step(random_model(0), averaged)
     assert stepped.keys() == averaged.keys()
     assert all(torch.equal(stepped[name], averaged[name]) for name in averaged)
 
 
 def test_sgd_of_rate_one_is_fedavg() -> None:
     """θ − 1 · (θ − average)."""
-    optimizer = ServerOptimizer(ServerOptimizerSettings("sgd", lr=1.0))
+    optimizer = ServerOptimizer(server_optimizer_settings("sgd", lr=1.0))
     for round_ in range(ROUNDS):
         averaged = random_model(10 + round_)
         assert_close(optimizer.step(random_model(round_), averaged), arrays(averaged))
@@ -118,9 +119,12 @@ def adam_by_hand(
 @pytest.mark.parametrize(
     ("settings", "by_hand"),
     [
-        (ServerOptimizerSettings("sgd", lr=0.3, momentum=0.9), sgd_by_hand),
-        (ServerOptimizerSettings("momentum", lr=0.3, momentum=0.8), sgd_by_hand),
-        (ServerOptimizerSettings("adam", lr=0.1, momentum=0.7, beta2=0.95, eps=0.01), adam_by_hand),
+        (server_optimizer_settings("sgd", lr=0.3, momentum=0.9), sgd_by_hand),
+        (server_optimizer_settings("fedavgm", lr=0.3, momentum=0.8), sgd_by_hand),
+        (
+            server_optimizer_settings("fedadam", lr=0.1, momentum=0.7, beta2=0.95, eps=0.01),
+            adam_by_hand,
+        ),
     ],
     ids=["sgd", "momentum", "adam"],
 )
@@ -142,7 +146,7 @@ def test_three_rounds_by_hand(settings: ServerOptimizerSettings, by_hand: object
 
 def test_the_pseudo_gradient_is_that_of_the_round() -> None:
     """The step starts from the weights that the round started from, whoever made them."""
-    optimizer = ServerOptimizer(ServerOptimizerSettings("sgd", lr=0.5))
+    optimizer = ServerOptimizer(server_optimizer_settings("sgd", lr=0.5))
     optimizer.step(random_model(0), random_model(1))
     previous, averaged = random_model(2), random_model(3)
     expected = {name: (arrays(previous)[name] + arrays(averaged)[name]) / 2 for name in SHAPES}

@@ -2,11 +2,11 @@
 
 import pytest
 from flwr.app import Context, Message
+from sections import federation_settings
 
 import server_app.discovery as discovery
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.sections import FederationSettings
 from collapipe.wire import records
 from server_app.grid import InlineGrid
 
@@ -17,7 +17,7 @@ def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run(
     monkeypatch.setattr(discovery, "_WAIT_S", 0.0)
     grid = InlineGrid(app, 2, {"overrides": ""})
     with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
-        discovery.discover(grid, FederationSettings(num_units=5), "{}", {})
+        discovery.discover(grid, federation_settings(num_units=5), "{}", {})
 
 
 def test_flower_has_not_moved_what_the_grid_needs() -> None:
@@ -47,7 +47,7 @@ def test_what_a_unit_says_is_one_short_line(client: object, kind: type[Exception
     """A terminal would do what it holds."""
     grid = InlineGrid(client, 1, {"overrides": ""})  # type: ignore[arg-type]
     with pytest.raises(kind) as caught:
-        discovery.discover(grid, FederationSettings(num_units=1), "{}", {})
+        discovery.discover(grid, federation_settings(num_units=1), "{}", {})
     assert str(caught.value).isprintable()
     assert "[31mred x" in str(caught.value)
     assert len(str(caught.value)) < 500

@@ -17,7 +17,7 @@ from client_app.control_unit import ControlUnit
 from collapipe import cancellation
 from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFailedError
 from collapipe.models.transformer import EncoderBlock
-from collapipe.runs.folder import initial_model, load_model
+from collapipe.runs.model import initial_model, load_model
 from pipeline.engine import Pipeline
 from server_app.decoding import heads
 

@@ -2,13 +2,18 @@
 
 import copy
 import functools
+import json
 import logging
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
+from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
@@ -23,7 +28,7 @@ from collapipe.models.huggingface.configuration import (
 from collapipe.models.huggingface.families import Family
 from collapipe.models.huggingface.names import Names
 from collapipe.models.huggingface.skeleton import fill, skeleton
-from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.text.tokenizer import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -77,9 +82,10 @@ class HuggingFaceSpec:
         if self.head is None:
             object.__setattr__(self, "head", family.heads[0])
         if self.head not in family.heads:
+            tasks = " or ".join(TASKS[head] for head in family.heads)
             raise ConfigError(
                 f"model.head={self.head}: a {config.model_type} has {' or '.join(family.heads)}; "
-                f"{SUPPORTED}"
+                f"set {tasks}; {SUPPORTED}"
             )
         if self.pretrained and (self.name is None or self.config):
             raise ConfigError("model.pretrained=true: needs model.name, and no model.config")
@@ -232,6 +238,12 @@ def _changed(spec: HuggingFaceSpec) -> tuple[Family, Any]:
 def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[str, torch.Tensor]:
     """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
     config = spec.run_config(vocabulary)
+    config.transformers_weights = None  # config.json may name any file here, a pickle too
+    if getattr(config, "quantization_config", None) is not None:  # other libraries would read it
+        raise ConfigError(
+            f"model.name={spec.name}: holds quantised weights, which cannot be trained; name the "
+            "model that they were made of"
+        )
     config.tie_word_embeddings = spec.own_config().tie_word_embeddings  # T5 1.1 needs it here
     if find_adapter_config_file(spec.name) is not None:  # transformers would load its base model
         raise ConfigError(
@@ -239,17 +251,31 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
             "that, and name its folder"
         )
     try:
-        model = getattr(transformers, spec.class_name).from_pretrained(
-            spec.name,
+        model = type(_skeleton(spec, vocabulary)).from_pretrained(
+            None,
             config=config,
-            use_safetensors=True,
-            trust_remote_code=False,
+            state_dict=_tensors(str(spec.name)),
             attn_implementation="eager",  # config.json may name a kernel of the hub
             dtype=torch.float32,
         )
-    except (ImportError, OSError, ValueError, RuntimeError) as error:
+    except (ImportError, OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"model.name={spec.name}: cannot read weights from safetensors ({one_line(error)}); "
             "set model.pretrained=false for fresh ones"
         ) from error
     return dict(model.state_dict())
+
+
+def _tensors(name: str) -> dict[str, torch.Tensor]:
+    """Read here, for transformers would follow an index, or a field of ``config.json``, to files
+    that are pickles."""
+    whole = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False)
+    if whole is not None:
+        return load_file(whole)
+    index = json.loads(Path(cached_file(name, "model.safetensors.index.json")).read_text("utf-8"))
+    tensors = {}
+    for shard in sorted(set(index["weight_map"].values())):
+        if re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard) is None:
+            raise ValueError(f"its index names {shard[:80]!r}")
+        tensors |= load_file(cached_file(name, shard))
+    return tensors

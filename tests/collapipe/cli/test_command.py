@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from federated import TINY, play
 
+import collapipe
+from collapipe.cli.run import unused_folder
 from collapipe.tasks.translation import SequencePairs
 
 Command = Callable[..., tuple[int, str, str]]
@@ -44,13 +46,13 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["pipeline.num_segments=7", "cluster.num_devices=8"], "more than model.num_blocks=6"),
         (["pipeline.num_segments=4"], "more than cluster.num_devices=3"),
         (["pipeline.num_micro_batches=65"], "more than batch_size=64"),
-        (["batch_size=0"], "batch_size=0: must be a whole number of at least 1"),
+        (["batch_size=0"], "batch_size=0: must be at least 1"),
         (["batch_size=2.5"], "batch_size=2.5: must be a whole number"),
         (["federation.rounds=-1"], "federation.rounds=-1: must be at least 1"),
         (["federation.num_units=0"], "federation.num_units=0: must be at least 1"),
-        (["federation.local_steps=x"], "federation.local_steps: Value 'x'"),
+        (["federation.local_steps=x"], "federation.local_steps=x: must be a whole number"),
         (["federation.round_timeout_s=0"], "federation.round_timeout_s=0: must be above 0"),
-        (["federation.round_timeout_s=inf"], "must be a finite number"),
+        (["federation.round_timeout_s=inf"], "federation.round_timeout_s=inf"),
         (["cluster.num_devices=0"], "cluster.num_devices=0: must be at least 1"),
         (["optimizer.lr=nan"], "optimizer.lr=nan"),
         (["optimizer.lr=0"], "optimizer.lr=0: must be above 0"),
@@ -66,14 +68,15 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["federation.round_timeout_s=1e10"], "must be at most"),
         (["link.port=70000"], "link.port=70000: must be at most 65535"),
         (["link.host=192.0.2.1"], "cannot listen there"),
-        (["seed=99999999999999999999"], "below 2⁶³"),
+        (["seed=99999999999999999999"], "seed=99999999999999999999: must be below"),
         (["federation.clock=real", "framework.train=false"], "set federation.clock=modelled"),
         (["channel.gain_db=" + "[" * 999 + "]" * 999], "nested too deeply"),
-        (["task.max_length=1000000000"], "task.max_length is 1000000000; set it to at most 32768"),
+        (["task.max_length=1000000000"], "task.max_length=1000000000: must be at most 32768"),
         (["strategy._target_=no.such.Thing"], "no.such.Thing"),
-        (["task.vocabulary=3"], "task.vocabulary is 3"),
+        (["task.vocabulary=3"], "task.vocabulary=3: must be at least 259"),
         (["data.root=/no/such/folder"], "data.root=/no/such/folder: no such folder"),
         (["task.train_rows=2"], "cannot cut 2 rows"),
+        (["task.max_length=2"], "task.max_length=2: must be at least 3"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
@@ -102,7 +105,7 @@ def test_bad_input_is_one_line_and_status_2(
             ["strategy._target_=optim.baselines.EvenSplit"],
             "unknown option strategy.solver; EvenSplit has no",
         ),
-        (["strategy._target_=turnz.Turns"], "strategy._target_=turnz.Turns: Error loading"),
+        (["strategy._target_=turnz.Turns"], "strategy._target_=turnz.Turns: "),
     ],
 )
 def test_a_strategy_that_cannot_be_leaves_nothing(
@@ -163,8 +166,8 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(command: Command, tmp_path
 
 
 def test_a_run_leaves_its_folder(command: Command, tmp_path: Path) -> None:
-    status, out, _ = command("run", *TINY, "federation.eval_every=1", f"hydra.run.dir={tmp_path}")
-    assert status == 0
+    status, out, err = command("run", *TINY, "federation.eval_every=1", f"hydra.run.dir={tmp_path}")
+    assert status == 0, err
     assert str(tmp_path) in out.replace("\n", "")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["task"] == "dates"
@@ -296,6 +299,37 @@ def test_a_sweep_runs_every_combination(command: Command, tmp_path: Path) -> Non
     assert seeds == [0, 0, 1, 1]
 
 
+def test_a_sweep_goes_on_where_a_job_fails(command: Command, tmp_path: Path) -> None:
+    options = ["optimizer=sgd", "optimizer.lr=1e30,0.1", f"hydra.sweep.dir={tmp_path}"]
+    status, out, err = command("run", "-m", *TINY, *options)
+    assert status == 1
+    assert "1 of 2 jobs failed: 0" in err
+    assert json.loads((tmp_path / "1" / "summary.json").read_text())["status"] == "completed"
+    rows = {line.split()[0]: line for line in out.splitlines() if "optimizer.lr=" in line}
+    assert "failed" in rows["0"] and "completed" in rows["1"]
+    assert f"report: collapipe report {tmp_path / '1'}\n" in out  # job 0 measured nothing
+
+
+def test_a_sweep_checks_all_jobs_before_the_first(command: Command, tmp_path: Path) -> None:
+    status, _, err = command("run", "-m", *TINY, "seed=0,-1", f"hydra.sweep.dir={tmp_path / 's'}")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "seed=-1" in err
+    assert not (tmp_path / "s").exists()
+
+
+def test_two_starts_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    folders = [unused_folder(tmp_path / "12-00-00", chosen=False) for _ in range(3)]
+    assert [each.name for each in folders] == ["12-00-00", "12-00-00_2", "12-00-00_3"]
+
+
+def test_python_trains_and_loads(tmp_path: Path) -> None:
+    run_dir = collapipe.train([*TINY, "federation.rounds=1", f"hydra.run.dir={tmp_path / 'run'}"])
+    settings, model, tokenizer = collapipe.load(run_dir)
+    assert (run_dir, settings.federation.rounds) == (tmp_path / "run", 1)
+    assert sum(each.numel() for each in model.parameters()) > 0
+    assert tokenizer.vocabulary.size == 300
+
+
 @contextmanager
 def _sigint_not_ignored() -> Iterator[None]:
     """As in a terminal: a test runner in the background has SIGINT ignored, which children inherit.
@@ -316,7 +350,7 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: sign
     terminal = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     with _sigint_not_ignored():
         process = subprocess.Popen(
-            [sys.executable, "-m", "collapipe.cli.app", "run", *options],
+            [sys.executable, "-m", "collapipe", "run", *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env={**terminal, "PYTHONPATH": str(Path(__file__).parents[3])},

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -71,15 +70,14 @@ def test_every_process_of_a_site_ends_with_it() -> None:
         with child:
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
-            family = processes._Family(site.home, child.pid)
-            assert len(family._named("")) == 2
+            family = processes.Family(site.home, child.pid)
+            assert len(family.named("")) == 2
             processes.end_all(site.home, child.pid)
         assert child.returncode == -signal.SIGKILL
-        assert family._named("") == set()
+        assert family.named("") == set()
     assert not site.home.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_a_site_ends_its_own_processes_only() -> None:
     with (
         simulation._site() as mine,
@@ -124,12 +122,3 @@ def test_a_refusing_super_link_is_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
         simulation._super_link(site),
     ):
         pass
-
-
-def test_this_process_is_in_the_process_table() -> None:
-    assert processes._processes()[os.getpid()].parent == os.getppid()
-
-
-@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
-def test_ps_tells_the_same() -> None:
-    assert processes._from_ps()[os.getpid()].parent == os.getppid()

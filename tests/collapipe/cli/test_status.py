@@ -105,7 +105,7 @@ def test_who_did_not_train_is_named(run: Path) -> None:
     assert failed["failed"] == f"unit {unit}: LinkError: the unit was switched off"
     assert failed["units"] == "3 of 4 scheduled units trained"
     write_lines(run, lines[: SET_ASIDE[0]])
-    assert told(run)["set aside"] == "unit 7: WireError: a speed that is not finite"
+    assert told(run)["left out"] == "unit 7: WireError: a speed that is not finite"
     write_lines(run, lines[:SKIPPED])
     assert told(run)["units"] == "round skipped: no unit can afford its upload"
     assert told(run)["train loss"].endswith("(round 6)")
@@ -143,9 +143,28 @@ def test_the_command_prints_one_screen(run: Path, command: Command) -> None:
 
 
 def test_a_folder_of_no_run_is_one_line(tmp_path: Path, command: Command) -> None:
-    status, out, err = command("status", tmp_path / "nowhere")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.endswith("nowhere/config.yaml is missing (a run writes it when it starts)\n")
+    (tmp_path / "empty").mkdir()
+    for name, says in (("nowhere", "no such folder"), ("empty", "config.yaml")):
+        status, out, err = command("status", tmp_path / name)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert str(tmp_path / name) in err and says in err
+
+
+def test_without_a_folder_the_latest_run_is_told(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = command("status")
+    assert (status, str(tmp_path / "outputs") in err) == (2, True), err
+    for age_s, name in ((30, "a/1"), (10, "a/2"), (20, "b/3")):
+        folder = make_run(Path("outputs") / name, rounds=3)
+        (folder / "overrides.json").write_text("[]")
+        for file in folder.iterdir():
+            os.utime(file, (NOW_S - age_s, NOW_S - age_s))
+    status, out, err = command("status")
+    assert (status, err) == (0, "")
+    assert "folder      outputs/a/2\n" in out
+    assert command("report") == (0, "outputs/a/2/report.html\n", "")
 
 
 def test_what_a_folder_says_moves_no_cursor(tmp_path: Path, command: Command) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federated import TINY
@@ -179,7 +180,8 @@ def test_deep_brackets_are_one_line(option: str, depth: int) -> None:
         load_overrides([f"{option}={'[' * depth}{']' * depth}"])
 
 
-DIFFERENCES = {
+PLAIN = FrameworkSettings("collapipe", None, unsplit=False, aggregate=True, cut=None, train=True)
+DIFFERENCES: dict[str, dict[str, Any]] = {
     "collapipe": {},
     "collapipe_no_ss": {"partition": "no_segment_scheduling"},
     "vanilla_fl": {"partition": "vanilla_fl", "unsplit": True},
@@ -192,7 +194,7 @@ DIFFERENCES = {
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "framework").glob("*.yaml")))
 def test_a_framework_says_how_it_differs_and_the_rest_can_be_set(name: str) -> None:
     settings = load_overrides([f"framework={name}"])
-    expected = replace(FrameworkSettings(name), **DIFFERENCES[name])  # type: ignore[arg-type]
+    expected = replace(PLAIN, name=name, **DIFFERENCES[name])
     assert settings.framework == expected
     again = load_overrides([f"framework={name}", "framework.train=false"])
     assert again.framework == replace(expected, train=False)
@@ -239,3 +241,8 @@ def told(tree: DictConfig) -> str:
 
 def without_time(folder: str) -> str:
     return re.sub(r"\d\d-\d\d-\d\d", "", folder)
+
+
+def test_devices_of_one_process_are_not_measured() -> None:
+    with pytest.raises(ConfigError, match=r"pipeline\.profile=true\b"):
+        load_overrides(["pipeline.profile=true"])

@@ -12,7 +12,7 @@ import datasets
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from collapipe.data import sources
+from collapipe.data import hub as hub_module
 from collapipe.data.columns import standard
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError
@@ -252,16 +252,9 @@ def test_missing_splits_are_a_tenth_of_the_training_rows_each(
 def hub(monkeypatch: pytest.MonkeyPatch, **splits: str) -> Splits:
     """What comes of a hub with these splits, of ten rows each."""
     rows = {name: Dataset.from_dict({"text": [text] * 10}) for name, text in splits.items()}
-    asked = []
-
-    def load(*name: str | None) -> DatasetDict:
-        asked.append(name)
-        return DatasetDict(rows)
-
-    monkeypatch.setattr(sources, "load_dataset", load)
-    found = read(DataSettings(name="owner/set", config="plain"), ["text"], 0)
-    assert asked == [("owner/set", "plain")]
-    return found
+    asked = ("hf://datasets/owner/set", "owner/set", "plain")
+    monkeypatch.setattr(hub_module, "load", lambda *name: {asked: DatasetDict(rows)}[name])
+    return read(DataSettings(name="owner/set", config="plain"), ["text"], 0)
 
 
 @pytest.mark.parametrize("name", ["validation", "valid", "dev"])
@@ -290,7 +283,7 @@ def test_a_split_with_secret_labels_is_drawn_instead(
         name: Dataset.from_dict({"text": ["a"] * len(ids), "label": ids}, features=features)
         for name, ids in splits.items()
     }
-    monkeypatch.setattr(sources, "load_dataset", lambda *_: DatasetDict(rows))
+    monkeypatch.setattr(hub_module, "load", lambda *_: DatasetDict(rows))
     data = DataSettings(name="owner/set")
     assert len(read(data, ["text"], 0).test) == 4
     rows["validation"] = rows["validation"].select([0])
@@ -313,7 +306,7 @@ def test_a_hub_that_cannot_be_reached_names_the_other_way(monkeypatch: pytest.Mo
     def fail(*_: str | None) -> None:
         raise ConnectionError("no network\nat all")
 
-    monkeypatch.setattr(sources, "load_dataset", fail)
+    monkeypatch.setattr(hub_module, "_check_card", fail)
     with pytest.raises(DataError) as caught:
         read(DataSettings(name="owner/set"), ["text"], 0)
     message = str(caught.value)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface import CASES, spec_of
+from sections import optimizer_settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -26,9 +27,9 @@ SPEC = TransformerSpec(
 VOCABULARY = Vocabulary(size=70, pad=0, bos=1, eos=2)
 TOKENS = 7
 OPTIMIZERS = {
-    "adamw": OptimizerSettings(),
-    "sgd": OptimizerSettings(name="sgd", momentum=0.9),
-    "sgd-plain": OptimizerSettings(name="sgd"),
+    "adamw": optimizer_settings(),
+    "sgd": optimizer_settings("sgd", momentum=0.9),
+    "sgd-plain": optimizer_settings("sgd"),
 }
 
 

@@ -18,6 +18,7 @@ from huggingface import (
     untouched,
     without_dropout,
 )
+from sections import optimizer_settings
 from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey
@@ -25,7 +26,6 @@ from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.sections import OptimizerSettings
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 
@@ -49,7 +49,7 @@ def pipeline_of(
     copies = {name: tensor.clone() for name, tensor in weights.items()}
     model = build_empty(lambda: SplitModel(cast(ModelSpec, spec), VOCABULARY), copies)
     assert isinstance(model, SplitModel)
-    settings, modules = OptimizerSettings(), model.parts()
+    settings, modules = optimizer_settings(), model.parts()
     embedding, *blocks, head = (Part(name, module, settings) for name, module in modules.items())
     head = HeadPart(HEAD, modules[HEAD], settings)
     spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]

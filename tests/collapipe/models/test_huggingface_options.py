@@ -97,6 +97,32 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         SplitModel(cast(ModelSpec, spec), VOCABULARY)
 
 
+@pytest.mark.parametrize("shard", ["evil.bin", "../evil.safetensors", "evil"])
+def test_an_index_leads_to_no_pickle(
+    pretrained: Path, monkeypatch: pytest.MonkeyPatch, shard: str
+) -> None:
+    monkeypatch.setattr(torch, "load", lambda *rest, **more: pytest.fail("unpickled"))
+    weights = transformers.AutoModelForTokenClassification.from_pretrained(pretrained).state_dict()
+    (pretrained / "model.safetensors").rename(pretrained.parent / "evil.safetensors")
+    torch.save(weights, pretrained / "evil.bin")
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights, shard)}
+    (pretrained / "model.safetensors.index.json").write_text(json.dumps(index))
+    spec = HuggingFaceSpec(str(pretrained), pretrained=True)
+    with pytest.raises(ConfigError, match=r"model\.name=.*evil"):
+        spec.build_embedding(VOCABULARY)
+
+
+def test_weights_may_be_in_several_files(pretrained: Path) -> None:
+    spec = HuggingFaceSpec(str(pretrained), pretrained=True)
+    whole = spec.build_embedding(VOCABULARY).state_dict()
+    several = pretrained.parent / "several"
+    model = transformers.AutoModelForTokenClassification.from_pretrained(pretrained)
+    model.save_pretrained(several, max_shard_size="4KB")
+    assert len(list(several.glob("*.safetensors"))) > 1
+    parts = HuggingFaceSpec(str(several), pretrained=True).build_embedding(VOCABULARY).state_dict()
+    assert all(torch.equal(parts[name], whole[name]) for name in whole)
+
+
 def test_a_pretrained_model_has_its_own_vocabulary(tmp_path: Path) -> None:
     spec = HuggingFaceSpec(str(folder(tmp_path, "bert", vocab_size=9)), pretrained=True)
     with pytest.raises(ConfigError, match=r"knows 9 tokens, the run's tokeniser has 23"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sections import optimizer_settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -29,9 +30,9 @@ from collapipe.sections import OptimizerSettings
 from collapipe.text.tokenizer import Vocabulary
 
 SETTINGS = [
-    OptimizerSettings("adamw", lr=0.1, weight_decay=0.1),
-    OptimizerSettings("sgd", lr=0.1, momentum=0.9, weight_decay=0.1),
-    OptimizerSettings("sgd", lr=0.1),
+    optimizer_settings("adamw", lr=0.1, weight_decay=0.1),
+    optimizer_settings("sgd", lr=0.1, momentum=0.9, weight_decay=0.1),
+    optimizer_settings("sgd", lr=0.1),
 ]
 each_optimizer = pytest.mark.parametrize(
     "settings", SETTINGS, ids=["adamw", "momentum", "plain sgd"]
@@ -149,7 +150,9 @@ def test_unknown_state_is_left_out() -> None:
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_optimisers_have_the_settings_numbers(name: str) -> None:
     """Every one of them."""
-    settings = OptimizerSettings(name, 0.3, 0.7, 0.8, 0.95, 1e-5, 0.02)
+    settings = optimizer_settings(
+        name, lr=0.3, momentum=0.7, beta1=0.8, beta2=0.95, eps=1e-5, weight_decay=0.02
+    )
     optimizer = build_optimizer(settings, linear().parameters())
     group = optimizer.param_groups[0]
     assert type(optimizer) is (torch.optim.AdamW if name == "adamw" else torch.optim.SGD)

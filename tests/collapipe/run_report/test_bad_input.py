@@ -42,6 +42,8 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         ("summary.json", lambda _: "{}", ": status: Field required"),
         ("summary.json", lambda _: "", ": not JSON as a run writes it"),
         ("shards.json", lambda _: "[]", ": the whole: "),
+        ("choices.json", lambda _: '{"strategy": 1}', ": strategy: "),
+        ("choices.json", lambda _: "[" * 100_000, ": not JSON as a run writes it"),
         ("config.yaml", lambda _: "a: [", ": not a saved configuration"),
         ("config.yaml", lambda text: text + "a: " + "[" * 99_000, ": not a saved configuration"),
         ("config.yaml", lambda text: text + "a: " + "[" * 10**6, "(more than 100,000 characters)"),
@@ -55,7 +57,8 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
 def test_a_damaged_folder_is_one_line(
     file: str, damage: Callable[[str], str], says: str, run: Path, command: Command
 ) -> None:
-    (run / file).write_text(damage((run / file).read_text()))
+    text = (run / file).read_text() if (run / file).exists() else ""
+    (run / file).write_text(damage(text))
     status, out, err = command("report", run)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"error: {run / file}") and says in err
@@ -64,7 +67,7 @@ def test_a_damaged_folder_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "nowhere: not the folder of a run, nowhere/config.yaml is missing"),
+        (["nowhere"], "nowhere: no such folder"),
         (["d0", "d1", "--round", "3"], "--round 3: is drawn for one run, not for 2"),
         (["d0", "d0"], "d0: has the configuration and seed of d0; name one of the two"),
         (["d0", "--output", "no/such/x.html"], "no/such/x.html: cannot be written"),

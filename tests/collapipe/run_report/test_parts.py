@@ -2,7 +2,7 @@
 
 import pytest
 
-from collapipe.run_report.markup import Markup, join, tag
+from collapipe.run_report.html import Markup, join, tag
 from collapipe.run_report.scale import scale
 
 
@@ -25,6 +25,9 @@ def test_markup_escapes_all_but_itself() -> None:
         ([1e-12, 3e-12], False, ["1e-12", "1.5e-12", "2e-12", "2.5e-12", "3e-12"]),
         ([0, 4.2e6], False, ["0", "1M", "2M", "3M", "4M"]),
         ([-3, 3], False, ["-2", "0", "2"]),
+        ([0, 9_000], False, ["0", "2,000", "4,000", "6,000", "8,000"]),
+        ([3840, 57_600], False, ["20k", "40k"]),
+        ([0, 600_000], False, ["0", "200k", "400k", "600k"]),
     ],
 )
 def test_ticks_are_round_and_inside(
@@ -37,3 +40,12 @@ def test_ticks_are_round_and_inside(
     assert len(set(axis.names())) == len(axis.ticks)
     if names:
         assert axis.names() == names
+
+
+@pytest.mark.parametrize("largest", [9.9e3, 1.1e4, 57_600, 999_999, 3.2e6, 5.7e9, 8e12])
+def test_what_stands_beside_a_tick_is_its_value(largest: float) -> None:
+    axis = scale([0.0, largest], 0, 100)
+    powers = {"k": 1e3, "M": 1e6, "G": 1e9}
+    for tick, name in zip(axis.ticks, axis.names(), strict=True):
+        shown = float(name.rstrip("kMG").replace(",", "")) * powers.get(name[-1], 1.0)
+        assert shown == pytest.approx(tick, rel=1e-9)

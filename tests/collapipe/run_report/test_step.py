@@ -33,12 +33,12 @@ def test_the_step_of_each_unit_ends_when_its_law_says(
     (run / "requests.jsonl.gz").write_bytes(gzip.compress(lines))
     page = report(run)
     assert "A local step of round 20, modelled" in page.texts
-    hops = page.paths("hop")[:-1]
-    assert len(hops) == 2 * len(clusters)  # a row a segment, behind them the legend
-    assert {path.count("M") for path in hops} == {4}  # m
-    ends = [float(re.findall(r"H([\d.]+)", path)[-1]) for path in hops[1::2]]
+    rows = _rows(page.paths("hop")[0])
+    assert len(rows) == 2 * len(clusters)  # a row a segment
+    assert {len(row) for row in rows} == {4}  # m
+    ends = [max(end for _, end in row) for row in rows[1::2]]
     expected = [_step_s(cluster, laws) for cluster in clusters]
-    first = _first_box(page)
+    first = min(begin for row in _rows(page.paths("fill c0")[2]) for begin, _ in row)
     shares = [(end - first) / (max(ends) - first) for end in ends]
     assert shares == pytest.approx([each / max(expected) for each in expected], abs=2e-3)
 
@@ -51,10 +51,12 @@ def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:
     return sum(computes) + sum(hops) + 3 * max(*computes, *hops)
 
 
-def _first_box(page: Page) -> float:
-    """Where the step begins."""
-    boxes = [*page.paths("fill c0"), *page.paths("fill c0 even")]
-    return sorted(float(re.findall(r"M([\d.]+)", path)[0]) for path in boxes)[2]  # but the legend
+def _rows(path: str) -> list[list[tuple[float, float]]]:
+    """Begin and end of the boxes in each row."""
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for x, y, end in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)", path):
+        rows.setdefault(float(y), []).append((float(x), float(end)))
+    return [rows[y] for y in sorted(rows)]
 
 
 @pytest.mark.parametrize("damage", [b"no gzip", gzip.compress(b'{"round":20,}\n', mtime=0)])

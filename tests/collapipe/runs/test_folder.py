@@ -1,5 +1,7 @@
 """A run without averaging leaves a model of each unit, and says so."""
 
+import json
+import os
 import re
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from collapipe.cli.app import app
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, StorageError
 from collapipe.runs.build_tokenizer import build_tokenizer
-from collapipe.runs.folder import RunFolder, initial_model, load_model
+from collapipe.runs.folder import RunFolder
+from collapipe.runs.model import initial_model, load_model
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 
@@ -38,7 +41,7 @@ def apart(tmp_path: Path) -> tuple[Path, list[Tensors]]:
     for unit in range(UNITS):
         weights = initial_model(settings, tokenizer).state_dict()
         models.append({name: weight + unit for name, weight in weights.items()})
-        folder.write_unit_weights(unit, models[-1])
+        folder.write_weights(models[-1], unit)
     return folder.path, models
 
 
@@ -55,7 +58,7 @@ def test_each_units_model_is_its_own(apart: tuple[Path, list[Tensors]]) -> None:
 
 def test_a_units_model_replaces_the_one_before(apart: tuple[Path, list[Tensors]]) -> None:
     run_dir, models = apart
-    RunFolder(run_dir).write_unit_weights(1, models[2])
+    RunFolder(run_dir).write_weights(models[2], 1)
     found = load_model(run_dir, unit=1)[1].state_dict()
     assert [name for name in found if not torch.equal(found[name], models[2][name])] == []
 
@@ -78,7 +81,7 @@ def test_without_a_units_number_nothing_is_loaded(
 
 def test_a_unit_that_never_trained_has_no_model(apart: tuple[Path, list[Tensors]]) -> None:
     (apart[0] / "model" / "unit-1.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"--unit 1: .* has no model of it, .* no round"):
+    with pytest.raises(ConfigError, match=r"--unit 1: .* no round"):
         load_model(apart[0], unit=1)
     load_model(apart[0], unit=0)
 
@@ -105,6 +108,34 @@ def test_the_commands_take_a_unit(
         assert (result.exit_code, result.output.count("\n")) == (0, 1)
     else:  # the weights are found; what they are of is another matter
         assert "not one of transformers" in str(result.exception)
+
+
+def test_weights_can_be_read_by_whom_the_folder_can(tmp_path: Path) -> None:
+    folder, settings, tokenizer = begun(tmp_path)
+    before = os.umask(0o027)
+    try:
+        folder.write_weights(initial_model(settings, tokenizer).state_dict())
+        folder.write_tokenizer(tokenizer)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "model").glob("*")}
+    assert modes == dict.fromkeys(("model.safetensors", "model.json", "tokenizer.json"), 0o640)
+
+
+@pytest.mark.parametrize(("name", "says"), [("nowhere", "no such folder"), ("", "config.yaml")])
+def test_a_folder_without_a_run_is_one_line(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load_model(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_the_choices_of_groups_are_those_of_hydra(tmp_path: Path) -> None:
+    settings, _ = settings_of(tmp_path / "run", ["strategy=random"])
+    folder = RunFolder(tmp_path / "run")
+    folder.write_overrides(settings.overrides, settings.choices)
+    found = json.loads((folder.path / "choices.json").read_text())
+    assert {"strategy": "random", "task": "dates", "channel": "edge"}.items() <= found.items()
+    assert not [group for group in found if "/" in group or group == "experiment"]
 
 
 def test_of_two_runs_that_begin_together_one_goes_on(tmp_path: Path) -> None:

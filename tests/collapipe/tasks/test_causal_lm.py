@@ -10,7 +10,6 @@ import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError, NonFiniteLossError
@@ -18,6 +17,7 @@ from collapipe.tasks import causal_lm as causal_lm_module
 from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.task import Task
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.validation import typed
 
 TEXTS = ["A hedgehog reads.", "Two ovens are asleep.", "Nobody greets the moon."]
 ROWS = Dataset.from_dict({"text": TEXTS})
@@ -131,13 +131,10 @@ def test_files_become_rows(tmp_path: Path) -> None:
         causal_lm().splits(0)
 
 
-@pytest.mark.parametrize(("field", "value"), [("vocabulary", 258), ("max_length", 1)])
+@pytest.mark.parametrize(("field", "value"), [("vocabulary", 258), ("max_length", 2)])
 def test_bad_fields_are_named(field: str, value: int) -> None:
-    """Also when they come through OmegaConf, as in a run."""
-    options = OmegaConf.merge(OmegaConf.structured(CausalLM), asdict(causal_lm()))
-    assert OmegaConf.to_object(options) == causal_lm()
-    with pytest.raises(ConfigError, match=rf"task\.{field} .*set"):
-        OmegaConf.to_object(OmegaConf.merge(options, {field: value}))
+    with pytest.raises(ConfigError, match=rf"task\.{field}\b"):
+        typed("task", CausalLM, {**asdict(causal_lm()), field: value})
 
 
 def test_configuration_hands_over_where_rows_come_from(tmp_path: Path) -> None:

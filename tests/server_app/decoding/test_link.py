@@ -1,15 +1,19 @@
 """The decoder link: who is heard, what is refused, and that the round goes on."""
 
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 import torch
+from sections import link_settings, optimizer_settings
 
 from client_app.link import DecoderLink
 from collapipe.batch import Batch
@@ -18,12 +22,11 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
-from collapipe.sections import LinkSettings, OptimizerSettings
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import frames
 from collapipe.wire.certificates import self_signed
-from collapipe.wire.frames import Frame, Kind
-from collapipe.wire.link import METHOD, SERVER_NAME, credentials
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, credentials
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
@@ -33,12 +36,13 @@ SPEC = TransformerSpec(
 )
 VOCABULARY = Vocabulary(20, 0, 1, 2)
 LIMIT = 2**20
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's frame, empty
 WEIGHT = "head.embedding.tokens.weight"
 
 
 def session(unit: int, round_: int = 3) -> DecoderSession:
     """Two steps of a unit with two blocks."""
-    settings = OptimizerSettings()
+    settings = optimizer_settings()
     steps = range(round_ * 2, round_ * 2 + 2)
     plan = SessionPlan(
         unit, round_, 0, SPEC.num_blocks, SPEC.dim, steps, 100, VOCABULARY.size, 4, 5
@@ -49,7 +53,7 @@ def session(unit: int, round_: int = 3) -> DecoderSession:
 
 @pytest.fixture
 def server() -> Iterator[DecoderLinkServer]:
-    with DecoderLinkServer(LinkSettings(max_message_bytes=LIMIT), 3) as running:
+    with DecoderLinkServer(link_settings(max_message_bytes=LIMIT), 3) as running:
         yield running
 
 
@@ -73,6 +77,15 @@ def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2
     return losses
 
 
+def dial(address: LinkAddress) -> grpc.Channel:
+    """A unit's connection, whatever it then sends."""
+    keys = address.server_certificate, address.unit_key, address.unit_certificate
+    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+    return grpc.secure_channel(
+        address.address, grpc.ssl_channel_credentials(*keys), options=options
+    )
+
+
 def test_an_honest_unit_trains_its_session(server: DecoderLinkServer) -> None:
     mine = session(0)
     before = mine.part.weights()[WEIGHT].clone()
@@ -88,7 +101,7 @@ def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
 ) -> None:
     mine = session(0)
     address = server.open(mine)
-    stranger = LinkAddress(address.address, address.certificate, token)
+    stranger = replace(address, token=token)
     with pytest.raises(LinkError, match="refused"):
         train_round(stranger, 0)
     train_round(address, 0)
@@ -97,9 +110,7 @@ def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
 
 def test_no_metadata_at_all_is_refused(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
-    trusted = grpc.ssl_channel_credentials(address.certificate)
-    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
-    with grpc.secure_channel(address.address, trusted, options=options) as channel:
+    with dial(address) as channel:
         call = channel.stream_stream(METHOD)(iter([b""]))
         with pytest.raises(grpc.RpcError) as refused:
             next(call)
@@ -167,13 +178,14 @@ def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> 
     assert not mine.complete
 
 
-def good(kind: Kind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0) -> bytes:
+def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0) -> bytes:
     return frames.encode(Frame(kind, 3, step, micro_batch, tensors))
 
 
 HIDDEN, MASK, TARGETS = torch.ones(2, 3, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
-BEGIN = good(Kind.BEGIN, torch.tensor([1, 4]))
-MICRO_BATCH = good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)
+BEGIN = good(FrameKind.BEGIN, torch.tensor([1, 4]))
+END = good(FrameKind.NORMS, torch.ones(3).double())
+MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -181,30 +193,40 @@ MICRO_BATCH = good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)
     [
         ([b"nonsense"], "truncated"),
         ([BEGIN[:-1]], "header says"),
-        ([frames.encode(Frame(Kind.BEGIN, 2, 6, 0, (torch.tensor([1, 4]),)))], "of round 2"),
-        ([good(Kind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 6"),
-        ([good(Kind.BEGIN, torch.tensor([1.0, 4.0]))], "two whole numbers"),
-        ([good(Kind.BEGIN, torch.tensor([0, 4]))], "0 micro-batches"),
+        ([frames.encode(Frame(FrameKind.BEGIN, 2, 6, 0, (torch.tensor([1, 4]),)))], "of round 2"),
+        ([good(FrameKind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 6"),
+        ([good(FrameKind.BEGIN, torch.tensor([1.0, 4.0]))], "two whole numbers"),
+        ([good(FrameKind.BEGIN, torch.tensor([0, 4]))], "0 micro-batches"),
         ([BEGIN, BEGIN], "another is under way"),
-        ([good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)], "no step has begun"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK)], "expected 3"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN.double(), MASK, TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN[:, :, :4], MASK, TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
-        ([BEGIN, good(Kind.NORMS, torch.ones(3).double())], "0 of 1 micro-batches"),
-        ([BEGIN, good(Kind.NORMS, torch.ones(3))], "a float64 for each part"),
-        ([BEGIN, good(Kind.NORMS, torch.ones(4).double())], "a float64 for each part"),
-        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, -torch.ones(3).double())], "negative"),
-        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, torch.ones(3).double() / 0)], "infinite"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN.repeat(3, 1, 1), MASK, TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS.repeat(1, 3))], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
-        ([good(Kind.BEGIN, torch.tensor([5, 4]))], "5 micro-batches"),
-        ([good(Kind.BEGIN, torch.tensor([1, 21]))], "21 target tokens"),
-        ([good(Kind.BYE)], "0 of 2 steps"),
-        ([good(Kind.GRADIENT)], "does not send GRADIENT"),
+        ([good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)], "no step has begun"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK)], "expected 3"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.double(), MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN[:, :, :4], MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
+        ([BEGIN, good(FrameKind.NORMS, torch.ones(3).double())], "0 of 1 micro-batches"),
+        ([BEGIN, good(FrameKind.NORMS, torch.ones(3))], "a float64 for each part"),
+        ([BEGIN, good(FrameKind.NORMS, torch.ones(4).double())], "a float64 for each part"),
+        (
+            [
+                good(FrameKind.BEGIN, torch.tensor([1, 3])),
+                MICRO_BATCH,
+                END,
+            ],
+            "4 of 3 target tokens",
+        ),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, -torch.ones(3).double())], "negative"),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, torch.ones(3).double() / 0)], "infinity"),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, 1e308 * torch.ones(3).double())], "infinity"),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, torch.ones(3).double() * torch.nan)], "NaN"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.repeat(3, 1, 1), MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS.repeat(1, 3))], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
+        ([good(FrameKind.BEGIN, torch.tensor([5, 4]))], "5 micro-batches"),
+        ([good(FrameKind.BEGIN, torch.tensor([1, 21]))], "21 target tokens"),
+        ([good(FrameKind.BYE)], "0 of 2 steps"),
+        ([good(FrameKind.GRADIENT)], "does not send GRADIENT"),
     ],
 )
 def test_a_stream_that_makes_no_sense_ends_with_the_reason_and_leaves_no_trace(
@@ -213,9 +235,7 @@ def test_a_stream_that_makes_no_sense_ends_with_the_reason_and_leaves_no_trace(
     mine = session(0)
     before = {name: tensor.clone() for name, tensor in mine.part.weights().items()}
     address = server.open(mine)
-    trusted = grpc.ssl_channel_credentials(address.certificate)
-    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
-    with grpc.secure_channel(address.address, trusted, options=options) as channel:
+    with dial(address) as channel:
         call = channel.stream_stream(METHOD)(iter(messages), metadata=credentials(0, address.token))
         with pytest.raises(grpc.RpcError) as refused:
             for _ in call:
@@ -241,7 +261,7 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
 def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
     """Where units share a head it would keep all of them waiting."""
     turn = threading.Lock()
-    settings = LinkSettings(max_message_bytes=LIMIT, frame_timeout_s=1.5)
+    settings = link_settings(max_message_bytes=LIMIT, frame_timeout_s=1.5)
     with DecoderLinkServer(settings, 2) as server:
         silent, other = session(0), session(1)
         silent.turn = other.turn = turn
@@ -280,10 +300,8 @@ def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> No
     """More of them at once than there are workers."""
     mine = session(0)
     address = server.open(mine)
-    trusted = grpc.ssl_channel_credentials(address.certificate)
-    options = [("grpc.ssl_target_name_override", SERVER_NAME)]
     never = threading.Event()
-    with grpc.secure_channel(address.address, trusted, options=options) as channel:
+    with dial(address) as channel:
         calls = [channel.stream_stream(METHOD)(iter(never.wait, None)) for _ in range(30)]
         train_round(address, 0)
         codes = {call.code() for call in calls}
@@ -300,29 +318,28 @@ class Impostor:
 
     def __call__(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for message in messages:
-            if frames.decode(message).kind == Kind.ACTIVATION:
+            if frames.decode(message).kind == FrameKind.ACTIVATION:
                 yield from map(frames.encode, self._answer)
 
 
 @pytest.mark.parametrize(
-    ("kind", "micro_batch", "tensors"),
+    "answer",
     [
-        (Kind.GRADIENT, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
-        (Kind.GRADIENT, 0, (torch.ones(3), torch.ones(2, 3, 8))),
-        (Kind.GRADIENT, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
-        (Kind.GRADIENT, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
-        (Kind.GRADIENT, 0, ()),
-        (Kind.NORMS, 0, ()),
+        Frame(FrameKind.GRADIENT, 3, 6, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.ones(3), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, ()),
+        Frame(FrameKind.NORMS, 3, 6, 0, ()),
+        Frame(FrameKind.GRADIENT, 3, 7, 0, (torch.tensor(1.0), torch.ones(2, 3, 8))),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
-    kind: Kind, micro_batch: int, tensors: tuple[torch.Tensor, ...]
+    answer: Frame,
 ) -> None:
     key, certificate = self_signed()
     server = grpc.server(ThreadPoolExecutor(2))
-    handler = grpc.stream_stream_rpc_method_handler(
-        Impostor(Frame(kind, 3, 6, micro_batch, tensors))
-    )
+    handler = grpc.stream_stream_rpc_method_handler(Impostor(answer))
     service, method = METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)
@@ -330,7 +347,7 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
     server.start()
     try:
-        address = LinkAddress(f"127.0.0.1:{port}", certificate, "token")
+        address = LinkAddress(f"127.0.0.1:{port}", certificate, *self_signed(), "token")
         with pytest.raises(WireError), DecoderLink(address, 0, 3, LIMIT) as link:
             link.begin(DropoutKey(0, 0, 6), [batch()], 4)
             link.submit(0, torch.ones(2, 3, 8))
@@ -339,15 +356,42 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
         server.stop(0).wait()
 
 
+@pytest.mark.parametrize("keys", [None, "its own"])
+def test_a_stranger_gets_no_http2_connection(
+    server: DecoderLinkServer, keys: str | None, tmp_path: Path
+) -> None:
+    """So none whose streams it could open and reset; without a unit's key not even settings."""
+    mine = session(0)
+    address = server.open(mine)
+    context = ssl.create_default_context(cadata=address.server_certificate.decode())
+    context.set_alpn_protocols(["h2"])
+    if keys:
+        (tmp_path / "pem").write_bytes(b"".join(self_signed(UNIT_NAME)))
+        context.load_cert_chain(tmp_path / "pem")
+    host, port = address.address.rsplit(":", 1)
+    received = b""
+    with (
+        suppress(ssl.SSLError, ConnectionError),
+        socket.create_connection((host, int(port)), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=SERVER_NAME) as secure,
+    ):
+        secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+        received = secure.recv(2**16)
+    assert received == b""
+    train_round(address, 0)
+    assert mine.complete
+
+
 def test_an_address_shows_no_token(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
-    assert address.token not in repr(address)
+    for secret in (address.token, "PRIVATE"):
+        assert secret not in repr(address)
 
 
 def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
     port = int(server.open(session(0)).address.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: cannot listen"):
-        DecoderLinkServer(LinkSettings(port=port), 1)
+        DecoderLinkServer(link_settings(port=port), 1)
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,12 @@ def test_causes_are_one_line_each_and_said_once() -> None:
         "round 6: skipped: no channel",
     ]
     assert shown.getvalue().count("unit 1 is set aside: a b\n") == 4
+
+
+def test_the_speed_is_that_of_samples() -> None:
+    """Whatever the task counts as targets: in classification each sample has one."""
+    shown = io.StringIO()
+    report = round_report(1, train_loss=0.5, samples=3000, target_tokens=7)
+    with RunProgress(Console(file=shown, width=80), rounds=9, steps_per_round=1) as progress:
+        progress.round(report, 2.0)
+    assert shown.getvalue() == "round 1/9  train loss 0.5000  1,500 samples/s  2.0 s\n"

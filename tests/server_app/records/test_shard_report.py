@@ -11,6 +11,7 @@ from rich.console import Console
 
 from collapipe.config import Settings, load_overrides
 from collapipe.errors import ConfigError, DataError
+from collapipe.runs.folder import RunFolder
 from collapipe.runs.rows import load_shards
 from server_app.records import shard_picture
 from server_app.records.shard_report import write_shard_report
@@ -34,7 +35,7 @@ def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], l
     """Units in ``shards.json``, and the table's lines."""
     console = Console(width=200)
     with console.capture() as printed:
-        write_shard_report(settings, folder, console)
+        write_shard_report(settings, RunFolder(folder), console)
     held = json.loads((folder / "shards.json").read_text(encoding="utf-8"))["shards"]
     return held, [" ".join(line.split()) for line in printed.get().splitlines()]
 
@@ -98,7 +99,7 @@ def test_a_label_that_the_font_cannot_write_is_a_number(
     original = Axes.legend
 
     def legend(axes: Axes, *args: Any, **named: Any) -> Any:
-        legends.append([patch.get_label() for patch in named["handles"]])
+        legends.append(axes.get_legend_handles_labels()[1])
         return original(axes, *args, **named)
 
     monkeypatch.setattr(Axes, "legend", legend)

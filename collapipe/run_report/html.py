@@ -1,6 +1,7 @@
 """HTML and SVG of which every text is escaped, unless it says that it is markup already."""
 
 import html
+from collections.abc import Sequence
 
 _VOID = frozenset({"meta"})
 
@@ -28,7 +29,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def join(*parts: object) -> Markup:
-    """One behind the other; None is nothing."""
+    """All parts, one after the other, without those that are None."""
     return Markup(
         "".join(
             part if isinstance(part, Markup) else html.escape(str(part))
@@ -39,9 +40,9 @@ def join(*parts: object) -> Markup:
 
 
 def table(
-    columns: list[str], rows: list[list[object]], label: str, *, words: bool = False
+    columns: Sequence[str], rows: Sequence[Sequence[object]], label: str, *, words: bool = False
 ) -> Markup:
-    """Names on the left, figures on the right; ``words``: no figures. Wide ones scroll."""
+    """A table with names on the left and figures, or ``words``, on the right. Wide ones scroll."""
     head = tag("tr", *(tag("th", column, scope="col") for column in columns))
     body = [
         tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:]))
@@ -57,5 +58,15 @@ def scrolling(content: Markup, label: str) -> Markup:
 
 
 def details(summary: str, *children: object) -> Markup:
-    """What is shown when somebody asks for it."""
+    """Content that is folded away until somebody asks for it."""
     return tag("details", tag("summary", summary), *children)
+
+
+def note(text: str) -> Markup:
+    """Small print beneath a chart or a table."""
+    return tag("p", text, class_="note")
+
+
+def charts(*figures: Markup | None) -> Markup:
+    """Figures side by side, as many as the page has room for."""
+    return tag("div", *figures, class_="charts")

@@ -1,0 +1,5 @@
+"""``python -m collapipe``: the command without its script."""
+
+from collapipe.cli.app import main
+
+main()

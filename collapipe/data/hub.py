@@ -1,0 +1,130 @@
+"""A dataset of the hub, or a folder laid out like one. Nothing of it is run or unpickled."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, DatasetDict, load_dataset_builder
+from datasets.config import REPOCARD_FILENAME, REPOYAML_FILENAME
+from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+from datasets.packaged_modules.arrow.arrow import Arrow
+from datasets.packaged_modules.cache.cache import Cache
+from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.json.json import Json
+from datasets.packaged_modules.parquet.parquet import Parquet
+from datasets.packaged_modules.text.text import Text
+from huggingface_hub import DatasetCard, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from yaml import safe_load
+
+from collapipe.errors import ConfigError, DataError, one_line
+
+_log = logging.getLogger(__name__)
+_ID = re.compile(r"(?!buckets/)(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
+_SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # others unpickle, or open files of any kind
+_SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
+
+
+def hub_rows(name: str, config: str | None, label: str | None) -> dict[str, Dataset]:
+    """Rows of each split of ``data.name``: an id of the hub (``owner/name``, or a name alone) or a
+    folder. Splits whose labels (column ``label``) are all kept secret are left out.
+
+    Raises ``ConfigError`` for a name or a dataset that could run code, ``DataError`` for one that
+    cannot be read or has no training rows.
+    """
+    hub = load(_place(name), name, config)
+    there = {
+        split: hub[each]
+        for split, names in _SPLITS.items()
+        for each in names[::-1]  # the first name wins
+        if each in hub
+    }
+    if "train" not in there:
+        raise DataError(
+            f"{name}: has no split train, only {', '.join(hub)}; choose another data.config, or "
+            "write its rows to a file and set data.train_file=FILE"
+        )
+    secret = [split for split in there if split != "train" and _is_secret(there[split], label)]
+    for split in secret:
+        _log.warning("%s: %s has no labels, they are kept secret, and is not used", name, split)
+    return {split: rows for split, rows in there.items() if split not in secret}
+
+
+def load(place: str, name: str, config: str | None) -> DatasetDict:
+    """The dataset at ``place``, which messages call ``name``."""
+    try:
+        _check_card(place, name)
+        builder = load_dataset_builder(place, config)
+        if not isinstance(builder, _SAFE):
+            kinds = ", ".join(kind.__name__ for kind in _SAFE if kind is not Cache)
+            raise ConfigError(
+                f"data.name={name}: holds files of kind {type(builder).__name__}, read are {kinds}"
+            )
+        builder.download_and_prepare()
+        return builder.as_dataset()
+    except ConfigError:
+        raise
+    except Exception as error:  # no network, no such name or configuration: all kinds
+        raise DataError(
+            f"data.name={name}: cannot be loaded ({type(error).__name__}: {one_line(error)}); "
+            "correct data.name and data.config, or set data.root=FOLDER or data.train_file=FILE to "
+            "read rows from files"
+        ) from error
+
+
+def _place(name: str) -> str:
+    """Where ``load_dataset_builder`` finds ``name`` and nothing else: a bare name of one of its
+    own builders would read, and ``pandas`` unpickle, files of the current folder."""
+    if name not in _PACKAGED_DATASETS_MODULES and "::" not in name:
+        if Path(name).is_dir():
+            return str(Path(name).resolve())
+        if _ID.fullmatch(name):
+            return f"hf://datasets/{name}"
+    raise ConfigError(
+        f"data.name={name}: must be an id of the hub such as owner/name, or a folder such as "
+        f"./{Path(name).name or 'rows'}"
+    )
+
+
+def _check_card(place: str, name: str) -> None:
+    """Refuse a card whose configurations name files of other file systems: ``reference://`` fills
+    in templates, which can run anything."""
+    for file in (REPOCARD_FILENAME, REPOYAML_FILENAME):
+        path = _fetch(place, file)
+        if path is None:
+            continue
+        card = file == REPOCARD_FILENAME
+        data = DatasetCard.load(path).data.to_dict() if card else safe_load(path.read_text("utf-8"))
+        for text in _texts((data or {}).get("configs")):
+            if "::" in text or "://" in text:
+                raise ConfigError(
+                    f"data.name={name}: its {file} names {text[:80]!r}, which is no file of its own"
+                )
+
+
+def _fetch(place: str, file: str) -> Path | None:
+    if not place.startswith("hf://"):
+        return path if (path := Path(place, file)).exists() else None
+    try:
+        id_ = place.removeprefix("hf://datasets/")
+        return Path(hf_hub_download(id_, file, repo_type="dataset"))
+    except EntryNotFoundError:  # in the dataset, or without a network in the cache
+        return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def _is_secret(rows: Dataset, label: str | None) -> bool:
+    """Whether every label is -1, as the hub marks what a contest does not tell."""
+    flat = rows.flatten()
+    return label in flat.column_names and all(value in (-1, None) for value in flat[label][:])

@@ -1,0 +1,39 @@
+"""CollaPipe's other top-level packages are found first, whatever else goes by their names.
+
+``optim``, ``pipeline`` and ``conf`` are names that a user's own folder may hold, too: a
+``pipeline.py`` beside a script, or a path in PYTHONPATH, would take the place of ours.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from collapipe.errors import ConfigError
+
+_NAMES = ("optim", "pipeline", "client_app", "server_app")
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class _OwnPackages(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, [str(_ROOT)]) if fullname in _NAMES else None
+
+
+def find_own_packages_first() -> None:
+    """Import these packages from beside ``collapipe`` from now on.
+
+    Raises ``ConfigError`` where a module of another place has been imported by one of their names.
+    """
+    for name in _NAMES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and not Path(file).resolve().is_relative_to(_ROOT / name):
+            raise ConfigError(
+                f"{file}: the module {name} has the name of a package of CollaPipe; rename it"
+            )
+    if not any(isinstance(finder, _OwnPackages) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OwnPackages())

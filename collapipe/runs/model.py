@@ -1,0 +1,95 @@
+"""A run's model: as it begins, and as the run's folder holds it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from collapipe.config import Settings, load_saved
+from collapipe.errors import ConfigError, one_line
+from collapipe.models.split import SplitModel, build_empty
+from collapipe.runs.folder import check_there, weights_file
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer
+
+
+def load_model(
+    run_dir: Path, trusted: Sequence[str] = (), unit: int | None = None
+) -> tuple[Settings, SplitModel, Tokenizer]:
+    """Load a run's settings, trained model and tokenizer; plug-ins may be of ``trusted`` packages.
+
+    ``unit`` says whose model, in a run that averaged none. Raises ``ConfigError`` for another
+    folder, and for a unit that has no model there.
+    """
+    config, model_dir = run_dir / "config.yaml", run_dir / "model"
+    check_there(run_dir, config, model_dir / "tokenizer.json", model_dir / "model.json")
+    settings = load_saved(config, trusted)
+    if not settings.framework.train:
+        raise ConfigError(
+            f"{run_dir}: has no model, since it was run with framework.train=false; name a run "
+            "that trained"
+        )
+    _check_unit(run_dir, settings, unit)
+    weights = model_dir / weights_file(unit)
+    check_there(run_dir, weights)
+    tokenizer = _read_tokenizer(model_dir)
+    try:
+        tensors = load_file(weights)
+        if len(tensors) < settings.model.num_blocks:  # before as many are built as are claimed
+            raise RuntimeError(f"{len(tensors)} tensors for {settings.model.num_blocks} blocks")
+        model = build_empty(lambda: SplitModel(settings.model, tokenizer.vocabulary), tensors)
+    except (SafetensorError, RuntimeError) as error:
+        cause = str(error).splitlines()[0]
+        raise ConfigError(f"{weights}: not the weights of this run's model ({cause})") from error
+    assert isinstance(model, SplitModel)
+    return settings, model.eval(), tokenizer
+
+
+def _check_unit(run_dir: Path, settings: Settings, unit: int | None) -> None:
+    """Raise ``ConfigError`` unless ``unit`` has a model of its own, or is None and all have one."""
+    units = settings.federation.num_units
+    if settings.framework.aggregate:
+        if unit is not None:
+            raise ConfigError(
+                f"--unit {unit}: the models of {run_dir} were averaged into one; leave --unit out"
+            )
+    elif unit is None:
+        raise ConfigError(
+            f"{run_dir}: the units' models were not averaged (framework.aggregate=false); "
+            f"--unit N picks one of 0 … {units - 1}"
+        )
+    elif not 0 <= unit < units:
+        raise ConfigError(f"--unit {unit}: {run_dir} is a run of units 0 … {units - 1}")
+    elif not (run_dir / "model" / weights_file(unit)).is_file():
+        raise ConfigError(
+            f"--unit {unit}: {run_dir} has no model of that unit, which finished no round; name "
+            "another"
+        )
+
+
+def _read_tokenizer(model_dir: Path) -> Tokenizer:
+    words, known = model_dir / "tokenizer.json", model_dir / "model.json"
+    try:
+        rest = json.loads(known.read_text(encoding="utf-8"))
+        marks, labels = SpecialTokens(**rest["marks"]), [str(label) for label in rest["labels"]]
+        if not all(isinstance(mark, str) for mark in asdict(marks).values()):
+            raise TypeError("a mark that is no text")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        why = one_line(error)
+        raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({why})") from error
+    try:
+        text = words.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{words}: not a tokeniser ({one_line(error)})") from error
+    return Tokenizer(text, marks, labels)
+
+
+def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:
+    """Build the untrained model, a function of the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = SplitModel(settings.model, tokenizer.vocabulary)
+    return model.to(getattr(torch, settings.pipeline.dtype))

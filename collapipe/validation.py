@@ -1,0 +1,103 @@
+"""Plain values become typed ones: pydantic checks them, and its errors become lines of ours."""
+
+import difflib
+import functools
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar, cast, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from collapipe.errors import ConfigError, one_line
+
+T = TypeVar("T")
+_LAX = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
+_NEAR = 0.7  # difflib's ratio: one letter of four may be wrong
+_MUST_BE = {  # what pydantic finds wrong, by the beginning of its name for that
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "below {lt:g}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string_type": "a text",
+    "literal_error": "one of {expected}",
+    "tuple": "a list, [A, B]",
+    "list": "a list, [A, B]",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+    "dict_type": "keys with values",
+    "dataclass_type": "keys with values",
+}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; nearest: X``, also for a right last name under a wrong section; empty where none is."""
+    names = [option for option in known if not name.startswith(f"{option}.")]
+    last = name.rsplit(".", 1)[-1]
+    same = sorted((each for each in names if each.rsplit(".", 1)[-1] == last), key=len)
+    near = same[:1] or difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
+    return f"; nearest: {near[0]}" if near else ""
+
+
+def typed(option: str, kind: type[T], values: object) -> T:
+    """``values`` as the dataclass ``kind``, each field of the type that its annotation says.
+
+    Raises ``ConfigError`` that names the option, its value and what it must be.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{option}={one_line(values)}: must be keys with values")
+    known = _types(cast(Hashable, kind))
+    for name in values:
+        if name not in known:
+            has = f"; {kind.__name__} has {', '.join(known) or 'no options'}"
+            raise ConfigError(f"unknown option {option}.{name}{nearest(str(name), known)}{has}")
+    for field in fields(cast(Any, kind)):
+        required = field.init and field.default is field.default_factory is MISSING
+        if required and field.name not in values:
+            raise ConfigError(f"{option}.{field.name}: is missing; set it")
+    return kind(**{name: checked(f"{option}.{name}", known[name], values[name]) for name in values})
+
+
+def checked(option: str, annotation: Any, value: object) -> Any:
+    """``value`` of the annotated type; a number is no bool. Raises ``ConfigError`` as ``typed``."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        return typed(option, annotation, value)
+    try:
+        result = _adapter(annotation).validate_python(value)
+    except ValidationError as error:
+        raise _config_error(option, error) from error
+    if isinstance(value, bool) and not isinstance(result, bool):
+        raise ConfigError(f"{option}={value}: must be a number")
+    return result
+
+
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
+@functools.cache
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=_LAX)
+
+
+def _config_error(option: str, errors: ValidationError) -> ConfigError:
+    error = errors.errors(include_url=False)[0]
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])
+    where, kind = option + "".join(steps), error["type"]
+    if kind == "unexpected_keyword_argument":
+        return ConfigError(f"unknown option {where}")
+    if kind == "missing":
+        return ConfigError(f"{where}: is missing; set it")
+    needs = next((text for name, text in _MUST_BE.items() if kind.startswith(name)), None)
+    if needs is None:
+        return ConfigError(f"{where}={one_line(error['input'])}: {one_line(error['msg'])}")
+    must = needs.format(**error.get("ctx", {})).replace("'", "").replace(" or ", ", ")
+    near = ""
+    if kind == "literal_error":
+        near = nearest(str(error["input"]), must.removeprefix("one of ").split(", "))
+    return ConfigError(f"{where}={one_line(error['input'])}: must be {must}{near}")

@@ -1,0 +1,117 @@
+"""What ``data.name`` names is read, never run: no pickle, no template, no class of its own."""
+
+import io
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import pytest
+from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+from collapipe.data.sources import read
+from collapipe.errors import ConfigError
+from collapipe.sections import DataSettings
+
+
+class Payload:
+    """Unpickling it creates ``ran`` in the current folder."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, ("open('ran', 'w').close()",)
+
+
+PICKLE = pickle.dumps(Payload())
+TEMPLATE = "{{ cycler.__init__.__globals__.os.mkdir('ran') }}"  # as jinja reads it
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with pickles under each name that a library might look for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for folder in (tmp_path, tmp_path / "rows"):
+        plant(folder)
+    return tmp_path
+
+
+def plant(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in ("train.pkl", "train.pickle", "train.npy"):
+        (folder / name).write_bytes(PICKLE)
+    with tarfile.open(folder / "train.tar", "w") as archive:
+        for name in ("0.pkl", "0.pyd", "0.pth", "0.npy"):
+            member = tarfile.TarInfo(name)
+            member.size = len(PICKLE)
+            archive.addfile(member, io.BytesIO(PICKLE))
+
+
+def refused(name: str, config: str | None = None) -> None:
+    with pytest.raises(ConfigError, match=r"data\.name=") as caught:
+        read(DataSettings(name=name, config=config), ("text",), 0)
+    assert "\n" not in str(caught.value)
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("config", [None, "default"])
+@pytest.mark.parametrize("name", sorted(_PACKAGED_DATASETS_MODULES))
+def test_a_builder_is_never_reached_by_its_name(here: Path, name: str, config: str | None) -> None:
+    refused(name, config)
+    refused(f"hf://datasets/{name}", config)
+    plant(here / name)
+    refused(name, config)
+    refused(f"./{name}", config)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "a/b/c", "/none", "buckets/a", "hf://datasets/a/b", "a::b", "https://a/b"]
+)
+def test_a_name_is_an_id_of_the_hub_or_a_folder(here: Path, name: str) -> None:
+    if name:
+        refused(name)
+
+
+@pytest.mark.parametrize("names", [["train.pkl"], ["train.tar"], ["rows.py"], ["train.csv"]])
+def test_a_folder_with_what_could_run_is_not_loaded(here: Path, names: list[str]) -> None:
+    """Nor where a link has another file's name."""
+    folder = here / "only"
+    folder.mkdir()
+    for name in names:
+        source = here / name
+        if source.exists():
+            (folder / name).symlink_to(source)
+        else:
+            (folder / name).write_bytes(PICKLE)
+    refused("only")
+
+
+@pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize("option", ["data_files", "data_dir"])
+def test_a_card_names_no_other_file_system(here: Path, file: str, option: str) -> None:
+    """``reference://`` would fill in a template, which can run anything."""
+    folder = here / "card"
+    folder.mkdir()
+    (folder / "train.csv").write_text("text\na\n")
+    gen = [{"key": TEMPLATE, "url": "a", "dimensions": {"i": {"stop": 1}}}]
+    index = here / "index.json"
+    index.write_text(json.dumps({"version": 1, "gen": gen}))
+    configs = f'configs:\n- config_name: a\n  {option}: "reference://*.csv::file://{index}"\n'
+    (folder / file).write_text(f"---\n{configs}---\n" if file.endswith("md") else configs)
+    refused("card")
+    refused("card", "a")
+
+
+def test_a_folder_of_rows_is_loaded(here: Path) -> None:
+    """Also by a name of a builder, with its path; a card may name its files."""
+    for name in ("mine", "pandas"):
+        folder = here / name
+        folder.mkdir()
+        rows = "".join(f"{number}\n" for number in range(30))
+        (folder / "learn.csv").write_text(f"text\n{rows}")
+        (folder / "README.md").write_text(
+            "---\nconfigs:\n- config_name: a\n  data_files:\n  - split: train\n"
+            "    path: learn.csv\n---\n"
+        )
+        splits = read(DataSettings(name=f"./{name}", config="a"), ("text",), 0)
+        assert len(splits.train) == 24

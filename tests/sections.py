@@ -1,0 +1,43 @@
+"""Sections as ``conf/`` has them, with what a test changes."""
+
+from typing import Any, TypeVar
+
+from omegaconf import OmegaConf
+
+from collapipe.config.names import CONF
+from collapipe.sections import (
+    FederationSettings,
+    LinkSettings,
+    OptimizerSettings,
+    ServerOptimizerSettings,
+)
+from collapipe.validation import typed
+
+T = TypeVar("T")
+
+
+def section(kind: type[T], file: str, option: str | None = None, **changes: Any) -> T:
+    """The file's values, or those of its ``option``, with ``changes``."""
+    tree: Any = OmegaConf.to_container(OmegaConf.load(CONF / file))
+    return typed("section", kind, {**(tree[option] if option else tree), **changes})
+
+
+def optimizer_settings(name: str = "adamw", **changes: Any) -> OptimizerSettings:
+    """A constant learning rate, so that steps can be checked by hand."""
+    steady = {"lr": 1e-3, "warmup_steps": 0, "decay": "constant", "clip_norm": 1.0}
+    return section(OptimizerSettings, f"optimizer/{name}.yaml", **{**steady, **changes})
+
+
+def server_optimizer_settings(name: str, **changes: Any) -> ServerOptimizerSettings:
+    """By the name of its file."""
+    return section(ServerOptimizerSettings, f"server_optimizer/{name}.yaml", **changes)
+
+
+def federation_settings(**changes: Any) -> FederationSettings:
+    """The default."""
+    return section(FederationSettings, "federation/default.yaml", **changes)
+
+
+def link_settings(**changes: Any) -> LinkSettings:
+    """The default."""
+    return section(LinkSettings, "config.yaml", "link", **changes)
