@@ -15,8 +15,8 @@ from collapipe.config import Settings
 from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.rows import load_shards, load_splits
 from collapipe.state import ClusterState
-from server_app.scheduled import scheduled
-from server_app.scheduler import Scheduler
+from server_app.rounds.dry_run import dry_run
+from server_app.rounds.scheduler import Scheduler
 
 EXPERIMENT = "experiment=fig11"
 Overrides = Sequence[str]
@@ -97,7 +97,7 @@ def _cluster_states(
 
 def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Iterator[RoundResult]:
     scheduler = Scheduler(settings, states)
-    for each in scheduled(settings, scheduler, range(1, rounds + 1)):
+    for each in dry_run(settings, scheduler, range(1, rounds + 1)):
         report = each.report
         yield RoundResult(
             report.cost.delay_s,

@@ -86,6 +86,7 @@ class DecoderSession:
     on_step: OnStep
     complete: bool = False
     target_tokens: int = 0
+    diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
     _step: _OpenStep | None = None
     _steps_done: int = field(default=0)
 
@@ -120,6 +121,7 @@ class DecoderSession:
         loss, gradient = self.part.answer(
             hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
         )
+        self._check_finite("loss", loss, step)
         step.loss += loss
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
@@ -146,7 +148,7 @@ class DecoderSession:
         if not all(norm >= 0 for norm in squared_norms) or math.isinf(sum(squared_norms)):
             raise WireError("squared norms that are negative, NaN or add up to infinity")
         own = [self.part.squared_norm()]
-        if not math.isfinite(own[0]):
+        if not self._check_finite("gradients' norm", own[0], step):
             return own  # the unit ends its round by it; the step is left undone
         scale = clip_scale([*squared_norms, *own], self.optimizer.clip_norm)
         self.part.step(self.optimizer.rate(step.number, self.plan.total_steps), scale)
@@ -169,6 +171,13 @@ class DecoderSession:
         if self._step is not None:
             self.part.forget_gradients()
             self._leave_step()
+
+    def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
+        if math.isfinite(value):
+            return True
+        where = f"unit {self.plan.unit}, round {self.plan.round}, step {step.number}"
+        self.diverged = f"{where}: the {what} is {value}; lower optimizer.lr"
+        return False
 
     def _under_way(self) -> _OpenStep:
         if self._step is None:

@@ -8,7 +8,7 @@ import pytest
 from federated import play
 
 from collapipe.state import Estimates
-from server_app.estimates import Sight, estimate
+from server_app.rounds.estimates import RoundObservation, estimate
 
 
 def test_a_quadratic_shows_its_constants() -> None:
@@ -18,7 +18,7 @@ def test_a_quadratic_shows_its_constants() -> None:
     for _ in range(40):
         gradient = curvatures * point
         norms.append(float(gradient @ gradient))
-        now = Sight(norms[-1], float(curvatures @ point**2 / 2), rate * norms[-1] ** 0.5)
+        now = RoundObservation(norms[-1], float(curvatures @ point**2 / 2), rate * norms[-1] ** 0.5)
         estimates, last, point = estimate(estimates, last, now), now, point - rate * gradient
     assert estimates.gradient_bound == max(norms)
     assert estimates.smoothness is not None
@@ -28,19 +28,25 @@ def test_a_quadratic_shows_its_constants() -> None:
     assert estimates.curvature == pytest.approx(0.5, rel=1e-3)  # the flat direction is left
 
 
+def test_estimates_are_the_extremes_of_all_rounds() -> None:
+    """A quiet round after a loud one takes nothing back."""
+    before, last = Estimates(50.0, 7.0, 0.1), RoundObservation(4.0, 1.0, 0.5)
+    assert estimate(before, last, RoundObservation(4.0, 1.0, 0.5)) == before
+
+
 def test_the_first_round_shows_no_smoothness() -> None:
-    shown = estimate(Estimates(), None, Sight(4.0, 2.0, 0.1))
+    shown = estimate(Estimates(), None, RoundObservation(4.0, 2.0, 0.1))
     assert shown == Estimates(gradient_bound=4.0, smoothness=None, curvature=1.0)
 
 
 def test_a_loss_that_is_next_to_nothing_shows_no_curvature() -> None:
     """The quotient would be infinite, which no line of a log can hold."""
-    assert estimate(Estimates(), None, Sight(1e99, 5e-324, 0.1)).curvature is None
+    assert estimate(Estimates(), None, RoundObservation(1e99, 5e-324, 0.1)).curvature is None
 
 
 def test_the_way_counts_from_the_round_that_went_it() -> None:
     """The gradient changed from 2 to 5 while the first round moved the model by 0.5."""
-    shown = estimate(Estimates(), Sight(4.0, 1.0, 0.5), Sight(25.0, 1.0, 9.0))
+    shown = estimate(Estimates(), RoundObservation(4.0, 1.0, 0.5), RoundObservation(25.0, 1.0, 9.0))
     assert shown.smoothness == pytest.approx(3 / 0.5)
 
 

@@ -6,8 +6,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from server_app.grid import InlineGrid
-from server_app.prompt_grid import PromptGrid
+from server_app.grid import InlineGrid, PromptGrid
 
 
 class Slow(InlineGrid):

@@ -10,12 +10,20 @@ from collapipe.tensors import Tensors
 
 
 def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
-    """Σₙ wₙ θₙ / Σₙ wₙ, name by name and in the models' order (FedAvg)."""
+    """Σₙ wₙ θₙ / Σₙ wₙ, name by name and in the models' order (FedAvg).
+
+    Whole numbers and truth values, such as a buffer that counts, have no average: they are those of
+    the first model.
+    """
     total = sum(weights)
-    averaged = {name: tensor * (weights[0] / total) for name, tensor in models[0].items()}
+    averaged = {
+        name: tensor * (weights[0] / total) if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in models[0].items()
+    }
     for model, weight in zip(models[1:], weights[1:], strict=True):
         for name, tensor in averaged.items():
-            tensor.add_(model[name], alpha=weight / total)
+            if tensor.is_floating_point():
+                tensor.add_(model[name], alpha=weight / total)
     return averaged
 
 
@@ -23,6 +31,7 @@ class ServerOptimizer:
     """A step on the pseudo-gradient θ(t) − average; its memory lasts for the run.
 
     ``fedavg`` takes the average itself. With one local step of plain SGD that is eqs. (6)–(9).
+    Weights that are not floating-point numbers are taken from the average in any case.
     """
 
     def __init__(self, settings: ServerOptimizerSettings) -> None:
@@ -53,7 +62,11 @@ class ServerOptimizer:
         if self._settings.name == "fedavg":
             return averaged
         if self._optimizer is None:
-            self._parameters = {name: tensor.clone() for name, tensor in previous.items()}
+            self._parameters = {
+                name: tensor.clone()
+                for name, tensor in previous.items()
+                if tensor.is_floating_point()
+            }
             self._optimizer = _build(self._settings, list(self._parameters.values()))
             for key, value in self._restored.items():
                 name, _, quantity = key.rpartition("/")
@@ -62,7 +75,8 @@ class ServerOptimizer:
             parameter.copy_(previous[name])
             parameter.grad = previous[name] - averaged[name]
         self._optimizer.step()
-        return {name: parameter.clone() for name, parameter in self._parameters.items()}
+        stepped = {name: parameter.clone() for name, parameter in self._parameters.items()}
+        return {**averaged, **stepped}
 
 
 def _build(settings: ServerOptimizerSettings, parameters: list[Tensor]) -> torch.optim.Optimizer:

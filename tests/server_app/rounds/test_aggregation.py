@@ -10,7 +10,7 @@ from sections import server_optimizer_settings
 
 from collapipe.sections import ServerOptimizerSettings
 from collapipe.tensors import Tensors
-from server_app.aggregation import ServerOptimizer, average
+from server_app.rounds.aggregation import ServerOptimizer, average
 
 Arrays = dict[str, NDArray[np.float64]]
 SHAPES = {"embedding.tokens.weight": (3, 2), "head.norm.bias": (4,), "scale": ()}
@@ -59,6 +59,22 @@ def test_average_is_exact_where_the_numbers_are() -> None:
     alone = average(models[:1], [3])
     alone["w"].zero_()
     assert torch.equal(models[0]["w"], torch.tensor([1.0, 4.0]))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "sgd", "fedavgm", "fedadam"])
+def test_what_does_not_float_is_the_first_models(name: str) -> None:
+    """A buffer that counts or masks has no average, and no gradient."""
+    counted = [
+        {"w": torch.tensor([float(n)]), "n": torch.tensor(n), "mask": torch.tensor([n == 1])}
+        for n in (1, 2)
+    ]
+    averaged = average(counted, [1, 3])
+    stepped = ServerOptimizer(server_optimizer_settings(name, lr=1.0)).step(counted[1], averaged)
+    for model in (averaged, stepped):
+        assert list(model) == ["w", "n", "mask"]
+        assert torch.equal(model["n"], torch.tensor(1))
+        assert torch.equal(model["mask"], torch.tensor([True]))
+    assert averaged["w"] == 1.75
 
 
 def test_a_weight_for_every_model() -> None:

@@ -14,14 +14,14 @@ from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
 
 from client_app.app import app as client_app
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
 from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS
-from server_app.scheduler import Decision, Scheduler
+from server_app.rounds.scheduler import RoundDecision, Scheduler
 
 MOBILE = (
     "environment=mobile",
@@ -48,7 +48,7 @@ def scheduler(tmp_path: Path, *overrides: str, units: int = 4) -> Scheduler:
     return Scheduler(settings, [cluster(unit, 1 + unit / 4) for unit in range(units)])
 
 
-def play(scheduler: Scheduler, rounds: int) -> list[Decision]:
+def play(scheduler: Scheduler, rounds: int) -> list[RoundDecision]:
     decisions = []
     for number in range(1, rounds + 1):
         decisions.append(scheduler.decide(number))
@@ -137,6 +137,46 @@ def test_queues_of_a_strategy_that_says_nothing_of_failures_are_those_of_its_pla
     assert own.state.queues == queues
 
 
+def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> None:
+    own = scheduler(tmp_path)
+    decision = own.decide(1)
+    finished, failed = (each.unit for each in decision.plan.clusters)
+    own.end(decision, {finished: 1.0}, {}, 0.0)
+    waiting = {failed: decision.plan.idle_queues[failed]}
+    expected = [waiting.get(unit, queue) for unit, queue in enumerate(decision.plan.queues)]
+    assert list(own.state.queues) == expected
+    assert expected != list(decision.plan.queues)
+    assert [loss is None for loss in own.state.losses] == [unit != finished for unit in range(4)]
+
+
+class Nothing:
+    """A strategy whose author forgot to return."""
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> None:
+        pass
+
+
+def test_a_strategy_without_an_answer_is_named(tmp_path: Path) -> None:
+    own = scheduler(tmp_path, "strategy=even", f"strategy._target_={__name__}.Nothing")
+    with pytest.raises(ConfigError, match="NoneType"):
+        own.decide(1)
+
+
+def test_a_round_costs_by_the_law_and_the_fading_that_its_strategy_plans_by(tmp_path: Path) -> None:
+    fixed = ("strategy=all", "environment=static", "federation.num_units=2")
+    fixed += ("strategy.partition=pipeline", "pipeline.num_micro_batches=3")
+    delays = [
+        scheduler(tmp_path, *fixed, *options, units=2).decide(1).cost
+        for options in ((), ("strategy.latency=bound",), ("strategy.fading=rayleigh",))
+    ]
+    plain, bound, fading = (
+        (max(c.pipeline_s for c in cost.clusters), max(c.upload_s or 0 for c in cost.clusters))
+        for cost in delays
+    )
+    assert bound[0] > plain[0] == fading[0]
+    assert fading[1] > plain[1] == bound[1]
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -154,7 +194,7 @@ def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
         assert 1 not in {each.unit for each in decision.plan.clusters}
         assert len(decision.plan.clusters) == 2
     assert own.state.queues[1] == max(own.state.queues)
-    own.hear({1: cluster(1)})
+    own.update_states({1: cluster(1)})
     decision = own.decide(7)
     assert decision.excluded == {}
     assert 1 in {each.unit for each in decision.plan.clusters}  # its queue is the longest

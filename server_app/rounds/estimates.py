@@ -9,8 +9,8 @@ _LEAST_LOSS = 1e-30  # less tells of rounding, and the quotient of a norm by it 
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a round showed.
+class RoundObservation:
+    """What a round showed of the loss.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Sight:
     moved: float
 
 
-def estimate(before: Estimates, last: Sight | None, now: Sight) -> Estimates:
+def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:
     """Estimates after a round, ``last`` being the round before it.
 
     Norms tell |‖∇F(θ)‖ - ‖∇F(θ')‖| ≤ β·‖θ - θ'‖ (assumption 1 and the triangle inequality), and

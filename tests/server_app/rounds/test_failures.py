@@ -18,6 +18,7 @@ from collapipe import cancellation
 from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFailedError
 from collapipe.models.transformer import EncoderBlock
 from collapipe.runs.model import initial_model, load_model
+from collapipe.wire import records
 from pipeline.engine import Pipeline
 from server_app.decoding import heads
 
@@ -133,6 +134,38 @@ def test_a_round_without_any_unit_ends_the_run_with_every_cause(tmp_path: Path) 
     assert summary["error"] == str(failed.value)
 
 
+def claims_divergence(message: Message, context: Context) -> Message:
+    """Units 0 and 1 train, and say that they did not."""
+    reply = client_app(message, context)
+    if message.metadata.message_type == "train" and context.node_config["partition-id"] != 2:
+        return Message(records.pack_failure(NonFiniteLossError("it is NaN")), reply_to=message)
+    return reply
+
+
+@pytest.mark.parametrize("mode", ["per_cluster", "control_unit"])
+def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
+    tmp_path: Path, mode: str
+) -> None:
+    run(tmp_path / "run", f"decoder.mode={mode}", client=claims_divergence)  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == second["units"] == [2]
+    assert first["failures"] == dict.fromkeys("01", "NonFiniteLossError: it is NaN")
+
+
+@pytest.mark.parametrize(
+    "name", ["report_checks.check_report", "report_checks.restore", "strategy.noise_variance"]
+)
+def test_a_bug_of_our_own_is_no_failure_of_the_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(f"server_app.rounds.{name}", broken)
+    with pytest.raises(KeyError):
+        run(tmp_path / "run", "federation.channel_noise=1")
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights(
     tmp_path: Path,
 ) -> None:
@@ -229,7 +262,7 @@ def test_an_unexpected_error_is_in_the_summary(
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("server_app.strategy.average", broken)
+    monkeypatch.setattr("server_app.rounds.global_model.average", broken)
     with pytest.raises(ZeroDivisionError):
         run(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,21 +10,21 @@ from collapipe.config import Settings
 from collapipe.report import RoundReport
 from collapipe.seeds import derive
 from optim.planner import RoundRequest
-from server_app.scheduler import Scheduler
+from server_app.rounds.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A round: what it came to, what it was planned from, and how long its planning took."""
+class PlannedRound:
+    """A round's report, what it was planned from, and how long its planning took."""
 
     report: RoundReport
     request: RoundRequest
     plan_s: float
 
 
-def scheduled(
+def dry_run(
     settings: Settings, scheduler: Scheduler, rounds: Iterable[int]
-) -> Iterator[Scheduled]:
+) -> Iterator[PlannedRound]:
     """Decide one round after the other; each is over before it is handed out.
 
     All units finish, with losses that are drawn anew in every round: strategies that look at losses
@@ -34,12 +34,8 @@ def scheduled(
         began = time.perf_counter()
         decision = scheduler.decide(number)
         plan_s = time.perf_counter() - began
-        scheduler.end(decision, _made_up_losses(settings, number), {}, plan_s)
-        planned = tuple(cluster.unit for cluster in decision.plan.clusters)
-        report = replace(scheduler.report(decision), units=planned)
-        yield Scheduled(report, decision.request, plan_s)
-
-
-def _made_up_losses(settings: Settings, number: int) -> dict[int, float]:
-    rng = np.random.default_rng(derive(settings.seed, "losses", number))
-    return dict(enumerate(rng.random(settings.federation.num_units).tolist()))
+        rng = np.random.default_rng(derive(settings.seed, "losses", number))
+        losses = rng.random(settings.federation.num_units).tolist()
+        scheduler.end(decision, dict(enumerate(losses)), {}, plan_s)
+        units = [cluster.unit for cluster in decision.plan.clusters]
+        yield PlannedRound(scheduler.report(decision, units, {}), decision.request, plan_s)

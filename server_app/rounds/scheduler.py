@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Annotated, TypeVar
 
 import numpy as np
+from pydantic import AliasChoices, Field
 
 from collapipe.config import Settings
 from collapipe.devices.presets import ChannelPreset
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
@@ -16,8 +18,10 @@ from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost
 from optim.planner import Planner, RoundRequest
+from optim.problem import Latency
+from optim.radio.channel import Fading
 from optim.verify import verify_plan
-from server_app.estimates import Sight, estimate
+from server_app.rounds.estimates import RoundObservation, estimate
 from server_app.world.conditions import EnvironmentState
 from server_app.world.environment import Environment
 
@@ -26,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RoundDecision:
     """What a round does, and what it was decided from.
 
     Attributes
@@ -58,7 +62,7 @@ class SchedulerState:
         Y_n.
     losses
         Of each unit's last round.
-    estimates, sight
+    estimates, observation
         What training has shown so far, and what the last round showed.
     clock_s
         Seconds of all rounds, modelled or measured.
@@ -69,7 +73,9 @@ class SchedulerState:
     losses: tuple[float | None, ...]
     environment: EnvironmentState
     estimates: Estimates = field(default_factory=Estimates)
-    sight: Sight | None = None
+    observation: Annotated[  # ``sight`` in older checkpoints
+        RoundObservation | None, Field(validation_alias=AliasChoices("observation", "sight"))
+    ] = None
     clock_s: float = 0.0
 
 
@@ -77,22 +83,38 @@ class Scheduler:
     """Round after round: the world as it is now → a request → a verified plan and its cost.
 
     Draws nothing but from generators of the seed and the round, so that all strategies see the same
-    world under the same seed.
+    world under the same seed. ``channel`` is the run's preset.
     """
 
     def __init__(self, settings: Settings, reported: Sequence[Reported]) -> None:
         self._settings = settings
-        self._planner: Planner = settings.build("strategy")
+        self._planner: Planner = settings.planner
         self._environment: Environment = settings.build("environment")
-        channel: ChannelPreset = settings.build("channel")
-        self._channels: tuple[Channel, ...] = channel.draw(self._generator("channels"))
-        units, sound = len(reported), tuple(map(self._sound, reported))
+        self.channel: ChannelPreset = settings.build("channel")
+        self._channels: tuple[Channel, ...] = self.channel.draw(self._generator("channels"))
+        units, checked = len(reported), tuple(map(self._checked, reported))
         start = self._environment.start(
-            _clusters(sound), len(self._channels), self._generator("environment")
+            _clusters(checked), len(self._channels), self._generator("environment")
         )
-        self.state = SchedulerState(sound, (0.0,) * units, (None,) * units, start)
+        self.state = SchedulerState(checked, (0.0,) * units, (None,) * units, start)
 
-    def decide(self, round_: int) -> Decision:
+    def resume_from(self, state: SchedulerState) -> None:
+        """Go on from a checkpoint's state.
+
+        Raises ``ConfigError`` where a unit's cluster is another one by now.
+        """
+        pairs = zip(state.reported, self.state.reported, strict=True)
+        for unit, (then, now) in enumerate(pairs):
+            known = isinstance(then, ClusterState) and isinstance(now, ClusterState)
+            if known and then != now:
+                raise ConfigError(
+                    f"{self._settings.run_dir}: unit {unit} reports other devices, rows or bits "
+                    "than at the checkpoint; bring back the files that the run began with "
+                    "(cluster.file and the data's), or begin a new run"
+                )
+        self.state = state
+
+    def decide(self, round_: int) -> RoundDecision:
         """The round's plan, verified; the world moves on.
 
         Raises ``InfeasibleRoundError`` where there is none and ``federation.on_infeasible`` is
@@ -105,39 +127,61 @@ class Scheduler:
             if self._settings.federation.on_infeasible == "stop":
                 raise InfeasibleRoundError(f"round {round_}: {error}") from error
             plan, skipped = RoundPlan(round_, (), queues=error.queues), str(error)
+        if not isinstance(plan, RoundPlan):
+            raise ConfigError(
+                f"strategy: {type(self._planner).__qualname__}.plan_round returned a "
+                f"{type(plan).__name__}, expected a RoundPlan"
+            )
         verify_plan(plan, request)
         excluded = {
-            unit: f"{told.kind}: {told.message}"
-            for unit, told in enumerate(self.state.reported)
-            if isinstance(told, Failure)
+            unit: f"{failure.kind}: {failure.message}" for unit, failure in self.excluded.items()
         }
-        return Decision(request, plan, self._cost(plan, request), skipped, excluded)
+        return RoundDecision(request, plan, self._cost(plan, request), skipped, excluded)
+
+    @property
+    def excluded(self) -> dict[int, Failure]:
+        """Units that cannot be planned with, and why."""
+        reported = enumerate(self.state.reported)
+        return {unit: told for unit, told in reported if isinstance(told, Failure)}
 
     def end(
         self,
-        decision: Decision,
+        decision: RoundDecision,
         losses: Mapping[int, float],
         reported: Mapping[int, Reported],
         measured_s: float,
-        sight: Sight | None = None,
+        observation: RoundObservation | None = None,
     ) -> None:
-        """The round is over: what the units that finished lost and said, and what it showed."""
+        """The round is over: losses and cluster states of the units that finished, and what it
+        showed."""
         modelled = self._settings.federation.clock == "modelled"
         delay_s = decision.cost.delay_s if modelled else measured_s
-        before = self.state
-        shown = estimate(before.estimates, before.sight, sight) if sight else before.estimates
+        before, estimates = self.state, self.state.estimates
+        if observation is not None:
+            estimates = estimate(estimates, before.observation, observation)
         self.state = replace(
             before,
             queues=_next_queues(before.queues, decision.plan, losses),
             losses=_updated(before.losses, losses),
-            estimates=shown,
-            sight=sight or before.sight,
+            estimates=estimates,
+            observation=observation or before.observation,
             clock_s=before.clock_s + delay_s,
         )
-        self.hear(reported)
+        self.update_states(reported)
 
-    def report(self, decision: Decision) -> RoundReport:
-        """The round that ended last, as one in which nobody trained."""
+    def report(
+        self,
+        decision: RoundDecision,
+        units: Collection[int],
+        failures: Mapping[int, Failure],
+        train_loss: float | None = None,
+        samples: int = 0,
+        target_tokens: int = 0,
+        bytes_up: int = 0,
+        bytes_down: int = 0,
+        seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> RoundReport:
+        """The round that ended last; the defaults are those of one in which nobody trained."""
         return RoundReport(
             round=decision.plan.round,
             plan=decision.plan,
@@ -146,46 +190,48 @@ class Scheduler:
             skipped=decision.skipped,
             excluded=decision.excluded,
             queues=self.state.queues,
-            units=(),
-            failures={},
-            train_loss=None,
+            units=tuple(units),
+            failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
+            train_loss=train_loss,
             estimates=self.state.estimates,
-            samples=0,
-            target_tokens=0,
-            bytes_up=0,
-            bytes_down=0,
-            seconds={},
+            samples=samples,
+            target_tokens=target_tokens,
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            seconds=dict(seconds),
         )
 
-    def hear(self, reported: Mapping[int, Reported]) -> None:
-        """Units said anew what their clusters are like."""
-        sound = {unit: self._sound(told) for unit, told in reported.items()}
-        self.state = replace(self.state, reported=_updated(self.state.reported, sound))
+    def update_states(self, reported: Mapping[int, Reported]) -> None:
+        """What units report of their clusters replaces what they reported before."""
+        checked = {unit: self._checked(told) for unit, told in reported.items()}
+        self.state = replace(self.state, reported=_updated(self.state.reported, checked))
 
-    def _sound(self, told: Reported) -> Reported:
-        """What a unit said, unless its uplink is none to this run's channels."""
-        channels = len(self._channels)
-        if isinstance(told, Failure) or told.uplink is None or len(told.uplink.gains) == channels:
-            return told
-        gains = len(told.uplink.gains)
-        return Failure("WireError", f"it tells {gains} gains, and there are {channels} channels")
+    def _checked(self, reported: Reported) -> Reported:
+        """A failure in place of a cluster whose uplink has other channels than this run."""
+        expected = len(self._channels)
+        if isinstance(reported, Failure) or reported.uplink is None:
+            return reported
+        gains = len(reported.uplink.gains)
+        if gains == expected:
+            return reported
+        return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
 
     def _request(self, round_: int) -> RoundRequest:
         settings, state = self._settings, self.state
         clusters, rng = _clusters(state.reported), self._generator("environment", round_)
         moved = self._environment.step(self._fitting(clusters), rng)
-        world = self._environment.world(moved, clusters, self._channels)
+        seen = self._environment.conditions(moved, clusters, self._channels)
         self.state = replace(state, environment=moved)
         return RoundRequest(
             round=round_,
-            clusters=world.clusters,
+            clusters=seen.clusters,
             num_blocks=settings.model.num_blocks,
             batch_size=settings.batch_size,
             local_steps=settings.federation.local_steps,
             num_segments=settings.pipeline.num_segments,
             num_micro_batches=settings.pipeline.num_micro_batches,
             schedule=settings.pipeline.schedule,
-            channels=world.channels,
+            channels=seen.channels,
             queues=state.queues,
             losses=state.losses,
             partition=settings.framework.partition,
@@ -209,10 +255,9 @@ class Scheduler:
         )
 
     def _cost(self, plan: RoundPlan, request: RoundRequest) -> RoundCost:
-        """By the law and the fading that the strategy plans by; one that names none: ``overlap``
-        and the gains as they are."""
-        strategy = self._settings.tree["strategy"]
-        latency, fading = strategy.get("latency", "overlap"), strategy.get("fading", "none")
+        """By the law and the fading that the strategy plans by, see ``Planner``."""
+        latency: Latency = getattr(self._planner, "latency", "overlap")
+        fading: Fading = getattr(self._planner, "fading", "none")
         return round_cost(plan, request, latency, fading)
 
     def _generator(self, *purpose: str | int) -> np.random.Generator:
