@@ -8,42 +8,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from optim.allocation.exact import exact_allocation
-    from optim.dssra import Dssra
-    from optim.library import plan_round
-    from optim.partition.exact import exact_partition
-    from optim.planner import Planner, RoundRequest
-    from optim.problem import ClusterProblem, RoundOptions, RoundProblem
-    from optim.verify import verify_cluster, verify_plan, verify_round
-
-__all__ = [
-    "ClusterProblem",
-    "Dssra",
-    "Planner",
-    "RoundOptions",
-    "RoundProblem",
-    "RoundRequest",
-    "exact_allocation",
-    "exact_partition",
-    "plan_round",
-    "verify_cluster",
-    "verify_plan",
-    "verify_round",
-]
+    from optim.allocation.exact import exact_allocation as exact_allocation
+    from optim.dssra import Dssra as Dssra
+    from optim.library import plan_round as plan_round
+    from optim.partition.exact import exact_partition as exact_partition
+    from optim.planner import Planner as Planner
+    from optim.planner import RoundRequest as RoundRequest
+    from optim.problem import ClusterProblem as ClusterProblem
+    from optim.problem import RoundOptions as RoundOptions
+    from optim.problem import RoundProblem as RoundProblem
+    from optim.verify import verify_cluster as verify_cluster
+    from optim.verify import verify_plan as verify_plan
+    from optim.verify import verify_round as verify_round
 
 _MODULES = {
-    "optim.allocation.exact": ("exact_allocation",),
-    "optim.dssra": ("Dssra",),
-    "optim.library": ("plan_round",),
-    "optim.partition.exact": ("exact_partition",),
-    "optim.planner": ("Planner", "RoundRequest"),
-    "optim.problem": ("ClusterProblem", "RoundOptions", "RoundProblem"),
-    "optim.verify": ("verify_cluster", "verify_plan", "verify_round"),
+    "ClusterProblem": "problem",
+    "Dssra": "dssra",
+    "Planner": "planner",
+    "RoundOptions": "problem",
+    "RoundProblem": "problem",
+    "RoundRequest": "planner",
+    "exact_allocation": "allocation.exact",
+    "exact_partition": "partition.exact",
+    "plan_round": "library",
+    "verify_cluster": "verify",
+    "verify_plan": "verify",
+    "verify_round": "verify",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'optim' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'optim' has no attribute {name!r}")
+    return getattr(import_module(f"optim.{_MODULES[name]}"), name)

@@ -37,6 +37,25 @@ def scheduled_gamma(
     return options.kappa * (split + error + options.gradient_bound)
 
 
+def gamma_changes(
+    power_w: Floats,
+    gain: Floats,
+    interference_w: Floats,
+    num_segments: Floats,
+    problem: RoundProblem,
+) -> Floats:
+    """Y_n·(Γ - Γ_idle), what scheduling changes of the drift, broadcast over [..., N, J].
+
+    Infinite or NaN where nothing is received: at pairs that are infeasible.
+    """
+    options = problem.options
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = interference_error(power_w, gain, interference_w, options.interference_constant_w)
+        gammas = scheduled_gamma(num_segments, error, problem.num_blocks, options)
+        changes = gammas - idle_gamma(problem.channels, options)
+        return np.asarray(np.array(problem.queues)[:, np.newaxis] * changes)
+
+
 def idle_gamma(channels: Sequence[Channel], options: RoundOptions) -> float:
     """Γ of a unit that is not scheduled, κ·(C/I + φ²): p = 0, S = 0, I the channels' mean I_j.
 

@@ -11,7 +11,7 @@ from optim.allocation.infeasible import infeasible_round
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
 from optim.allocation.objective import round_objective
 from optim.allocation.options import OptionTable, option_table
-from optim.convergence import idle_gamma, interference_error, scheduled_gamma
+from optim.convergence import gamma_changes
 from optim.problem import Allocation, Bools, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import uplink_rate, upload_time
 from optim.radio.power_control import Senders, controlled_power
@@ -24,20 +24,13 @@ _TURNS = 50
 def paper_allocation(problem: RoundProblem) -> RoundSolution:
     """Sub-2 by alternation: channels by the Hungarian method (eq. 41), then power (eq. 42).
 
-    Each unit brings the fastest point of its front: Sub-1 was solved before, and for itself. As in
-    P3 the uploads are planned as if the pipelines took no time: what is minimised is eq. 35,
-    V·max (upload) + what of the drift depends on channels and power, while the objective that is
-    reported has the sum of pipeline and upload (eq. 26). Where the paper is silent or slips:
-
-    - Eqs. 40 and 41 sum the uploads; eq. 35's longest counts here. Eq. 41 also has Y_n·p_n within
-      the rate's denominator. For eq. 42 to 44 see ``controlled_power``.
-    - p⁽⁰⁾ is the largest power of each pair. A pair that is infeasible at any power is left out,
-      and as many units are scheduled as the others allow.
-    - "Until Y_n stabilizes" is read as: until eq. 35 falls no more. Queues change once a round.
-    - Y_n·S_n stays out of Sub-2, since eq. 34 charges it to every unit; the objective that is
-      reported charges the scheduled ones, so that this way pays where fronts differ in S.
-    - Drift ``gamma`` puts Y_n·(Γ_n - Γ_idle) for Y_n·p_n.
-    - C11, where asked for, takes the fastest point that it allows on that channel.
+    Each unit brings the fastest point of its front, with C11 the fastest that it allows on that
+    channel: Sub-1 was solved before. As in P3 the uploads are planned as if the pipelines took no
+    time, so what is minimised is eq. 35, V·max (upload) + the drift that depends on channels and
+    power, while the reported objective has the sum of pipeline and upload (eq. 26). S stays out of
+    Sub-2, since eq. 34 charges it to every unit; the reported objective charges the scheduled ones.
+    Drift ``gamma`` puts Y_n·(Γ_n - Γ_idle) for Y_n·p_n. docs/optim.md lists where the paper is read
+    differently.
 
     Raises ``InfeasibleRoundError`` where no unit can be scheduled.
     """
@@ -141,17 +134,11 @@ def _auxiliary(matching: Matching, uploads: Floats, drift: Floats, drift_weight:
 
 def _drift(problem: RoundProblem, pairs: _PairChoices, power_w: Floats) -> Floats:
     """What of the drift a pair adds in Sub-2, [N, J]: Y·p, or Y·(Γ - Γ_idle)."""
-    queues, options = np.array(problem.queues)[:, np.newaxis], problem.options
-    if options.drift == "paper":
-        return queues * power_w
+    if problem.options.drift == "paper":
+        return np.array(problem.queues)[:, np.newaxis] * power_w
     links = pairs.options.pairs
     power_w = np.where(pairs.feasible, power_w, links.max_power_w)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        error = interference_error(
-            power_w, links.gains, links.interference_w, options.interference_constant_w
-        )
-        gamma = scheduled_gamma(pairs.segments, error, problem.num_blocks, options)
-        costs = queues * (gamma - idle_gamma(problem.channels, options))
+    costs = gamma_changes(power_w, links.gains, links.interference_w, pairs.segments, problem)
     return np.where(pairs.feasible, costs, 0.0)
 
 

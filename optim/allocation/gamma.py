@@ -14,7 +14,7 @@ import numpy as np
 
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
 from optim.allocation.options import Choice, OptionTable
-from optim.convergence import idle_gamma, interference_error, scheduled_gamma
+from optim.convergence import gamma_changes, idle_gamma
 from optim.problem import Floats, Ints, RoundProblem
 
 
@@ -28,7 +28,11 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     """
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
-    costs = _costs(problem, options, idle)
+    pairs = options.pairs
+    costs = gamma_changes(
+        options.limits_w, pairs.gains, pairs.interference_w, options.segments, problem
+    )
+    costs = np.where(np.isfinite(options.finish_s), costs, 0.0)
     search = _Search(options.finish_s, costs, missing_cost(costs, min(costs.shape[1:])), weight)
     best, bound = _best(search, stop_at)
     matching = best.matching
@@ -39,18 +43,6 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
         powers_w=options.limits_w[matching.units, matching.channels],
         bound=bound + idle * math.fsum(problem.queues),
     )
-
-
-def _costs(problem: RoundProblem, options: OptionTable, idle: float) -> Floats:
-    """Y_n·(Γ - Γ_idle): what scheduling changes of the drift, [S, N, J]; 0 where infeasible."""
-    pairs = options.pairs
-    constant = problem.options.interference_constant_w
-    with np.errstate(divide="ignore"):
-        error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
-    gammas = scheduled_gamma(options.segments, error, problem.num_blocks, problem.options)
-    with np.errstate(invalid="ignore"):
-        costs = np.array(problem.queues)[:, np.newaxis] * (gammas - idle)
-    return np.where(np.isfinite(options.finish_s), costs, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +125,6 @@ def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
         middle = len(deadlines) // 2
         found = search.round(deadlines[middle])
         best = _better(best, found)
-        # G falls with D: no deadline below has less, and none from the makespan on differs.
         feasible = len(found.matching) == cardinality
         settled = int(np.searchsorted(deadlines, found.makespan_s)) if feasible else 0
         # G falls with D: no deadline below has less, and none from the makespan on differs.

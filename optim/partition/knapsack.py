@@ -8,6 +8,7 @@ r_k = g_k + (a_k - μ)·cap_k, and at most S devices cost at least
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -82,18 +83,9 @@ class Nodes:
 
     def where(self, keep: Bools | Ints) -> "Nodes":
         """Some of them."""
-        known = self.bottleneck and self.bottleneck.where(keep)
-        return Nodes(
-            self.rates,
-            self.row[keep],
-            self.low[keep],
-            self.high[keep],
-            self.least[keep],
-            self.per_block[keep],
-            self.hop[keep],
-            self.caps[keep],
-            known,
-        )
+        names = ("row", "low", "high", "least", "per_block", "hop", "caps")
+        kept: dict[str, Any] = {name: getattr(self, name)[keep] for name in names}
+        return replace(self, **kept, bottleneck=self.bottleneck and self.bottleneck.where(keep))
 
     def below(self, latency: Floats) -> "Nodes":
         """Those with an S that may be faster than [Smax]; the other S are closed."""

@@ -76,14 +76,8 @@ def controlled_power(senders: Senders, power_w: Floats) -> Floats:
 
         min V·t + Σ price·p   with   t ≥ λ + (z + θ - λ·r(p)) / r(p_now)   for each unit.
 
-    Where the paper's eqs. 42 to 44 slip:
-
-    - Eq. 42 adds V·(z + θ) - λ·r, in bits, to a price of power: the quotient by r(p_now) makes it
-      seconds, as Crouzeix and others normalise Dinkelbach's transform for a maximum of ratios.
-    - It sums over the units what eq. 35 maximises; here t bounds each of them.
-    - Eqs. 43 and 44 linearise C8 and C11 where the tangents admit powers that break them. They are
-      taken where both are exact, at their limits: low and high power.
-
+    Eqs. 42 to 44 are read differently (docs/optim.md): the quotient by r(p_now) makes bits seconds,
+    t bounds each unit instead of the sum, and C8 and C11 are exact limits instead of tangents.
     What is left to approximate is r where it fades or is extreme, by a logarithm with r's value
     and slope at p_now, and the drift ``gamma``, by its tangent (g_1 and g_2 of eq. 44).
     """
