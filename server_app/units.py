@@ -90,8 +90,8 @@ class Units:
 
         Raises ``RoundFailedError`` or ``WireError`` where one does not tell.
         """
-        contents = {node: records.pack_keep_request() for node in self.nodes.values()}
-        kept = self._asked(contents, records.KEEP, records.unpack_kept)
+        contents = {node: records.pack_groups({}) for node in self.nodes.values()}
+        kept = self._asked(contents, records.KEEP, records.unpack_groups)
         for unit, named in kept.items():
             _check_can_be_written(unit, named)
         return kept
@@ -102,9 +102,9 @@ class Units:
         Raises ``RoundFailedError`` where one cannot.
         """
         contents = {
-            node: records.pack_kept(kept.get(unit, {})) for unit, node in self.nodes.items()
+            node: records.pack_groups(kept.get(unit, {})) for unit, node in self.nodes.items()
         }
-        self._asked(contents, records.RESTORE, records.unpack_done)
+        self._asked(contents, records.RESTORE, records.unpack_groups)
 
     def _introduce(self) -> tuple[dict[int, ClusterState | Failure], list[Failure]]:
         """States of the strangers that become known by it, and why the others do not."""
@@ -151,11 +151,11 @@ class Units:
         """Send each node what it lacks; the nodes that cannot keep it, and why."""
         failures = dict[int, Failure]()
         for part, tensors in self._frozen.items():  # one at a time: it may be as large as a memory
-            content = records.pack_frozen({part: tensors})
+            content = records.pack_groups({part: tensors})
             nodes = [node for node, reply in known.items() if part in reply.lacking]
             replies = self._send(dict.fromkeys(nodes, content), records.FROZEN)
             for node in nodes:
-                done = self._answer_of(node, replies, records.FROZEN, records.unpack_done)
+                done = self._answer_of(node, replies, records.FROZEN, records.unpack_groups)
                 if isinstance(done, Failure):
                     failures[node] = done
             self.frozen_bytes += len(nodes) * records.num_bytes(tensors)

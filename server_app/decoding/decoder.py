@@ -60,7 +60,7 @@ class SessionPlan:
 
 
 @dataclass
-class _Step:
+class _OpenStep:
     number: int
     num_micro_batches: int
     target_tokens: int
@@ -87,7 +87,7 @@ class DecoderSession:
     complete: bool = False
     target_tokens: int = 0
     diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
-    _step: _Step | None = None
+    _step: _OpenStep | None = None
     _steps_done: int = field(default=0)
 
     @property
@@ -105,7 +105,7 @@ class DecoderSession:
         if not 1 <= num_micro_batches <= self.plan.batch_size or not 1 <= target_tokens <= most:
             raise WireError(f"{num_micro_batches} micro-batches with {target_tokens} target tokens")
         self.turn.__enter__()
-        self._step = _Step(step, num_micro_batches, target_tokens)
+        self._step = _OpenStep(step, num_micro_batches, target_tokens)
 
     def answer(
         self, micro_batch: int, sent: Sequence[Tensor], mask: Tensor, targets: Tensor
@@ -172,14 +172,14 @@ class DecoderSession:
             self.part.forget_gradients()
             self._leave_step()
 
-    def _check_finite(self, what: str, value: float, step: _Step) -> bool:
+    def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
         if math.isfinite(value):
             return True
         where = f"unit {self.plan.unit}, round {self.plan.round}, step {step.number}"
         self.diverged = f"{where}: the {what} is {value}; lower optimizer.lr"
         return False
 
-    def _under_way(self) -> _Step:
+    def _under_way(self) -> _OpenStep:
         if self._step is None:
             raise WireError("no step has begun")
         return self._step

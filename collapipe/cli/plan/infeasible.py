@@ -6,8 +6,8 @@ from collapipe.errors import ConfigError
 from collapipe.formatting import enough, micro_batches
 from collapipe.inventory.file import Box, Cluster, Inventory
 from optim.latency import block_caps
-from optim.problem import ClusterProblem, RoundProblem
-from optim.radio.channel import Floats, Links, links, power_limits, uplink_rate, upload_energy
+from optim.problem import ClusterProblem, Floats, RoundProblem
+from optim.radio.channel import Links, links, power_limits, uplink_rate, upload_energy
 
 
 def no_room(

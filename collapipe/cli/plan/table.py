@@ -19,9 +19,9 @@ from collapipe.formatting import (
 )
 from collapipe.inventory.file import Box, Inventory
 from collapipe.state import EnergyBudget
-from optim.latency import Ints, block_caps, pipeline_latency
-from optim.partition.exact import even_partition
-from optim.problem import ClusterProblem, ClusterSolution, Partition
+from optim.latency import block_caps, pipeline_latency
+from optim.partition.baselines import even_blocks
+from optim.problem import ClusterProblem, ClusterSolution, Ints, Partition
 from optim.timeline import Stage, timeline
 
 _COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
@@ -199,8 +199,8 @@ def _even(problem: ClusterProblem, partition: Partition) -> list[tuple[str, str]
 
 
 def _even_blocks(problem: ClusterProblem) -> list[int]:
-    held = [plan.span.blocks for plan in even_partition(problem.num_blocks, problem.devices)]
-    return [*held, *(0,) * (len(problem.devices) - len(held))]
+    used = min(problem.num_blocks, len(problem.devices))
+    return even_blocks(problem.num_blocks, used) + [0] * (len(problem.devices) - used)
 
 
 def _overloaded(problem: ClusterProblem, blocks: Sequence[int], caps: Ints) -> list[str]:

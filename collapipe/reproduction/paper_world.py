@@ -1,7 +1,7 @@
-"""The paper's world, drawn from the presets ``paper``, and solvers' verified answers in it."""
+"""Devices and channels of the presets ``paper``, and solvers' verified answers for them."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from collapipe.devices.presets import ChannelPreset, PaperCluster
 from collapipe.errors import InfeasibleRoundError
 from collapipe.seeds import derive
 from collapipe.state import BlockCost, Channel, DeviceProfile, Uplink
-from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver
+from optim.problem import ClusterProblem, ClusterSolution
+from optim.solvers import cluster_solver
 from optim.verify import verify_cluster
 
 BATCH_SIZE = 64  # b of Table II
@@ -20,7 +21,7 @@ TRANSFORMER_BLOCKS, BERT_BLOCKS = 6, 12  # L
 
 
 @dataclass(frozen=True)
-class World:
+class PaperPresets:
     """The presets, and the options that they were made of."""
 
     cluster: PaperCluster
@@ -28,7 +29,7 @@ class World:
     options: Mapping[str, Any]
 
     def devices(self, seed: int, *purpose: int | str) -> tuple[DeviceProfile, ...]:
-        """The devices of one cluster; the same seed and purpose give the same ones."""
+        """Draw the devices of one cluster; the same seed and purpose give the same ones."""
         # Table II describes times and memory by itself, whatever the model's blocks cost.
         cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)
         return self.cluster.draw(cost, 0, stream(seed, "cluster", *purpose))
@@ -36,7 +37,7 @@ class World:
     def radio(
         self, seed: int, num_units: int, *purpose: int | str
     ) -> tuple[tuple[Channel, ...], tuple[Uplink, ...]]:
-        """The channels, and the uplinks of ``num_units`` units with a batch's activations.
+        """Draw the channels, and the uplinks of ``num_units`` units with a batch's activations.
 
         A sample's activations are half of what passes a hop there and back.
         """
@@ -47,11 +48,11 @@ class World:
 
 
 @functools.cache
-def paper_world() -> World:
+def paper_presets() -> PaperPresets:
     """The presets ``paper`` of clusters and channels."""
     settings = config.load_overrides(["cluster=paper", "channel=paper"])
     options = {name: settings.tree[name] for name in ("cluster", "channel")}
-    return World(settings.build("cluster"), settings.build("channel"), options)
+    return PaperPresets(settings.build("cluster"), settings.build("channel"), options)
 
 
 def stream(seed: int, *purpose: int | str) -> np.random.Generator:
@@ -59,34 +60,27 @@ def stream(seed: int, *purpose: int | str) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *purpose))
 
 
-def problem(devices: Sequence[DeviceProfile], num_blocks: int) -> ClusterProblem:
-    """Sub-1 under the paper's law (eq. 15), m up to b."""
-    return ClusterProblem(tuple(devices), num_blocks, BATCH_SIZE, BATCH_SIZE, "bound")
+def draw_cluster(num_blocks: int, seed: int, *purpose: int | str) -> ClusterProblem:
+    """Sub-1 of a drawn cluster under eq. (15), m up to b."""
+    devices = paper_presets().devices(seed, *purpose)
+    return ClusterProblem(devices, num_blocks, BATCH_SIZE, BATCH_SIZE, "bound")
 
 
-def solved(
-    solver: ClusterSolver, cluster: ClusterProblem, rng: np.random.Generator
-) -> ClusterSolution:
-    """A verified answer. Raises ``InfeasibleRoundError``."""
-    solution = solver(cluster, rng)
-    verify_cluster(solution, cluster)
-    return solution
-
-
-def unlimited(cluster: ClusterProblem) -> ClusterProblem:
-    """The same without limits of memory and energy."""
-    devices = (replace(device, max_blocks=None, energy=None) for device in cluster.devices)
-    return replace(cluster, devices=tuple(devices))
-
-
-def solved_or_unlimited(
-    solver: ClusterSolver, cluster: ClusterProblem, rng: np.random.Generator
+def solve(
+    solver: str, cluster: ClusterProblem, rng: np.random.Generator, unlimited: bool = False
 ) -> tuple[ClusterSolution, bool]:
-    """A verified answer, and whether it breaks a limit of memory or energy.
+    """A verified answer, and whether it exceeds a limit of memory or energy.
 
-    Systems that look at no limits are given what they need, so that their time can be compared.
+    With ``unlimited``, systems that look at no limits are given what they need, so that their time
+    can be compared. Raises ``InfeasibleRoundError``.
     """
     try:
-        return solved(solver, cluster, rng), False
+        solution = cluster_solver(solver)(cluster, rng)
     except InfeasibleRoundError:
-        return solved(solver, unlimited(cluster), rng), True
+        if not unlimited:
+            raise
+        devices = (replace(device, max_blocks=None, energy=None) for device in cluster.devices)
+        cluster = replace(cluster, devices=tuple(devices))
+        return solve(solver, cluster, rng)[0], True
+    verify_cluster(solution, cluster)
+    return solution, False

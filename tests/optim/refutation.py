@@ -1,4 +1,7 @@
-"""A round's lower bound, held against answers that differ from the given one by one step."""
+"""A round's lower bound, held against answers that differ from the given one by one step.
+
+Where one of them is below the bound, the bound is wrong: that refutes a claim, it proves none.
+"""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optim.problem import Allocation, RoundProblem, RoundSolution
+from optim.problem import Allocation, RoundOptions, RoundProblem, RoundSolution
 from optim.verify import radio
-from optim.verify.judgement import exceeds, violation
+from optim.verify import verify_round as verify_constraints
 from optim.verify.objective import chosen_penalties, finishes, idle_penalties, penalties
+from optim.verify.radio import UplinkPairs
+from optim.verify.tolerance import MARGIN, exceeds, violation
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Of the largest feasible power. Γ falls with it; the paper's drift may prefer less.
 POWER_FRACTIONS = {"gamma": (1.0,), "paper": (1.0, 0.5, 0.25)}
+
+
+def verify_round(solution: RoundSolution, problem: RoundProblem) -> None:
+    """``optim.verify.verify_round``, and nothing near the answer is below its bound."""
+    verify_constraints(solution, problem)
+    refute_bound(solution, problem)
 
 
 def refute_bound(solution: RoundSolution, problem: RoundProblem) -> None:
@@ -54,7 +65,7 @@ def _choices(problem: RoundProblem) -> _Choices:
     options, queues = problem.options, np.array(problem.queues)[:, None, None]
     latencies, segments = _points(problem)
     pairs = radio.all_pairs(problem)
-    each, largest = pairs.at((..., None)), radio.largest_powers(pairs, options)
+    each, largest = pairs.at((..., None)), largest_powers(pairs, options)
     finish, costs = [], []
     for fraction in POWER_FRACTIONS[options.drift]:
         power_w = fraction * largest[..., None]
@@ -140,3 +151,21 @@ def _total(drift_weight: float, makespan_s: Floats, drift: Floats) -> Floats:
     # What never ends is infeasible, whatever V is.
     with np.errstate(invalid="ignore"):
         return np.where(np.isfinite(makespan_s), drift_weight * makespan_s + drift, math.inf)
+
+
+def largest_powers(pairs: UplinkPairs, options: RoundOptions) -> Floats:
+    """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
+    powers = pairs.max_power_w.copy()
+    scarce = radio.energies(pairs, powers, options) > pairs.energy_j * MARGIN
+    if scarce.any():
+        powers[scarce] = _bisected(pairs.at(scarce), options)
+    return powers
+
+
+def _bisected(pairs: UplinkPairs, options: RoundOptions) -> Floats:
+    low, high = np.zeros_like(pairs.max_power_w), pairs.max_power_w
+    for _ in range(30):
+        middle = (low + high) / 2
+        enough = radio.energies(pairs, middle, options) <= pairs.energy_j * MARGIN
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+    return low
