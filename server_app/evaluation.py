@@ -11,11 +11,9 @@ from datasets import Dataset
 from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
+from collapipe.tasks.prediction import rows_at_once
 from collapipe.tasks.task import Score, Task
 from collapipe.text.tokenizer import Tokenizer
-
-_BATCH = 256  # rows at once: long enough for fast matrices
-_LOGITS = 2**26  # numbers of a batch's answer: a causal model has one for each token and class
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,7 @@ class Evaluator:
 
     def __init__(self, task: Task, rows: Dataset, tokenizer: Tokenizer) -> None:
         self._task, self._rows = task, rows
-        answer = task.max_length * tokenizer.vocabulary.num_classes
-        self._batch = max(1, min(_BATCH, _LOGITS // answer))
+        self._batch = rows_at_once(task, tokenizer)
         self._examples = task.encode(rows, tokenizer)
         lengths = self._examples.lengths
         self._order = sorted(range(len(lengths)), key=lengths.__getitem__)

@@ -58,8 +58,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
         if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
             _log.warning(
-                "adapter=lora: the model's weights are random and stay so; "
-                "set model.pretrained=true"
+                "adapter=lora: the model's weights are random and stay so; begin with trained ones "
+                "by model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
             )
         history = History(time.perf_counter())
         if checkpoint is not None:

@@ -44,7 +44,7 @@ def test_splitfed_ends_where_collapipe_does(
     capsys.readouterr()
     said = []
     for name in ("cut", "whole"):
-        predict_texts(tmp_path / name, TEXTS, ())
+        predict_texts(tmp_path / name, [TEXTS], ())
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != ""
 

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federated import grid_of
 
 from collapipe import config
-from collapipe.cli.predict import predict_texts
+from collapipe.cli.predict import evaluate_file, predict_texts
 from server_app.training import train
 
 ENCODER = (
@@ -61,10 +62,12 @@ def loss_fell(run_dir: Path) -> bool:
     return bool(loss["last"] < loss["first"])
 
 
-def answers(run_dir: Path, texts: Sequence[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+def answers(
+    run_dir: Path, texts: Sequence[str], capsys: pytest.CaptureFixture[str], **options: Any
+) -> list[str]:
     """What ``collapipe predict`` prints for these texts."""
     capsys.readouterr()
-    predict_texts(run_dir, texts, ())
+    predict_texts(run_dir, [texts], (), **options)
     return capsys.readouterr().out.removesuffix("\n").split("\n")
 
 
@@ -73,6 +76,34 @@ def test_classification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert metrics(tmp_path) == ("accuracy", {"macro-F1"})
     first, empty = answers(tmp_path, ["the oven is on", ""], capsys)
     assert {first, empty} <= TOPICS
+    label, probability = answers(tmp_path, ["the oven is on"], capsys, scores=True)[0].split("\t")
+    found = json.loads(answers(tmp_path, ["the oven is on"], capsys, as_json=True)[0])
+    assert label == found["prediction"] == first
+    assert set(found["probabilities"]) == TOPICS
+    assert sum(found["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert found["probability"] == max(found["probabilities"].values())
+    assert float(probability) == pytest.approx(found["probability"], rel=1e-3)
+    assert evaluated(tmp_path, capsys) == summary(tmp_path)
+
+
+def summary(run_dir: Path) -> dict[str, float]:
+    """The metrics of a run's test rows."""
+    metric = json.loads((run_dir / "summary.json").read_text())["metric"]
+    return {metric["name"]: metric["value"], **metric["extra_metrics"]}
+
+
+def evaluated(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """What ``collapipe evaluate`` finds on the run's own test rows, from a file."""
+    settings = config.load_saved(run_dir / "config.yaml")
+    file = run_dir / "rows.jsonl"
+    rows = settings.task.splits(settings.seed).test.select(range(40))
+    if "tags" in rows.column_names:
+        rows = rows.rename_column("tags", "ner_tags")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    evaluate_file(run_dir, file, (), None, as_json=True)
+    found: dict[str, float] = json.loads(capsys.readouterr().out)["metrics"]
+    return found
 
 
 def test_ner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,13 +114,27 @@ def test_ner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(words.split()) == 4
     assert len(characters.split()) == 2
     assert {*words.split(), *characters.split()} <= TAGS
+    found = json.loads(answers(tmp_path, ["Tivomar lives"], capsys, as_json=True)[0])
+    assert len(found["probability"]) == len(found["probabilities"]) == 2
+    assert all(sum(each.values()) == pytest.approx(1, abs=1e-5) for each in found["probabilities"])
+    assert evaluated(tmp_path, capsys) == summary(tmp_path)
 
 
 def test_causal_lm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, "task=causal_lm", *CAUSAL)
     assert metrics(tmp_path) == ("perplexity", set())
     assert loss_fell(tmp_path)
-    assert len(answers(tmp_path, ["the small", ""], capsys)) == 2
+    texts = ["the small", ""]
+    one = answers(tmp_path, texts, capsys)
+    assert len(one) == 2
+    assert answers(tmp_path, texts, capsys, max_new_tokens=1) == one
+    more = answers(tmp_path, texts, capsys, max_new_tokens=5)
+    assert all(text.startswith(first) for text, first in zip(more, one, strict=True))
+    alone = [answers(tmp_path, [text], capsys, max_new_tokens=40)[0] for text in texts]
+    assert answers(tmp_path, texts, capsys, max_new_tokens=40) == alone  # beyond max_length
+    found = [json.loads(line) for line in answers(tmp_path, texts, capsys, as_json=True)]
+    assert [each["prediction"] for each in found] == one
+    assert all(each["log_probability"] < 0 for each in found)
 
 
 def test_labels_may_stay_on_the_units(tmp_path: Path) -> None:

@@ -115,14 +115,46 @@ def predict(
     texts: Annotated[
         list[str] | None, typer.Argument(help="Inputs; without any, lines of standard input.")
     ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Tokens that a causal model writes at most; default: 1.")
+    ] = None,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Print each answer's probability behind a tab.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per input, with all scores.")
+    ] = False,
     trust: TrustOption = None,
     unit: UnitOption = None,
 ) -> None:
     """Use a run's trained model."""
-    from collapipe.cli.predict import predict_texts
+    from collapipe.cli.predict import as_texts, lines_of, predict_texts
 
-    inputs = texts or [line.rstrip("\n") for line in sys.stdin]
-    predict_texts(run_dir, inputs, trust or [], unit)
+    predict_texts(
+        run_dir,
+        [as_texts(texts)] if texts else lines_of(sys.stdin.buffer),
+        trust or [],
+        unit,
+        max_new_tokens=max_new_tokens,
+        scores=scores,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def evaluate(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    file: Annotated[
+        Path, typer.Option(help="Rows with the columns of the run's own: CSV, TSV, JSON or text.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trust: TrustOption = None,
+    unit: UnitOption = None,
+) -> None:
+    """Compute the metric of a run's trained model on other rows."""
+    from collapipe.cli.predict import evaluate_file
+
+    evaluate_file(run_dir, file, trust or [], unit, as_json)
 
 
 @app.command()
@@ -158,9 +190,9 @@ def plan(
     INVENTORY is a YAML file that says what your devices are like and what a block of the model
     costs; docs/examples has two. docs/planning.md explains the file, the answer and the solvers.
     """
-    from collapipe.cli.plan.command import plan_inventory
+    from collapipe.cli.plan.command import run_plan
 
-    plan_inventory(inventory, as_json, solver, plot)
+    run_plan(inventory, as_json, solver, plot)
 
 
 @app.command()

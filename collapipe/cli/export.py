@@ -7,7 +7,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from collapipe.errors import ConfigError
 from collapipe.models.cut import CutSpec, uncut
-from collapipe.models.huggingface.export import check_folder, export
+from collapipe.models.huggingface.export import check_folder, export, writing
 from collapipe.models.huggingface.export_tokenizer import export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec, merged
@@ -35,5 +35,6 @@ def export_run(
         raise ConfigError(f"{run_dir}: its model is not one of transformers (model=huggingface)")
     assert spec.head is not None
     export(spec, tokenizer.vocabulary, tokenizer.labels, weights, folder)
-    export_tokenizer(tokenizer, spec.head, settings.task.max_length, folder)
+    with writing(folder):
+        export_tokenizer(tokenizer, spec.head, settings.task.max_length, folder)
     print(f'{folder}: load it with transformers.{spec.class_name}.from_pretrained("{folder}")')

@@ -1,24 +1,114 @@
-"""``collapipe predict``: a run's model on a user's own inputs."""
+"""``collapipe predict`` and ``evaluate``: a run's model on a user's own inputs and rows."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
+from collapipe.data.columns import standard
+from collapipe.data.files import read_file
+from collapipe.data.sources import columns_of
+from collapipe.errors import ConfigError
 from collapipe.runs.model import load_model
+from collapipe.tasks.prediction import Prediction, Predictor
+from server_app.evaluation import Evaluator
+from server_app.records.progress import shown
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a stranger's labels may hold them
+_CHUNK, _LONGEST_LINE = 2**16, 2**22  # bytes
 
 
 def predict_texts(
-    run_dir: Path, texts: Sequence[str], trusted: Sequence[str], unit: int | None = None
+    run_dir: Path,
+    texts: Iterable[Sequence[str]],
+    trusted: Sequence[str],
+    unit: int | None = None,
+    *,
+    max_new_tokens: int | None = None,
+    scores: bool = False,
+    as_json: bool = False,
 ) -> None:
-    """Print a line per text. ``trusted`` packages may hold the run's task and model; ``unit``
-    says whose model it is where each unit has one."""
+    """Print a line per text of ``texts``, batches of them, as soon as a batch is answered.
+
+    ``trusted`` packages may hold the run's task and model; ``unit`` says whose model it is where
+    each unit has one.
+    """
     settings, model, tokenizer = load_model(run_dir, trusted, unit)
-    if not texts:
-        return
-    task = settings.task
-    inputs = task.inputs(texts, tokenizer)
-    generated = model.generate(inputs.batch(range(len(texts))), task.max_length)
-    for text in inputs.decode(generated):
-        print(_CONTROL.sub(" ", text))
+    scored = scores or as_json
+    predictor = Predictor(model, settings.task, tokenizer, max_new_tokens, scored)
+    for batch in texts:
+        for text, prediction in zip(batch, predictor.predict(batch), strict=True):
+            print(_as_json(text, prediction) if as_json else _as_line(prediction), flush=True)
+
+
+def evaluate_file(
+    run_dir: Path, file: Path, trusted: Sequence[str], unit: int | None, as_json: bool
+) -> None:
+    """Print the metric of the run's model on a file's rows, whose columns are called as the run's.
+
+    Raises ``DataError`` for rows that the task cannot take.
+    """
+    settings, model, tokenizer = load_model(run_dir, trusted, unit)
+    task, names = settings.task, columns_of(settings.data, settings.task.columns)
+    rows = standard(read_file(file, "--file"), names, str(file))
+    found = Evaluator(task, rows, tokenizer).evaluate(model)
+    score = found.score
+    if as_json:
+        values = {score.name: score.value, **score.extra_metrics}
+        print(json.dumps({"metrics": values, "loss": found.loss, "signature": score.signature}))
+    else:
+        print(f"{shown(score)}  loss {found.loss:.4g}  ({score.signature})")
+
+
+def as_texts(arguments: Sequence[str]) -> list[str]:
+    """What was typed. Raises ``ConfigError`` for bytes that are not UTF-8."""
+    for number, text in enumerate(arguments, 1):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"text {number} is not UTF-8; convert it") from error
+    return list(arguments)
+
+
+def lines_of(stream: BinaryIO) -> Iterator[list[str]]:
+    """The lines that have come by now, again and again up to the end.
+
+    Raises ``ConfigError`` for a line that is not UTF-8 or has more than ``_LONGEST_LINE`` bytes.
+    """
+    rest, number = b"", 0
+    while chunk := getattr(stream, "read1", stream.read)(_CHUNK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield [_decoded(line, number) for number, line in enumerate(lines, number + 1)]
+        number += len(lines)
+        if len(rest) > _LONGEST_LINE:
+            raise ConfigError(
+                f"standard input:{number + 1}: a line of more than {_LONGEST_LINE} bytes"
+            )
+    if rest:
+        yield [_decoded(rest, number + 1)]
+
+
+def _decoded(line: bytes, number: int) -> str:
+    try:
+        return line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"standard input:{number} is not UTF-8 (byte 0x{error.object[error.start]:02x}); "
+            "convert it"
+        ) from error
+
+
+def _as_line(prediction: Prediction) -> str:
+    """The answer and, behind a tab, its probability or the logarithm of it."""
+    line, scores = _CONTROL.sub(" ", prediction.text), prediction.scores
+    if not scores:
+        return line
+    score = scores.get("probability", scores.get("log_probability"))
+    values = score if isinstance(score, list) else [score]
+    return f"{line}\t{' '.join(f'{value:.4g}' for value in values)}"
+
+
+def _as_json(text: str, prediction: Prediction) -> str:
+    found: dict[str, Any] = {"text": text, "prediction": prediction.text, **prediction.scores}
+    return json.dumps(found)

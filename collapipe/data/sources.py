@@ -30,7 +30,7 @@ def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
     labels the hub keeps secret, is drawn from the training rows. Raises ``DataError`` and
     ``ConfigError``.
     """
-    names = {column: getattr(data, f"{column}_column", column) for column in columns}
+    names = columns_of(data, columns)
     with _quiet():
         if data.name is None:
             found = _file_rows(data)
@@ -42,6 +42,11 @@ def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
         }
         rows = {split: standard(found[split], names, where[split]) for split in found}
     return _complete(rows, where["train"], seed)
+
+
+def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:
+    """A task's columns → what the user calls them."""
+    return {column: getattr(data, f"{column}_column", column) for column in columns}
 
 
 def _file_rows(data: DataSettings) -> dict[str, Dataset]:

@@ -72,6 +72,10 @@ class CutHead(nn.Module):
         """Sum of the target tokens' losses; ``hidden`` as the units' last block leaves it."""
         return cast(Head, self.head).loss(self._encoded(hidden, mask), mask, targets)
 
+    def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Those of a head that has some."""
+        return cast(Any, self.head).logits(self._encoded(hidden, mask), mask)  # type: ignore[no-any-return]
+
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
         """Predicted ids of each sample, without marks."""
         return cast(Head, self.head).generate(self._encoded(hidden, mask), mask, max_length)

@@ -1,5 +1,7 @@
 """A run's tokeniser: a model's own, or one trained on the rows; with the names of the labels."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from transformers.models.auto.tokenization_auto import (
     get_tokenizer_config,
     tokenizer_class_from_name,
 )
+from transformers.utils import cached_file
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, one_line
+from collapipe.text.foreign import check_tokenizer
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -43,11 +47,14 @@ def _pretrained(name: str) -> Tokenizer:
     eos = original.sep_token or original.eos_token
     if eos is None or bos is None:
         raise ConfigError(
-            f"data.tokenizer={name}: its tokeniser has no mark for a text's end (eos_token or "
+            f"data.tokenizer={name}: its tokeniser has no token for a text's end (eos_token or "
             "sep_token in tokenizer_config.json)"
         )
-    # Padding is masked, so that any mark will do where there is none for it, as in GPT-2.
-    return Tokenizer(backend.to_str(), SpecialTokens(original.pad_token or eos, bos, eos))
+    # Padding is masked, so that any token will do where there is none for it, as in GPT-2.
+    special_tokens, json_text = SpecialTokens(original.pad_token or eos, bos, eos), backend.to_str()
+    with _named(name):
+        check_tokenizer(json_text)
+        return Tokenizer(json_text, special_tokens)
 
 
 def _load(name: str) -> Any:
@@ -55,6 +62,10 @@ def _load(name: str) -> Any:
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds to ask in; with 0 it refuses
     try:
         _check_class(name)
+        ready = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        if ready is not None:
+            with _named(name):
+                check_tokenizer(Path(ready).read_text("utf-8"))
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except ConfigError:
         raise
@@ -67,6 +78,14 @@ def _load(name: str) -> Any:
         return BertTokenizer.from_pretrained(name)
     except Exception as error:
         raise ConfigError(f"data.tokenizer={name}: cannot be read ({one_line(error)})") from error
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"data.tokenizer={name}: {error}") from error
 
 
 def _check_class(name: str) -> None:

@@ -13,6 +13,7 @@ from collapipe.config import Settings, load_saved
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.folder import check_there, weights_file
+from collapipe.text.foreign import check_tokenizer
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 
@@ -74,17 +75,19 @@ def _read_tokenizer(model_dir: Path) -> Tokenizer:
     words, known = model_dir / "tokenizer.json", model_dir / "model.json"
     try:
         rest = json.loads(known.read_text(encoding="utf-8"))
-        marks, labels = SpecialTokens(**rest["marks"]), [str(label) for label in rest["labels"]]
-        if not all(isinstance(mark, str) for mark in asdict(marks).values()):
-            raise TypeError("a mark that is no text")
+        special_tokens = SpecialTokens(**rest["marks"])
+        labels = [str(label) for label in rest["labels"]]
+        if not all(isinstance(token, str) for token in asdict(special_tokens).values()):
+            raise TypeError("a special token that is no text")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         why = one_line(error)
         raise ConfigError(f"{known}: has no marks and labels of a tokeniser ({why})") from error
     try:
         text = words.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+        check_tokenizer(text)
+        return Tokenizer(text, special_tokens, labels)
+    except (UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(f"{words}: not a tokeniser ({one_line(error)})") from error
-    return Tokenizer(text, marks, labels)
 
 
 def initial_model(settings: Settings, tokenizer: Tokenizer) -> SplitModel:

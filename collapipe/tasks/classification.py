@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sklearn
 from datasets import Dataset
 from sklearn.metrics import accuracy_score, f1_score
+from torch import Tensor
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.label_files import parse_labelled
@@ -40,6 +42,11 @@ class LabelledTexts:
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
         """Each text's label by name."""
         return [self.tokenizer.labels[label] for (label,) in predictions]
+
+    def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
+        """Of all labels [labels], by name, and of the likeliest."""
+        each = dict(zip(self.tokenizer.labels, probabilities.tolist(), strict=True))
+        return {"probability": max(each.values()), "probabilities": each}
 
 
 @dataclass(frozen=True, slots=True)

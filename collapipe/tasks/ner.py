@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
+from typing import Any
 
 from datasets import Dataset
 from seqeval.metrics.v1 import precision_recall_fscore_support
 from seqeval.scheme import IOB2
+from torch import Tensor
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.tag_files import OUTSIDE, parse_tagged
@@ -64,6 +66,17 @@ class TaggedSentences:
             " ".join(OUTSIDE if start is None else names[tags[start + 1]] for start in starts)
             for starts, tags in zip(self.starts, predictions, strict=True)
         ]
+
+    def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
+        """Of each word's tags, of ``probabilities`` [tokens, tags]; a word without a token is
+        certainly O."""
+        words = [
+            {OUTSIDE: 1.0}
+            if start is None
+            else dict(zip(self.tokenizer.labels, probabilities[start + 1].tolist(), strict=True))
+            for start in self.starts[row]
+        ]
+        return {"probability": [max(each.values()) for each in words], "probabilities": words}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,20 @@
-"""What turns a run's texts and labels into numbers: tokens, marks and the labels' names."""
+"""What turns a run's texts and labels into numbers."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a model must know of a tokeniser: its size, the ids of its marks, how many labels."""
+    """What a model must know of a tokeniser: size, ids of special tokens, number of labels."""
 
     size: int
     pad: int
@@ -37,13 +38,25 @@ class SpecialTokens:
 
 
 OWN_SPECIAL_TOKENS = SpecialTokens()
+_MOST_TOKENS = 2**22
 _BLANK = "Ġ"  # as byte-level tokenisers write it
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """Make a ``ConfigError`` of whatever the library raises, its panics included."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{what} ({one_line(error)})") from error
 
 
 class Tokenizer:
     """Text to token ids and back, and the names of the labels, in the order of their ids.
 
-    Raises ``ConfigError`` for JSON that is no tokeniser, or one without its marks.
+    Raises ``ConfigError`` for JSON that is no tokeniser, or one without its special tokens.
 
     Attributes
     ----------
@@ -59,24 +72,21 @@ class Tokenizer:
     ) -> None:
         self.json_text, self.special_tokens = json_text, special_tokens
         self.labels = tuple(labels)
-        try:
+        with _failures("not a tokeniser's JSON"):
             self._tokenizer = tokenizers.Tokenizer.from_str(json_text)
-        except Exception as error:  # the library's own kind: Exception itself
-            raise ConfigError(f"not a tokeniser's JSON ({error})") from error
-        self._tokenizer.encode_special_tokens = True  # a typed "</s>" is text, not a mark
+        self._tokenizer.encode_special_tokens = True  # a typed "</s>" is text
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         ids = self._tokenizer.get_vocab()
-        for mark in asdict(special_tokens).values():
-            if mark not in ids:
-                raise ConfigError(f"a tokeniser without its mark {mark!r}")
-        size, pad, bos, eos = (
-            len(ids),
-            ids[special_tokens.pad],
-            ids[special_tokens.bos],
-            ids[special_tokens.eos],
-        )
-        self.vocabulary = Vocabulary(size, pad, bos, eos, len(self.labels))
+        special = asdict(special_tokens)
+        for token in special.values():
+            if token not in ids:
+                raise ConfigError(f"a tokeniser without its special token {token!r}")
+        size = max(ids.values()) + 1
+        if size > _MOST_TOKENS:
+            raise ConfigError(f"a tokeniser with ids up to {size - 1}, at most {_MOST_TOKENS - 1}")
+        named = {name: ids[token] for name, token in special.items()}
+        self.vocabulary = Vocabulary(size, **named, num_labels=len(self.labels))
         self._blank = " " if any(len(t) > 1 and t.startswith(_BLANK) for t in ids) else ""
 
     @classmethod
@@ -84,11 +94,8 @@ class Tokenizer:
         """Of what ``pack`` returned."""
         try:
             kept = json.loads(text)
-            words, special_tokens, labels = (
-                kept["tokenizer"],
-                SpecialTokens(**kept["marks"]),
-                kept["labels"],
-            )
+            words, labels = kept["tokenizer"], kept["labels"]
+            special_tokens = SpecialTokens(**kept["marks"])
             if not isinstance(words, str) or not all(isinstance(name, str) for name in labels):
                 raise TypeError("a name that is no text")
         except (ValueError, TypeError, KeyError) as error:
@@ -125,16 +132,19 @@ class Tokenizer:
         return cls(tokenizer.to_str())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without marks."""
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        """Token ids of each text, without special tokens."""
+        with _failures("the tokeniser fails on a text"):
+            encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encoded]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each sequence, marks left out."""
-        return self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
+        """Text of each sequence, special tokens left out."""
+        with _failures("the tokeniser fails on its own tokens"):
+            rows = [list(row) for row in ids]
+            return self._tokenizer.decode_batch(rows, skip_special_tokens=True)
 
     def encode_words(self, rows: Sequence[Sequence[str]]) -> list[list[list[int]]]:
-        """Token ids of each word of each row, without marks.
+        """Token ids of each word of each row, without special tokens.
 
         A byte-level tokeniser of running text, such as GPT-2's, knows words with the blank before
         them, and so a word is encoded; one trained on words alone knows none.

@@ -1,13 +1,15 @@
 """A trained split model as a folder that ``from_pretrained`` of transformers loads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.text.tokenizer import Vocabulary
 
@@ -37,13 +39,27 @@ def export(
     constants = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     if unexpected or set(missing) - constants:
         raise ConfigError(f"not the weights of this model: {[*missing, *unexpected][0]}")
-    model.save_pretrained(folder)
+    with writing(folder):
+        model.save_pretrained(folder)
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ``ConfigError`` where writing would mix with, or replace, what somebody has there."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: is there already and not empty; name another folder")
+    """Make ``folder``. Raise ``ConfigError`` where it holds something, or cannot be written."""
+    with writing(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder}: is there already and not empty; name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make a ``ConfigError`` of what hinders writing there."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({one_line(error)}); make room or name another folder"
+        ) from error
 
 
 def _whole(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> Any:

@@ -45,8 +45,8 @@ class HuggingFaceSpec:
     family
         ``model_type``, where ``config.json`` is too old to have it.
     num_blocks
-        L. None is all layers of an encoder, fewer make it shorter; a causal model has its other
-        layers on the server.
+        L. None: all layers. Fewer make an encoder shorter; a causal model has its other layers on
+        the server.
     head
         ``tokens`` or ``pooled`` (encoder-only), ``decoder``, ``causal``; None: the family's first.
     config
@@ -67,11 +67,6 @@ class HuggingFaceSpec:
         family, config = self._read()
         layers = getattr(config, family.sizes[0])
         if self.num_blocks is None:
-            if not family.blocks_are_all_layers:
-                raise ConfigError(
-                    f"model.num_blocks: say how many of the first of {layers} layers of "
-                    f"{self._called} go on devices; the others stay on the server"
-                )
             object.__setattr__(self, "num_blocks", layers)
         assert self.num_blocks is not None
         if not 1 <= self.num_blocks <= layers:
@@ -238,7 +233,6 @@ def _changed(spec: HuggingFaceSpec) -> tuple[Family, Any]:
 def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[str, torch.Tensor]:
     """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
     config = spec.run_config(vocabulary)
-    config.transformers_weights = None  # config.json may name any file here, a pickle too
     if getattr(config, "quantization_config", None) is not None:  # other libraries would read it
         raise ConfigError(
             f"model.name={spec.name}: holds quantised weights, which cannot be trained; name the "
@@ -273,7 +267,7 @@ def _tensors(name: str) -> dict[str, torch.Tensor]:
     if whole is not None:
         return load_file(whole)
     index = json.loads(Path(cached_file(name, "model.safetensors.index.json")).read_text("utf-8"))
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(set(index["weight_map"].values())):
         if re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard) is None:
             raise ValueError(f"its index names {shard[:80]!r}")

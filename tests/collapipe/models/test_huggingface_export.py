@@ -175,7 +175,7 @@ def test_a_pipeline_answers_as_the_run(
     export_run(run_dir, Path(out), ())
     texts = rows["text"][:20]
     capsys.readouterr()
-    predict_texts(run_dir, texts, ())
+    predict_texts(run_dir, [texts], ())
     predicted = capsys.readouterr().out.splitlines()
     answers = transformers.pipeline("text-classification", out)(texts, truncation=True)
     assert [answer["label"] for answer in answers] == predicted
@@ -200,7 +200,7 @@ def test_a_run_trains_is_used_and_is_exported(
     settings = config.load_overrides(settled)
     train(grid_of(settings, settled, None), settings)
     capsys.readouterr()
-    predict_texts(run_dir, ["Montag, 14:05"], ())
+    predict_texts(run_dir, [["Montag, 14:05"]], ())
     predicted = capsys.readouterr().out.rstrip("\n")
     export_run(run_dir, out, ())
     words = transformers.AutoTokenizer.from_pretrained(out)
@@ -216,3 +216,7 @@ def test_a_run_trains_is_used_and_is_exported(
     assert "model.encoder.layers.3.fc1.weight" in names
     with pytest.raises(ConfigError, match="not empty"):
         export_run(run_dir, out, ())
+    for place in (out / "config.json" / "new", Path("/proc/none/new")):
+        with pytest.raises(ConfigError, match=f"^{place}: ") as caught:
+            export_run(run_dir, place, ())
+        assert "\n" not in str(caught.value)

@@ -11,10 +11,21 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
-from huggingface import VOCABULARY, batch_for, folder, spec_of
+from huggingface import (
+    VOCABULARY,
+    InFloat64,
+    batch_for,
+    folder,
+    own_loss,
+    spec_of,
+    untouched,
+    without_dropout,
+)
 
+from collapipe.batch import IGNORED
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
+from collapipe.models.dropout import DropoutKey
 from collapipe.models.huggingface.families import FAMILIES
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import Head, ModelSpec, SplitModel
@@ -62,9 +73,25 @@ def test_a_name_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert_one_line_with_families(caught.value)
 
 
-def test_a_causal_model_needs_to_know_where_it_is_cut(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="say how many of the first of 4 layers"):
-        HuggingFaceSpec(str(folder(tmp_path, "gpt2")))
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
+def test_all_layers_of_a_causal_model_are_blocks_by_default(tmp_path: Path, name: str) -> None:
+    """The head is the last norm and the output layer; the whole computes what the original does."""
+    path = folder(tmp_path, name, **without_dropout(name))
+    spec = HuggingFaceSpec(str(path))
+    model = SplitModel(cast(ModelSpec, spec), VOCABULARY).double()
+    assert (spec.num_blocks, spec.head) == (4, "causal")
+    behind = {name.rpartition(".")[0] for name in model.head.state_dict()}
+    assert len(behind) == 2, behind
+    with torch.no_grad():
+        for ours, twin in spec.untied().items():
+            model.get_parameter(ours).copy_(model.get_parameter(twin))
+    batch = batch_for("causal")
+    whole, _ = untouched(spec, model)
+    with InFloat64():
+        loss = model.loss(batch, DropoutKey(0, 0, 0))
+        expected = own_loss("causal", whole, batch)
+    real = int((batch.targets != IGNORED).sum())
+    assert float(loss.detach()) / real == pytest.approx(float(expected.detach()), abs=1e-8)
 
 
 def test_options_reach_the_spec(tmp_path: Path) -> None:
@@ -227,11 +254,28 @@ def pretrained(tmp_path: Path) -> Path:
 
 def test_no_kernel_of_somebody_else_is_fetched(pretrained: Path) -> None:
     """Attention is in plain torch operations, whatever the folder asks for."""
-    file = pretrained / "config.json"
-    named = json.loads(file.read_text()) | {"attn_implementation": "evil/kernel"}
-    file.write_text(json.dumps(named))
+    change_config(pretrained, attn_implementation="evil/kernel")
     spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
     assert len(SplitModel(spec, VOCABULARY).blocks) == 4
+
+
+def test_no_pickle_is_read_although_the_folder_names_one(pretrained: Path) -> None:
+    change_config(pretrained, transformers_weights="pytorch_model.bin")
+    (pretrained / "pytorch_model.bin").write_bytes(b"no weights")
+    spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
+    assert len(SplitModel(spec, VOCABULARY).blocks) == 4
+
+
+def test_quantised_weights_are_refused(pretrained: Path) -> None:
+    change_config(pretrained, quantization_config={"quant_method": "fp8"})
+    spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
+    with pytest.raises(ConfigError, match="quantised"):
+        SplitModel(spec, VOCABULARY)
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def test_an_adapter_is_no_model(pretrained: Path) -> None:

@@ -1,0 +1,142 @@
+"""A trained model's answers to texts, a batch at a time, and how sure it is of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.errors import ConfigError
+from collapipe.models.split import Head, SplitModel
+from collapipe.tasks.task import Examples, Task
+from collapipe.text.padding import mask_of, padded
+from collapipe.text.tokenizer import Tokenizer
+
+_MOST_ROWS = 256  # at once: long enough for fast matrices
+_MOST_LOGITS = 2**26  # of a batch: a causal model has one for each token and class
+
+
+def rows_at_once(task: Task, tokenizer: Tokenizer) -> int:
+    """How many rows a batch may have without taking much memory."""
+    answer = task.max_length * tokenizer.vocabulary.num_classes
+    return max(1, min(_MOST_ROWS, _MOST_LOGITS // answer))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model says of one text.
+
+    Attributes
+    ----------
+    text
+        A label, a tag for each word, or generated text.
+    scores
+        ``probability`` of the answer (a list for tags) and ``probabilities`` of all labels, or
+        ``log_probability`` of generated text; empty unless asked for.
+    """
+
+    text: str
+    scores: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A run's model, ready to answer.
+
+    Attributes
+    ----------
+    max_new_tokens
+        Tokens that a causal model writes behind a text, at most; other tasks have none.
+    scored
+        Whether answers have scores.
+    """
+
+    model: SplitModel
+    task: Task
+    tokenizer: Tokenizer
+    max_new_tokens: int | None = None
+    scored: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is None:
+            return
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"--max-new-tokens {self.max_new_tokens}: must be at least 1")
+        if not self._causal:
+            raise ConfigError(
+                f"--max-new-tokens: a model of task={self.task.name} continues no text; leave it "
+                "out"
+            )
+
+    def predict(self, texts: Sequence[str]) -> Iterator[Prediction]:
+        """Answers to ``texts`` in their order."""
+        size = rows_at_once(self.task, self.tokenizer)
+        for start in range(0, len(texts), size):
+            yield from self._batch(texts[start : start + size])
+
+    @property
+    def _causal(self) -> bool:
+        return "causal" in self.task.heads
+
+    @torch.inference_mode()
+    def _batch(self, texts: Sequence[str]) -> list[Prediction]:
+        examples = self.task.inputs(texts, self.tokenizer)
+        batch = examples.batch(range(len(texts)))
+        if self._causal and (self.scored or self.max_new_tokens is not None):
+            return self._continued(batch)
+        head = cast(Head, self.model.head)
+        hidden = self.model.encode(batch.inputs, batch.mask)
+        ids = head.generate(hidden, batch.mask, self.task.max_length)
+        answers = examples.decode(ids)
+        scores = self._scores(examples, hidden, batch.mask, ids) if self.scored else [{}] * len(ids)
+        return [Prediction(*each) for each in zip(answers, scores, strict=True)]
+
+    def _scores(
+        self, examples: Examples, hidden: Tensor, mask: Tensor, ids: Sequence[Sequence[int]]
+    ) -> list[Mapping[str, Any]]:
+        head = cast(Any, self.model.head)
+        if hasattr(examples, "scores") and hasattr(head, "logits"):
+            probabilities = head.logits(hidden, mask).softmax(-1)
+            return [examples.scores(row, probabilities[row]) for row in range(len(ids))]
+        end, longest = self.tokenizer.vocabulary.eos, self.task.max_length
+        targets = [[*row, end][:longest] for row in ids]
+        return [_log_probability(head, hidden, mask, n, row) for n, row in enumerate(targets)]
+
+    def _continued(self, batch: Batch) -> list[Prediction]:
+        """Greedy: the likeliest token again and again, up to EOS."""
+        head, longest = cast(Head, self.model.head), self.task.max_length
+        end, fill = self.tokenizer.vocabulary.eos, self.tokenizer.vocabulary.pad
+        given = [row[real].tolist() for row, real in zip(batch.inputs, batch.mask, strict=True)]
+        written: list[list[int]] = [[] for _ in given]
+        log_probability = [0.0] * len(given)
+        for _ in range(self.max_new_tokens or 1):
+            going = [n for n, ids in enumerate(written) if ids[-1:] != [end]]
+            if not going:
+                break
+            seen = [[*given[n], *written[n]][-longest:] for n in going]
+            mask = mask_of(seen)
+            hidden = self.model.encode(padded(seen, fill), mask)
+            found = head.generate(hidden, mask, longest)
+            for row, n in enumerate(going):
+                written[n].append(found[row][-1])
+                if self.scored:
+                    targets = [*[IGNORED] * (len(seen[row]) - 1), found[row][-1]]
+                    added = _log_probability(head, hidden, mask, row, targets)
+                    log_probability[n] += added["log_probability"]
+        texts = self.tokenizer.decode(written)
+        return [
+            Prediction(text, {"log_probability": each} if self.scored else {})
+            for text, each in zip(texts, log_probability, strict=True)
+        ]
+
+
+def _log_probability(
+    head: Head, hidden: Tensor, mask: Tensor, row: int, targets: Sequence[int]
+) -> dict[str, float]:
+    """Of the targets of one row, natural logarithm."""
+    one = slice(row, row + 1)
+    return {
+        "log_probability": -float(head.loss(hidden[one], mask[one], padded([targets], IGNORED)))
+    }

@@ -1,0 +1,79 @@
+"""Standard input is answered a batch at a time; what is no text is one line."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from collapipe.batch import Batch
+from collapipe.cli import predict
+from collapipe.cli.predict import as_texts, lines_of
+from collapipe.errors import ConfigError
+from collapipe.tasks import prediction
+from collapipe.tasks.prediction import Predictor
+from collapipe.text.tokenizer import Tokenizer
+
+
+def test_lines_arrive_as_they_come() -> None:
+    stream = io.BytesIO("\ufeffone\r\nzwei ä\n\nlast".encode())
+    assert [line for lines in lines_of(stream) for line in lines] == ["one", "zwei ä", "", "last"]
+
+
+@pytest.mark.parametrize("content", [b"a\n\xff\n", b"a\n\x80\x04\x95", b"a\n\xed\xa0\x80\n"])
+def test_bytes_that_are_no_text_are_named(content: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"standard input:2\b.*0x[0-9a-f]{2}"):
+        list(lines_of(io.BytesIO(content)))
+    with pytest.raises(ConfigError, match=r"text 2\b"):
+        as_texts(["a", content.decode("utf-8", "surrogateescape")])
+
+
+def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "_LONGEST_LINE", 2**17)
+    with pytest.raises(ConfigError, match=rf"standard input:1\b.*{2**17}"):
+        list(lines_of(io.BytesIO(b"a" * 2**20)))
+
+
+@dataclass
+class Echo:
+    """A task and a model that answer with the text's length."""
+
+    max_length: int = 4
+    heads: tuple[str, ...] = ("pooled",)
+    sizes: list[int] = field(default_factory=list)
+
+    @property
+    def head(self) -> "Echo":
+        return self
+
+    def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> "Echo":
+        self.texts = texts
+        return self
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        self.sizes.append(len(rows))
+        ids = torch.tensor([[len(text)] for text in self.texts])
+        return Batch(ids, ids.bool(), ids)
+
+    def encode(self, inputs: Tensor, mask: Tensor) -> Tensor:
+        return inputs
+
+    def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
+        return cast(list[list[int]], hidden.tolist())
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        return [str(row[0]) for row in ids]
+
+
+def test_many_lines_are_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answers do not wait for the last lines."""
+    monkeypatch.setattr(prediction, "_MOST_ROWS", 7)
+    echo = cast(Any, Echo())
+    answers = Predictor(echo, echo, Tokenizer.train(["a"], 259)).predict(["ab"] * 20)
+    assert next(answers).text == "2"
+    assert echo.sizes == [7]
+    assert [answer.text for answer in answers] == ["2"] * 19
+    assert echo.sizes == [7, 7, 6]

@@ -1,0 +1,82 @@
+"""Somebody else's tokeniser works, or is refused in one line, without a backtrace."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from collapipe.errors import ConfigError
+from collapipe.text.foreign import check_tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def changed(change: Change) -> str:
+    tree = json.loads(Tokenizer.train(["a hen", "an owl"], 300).json_text)
+    change(tree)
+    return json.dumps(tree)
+
+
+def charsmap(value: str) -> Change:
+    return lambda tree: tree.update(
+        normalizer={"type": "Precompiled", "precompiled_charsmap": value}
+    )
+
+
+def replace(**rule: Any) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": "x"}, "content": "xx", **rule}
+
+
+def sequence(count: int) -> Change:
+    rules = [replace() for _ in range(count)]
+    return lambda tree: tree.update(normalizer={"type": "Sequence", "normalizers": rules})
+
+
+def words(tree: dict[str, Any]) -> None:
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, "hen": 3}
+    tree.update(model={"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"})
+
+
+BROKEN = {
+    "map": charsmap("AAAA"),
+    "long map": charsmap("/////wAA" * 40),
+    "doubles": sequence(40),
+    "grows": sequence(12),
+    "without its unknown token": words,
+    "no model": lambda tree: tree.pop("model"),
+    "another type": lambda tree: tree.update(model=7),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_tokeniser_is_one_line(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_tokenizer(changed(BROKEN[kind]))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 100_000])
+def test_what_is_no_tokeniser(text: str) -> None:
+    with pytest.raises(ConfigError):
+        check_tokenizer(text)
+
+
+def test_a_sound_one_passes() -> None:
+    check_tokenizer(changed(lambda tree: tree.update(normalizer={"type": "NFKD"})))
+
+
+def test_a_word_without_a_token_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="UNK") as caught:
+        Tokenizer(changed(words), SpecialTokens()).encode(["owl"])
+    assert "\n" not in str(caught.value)
+
+
+def test_ids_may_have_gaps() -> None:
+    def gap(tree: dict[str, Any]) -> None:
+        vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, "hen": 9, "[UNK]": 4}
+        tree.update(model={"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"})
+
+    assert Tokenizer(changed(gap)).vocabulary.size == 10
