@@ -74,9 +74,9 @@ class RoundCost:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """One round as the server saw it; a line of ``metrics.jsonl``.
+    """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default.
 
     Attributes
     ----------
@@ -111,12 +111,12 @@ class RoundReport:
     skipped: str | None
     excluded: dict[int, str]
     queues: tuple[float, ...]
-    units: tuple[int, ...]
-    failures: dict[int, str]
-    train_loss: float | None
+    units: tuple[int, ...] = ()
+    failures: dict[int, str] = field(default_factory=dict)
+    train_loss: float | None = None
     estimates: Estimates
-    samples: int
-    target_tokens: int
-    bytes_up: int
-    bytes_down: int
-    seconds: dict[str, float]
+    samples: int = 0
+    target_tokens: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)

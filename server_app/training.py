@@ -20,9 +20,9 @@ from collapipe.runs.rows import load_splits
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
-from server_app.checkpoints.checkpoint import Checkpoint
+from server_app.checkpoints.checkpoint import Checkpoint, history_of
+from server_app.checkpoints.file import CheckpointWriter
 from server_app.checkpoints.resumption import check_fits, resumable, rewind_run
-from server_app.checkpoints.writer import CheckpointWriter, history_of
 from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log

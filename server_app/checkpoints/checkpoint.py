@@ -5,8 +5,9 @@ of the round or step, and so is the order of a unit's rows.
 """
 
 import hashlib
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -107,3 +108,8 @@ def nested(tensors: Mapping[str, Any]) -> TrainingState:
             case _:
                 raise ValueError(f"a tensor {full[:80]!r} belongs to nothing")
     return training
+
+
+def history_of(progress: Progress) -> History:
+    """The history so far, as of a run that began ``progress.wall_s`` ago."""
+    return replace(progress.history, start=time.perf_counter() - progress.wall_s)

@@ -10,10 +10,13 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +25,25 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from collapipe import __version__
+from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.runs.folder import RunFolder
 from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.checkpoint import (
     Checkpoint,
+    Progress,
     flat,
     nested,
     progress_from_json,
     progress_to_json,
+    tokenizer_digest,
 )
+from server_app.records.summary import History
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
 
+_log = logging.getLogger(__name__)
 _FORMAT = 1
 _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "latest", ".partial"
 _NAME = re.compile(r"[0-9]{6,}")
@@ -121,6 +133,44 @@ class CheckpointFolder:
 
     def _partial(self, name: str) -> Path:
         return self._path / f".{name}{_PARTIAL}"
+
+
+class CheckpointWriter:
+    """Writes every ``federation.checkpoint_every`` rounds, and after the last one, so that a run
+    that is complete can be given more."""
+
+    def __init__(
+        self, settings: Settings, folder: RunFolder, tokenizer: Tokenizer, history: History
+    ) -> None:
+        self._settings, self._folder, self._history = settings, folder, history
+        self._tokenizer = tokenizer_digest(tokenizer)
+        self._checkpoints = CheckpointFolder(folder.path)
+
+    def after(
+        self, round_: int, state: SchedulerState, training: Callable[[], TrainingState]
+    ) -> None:
+        """Write one if it is time, once the round's lines and weights are in the folder.
+
+        ``training`` asks the units. Where one does not answer, or sends more than a file can hold,
+        or the disk is full, the run goes on without.
+        """
+        federation = self._settings.federation
+        every, last = federation.checkpoint_every, round_ == federation.rounds
+        if not every or (round_ % every and not last):
+            return
+        try:
+            progress = Progress(
+                round=round_,
+                wall_s=time.perf_counter() - self._history.start,
+                tokenizer=self._tokenizer,
+                sizes=self._folder.sizes(),
+                scheduler=state,
+                history=replace(self._history, start=0.0),
+            )
+            checkpoint = Checkpoint(self._settings.tree, progress, training())
+            self._checkpoints.write(checkpoint, federation.keep)
+        except (CollaPipeError, OSError, SafetensorError) as error:
+            _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
 
 
 def name_of(round_: int) -> str:

@@ -37,5 +37,5 @@ def dry_run(
         rng = np.random.default_rng(derive(settings.seed, "losses", number))
         losses = rng.random(settings.federation.num_units).tolist()
         scheduler.end(decision, dict(enumerate(losses)), {}, plan_s)
-        units = [cluster.unit for cluster in decision.plan.clusters]
-        yield PlannedRound(scheduler.report(decision, units, {}), decision.request, plan_s)
+        units = tuple(cluster.unit for cluster in decision.plan.clusters)
+        yield PlannedRound(scheduler.report(decision, units=units), decision.request, plan_s)

@@ -42,27 +42,19 @@ def checked_reply(
 
 def check_report(report: ClusterReport, unit: int, seen: int | None, settings: Settings) -> None:
     """Raise ``WireError`` unless the report is the unit's own and a round of it can have been so.
-    ``seen`` as in ``checked_reply``.
-    """
+    ``seen`` as in ``checked_reply``."""
     steps = settings.federation.local_steps
     counted = seen is None or seen == report.target_tokens
     if report.unit != unit or len(report.losses) != steps or not counted:
         raise WireError(
-            f"unit {unit} reports unit {report.unit}, {len(report.losses)} steps and "
+            f"unit {unit} reported unit {report.unit}, {len(report.losses)} steps and "
             f"{report.target_tokens} target tokens, expected {steps} steps"
             + (f" and {seen} target tokens" if seen is not None else "")
         )
-    if not _possible(report, steps * settings.batch_size, settings.task.max_length):
-        raise WireError(
-            f"unit {unit} reports losses, samples, target tokens, phases, seconds or bytes that "
-            "no round of it can have"
-        )
-
-
-def _possible(report: ClusterReport, most_samples: int, max_length: int) -> bool:
-    return (
+    most_samples = steps * settings.batch_size
+    possible = (
         0 < report.samples <= most_samples
-        and 0 < report.target_tokens <= most_samples * max_length
+        and 0 < report.target_tokens <= most_samples * settings.task.max_length
         and all(abs(loss) < _MOST for loss in report.losses)
         and len(report.squared_norms) == len(report.losses)
         and all(0 <= norm < _MOST for norm in report.squared_norms)
@@ -71,3 +63,8 @@ def _possible(report: ClusterReport, most_samples: int, max_length: int) -> bool
         and all(0 <= seconds < _MOST for seconds in report.seconds.values())
         and all(0 <= sent < 2**62 for sent in (report.link_bytes_up, report.link_bytes_down))
     )
+    if not possible:
+        raise WireError(
+            f"unit {unit} reported losses, samples, target tokens, phases, seconds or bytes that "
+            "no round of it can have"
+        )

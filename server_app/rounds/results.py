@@ -37,23 +37,10 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round that is over.
+    """A round that is over: its report, what it was planned from, and wall time of its phases.
 
-    Attributes
-    ----------
-    request
-        What it was planned from.
-    seconds
-        Wall time of its phases: ``send`` (in which ``plan``), ``train`` and ``aggregate``, and of
-        the whole ``round``.
-    weights, own_models
-        As in ``TrainingState``.
-    scheduler
-        What the scheduler's next decision needs.
-    frozen_bytes
-        Of weights that do not train, sent to units so far in this run.
-    training_state
-        Asks the units for what they keep. Raises ``RoundFailedError`` or ``WireError``.
+    ``frozen_bytes`` of weights that do not train were sent so far. ``training_state`` asks the
+    units for what they keep, and raises ``RoundFailedError`` or ``WireError``.
     """
 
     report: RoundReport

@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import AliasChoices, Field
@@ -133,9 +132,7 @@ class Scheduler:
                 f"{type(plan).__name__}, expected a RoundPlan"
             )
         verify_plan(plan, request)
-        excluded = {
-            unit: f"{failure.kind}: {failure.message}" for unit, failure in self.excluded.items()
-        }
+        excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
         return RoundDecision(request, plan, self._cost(plan, request), skipped, excluded)
 
     @property
@@ -169,19 +166,8 @@ class Scheduler:
         )
         self.update_states(reported)
 
-    def report(
-        self,
-        decision: RoundDecision,
-        units: Collection[int],
-        failures: Mapping[int, Failure],
-        train_loss: float | None = None,
-        samples: int = 0,
-        target_tokens: int = 0,
-        bytes_up: int = 0,
-        bytes_down: int = 0,
-        seconds: Mapping[str, float] = MappingProxyType({}),
-    ) -> RoundReport:
-        """The round that ended last; the defaults are those of one in which nobody trained."""
+    def report(self, decision: RoundDecision, **trained: Any) -> RoundReport:
+        """The round that ended last; ``trained`` are the report's fields that training gives."""
         return RoundReport(
             round=decision.plan.round,
             plan=decision.plan,
@@ -190,15 +176,8 @@ class Scheduler:
             skipped=decision.skipped,
             excluded=decision.excluded,
             queues=self.state.queues,
-            units=tuple(units),
-            failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
-            train_loss=train_loss,
             estimates=self.state.estimates,
-            samples=samples,
-            target_tokens=target_tokens,
-            bytes_up=bytes_up,
-            bytes_down=bytes_down,
-            seconds=dict(seconds),
+            **trained,
         )
 
     def update_states(self, reported: Mapping[int, Reported]) -> None:

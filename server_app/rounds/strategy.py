@@ -1,9 +1,10 @@
 """The round as a Flower strategy: plan, send, collect, aggregate. Decides nothing by itself."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -126,33 +127,20 @@ class CollaPipeStrategy(Strategy):
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float | None = None,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        *arguments: Any,
+        **named: Any,
     ) -> Result:
         """As ``Strategy.start``; ``timeout`` is ``federation.round_timeout_s`` unless given.
 
-        Raises
-        ------
-        ConfigError, RoundFailedError
-            Where the nodes are not the run's units, or none of a round's units finished.
-        InfeasibleRoundError
-            Where a round has no plan and ``federation.on_infeasible`` is ``stop``.
-        NonFiniteLossError
-            Where the server saw that training diverged, or all units of a round say so.
+        Raises ``ConfigError`` or ``RoundFailedError`` where the nodes are not the run's units or
+        none of a round's finished, ``InfeasibleRoundError`` where a round has no plan and
+        ``federation.on_infeasible`` is ``stop``, ``NonFiniteLossError`` where the server saw that
+        training diverged or all units of a round say so.
         """
         timeout_s = self._settings.federation.round_timeout_s if timeout is None else timeout
         self._load(initial_arrays)
         with self._opened(grid):
-            return super().start(
-                grid,
-                initial_arrays,
-                num_rounds,
-                timeout_s,
-                train_config,
-                evaluate_config,
-                evaluate_fn,
-            )
+            return super().start(grid, initial_arrays, num_rounds, timeout_s, *arguments, **named)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -170,18 +158,14 @@ class CollaPipeStrategy(Strategy):
         models = {cluster.unit: self._model.of_unit(cluster.unit) for cluster in clusters}
         if session.heads is not None:
             links = session.heads.open(round_, models)
-        names = self._model.names()
-        common = records.select_arrays(arrays, names)
+        names, own = self._model.names(), self._model.own_models
         sent = {u: {k: t for k, t in model.items() if k in names} for u, model in models.items()}
-        messages = []
+        common, messages = records.select_arrays(arrays, names), []
         for cluster in clusters:
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
             request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
-            own = unit in self._model.own_models
-            content = records.pack_request(
-                request, records.pack_tensors(sent[unit]) if own else common
-            )
-            node = session.units.nodes[unit]
+            weights = records.pack_tensors(sent[unit]) if unit in own else common
+            content, node = records.pack_request(request, weights), session.units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
         session.round = _Round(decision, sent, began, planned, time.perf_counter())
         return messages
@@ -245,13 +229,11 @@ class CollaPipeStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: the server evaluates."""
-        return []
+        return []  # the server evaluates
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """None: the server evaluates."""
         return None
 
     def _running(self) -> _Session:
@@ -364,29 +346,22 @@ class CollaPipeStrategy(Strategy):
     ) -> RoundReport:
         reports = [reply.report for reply in finished.values()]
         phases = sorted({phase for report in reports for phase in report.seconds})
-        up, down = self._model_bytes(list(finished), now)
+        one = next((now.sent[unit] for unit in finished), {})  # all get as many weights
+        up, down = upload_bytes(one, self._settings.compression.upload), records.num_bytes(one)
         return scheduler.report(
             now.decision,
-            finished,
-            failures,
+            units=tuple(finished),
+            failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=self._mean_loss_of(finished.values()) if finished else None,
             samples=sum(report.samples for report in reports),
             target_tokens=sum(report.target_tokens for report in reports),
-            bytes_up=up + sum(report.link_bytes_up for report in reports),
-            bytes_down=down + sum(report.link_bytes_down for report in reports),
+            bytes_up=up * len(reports) + sum(report.link_bytes_up for report in reports),
+            bytes_down=down * len(reports) + sum(report.link_bytes_down for report in reports),
             seconds={
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
                 for p in phases
             },
         )
-
-    def _model_bytes(self, finished: Sequence[int], now: _Round) -> tuple[int, int]:
-        """Weights of all units together, up and down."""
-        if not finished:
-            return 0, 0
-        one = now.sent[finished[0]]
-        up, down = upload_bytes(one, self._settings.compression.upload), records.num_bytes(one)
-        return up * len(finished), down * len(finished)
 
 
 def _mean_loss(reply: TrainReply) -> float:
