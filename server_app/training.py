@@ -15,9 +15,8 @@ from rich.console import Console
 from collapipe.config import Settings
 from collapipe.errors import DataError
 from collapipe.models.split import frozen_names
-from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.rows import load_splits
+from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import Checkpoint, Learned
