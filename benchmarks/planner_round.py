@@ -24,7 +24,7 @@ from collapipe.state import Channel, Uplink
 from optim.allocation import matching
 from optim.allocation.algorithm3 import paper_allocation
 from optim.allocation.exact import exact_allocation
-from optim.allocation.options import Options, round_options
+from optim.allocation.options import OptionTable, option_table
 from optim.convergence import idle_gamma, interference_error, scheduled_gamma
 from optim.problem import Partition, RoundOptions, RoundProblem
 from optim.radio.channel import required_snr
@@ -143,7 +143,7 @@ def papers(problem: RoundProblem) -> tuple[float, float]:
 
 def scan_gamma(problem: RoundProblem) -> tuple[float, float]:
     """The best over all finish times."""
-    options, idle = round_options(problem), idle_gamma(problem.channels, problem.options)
+    options, idle = option_table(problem), idle_gamma(problem.channels, problem.options)
     pairs, constant = options.pairs, problem.options.interference_constant_w
     error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
     gammas = scheduled_gamma(options.segments, error, NUM_BLOCKS, problem.options)
@@ -159,7 +159,7 @@ def scan_gamma(problem: RoundProblem) -> tuple[float, float]:
 
 def scan_paper(problem: RoundProblem) -> tuple[float, float]:
     """The best of a row of deadlines, up to twice the last finish at full power."""
-    options = round_options(problem)
+    options = option_table(problem)
     finish = options.finish_s[np.isfinite(options.finish_s)]
 
     def at(deadline: float) -> Floats:
@@ -169,7 +169,7 @@ def scan_paper(problem: RoundProblem) -> tuple[float, float]:
     return _scan(at, deadlines, problem.options.drift_weight), math.nan
 
 
-def _slowest(problem: RoundProblem, options: Options, deadline: float) -> Floats:
+def _slowest(problem: RoundProblem, options: OptionTable, deadline: float) -> Floats:
     """Costs at the least power that keeps the deadline, [S, N, J]."""
     pairs = options.pairs
     feasible = options.finish_s <= deadline

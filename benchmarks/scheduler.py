@@ -25,7 +25,7 @@ from pathlib import Path
 from machine import machine
 
 from collapipe.reproduction import fig11, frameworks
-from collapipe.runs.evidence import Evidence
+from collapipe.reproduction.figure import Evidence
 
 Record = dict[str, object]
 _KINDS = {"static": ("cluster.num_devices=6",), "mobile": ("cluster=paper", "environment=mobile")}
@@ -57,21 +57,24 @@ def main() -> None:
 
 def strategies(arguments: argparse.Namespace) -> Record:
     """DSSRA and the rules."""
-    return _told(fig11.evidence(range(arguments.seeds)), ("cut of DSSRA, V = ", "DSSRA, V = "))
+    return _told(
+        fig11.FIGURE.evidence(range(arguments.seeds)), ("reduction of DSSRA, V = ", "DSSRA, V = ")
+    )
 
 
 def compared(arguments: argparse.Namespace) -> Record:
     """The frameworks."""
-    return _told(frameworks.evidence(range(arguments.seeds)), ("",))
+    return _told(frameworks.FIGURE.evidence(range(arguments.seeds)), ("",))
 
 
 def _told(evidence: Evidence, beginnings: Sequence[str]) -> Record:
-    """Every finding; those are printed that begin so."""
-    for each in evidence.findings:
+    """Every claim and finding; those are printed that begin so."""
+    found = [*evidence.claims, *evidence.findings]
+    for each in found:
         if each.text.startswith(tuple(beginnings)):
             low, high = each.ours.ends
             print(f"{each.text}: {each.ours.mean:.4g} ({low:.4g} … {high:.4g}) {each.unit}")
-    return {each.text: asdict(each.ours) | {"unit": each.unit} for each in evidence.findings}
+    return {each.text: asdict(each.ours) | {"unit": each.unit} for each in found}
 
 
 def planning(arguments: argparse.Namespace) -> Record:

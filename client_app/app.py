@@ -3,6 +3,7 @@
 import functools
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -26,87 +27,103 @@ from collapipe.wire.upload import compress_update
 app = ClientApp()
 _reading = threading.Lock()
 _log = logging.getLogger(__name__)
-_SETUP = "setup"  # kept between messages, as are those that training leaves:
+_SETUP = "setup"  # kept in the unit's state between messages, as are those of training:
 _OPTIMIZER, _RESIDUAL = _KEPT = "optimizer", "residual"
 
 
+Handler = Callable[[Message, Context], Message]
+
+
+def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
+    """Reply with the content that ``answer`` returns, or with the failure that it raises."""
+
+    @functools.wraps(answer)
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            content = answer(message, context)
+        except CollaPipeError as error:
+            _log.info("%s: %s", message.metadata.message_type, error)
+            content = records.pack_failure(error)
+        return Message(content, reply_to=message)
+
+    return reply
+
+
 @app.query("state")
-def state(message: Message, context: Context) -> Message:
-    """Learn what the run is made of, and tell the cluster's state and what is lacking here."""
-    try:
-        setup = records.unpack_state_request(message.content)
-        context.state[_SETUP] = records.pack_state_request(setup)["setup"]
-        state = _control_unit(context).state
-        return Message(records.pack_state(state, _lacking(setup)), reply_to=message)
-    except CollaPipeError as error:
-        return _failed(message, error)
+@_answering
+def state(message: Message, context: Context) -> RecordDict:
+    """Keep what the run is made of; the cluster's state, and the frozen parts not stored here."""
+    setup = records.unpack_state_request(message.content)
+    context.state[_SETUP] = records.pack_state_request(setup)["setup"]
+    return records.pack_state(_control_unit(context).state, _lacking(setup))
 
 
 @app.query("frozen")
-def frozen(message: Message, context: Context) -> Message:
-    """Keep the parts of the model that do not train, on disk and for later runs, too."""
-    try:
-        setup = _setup(context)
-        for part, tensors in records.unpack_frozen(message.content).items():
-            if digest(tensors) != setup.frozen.get(part):
-                raise WireError(f"the frozen part {part[:80]!r} is not the one that was announced")
-            FrozenStore(default_folder()).add(tensors)
-        return Message(records.pack_done(), reply_to=message)
-    except CollaPipeError as error:
-        return _failed(message, error)
+@_answering
+def frozen(message: Message, context: Context) -> RecordDict:
+    """Store the parts of the model that do not train on disk, for later runs, too."""
+    expected = _setup(context).frozen
+    for part, tensors in _groups(message).items():
+        if digest(tensors) != expected.get(part):
+            raise WireError(f"the frozen part {part[:80]!r} is not the one that was announced")
+        FrozenStore(default_folder()).add(tensors)
+    return records.pack_groups({})
 
 
 @app.query("keep")
-def keep(message: Message, context: Context) -> Message:
-    """Tell what is kept here between rounds, for a checkpoint."""
-    kept = {key: tensors for key in _KEPT if (tensors := _kept(context, key))}
-    return Message(records.pack_kept(kept), reply_to=message)
+@_answering
+def keep(message: Message, context: Context) -> RecordDict:
+    """What is kept here between rounds, for a checkpoint."""
+    return records.pack_groups({key: kept for key in _KEPT if (kept := _kept(context, key))})
 
 
 @app.query("restore")
-def restore(message: Message, context: Context) -> Message:
-    """Go on from what was kept at a checkpoint, in place of what is kept here now."""
-    try:
-        kept = records.unpack_kept(message.content)
-        if isinstance(kept, Failure) or not kept.keys() <= set(_KEPT):
-            raise WireError(f"only {', '.join(_KEPT)} can be restored")
-        for key in _KEPT:
-            context.state.pop(key, None)
-            if key in kept:
-                context.state[key] = records.pack_tensors(kept[key])
-        return Message(records.pack_done(), reply_to=message)
-    except CollaPipeError as error:
-        return _failed(message, error)
+@_answering
+def restore(message: Message, context: Context) -> RecordDict:
+    """Replace what is kept here by what was kept at a checkpoint."""
+    groups = _groups(message)
+    if not groups.keys() <= set(_KEPT):
+        raise WireError(f"only {', '.join(_KEPT)} can be restored")
+    for key in _KEPT:
+        context.state.pop(key, None)
+    for key, tensors in groups.items():
+        context.state[key] = records.pack_tensors(tensors)
+    return records.pack_groups({})
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
+@_answering
+def train(message: Message, context: Context) -> RecordDict:
     """Run a round and keep the optimiser's state for the next."""
-    try:
-        request, weights = records.unpack_request(message.content)
-        settings = config.load(context.run_config)
-        torch.set_num_threads(settings.pipeline.threads)
-        with cancellable(request.timeout_s):
-            unit = _control_unit(context)
-            precision = settings.compression.upload
-            start = weights if precision == FLOAT32 else _copies(weights)
-            whole = {**_frozen_weights(context), **weights}
-            finished = unit.train(request, whole, _kept(context, _OPTIMIZER))
-            end = {name: finished.reply.weights[name] for name in weights}
-            sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
-            cancellation.check()  # a round that the server has given up leaves no state
-    except CollaPipeError as error:
-        return _failed(message, error)
+    request, weights = records.unpack_request(message.content)
+    settings = config.load(context.run_config)
+    torch.set_num_threads(settings.pipeline.threads)
+    with cancellable(request.timeout_s):
+        unit = _control_unit(context)
+        precision = settings.compression.upload
+        start = weights if precision == FLOAT32 else _copies(weights)
+        whole = {**_frozen_weights(context), **weights}
+        finished = unit.train(request, whole, _kept(context, _OPTIMIZER))
+        end = {name: finished.reply.weights[name] for name in weights}
+        sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
+        cancellation.check()  # a round that the server has given up leaves no state
     if settings.optimizer.state == "keep":
         context.state[_OPTIMIZER] = records.pack_tensors(finished.optimizer_state)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
-    return Message(records.pack_reply(replace(finished.reply, weights=sent)), reply_to=message)
+    return records.pack_reply(replace(finished.reply, weights=sent))
+
+
+def _groups(message: Message) -> dict[str, Tensors]:
+    groups = records.unpack_groups(message.content)
+    if isinstance(groups, Failure):
+        raise WireError("a request cannot be a failure")
+    return groups
 
 
 def _setup(context: Context) -> Setup:
     if _SETUP not in context.state:
-        raise WireError("this unit knows nothing of the run yet; ask it for its state first")
+        raise WireError("this unit has no setup of the run yet; send a state request first")
     return records.unpack_state_request(context.state)
 
 
@@ -143,13 +160,7 @@ def _copies(tensors: Tensors) -> Tensors:
 
 
 def _kept(context: Context, key: str) -> Tensors:
-    """Tensors of the unit's last round."""
+    """Tensors that the unit's last round left; none before the first."""
     if isinstance(context.state.get(key), ArrayRecord):
         return records.unpack_record(context.state, key)
     return {}
-
-
-def _failed(message: Message, error: CollaPipeError) -> Message:
-    _log.info("round not finished: %s", error)
-    content: RecordDict = records.pack_failure(error)
-    return Message(content, reply_to=message)

@@ -4,7 +4,6 @@ import functools
 import logging
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from client_app.cluster_state import cluster_state
 from client_app.link import DecoderLink
@@ -23,7 +22,6 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
-from collapipe.timing import PhaseTimer
 from collapipe.wire.messages import LinkAddress, TrainReply, TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage, LocalHead
@@ -31,27 +29,12 @@ from pipeline.head import HeadStage, LocalHead
 _log = logging.getLogger(__name__)
 
 
-class Trainer(Protocol):
-    """What trains a model on batches: the cluster's pipeline, or the unit alone."""
-
-    timer: PhaseTimer
-
-    def run(self, batch: Batch, key: DropoutKey) -> float:
-        """Forward and backward; the loss."""
-
-    def step(self, rate: float, clip_norm: float | None) -> float:
-        """Clip and step; the squared norm of the gradient, before it was clipped."""
-
-    def weights(self) -> Tensors:
-        """Weights by name."""
-
-    def optimizer_state(self) -> Tensors:
-        """Optimiser state by name."""
+Trainer = Pipeline | UnsplitTrainer  # the cluster's pipeline, or the unit alone
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """What came of a round: the reply, and what the unit keeps until its next one."""
+class UnitRound:
+    """A finished round: the reply, and what the unit keeps until its next one."""
 
     reply: TrainReply
     optimizer_state: Tensors
@@ -77,10 +60,9 @@ class ControlUnit:
 
     @functools.cached_property
     def state(self) -> ClusterState:
-        """See ``cluster_state``."""
         return cluster_state(self._settings, self._unit, self._examples, self._tokenizer.vocabulary)
 
-    def train(self, request: TrainRequest, weights: Tensors, optimizer_state: Tensors) -> Round:
+    def train(self, request: TrainRequest, weights: Tensors, optimizer_state: Tensors) -> UnitRound:
         """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
         ``CancelledRoundError``."""
         settings = self._settings
@@ -103,7 +85,7 @@ class ControlUnit:
 
     def _train_with_own_head(
         self, request: TrainRequest, weights: Tensors, state: Tensors
-    ) -> Round:
+    ) -> UnitRound:
         """The head is the pipeline's last stage, here on the unit: targets do not leave it."""
         settings, vocabulary = self._settings, self._tokenizer.vocabulary
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
@@ -113,7 +95,7 @@ class ControlUnit:
             whole = {**finished.reply.weights, **head.weights()}
             kept = {**finished.optimizer_state, **head.optimizer_state()}
             reply = replace(finished.reply, weights=whole)
-            return Round(reply, kept)
+            return UnitRound(reply, kept)
 
     def _link(self, address: LinkAddress, round_: int) -> DecoderLink:
         settings = self._settings
@@ -140,7 +122,7 @@ class ControlUnit:
 
     def _run(
         self, request: TrainRequest, trainer: Trainer, link: DecoderLink | None = None
-    ) -> Round:
+    ) -> UnitRound:
         settings = self._settings
         losses, squared_norms, samples, tokens = list[float](), list[float](), 0, 0
         for step in settings.federation.steps_of(request.round):
@@ -170,7 +152,7 @@ class ControlUnit:
             tuple(squared_norms),
         )
         reply = TrainReply(trainer.weights(), report, self.state)
-        return Round(reply, trainer.optimizer_state())
+        return UnitRound(reply, trainer.optimizer_state())
 
     def _step(self, trainer: Trainer, batch: Batch, step: int) -> tuple[float, float]:
         """Loss, and squared norm of the gradient."""

@@ -16,7 +16,7 @@ from collapipe.errors import LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.wire import frames
 from collapipe.wire.compression import FLOAT32, encode
-from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, SERVER_NAME, channel_options, credentials
 from collapipe.wire.messages import LinkAddress
 
@@ -76,16 +76,15 @@ class DecoderLink:
         self._reader.join(timeout=5)
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
-        """See ``HeadStage``."""
         self._step, self._micro_batches = key.step, micro_batches
-        self._send(Kind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
+        self._send(FrameKind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """See ``HeadStage``; returns as soon as the frame is handed to gRPC."""
+        """Return as soon as gRPC has the frame."""
         batch = self._micro_batches[micro_batch]
         self._submitted[micro_batch] = hidden
         self._send(
-            Kind.ACTIVATION,
+            FrameKind.ACTIVATION,
             micro_batch,
             *encode(hidden, self._precision),
             batch.mask,
@@ -93,44 +92,42 @@ class DecoderLink:
         )
 
     def ready(self, micro_batch: int) -> bool:
-        """See ``HeadStage``."""
         while micro_batch not in self._answers and not self._incoming.empty():
-            self._keep(self._receive(Kind.GRADIENT))
+            self._keep(self._receive(FrameKind.GRADIENT))
         return micro_batch in self._answers
 
     def answer(self, micro_batch: int) -> tuple[float, Tensor]:
-        """See ``HeadStage``."""
         while micro_batch not in self._answers:
-            self._keep(self._receive(Kind.GRADIENT))
+            self._keep(self._receive(FrameKind.GRADIENT))
         return self._answers.pop(micro_batch)
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
-        """See ``HeadStage``; the server steps its decoder by the same norms."""
-        self._send(Kind.NORMS, 0, torch.tensor(squared_norms, dtype=torch.float64))
-        tensors = self._receive(Kind.NORMS).tensors
+        """The server steps its decoder by the same norms."""
+        self._send(FrameKind.NORMS, 0, torch.tensor(squared_norms, dtype=torch.float64))
+        tensors = self._receive(FrameKind.NORMS).tensors
         if len(tensors) != 1 or tensors[0].shape != (1,):
             raise WireError("the decoder's answer to the norms is not one number")
         return [float(tensors[0])]
 
     def step(self, rate: float, scale: float) -> None:
-        """See ``HeadStage``; the server has what it needs since ``exchange_norms``."""
+        """Nothing to do: the server stepped in ``exchange_norms``."""
 
     def forget(self) -> None:
-        """See ``HeadStage``; the server forgets when the stream ends."""
+        """The server drops the step when the stream ends."""
         self._answers.clear()
         self._submitted.clear()
 
     def finish(self) -> None:
         """Tell the server that all steps are done, and wait until it knows."""
-        self._send(Kind.BYE, 0)
-        self._receive(Kind.BYE)
+        self._send(FrameKind.BYE, 0)
+        self._receive(FrameKind.BYE)
 
-    def _send(self, kind: Kind, micro_batch: int, *tensors: Tensor) -> None:
+    def _send(self, kind: FrameKind, micro_batch: int, *tensors: Tensor) -> None:
         data = frames.encode(Frame(kind, self._round, self._step, micro_batch, tensors))
         self.bytes_up += len(data)
         self._outgoing.put(data)
 
-    def _receive(self, expected: Kind) -> Frame:
+    def _receive(self, expected: FrameKind) -> Frame:
         while True:
             cancellation.check()
             try:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from collapipe.plan import Certificate
+from collapipe.plan import Certificate, Span
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _LABEL_COLUMNS, _LEAST_COLUMNS, _ENDLESS_COLUMNS = 12, 20, 10_000
@@ -91,6 +91,11 @@ def micro_batches(count: int) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 device``, ``2 devices``."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def block_range(span: Span) -> str:
+    """``3`` or ``0-2``: blocks are counted from 0."""
+    return f"{span.first}" if span.blocks == 1 else f"{span.first}-{span.stop - 1}"
 
 
 def certainty(certificate: Certificate) -> str:

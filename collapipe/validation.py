@@ -22,14 +22,14 @@ _MUST_BE = {  # what pydantic finds wrong, by the beginning of its name for that
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
-    "string_type": "a text",
     "literal_error": "one of {expected}",
     "tuple": "a list, [A, B]",
     "list": "a list, [A, B]",
-    "too_long": "a list of at most {max_length}",
-    "too_short": "a list of at least {min_length}",
     "dict_type": "keys with values",
     "dataclass_type": "keys with values",
+    "model_type": "keys with values",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_type": "a text",
 }
 
 
@@ -58,7 +58,11 @@ def typed(option: str, kind: type[T], values: object) -> T:
         required = field.init and field.default is field.default_factory is MISSING
         if required and field.name not in values:
             raise ConfigError(f"{option}.{field.name}: is missing; set it")
-    return kind(**{name: checked(f"{option}.{name}", known[name], values[name]) for name in values})
+    found = {name: checked(f"{option}.{name}", known[name], values[name]) for name in values}
+    try:
+        return kind(**found)
+    except ValidationError as error:
+        raise option_error(option, error) from error
 
 
 def checked(option: str, annotation: Any, value: object) -> Any:
@@ -68,7 +72,7 @@ def checked(option: str, annotation: Any, value: object) -> Any:
     try:
         result = _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise _config_error(option, error) from error
+        raise option_error(option, error) from error
     if isinstance(value, bool) and not isinstance(result, bool):
         raise ConfigError(f"{option}={value}: must be a number")
     return result
@@ -85,19 +89,36 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation, config=_LAX)
 
 
-def _config_error(option: str, errors: ValidationError) -> ConfigError:
-    error = errors.errors(include_url=False)[0]
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"])
-    where, kind = option + "".join(steps), error["type"]
-    if kind == "unexpected_keyword_argument":
-        return ConfigError(f"unknown option {where}")
+def rule(fault: Mapping[str, Any]) -> str:
+    """The rule that one of ``ValidationError.errors()`` breaks, such as ``must be above 0``."""
+    kind, context = fault["type"], fault.get("ctx", {})
     if kind == "missing":
-        return ConfigError(f"{where}: is missing; set it")
+        return "is missing; add it"
+    if kind == "value_error":
+        return one_line(context["error"])
+    if kind in ("too_long", "too_short"):
+        bound = "at most {max_length}" if kind == "too_long" else "at least {min_length}"
+        return f"has {context['actual_length']} entries, expected {bound.format(**context)}"
     needs = next((text for name, text in _MUST_BE.items() if kind.startswith(name)), None)
     if needs is None:
-        return ConfigError(f"{where}={one_line(error['input'])}: {one_line(error['msg'])}")
-    must = needs.format(**error.get("ctx", {})).replace("'", "").replace(" or ", ", ")
-    near = ""
+        return one_line(fault["msg"])
+    must = needs.format(**context).replace("'", "").replace(" or ", ", ")
     if kind == "literal_error":
-        near = nearest(str(error["input"]), must.removeprefix("one of ").split(", "))
-    return ConfigError(f"{where}={one_line(error['input'])}: must be {must}{near}")
+        return f"must be {must}{nearest(str(fault['input']), must[len('one of ') :].split(', '))}"
+    return f"must be {must}"
+
+
+def dotted(loc: Iterable[str | int]) -> str:
+    """``clusters[0].name`` for ``("clusters", 0, "name")``."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in loc).lstrip(".")
+
+
+def option_error(option: str, errors: ValidationError) -> ConfigError:
+    """The first fault of a group of options: ``cluster.num_devices=0: must be at least 1``."""
+    fault = errors.errors(include_url=False)[0]
+    where = dotted((option, *fault["loc"]))
+    if fault["type"] == "unexpected_keyword_argument":
+        return ConfigError(f"unknown option {where}")
+    if fault["type"] == "missing":
+        return ConfigError(f"{where}: {rule(fault)}")
+    return ConfigError(f"{where}={one_line(fault['input'])}: {rule(fault)}")

@@ -1,22 +1,23 @@
 """Strategies that weigh nothing against anything: everyone, or J units by a rule."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
-from optim.cluster_plan import Front, cluster_plan, cluster_problem, fronts, of_each
-from optim.partition.exact import even_partition
-from optim.partition.single_point import require_within_caps
+from optim.cluster_plan import Front, cluster_plan, cluster_problem, fronts, of_each, segment_plans
+from optim.partition.baselines import even_blocks
+from optim.partition.caps import require_within_caps
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
-from optim.uplinks import soonest
+from optim.uplinks import minimize_makespan
 
 # Replicas are no segments that pipelines could run: only a framework can ask for them.
 PARTITIONS = tuple(name for name in CLUSTER_SOLVERS if name != "vanilla_fl")
@@ -24,10 +25,12 @@ PARTITIONS = tuple(name for name in CLUSTER_SOLVERS if name != "vanilla_fl")
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """Every unit in every round, blocks split evenly or as the framework prescribes; no uplinks."""
+    """Every unit in every round, blocks split evenly or as the framework prescribes; no uplinks.
+
+    A cluster that its share does not fit sits out.
+    """
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``. A cluster that its share does not fit sits out."""
         if request.partition is not None:
             found = fronts(request, "overlap", cluster_solver(request.partition), rng)
             return RoundPlan(request.round, _fastest(request, found))
@@ -37,19 +40,25 @@ class EvenSplit:
 
 def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
     problem, m = cluster_problem(request, cluster, "overlap"), request.num_micro_batches
-    segments = even_partition(request.num_blocks, problem.devices, request.num_segments)
-    blocks = [segment.span.blocks for segment in segments]
-    idle = [0] * (len(problem.devices) - len(segments))
-    require_within_caps("even", problem, blocks + idle, m)
-    return ClusterPlan(cluster.unit, segments, m, request.schedule)
+    devices, most = problem.devices, min(request.num_blocks, len(problem.devices))
+    count = request.num_segments or most
+    if not 1 <= count <= most:
+        raise InfeasibleRoundError(
+            f"{count} segments for {len(devices)} devices and {request.num_blocks} blocks; "
+            "a segment needs a device and a block of its own: lower pipeline.num_segments"
+        )
+    blocks = even_blocks(request.num_blocks, count) + [0] * (len(devices) - count)
+    require_within_caps("even", problem, blocks, m)
+    return ClusterPlan(cluster.unit, segment_plans(devices, blocks), m, request.schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline:
+class Baseline(ABC):
     """How units split and send once they are chosen.
 
-    Where units tell their uplinks, each gets the channel and power that end the round soonest, and
-    who can afford no channel sits out; else nothing is said of uplinks. No queues are kept.
+    Where units tell their uplinks and there are enough channels, each unit gets the channel and
+    power that end the round soonest, and who can afford no channel sits out; else no uplinks are
+    planned. No queues are kept.
 
     Attributes
     ----------
@@ -71,6 +80,18 @@ class Baseline:
         check_choice("strategy.latency", self.latency, LATENCIES)
         check_choice("strategy.fading", self.fading, ("none", "rayleigh"))
 
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        chosen = self._chosen(request, rng)
+        if _tells_uplinks(request) and sum(map(bool, chosen)) <= len(request.channels):
+            plans = minimize_makespan(request, chosen, self.fading)
+        else:
+            plans = _fastest(request, chosen)
+        return RoundPlan(request.round, plans)
+
+    @abstractmethod
+    def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
+        """The fronts of all N clusters, empty for those that take no part."""
+
     def _fronts(
         self,
         request: RoundRequest,
@@ -81,28 +102,21 @@ class Baseline:
         solve = cluster_solver(request.partition or self.partition)
         return fronts(request, cast(Latency, self.latency), solve, rng, order, most)
 
-    def _plan(self, request: RoundRequest, chosen: tuple[Front, ...], radio: bool) -> RoundPlan:
-        plans = soonest(request, chosen, self.fading) if radio else _fastest(request, chosen)
-        return RoundPlan(request.round, plans)
-
 
 @dataclass(frozen=True)
 class AllUnits(Baseline):
-    """Every unit in every round.
+    """Every unit in every round."""
 
-    With fewer channels than units that can take part, no uplinks are planned.
-    """
-
-    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``."""
-        found = self._fronts(request, rng)
-        enough = sum(map(bool, found)) <= len(request.channels)
-        return self._plan(request, found, enough and _tells_uplinks(request))
+    def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
+        return self._fronts(request, rng)
 
 
 @dataclass(frozen=True)
-class Rule(Baseline):
-    """J of the units that can hold the model, or all of them if they are fewer."""
+class SelectUnits(Baseline):
+    """J of the units that can hold the model: as many as channels at most, all if they are fewer.
+
+    The rule decides who takes part, not who would be first on few channels.
+    """
 
     num_scheduled: int
 
@@ -112,50 +126,46 @@ class Rule(Baseline):
             raise ConfigError(f"strategy.num_scheduled={self.num_scheduled}: must be at least 1")
 
     def _most(self, request: RoundRequest) -> int:
-        """J, and no more than channels: the rule decides who, not who ends first on them."""
-        few = _tells_uplinks(request) and len(request.channels) < self.num_scheduled
-        return len(request.channels) if few else self.num_scheduled
+        limit = len(request.channels) if _tells_uplinks(request) else self.num_scheduled
+        return min(limit, self.num_scheduled)
 
-    def _first(
-        self, request: RoundRequest, rng: np.random.Generator, order: Sequence[int]
-    ) -> RoundPlan:
-        """The first J in ``order`` that can hold the model; who comes behind is not even asked."""
-        chosen = self._fronts(request, rng, order, self._most(request))
-        return self._plan(request, chosen, _tells_uplinks(request))
+    def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
+        return self._fronts(request, rng, self._order(request, rng), self._most(request))
+
+    def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
+        """Places of all clusters: the first J that can hold the model take part."""
+        return range(len(request.clusters))
 
 
 @dataclass(frozen=True)
-class RandomUnits(Rule):
+class RandomUnits(SelectUnits):
     """J units by chance, each set of J equally likely."""
 
-    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``."""
+    def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
         # Drawn before anything of the partitions: the same units, however they split.
-        return self._first(request, rng, rng.permutation(len(request.clusters)).tolist())
+        order: list[int] = rng.permutation(len(request.clusters)).tolist()
+        return order
 
 
 @dataclass(frozen=True)
-class HighestLoss(Rule):
+class HighestLoss(SelectUnits):
     """The J units whose last loss is highest, those without one first."""
 
-    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``."""
+    def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
         losses = [math.inf if loss is None else loss for loss in request.losses]
-        return self._first(request, rng, sorted(range(len(losses)), key=lambda n: -losses[n]))
+        return sorted(range(len(losses)), key=lambda n: -losses[n])
 
 
 @dataclass(frozen=True)
-class ShortestDelay(Rule):
+class ShortestDelay(SelectUnits):
     """The J units with the fastest pipelines."""
 
-    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``."""
+    def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
         found = self._fronts(request, rng)
         able = [place for place, front in enumerate(found) if front]
         able.sort(key=lambda place: found[place][-1].latency_s)
         fast = able[: self._most(request)]
-        chosen = tuple(front if place in fast else () for place, front in enumerate(found))
-        return self._plan(request, chosen, _tells_uplinks(request))
+        return tuple(front if place in fast else () for place, front in enumerate(found))
 
 
 def _tells_uplinks(request: RoundRequest) -> bool:

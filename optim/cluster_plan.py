@@ -8,8 +8,8 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
-from collapipe.state import ClusterState
-from optim.front_cache import verified_front
+from collapipe.state import ClusterState, DeviceProfile
+from optim.front_cache import solve_cached
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
 
@@ -110,7 +110,7 @@ def _front(
 ) -> Front:
     problem = cluster_problem(request, cluster, latency)
     if request.partition is None:
-        front = verified_front(problem, solve, rng)
+        front = solve_cached(problem, solve, rng)
     else:
         front = _within_limits_or_not(problem, solve, rng)
     return tuple(_of_round(point, request, cluster) for point in _at_most(request, front))
@@ -122,11 +122,11 @@ def _within_limits_or_not(
     """As a system splits that looks at no limits; where they do not matter, nothing is marked."""
     before = rng.bit_generator.state
     try:
-        return verified_front(problem, solve, rng)
+        return solve_cached(problem, solve, rng)
     except InfeasibleRoundError:
         # The same draws again: limits must not favour some of them.
         rng.bit_generator.state = before
-        front = verified_front(_unlimited(problem), solve, rng)
+        front = solve_cached(_unlimited(problem), solve, rng)
         return tuple(replace(point, over_limits=True) for point in front)
 
 
@@ -155,7 +155,7 @@ def cluster_plan(
     """
     return ClusterPlan(
         unit=cluster.unit,
-        segments=() if partition.replicated else _segments(cluster, partition),
+        segments=() if partition.replicated else segment_plans(cluster.devices, partition.blocks),
         num_micro_batches=partition.num_micro_batches,
         schedule=request.schedule,
         latency_s=partition.latency_s,
@@ -164,9 +164,10 @@ def cluster_plan(
     )
 
 
-def _segments(cluster: ClusterState, partition: Partition) -> tuple[SegmentPlan, ...]:
+def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:
+    """The blocks that the devices hold, each device's after those of the ones before it."""
     segments, first = [], 0
-    for device, blocks in zip(cluster.devices, partition.blocks, strict=True):
+    for device, blocks in zip(devices, held, strict=True):
         if blocks:
             segments.append(SegmentPlan(device.name, Span(first, blocks)))
             first += blocks

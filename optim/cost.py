@@ -1,6 +1,7 @@
-"""What a round costs in the scheduler's world, from what its plan says of segments and uplinks.
+"""What a round costs in the scheduler's world, computed from its plan's segments and uplinks.
 
-Nothing that the plan itself claims of its time is used.
+The times that the plan itself claims are not used. Energy is eq. 16's without its factor 2: the
+bracket already holds both passes and both transfers (docs/optim.md).
 """
 
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan

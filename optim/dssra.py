@@ -116,6 +116,6 @@ class Dssra(RoundOptions):
         return next_queues(request.queues, idle, self.gamma_max)
 
 
-@cache  # the same object for the same limit, as ``verified_front`` asks for
+@cache  # the same object for the same limit, as ``solve_cached`` asks for
 def _exact(time_limit_s: float) -> ClusterSolver:
     return partial(exact_partition, time_limit_s=time_limit_s)

@@ -7,27 +7,27 @@ import numpy as np
 from optim.problem import ClusterProblem, ClusterSolver, Partition
 from optim.verify import verify_cluster
 
-_MOST = 512  # of the latest, some MB
+_CAPACITY = 512  # the latest fronts, some MB
 _fronts: OrderedDict[tuple[ClusterProblem, ClusterSolver], tuple[Partition, ...]] = OrderedDict()
 
 
-def verified_front(
-    problem: ClusterProblem, solve: ClusterSolver, rng: np.random.Generator
+def solve_cached(
+    problem: ClusterProblem, solver: ClusterSolver, rng: np.random.Generator
 ) -> tuple[Partition, ...]:
-    """The front that ``solve`` finds, verified; the same one again for the same problem.
+    """The front that ``solver`` finds, verified; from the cache for an equal problem.
 
-    A solver that draws from ``rng`` is asked every time. Raises as ``solve`` and
-    ``verify_cluster``; nothing is remembered then.
+    A front is cached only where another call would find the same: not if the solver drew from
+    ``rng``, nor if a time limit ended its search. Raises as the solver and ``verify_cluster``.
     """
-    asked = problem, solve
-    if asked in _fronts:
-        _fronts.move_to_end(asked)
-        return _fronts[asked]
+    key = problem, solver
+    if key in _fronts:
+        _fronts.move_to_end(key)
+        return _fronts[key]
     before = rng.bit_generator.state
-    solution = solve(problem, rng)
+    solution = solver(problem, rng)
     verify_cluster(solution, problem)
-    if rng.bit_generator.state == before:
-        _fronts[asked] = solution.front
-        while len(_fronts) > _MOST:
+    if solution.complete and rng.bit_generator.state == before:
+        _fronts[key] = solution.front
+        if len(_fronts) > _CAPACITY:
             _fronts.popitem(last=False)
     return solution.front

@@ -4,13 +4,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collapipe.state import DeviceProfile
-from optim.problem import ClusterProblem, Latency
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from optim.problem import ClusterProblem, Floats, Ints, Latency
 
 _ROUNDING = 1e-12
 

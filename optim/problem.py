@@ -6,10 +6,15 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
 from collapipe.plan import Certificate
 from collapipe.state import Channel, DeviceProfile, Uplink
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 Latency = Literal["bound", "flow_shop", "overlap"]
 LATENCIES = get_args(Latency)
@@ -87,10 +92,13 @@ class ClusterSolution:
         the drift Γ grows with S. Heuristics answer with a single point.
     certificate
         Of the last point, the fastest.
+    complete
+        False: a time limit ended the search, so the front may lack points or hold slower ones.
     """
 
     front: tuple[Partition, ...]
     certificate: Certificate
+    complete: bool = True
 
     @property
     def best(self) -> Partition:

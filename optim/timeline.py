@@ -8,7 +8,7 @@ from optim.problem import ClusterProblem, Partition
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SegmentTimes:
     """A segment's share of a batch; seconds from the batch's beginning.
 
     Attributes
@@ -44,8 +44,8 @@ class Stage:
         return self.computes[-1] + self.compute_s
 
 
-def timeline(problem: ClusterProblem, partition: Partition) -> tuple[Stage, ...]:
-    """The stages of a batch in the order in which activations pass them.
+def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTimes, ...]:
+    """The segments of a batch in the order in which activations pass them.
 
     The last hop ends when the law's latency is over. Replicas (VanillaFL) compute side by side and
     send nothing.
@@ -60,7 +60,7 @@ def timeline(problem: ClusterProblem, partition: Partition) -> tuple[Stage, ...]
     starts = _starts(problem.latency, computes, hops, count)
     firsts = accumulate((partition.blocks[device] for device in held), initial=0)
     return tuple(
-        Stage(device, Span(first, partition.blocks[device]), compute, hop, *pair)
+        SegmentTimes(device, Span(first, partition.blocks[device]), compute, hop, *pair)
         for device, first, compute, hop, pair in zip(
             held, firsts, computes, hops, starts, strict=False
         )
@@ -97,7 +97,7 @@ def _flow_shop(times: list[float], count: int) -> list[tuple[float, ...]]:
     ]
 
 
-def _replica(problem: ClusterProblem, device: int) -> Stage:
+def _replica(problem: ClusterProblem, device: int) -> SegmentTimes:
     share = problem.batch_size / len(problem.devices)
     compute = problem.devices[device].time.compute(problem.num_blocks, share)
-    return Stage(device, Span(0, problem.num_blocks), compute, 0.0, (0.0,), (compute,))
+    return SegmentTimes(device, Span(0, problem.num_blocks), compute, 0.0, (0.0,), (compute,))

@@ -31,7 +31,7 @@ def allocated(request: RoundRequest, allocation: Allocation) -> ClusterPlan:
     return cluster_plan(request, cluster, allocation.partition, uplink)
 
 
-def soonest(
+def minimize_makespan(
     request: RoundRequest, chosen: tuple[Front, ...], fading: str
 ) -> tuple[ClusterPlan, ...]:
     """The channels, powers and points of the fronts with which the last unit ends first.

@@ -14,7 +14,7 @@ from collapipe.tensors import Tensors
 from collapipe.timing import PhaseTimer
 from pipeline import schedule
 from pipeline.head import HeadStage
-from pipeline.inline import Stage, run_inline
+from pipeline.inline import PipelineStage, run_inline
 from pipeline.micro_batch import split
 from pipeline.schedule import BACKWARD, Action
 from pipeline.segment import Segment
@@ -130,7 +130,7 @@ class Pipeline:
         step = _BatchStep(key, micro_batches, self.timer)
         head = _LastStage(self._head, step)
         first, *others = self.segments
-        stages: list[Stage] = [
+        stages: list[PipelineStage] = [
             _SegmentStage(first, step, self._embedding),
             *(_SegmentStage(segment, step) for segment in others),
             head,

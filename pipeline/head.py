@@ -47,11 +47,10 @@ class LocalHead:
         self._answers: dict[int, Answer] = {}
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
-        """See ``HeadStage``."""
         self._key, self._micro_batches, self._tokens = key, micro_batches, target_tokens
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """See ``HeadStage``; computes at once."""
+        """Compute at once."""
         batch = self._micro_batches[micro_batch]
         generator = self._key.generator(HEAD, micro_batch)
         self._answers[micro_batch] = self._part.answer(
@@ -59,23 +58,18 @@ class LocalHead:
         )
 
     def ready(self, micro_batch: int) -> bool:
-        """See ``HeadStage``."""
         return micro_batch in self._answers
 
     def answer(self, micro_batch: int) -> Answer:
-        """See ``HeadStage``."""
         return self._answers.pop(micro_batch)
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
-        """See ``HeadStage``."""
         return [self._part.squared_norm()]
 
     def step(self, rate: float, scale: float) -> None:
-        """See ``HeadStage``."""
         self._part.step(rate, scale)
 
     def forget(self) -> None:
-        """See ``HeadStage``."""
         self._answers.clear()
         self._part.forget_gradients()
 

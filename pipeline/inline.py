@@ -14,7 +14,7 @@ from collapipe import cancellation
 from pipeline.schedule import FORWARD, Action, Schedule
 
 
-class Stage(Protocol):
+class PipelineStage(Protocol):
     """What an action runs on. The first stage gets None to go forward, the last to go back."""
 
     def forward(self, micro_batch: int, activation: Tensor | None) -> Tensor | None:
@@ -27,7 +27,7 @@ class Stage(Protocol):
         """Whether the action would run without waiting for another machine."""
 
 
-def run_inline(schedule: Schedule, stages: list[Stage]) -> None:
+def run_inline(schedule: Schedule, stages: list[PipelineStage]) -> None:
     """Run every action once. Raises ``CancelledRoundError`` between two of them when asked to."""
     pending = [deque(actions) for actions in schedule]
     boxes: list[dict[Action, Tensor | None]] = [{} for _ in stages]

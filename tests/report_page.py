@@ -10,7 +10,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
+        self.source, self.open = text, list[str]()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
         self.cells: list[list[str]] = []  # of each row of each table

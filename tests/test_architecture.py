@@ -22,6 +22,7 @@ ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app")
 # Our own modules that a file may import: the first line that its path begins with.
 OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
+    "collapipe/planning/": ("collapipe", "optim"),  # asks the planner about an inventory
     "collapipe/reproduction/": ROOMS,  # so do the paper's figures
     "collapipe/run_report/": ("collapipe", "optim"),  # draws plans by the planner's timeline
     "collapipe/": ("collapipe",),
@@ -64,6 +65,7 @@ LAYERS = (
     "plan",
     "report",
     "formatting",
+    "validation",
     "sections",
     "text",
     "wire",
@@ -73,6 +75,7 @@ LAYERS = (
     "tasks",
     "config",
     "inventory",
+    "planning",
     "runs",
     "run_report",
     "reproduction",
@@ -86,14 +89,16 @@ EDGES = {
     "collapipe.cli": ("collapipe/cli/", "collapipe/__init__.py", "collapipe/__main__.py"),
     "flwr": ("collapipe/cli/", "collapipe/wire/records.py", "client_app/app.py", "server_app/"),
     # Flower's own inside, which may move
-    "flwr.supercore": ("server_app/grid.py", "server_app/prompt_grid.py"),
+    "flwr.supercore": ("server_app/grid.py",),
     "hydra": (
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
+        "collapipe/config/own.py",
         "collapipe/config/typed.py",
     ),
     "omegaconf": (
         "collapipe/config/composing.py",
+        "collapipe/config/own.py",
         "collapipe/config/trust.py",
         "collapipe/runs/folder.py",
     ),

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from federated import run
 
-from collapipe.config import Settings, load_overrides
+from collapipe.config import Settings, load_overrides, own_overrides
+from collapipe.config.composing import composed, options_of
 from pipeline import schedule
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,30 @@ def test_the_examples_of_extensions_train(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(options) == 6
     weights = run(tmp_path / "run", *options, "model.num_blocks=6")
     assert weights["blocks.5.gate"].mean().item() == pytest.approx(2, abs=0.1)
+
+
+def test_a_name_of_ones_own_is_found_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs/extend.md").read_text()
+    file, content = re.findall(r"`(conf/\w+/\w+\.yaml)`.*?```yaml\n(.*?)```", text, re.DOTALL)[0]
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(content.replace("turns.", "own_turns."))
+    (source,) = re.findall(r"`turns\.py`:\n\n```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "own_turns.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"^    collapipe run (strategy=turns .*)$", text, re.MULTILINE)
+    strategy = load_overrides(own_overrides(command.split())).build("strategy")
+    assert (type(strategy).__module__, strategy.others) == ("own_turns", 1)
+
+
+def test_the_example_of_a_file_of_options_works(tmp_path: Path) -> None:
+    (content,) = re.findall(r"```yaml\n(.*?)```", CONFIGURATION, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(content.replace("sentences.jsonl", "/dev/null"))
+    settled = own_overrides(["model=huggingface", "model.family=bert"], tmp_path / "mine.yaml")
+    tree = options_of(composed(settled))
+    assert tree["task"]["_target_"].endswith("NamedEntities")
+    assert (tree["federation"]["rounds"], tree["data"]["train_file"]) == (30, "/dev/null")
 
 
 def told(settings: Settings) -> tuple[object, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from federated import TINY
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from resumed import SMALL, World, differing, outcome, tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
@@ -64,9 +64,32 @@ def test_other_devices_than_at_the_checkpoint_are_named(tmp_path: Path) -> None:
 
     world = World(tmp_path, "framework.train=false")
     run_dir = world.run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"unit 1 tells of other devices, .*cluster\.file"):
+    with pytest.raises(ConfigError, match=r"unit 1 .*cluster\.file"):
         world.run(run_dir, "000002", client=slower)  # type: ignore[arg-type]
     assert world.run(run_dir, "000002")
+
+
+def test_a_unit_that_tells_no_number_sits_out_of_what_goes_on(tmp_path: Path) -> None:
+    """The checkpoint knows its cluster, but nobody knows its node any more."""
+
+    def mute(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1:
+            return Message(RecordDict(), reply_to=message)
+        return units(message, context)
+
+    world = World(tmp_path, "decoder.mode=control_unit", "strategy=all")
+    run_dir = world.run(tmp_path / "run")
+    world.run(run_dir, "000001", client=mute)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["units"] for line in lines] == [[0, 1], [0], [0]]
+    assert [list(line["excluded"]) for line in lines] == [[], ["1"], ["1"]]
+
+
+def test_the_last_round_has_a_checkpoint_be_it_due_or_not(tmp_path: Path) -> None:
+    run_dir = World(tmp_path, "framework.train=false", "federation.checkpoint_every=2").run(
+        tmp_path / "run"
+    )
+    assert CheckpointFolder(run_dir).names() == ["000002", "000003"]
 
 
 def test_times_and_curves_go_on(tmp_path: Path) -> None:

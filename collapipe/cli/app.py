@@ -190,9 +190,9 @@ def plan(
     INVENTORY is a YAML file that says what your devices are like and what a block of the model
     costs; docs/examples has two. docs/planning.md explains the file, the answer and the solvers.
     """
-    from collapipe.cli.plan.command import plan_inventory
+    from collapipe.cli.plan.command import run_plan
 
-    plan_inventory(inventory, as_json, solver, plot)
+    run_plan(inventory, as_json, solver, plot)
 
 
 @app.command()

@@ -22,13 +22,16 @@ _QUIET = {
 }
 
 
-def run_job(overrides: Sequence[str] = ()) -> Path:
+def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> Path:
     """Train once, as ``collapipe run`` does, and return the run's folder.
+
+    ``overrides`` go over the options of ``config_file``, see ``config.own_overrides``.
 
     Raises ``CollaPipeError`` or ``KeyboardInterrupt``.
     """
     find_own_packages_first()
     quieten()
+    overrides = config.own_overrides(overrides, config_file)
     settings = config.load_overrides(overrides)
     chosen = any(each.key_or_group == "hydra.run.dir" for each in parse(overrides))
     folder = unused_folder(Path(settings.run_dir), chosen)

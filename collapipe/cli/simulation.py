@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collapipe.cli.processes import end_all
+from collapipe.config.typed import PLUGIN_FOLDER
 from collapipe.errors import CollaPipeError
 
 _QUIET = {
@@ -158,6 +159,7 @@ def _environment(home: Path) -> dict[str, str]:
         **_QUIET,
         **ray,
         **direct,
+        PLUGIN_FOLDER: str(Path.cwd()),
         "FLWR_HOME": str(home),
         "PATH": path,
     }

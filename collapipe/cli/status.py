@@ -10,7 +10,7 @@ from rich.console import Console
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, seconds
 from collapipe.runs.metrics import RoundLine
-from collapipe.runs.reading import Run, latest_run, read_run
+from collapipe.runs.reading import Run, latest_run, modified_s, read_run
 
 _RECENT = 10  # rounds that tell how long the next ones take
 _SILENT_S, _SILENT_ROUNDS = 120.0, 5.0  # then nothing is expected any more
@@ -41,15 +41,7 @@ def describe(run: Run, now_s: float) -> list[Line]:
 def _written_s(folder: Path) -> float:
     """When anything of the run was last written, as of ``time.time``."""
     files = [folder / name for name in _FILES] + list((folder / "checkpoints").glob("[0-9]*"))
-    return max(map(_modified_s, files))
-
-
-def _modified_s(file: Path) -> float:
-    """Of a file that may be gone by now."""
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
+    return max(map(modified_s, files))
 
 
 def _span_s(run: Run) -> float | None:
@@ -123,7 +115,7 @@ def _checkpoint(folder: Path, now_s: float) -> list[Line]:
         name = (folder / "checkpoints" / "latest").readlink().name  # of its round
     except OSError:
         return []
-    written_s = _modified_s(folder / "checkpoints" / name)
+    written_s = modified_s(folder / "checkpoints" / name)
     if not written_s or not (name.isascii() and name.isdigit()):
         return []
     return [("checkpoint", f"of round {int(name)}, {_ago(now_s - written_s)}")]

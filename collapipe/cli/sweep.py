@@ -24,7 +24,7 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     Whatever is wrong with the options of any job is raised before the first one trains; a job that
     fails later does not stop the others. Raises ``RoundFailedError`` in the end where one did.
     """
-    jobs = expand(overrides)
+    jobs = [config.own_overrides(job, config_file) for job in expand(overrides)]
     where = Path(sweep_dir(overrides))
     for job in jobs:
         config.load_overrides([*job, f"hydra.run.dir={quoted(where / '0')}"])

@@ -2,6 +2,7 @@
 
 from collapipe.config.loading import load, load_overrides, load_saved
 from collapipe.config.overrides import quoted
+from collapipe.config.own import own_overrides
 from collapipe.config.settings import Settings
 
-__all__ = ["Settings", "load", "load_overrides", "load_saved", "quoted"]
+__all__ = ["Settings", "load", "load_overrides", "load_saved", "own_overrides", "quoted"]

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from collapipe.config.names import CONF, GROUPS, check_choice, check_name, known_names
+from collapipe.config.names import CONF, GROUPS, check_choice, check_name, known_names, names_in
 from collapipe.config.overrides import join, parse
 from collapipe.errors import ConfigError, one_line
 
@@ -30,13 +30,14 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     """
     parsed = parse(overrides)
     for override in parsed:
-        _check_choice(override)
-    choices = [str(override.input_line) for override in parsed if _chooses(override)]
-    values = [override for override in parsed if not _chooses(override)]
+        check_choices(override)
+    choices = [str(override.input_line) for override in parsed if chooses(override)]
+    values = [override for override in parsed if not chooses(override)]
     with _composing:
-        tree, known = _of_groups(tuple(choices))
+        tree, names = _of_groups(tuple(choices))
+        known: AbstractSet[str] = names
         for override in parsed:
-            _check_option(override, known)
+            known = _check_option(override, known)
         if not all(map(_sets, values)):
             return _by_hydra(overrides)
         tree = copy.deepcopy(tree)
@@ -46,6 +47,12 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{one_line(error)} (overrides: {join(overrides)})") from error
     return tree
+
+
+def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
+    """The tree as Hydra composes it; names are not checked. Raises ``ConfigError``."""
+    with _composing:
+        return _by_hydra(overrides)
 
 
 def options_of(tree: DictConfig) -> dict[str, Any]:
@@ -83,9 +90,12 @@ def sweep_dir(overrides: Sequence[str]) -> str:
 
 def _folder(tree: DictConfig, option: str) -> str:
     try:
-        return str(OmegaConf.select(tree, option))
+        folder = str(OmegaConf.select(tree, option))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{option}: {one_line(error)}") from error
+    if not folder.strip():
+        raise ConfigError(f"{option}=: must name a folder; . is the current one")
+    return folder
 
 
 @functools.lru_cache(maxsize=64)
@@ -106,8 +116,8 @@ def _by_hydra(overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(f"{one_line(error)} (overrides: {join(overrides)})") from error
 
 
-def _chooses(override: Override) -> bool:
-    """Whether it names a file of a group, as Hydra understands it: a mapping is merged instead."""
+def chooses(override: Override) -> bool:
+    """Whether an override names a file of a group; as Hydra has it, a mapping is merged instead."""
     return override.key_or_group in GROUPS and not isinstance(override.value(), dict)
 
 
@@ -119,16 +129,21 @@ def _sets(override: Override) -> bool:
     return plain and override.package is None and not of_hydra
 
 
-def _check_choice(override: Override) -> None:
+def check_choices(override: Override) -> None:
+    """Raise ``ConfigError`` where an override chooses what is no file of ours."""
     group, value = override.key_or_group, override.value()
     if group in GROUPS and isinstance(value, str | list):
         for choice in value if isinstance(value, list) else [value]:
             check_choice(group, str(choice))
 
 
-def _check_option(override: Override, known: AbstractSet[str]) -> None:
+def _check_option(override: Override, known: AbstractSet[str]) -> AbstractSet[str]:
+    """The names that are known from then on, with those that the override adds."""
     name, value = override.key_or_group, override.value()
-    if not (override.is_add() or override.is_force_add()):
+    if override.is_add() or override.is_force_add():
+        known = known | {name, *(f"{name}.{each}" for each in names_in(value))}
+    else:
         check_name(name, known)
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{name}=nan: must be a number")
+    return known

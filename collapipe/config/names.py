@@ -24,7 +24,7 @@ _PLUGINS = (
 
 def known_names(options: Mapping[str, Any]) -> frozenset[str]:
     """Dotted names of all values, sections and groups of a configuration."""
-    return frozenset({*_dotted(options), *GROUPS, *_OF_HYDRA})
+    return frozenset({*names_in(options), *GROUPS, *_OF_HYDRA})
 
 
 def check_name(name: str, known: AbstractSet[str]) -> None:
@@ -47,11 +47,12 @@ def check_choice(group: str, choice: str) -> None:
         )
 
 
-def _dotted(node: Any, prefix: str = "") -> list[str]:
+def names_in(node: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all values and mappings in a tree."""
     if not isinstance(node, Mapping):
         return []
     return [
         name
         for key, value in node.items()
-        for name in (f"{prefix}{key}", *_dotted(value, f"{prefix}{key}."))
+        for name in (f"{prefix}{key}", *names_in(value, f"{prefix}{key}."))
     ]

@@ -34,6 +34,26 @@ def quoted(value: object) -> str:
     return f"'{escaped}'"
 
 
+def literal(value: object, *, references: bool = False) -> str:
+    """A plain value in the grammar of overrides; texts are taken as they are, or with the
+    ``references`` in them. Raises ``ConfigError`` for a key that cannot be written."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(literal(each, references=references) for each in value)}]"
+    if isinstance(value, dict):
+        odd = [key for key in value if not re.fullmatch(r"[\w.-]+", str(key))]
+        if odd:
+            raise ConfigError(f"{one_line(odd[0])}: cannot be the name of an option")
+        pairs = (f"{key}: {literal(each, references=references)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, int | float):
+        return repr(value)
+    if references and "${" in str(value):
+        return "'" + str(value).replace("'", "\\'") + "'"
+    return quoted(value)
+
+
 def _check_depth(value: object, left: int = _MOST_DEPTH) -> None:
     """Raise ``RecursionError`` as whoever takes a deeper value would, but always at one depth."""
     if not left:

@@ -1,5 +1,6 @@
 """Everything that a run is configured by, as one object."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,11 @@ class Settings:
     def server_has_heads(self) -> bool:
         """Whether units send activations to the server, which trains the head on them."""
         return not self.framework.unsplit and self.decoder.mode != "control_unit"
+
+    @functools.cached_property
+    def planner(self) -> Any:
+        """The ``strategy``, built once."""
+        return self.build("strategy")
 
     def build(self, option: str) -> Any:
         """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""

@@ -14,7 +14,7 @@ from collapipe.config.composing import composed, options_of
 from collapipe.config.overrides import parse
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.config.settings import Settings
-from collapipe.config.typed import class_of
+from collapipe.config.typed import class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
@@ -92,13 +92,9 @@ def _is_partitioner(target: str) -> bool:
     """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
     if not target.startswith(_PARTITIONERS):
         return False
-    from flwr_datasets.partitioner import Partitioner  # imports datasets, which takes seconds
-
     found = _found(target)
     return (
-        found is not None
-        and issubclass(found, Partitioner)
-        and found.__module__.startswith(_PARTITIONERS)
+        found is not None and is_partitioner(found) and found.__module__.startswith(_PARTITIONERS)
     )
 
 

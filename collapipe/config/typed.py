@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -15,6 +16,7 @@ from hydra.utils import get_class
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.validation import typed
 
+PLUGIN_FOLDER = "COLLAPIPE_PLUGINS"  # the current folder, for processes that have another one
 # Of a class that is not found it logs what its error says, which becomes ours.
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
@@ -25,6 +27,8 @@ def build(option: str, node: Any) -> Any:
         raise ConfigError(f"{option}: has no _target_; choose one of the files in conf/{option}/")
     arguments = {key: value for key, value in node.items() if key != "_target_"}
     target = class_of(option, node["_target_"])
+    if not is_dataclass(target) and not (option == "data.partitioner" and is_partitioner(target)):
+        raise ConfigError(f"{option}._target_={node['_target_']}: must be a dataclass")
     try:
         return typed(option, target, arguments) if is_dataclass(target) else target(**arguments)
     except CollaPipeError:
@@ -33,6 +37,13 @@ def build(option: str, node: Any) -> Any:
         raise ConfigError(
             f"{option}: {node['_target_']} refused its options: {one_line(error)}"
         ) from error
+
+
+def is_partitioner(target: type[Any]) -> bool:
+    """Whether it takes rows apart as those of Flower Datasets do."""
+    from flwr_datasets.partitioner import Partitioner  # imports datasets, which takes seconds
+
+    return issubclass(target, Partitioner)
 
 
 def class_of(option: str, target: object) -> type[Any]:
@@ -54,7 +65,7 @@ def _import_package(name: str) -> None:
     """
     if not name.isidentifier() or name in sys.modules or find_spec(name) is not None:
         return
-    folder = str(Path.cwd())
+    folder = os.environ.get(PLUGIN_FOLDER, str(Path.cwd()))
     sys.path.append(folder)
     try:
         importlib.import_module(name)

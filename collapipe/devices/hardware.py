@@ -1,5 +1,6 @@
-"""From what a data sheet says of a device to the laws that planners take."""
+"""From what a data sheet or a measurement says of a device to the laws that planners take."""
 
+import math
 from dataclasses import dataclass
 
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile, EnergyBudget
@@ -11,9 +12,11 @@ class PhysicalDevice:
 
     Attributes
     ----------
+    chunk
+        Its measured law; None: the law follows from ``flops_per_s`` and ``d2d_rate_bps``.
     d2d_rate_bps
-        To the next device, forward and backward one after the other.
-    memory_bytes, energy_j
+        To the next device, forward and backward one after the other; None: it sends nothing.
+    memory_bytes, max_blocks, energy_j
         None: unlimited. The energy is that of a batch.
     power_w
         What it draws while it computes or sends.
@@ -22,31 +25,47 @@ class PhysicalDevice:
     """
 
     name: str
-    flops_per_s: float
-    d2d_rate_bps: float
+    chunk: AffineLaw | None = None
+    flops_per_s: float | None = None
+    d2d_rate_bps: float | None = None
     memory_bytes: float | None = None
+    max_blocks: int | None = None
     energy_j: float | None = None
-    power_w: float = 0.0
+    power_w: float | None = None
     launch_s: float = 0.0
     hop_latency_s: float = 0.0
 
     def profile(self, cost: BlockCost) -> DeviceProfile:
         """The chunk law, the block limit and the energy law for blocks of ``cost``."""
-        time = AffineLaw(
+        time = self.chunk or self._law(cost)
+        held = [] if self.max_blocks is None else [self.max_blocks]
+        if self.memory_bytes is not None:
+            held.append(self._blocks_in_memory(cost.block_bytes))
+        energy = None
+        if self.energy_j is not None and self.power_w is not None:
+            parts = (time.u, time.v, time.w, time.ell)
+            energy = EnergyBudget(self.energy_j, AffineLaw(*(self.power_w * p for p in parts)))
+        return DeviceProfile(self.name, time, min(held, default=None), energy)
+
+    def _law(self, cost: BlockCost) -> AffineLaw:
+        assert self.flops_per_s is not None
+        sent = cost.activation_bits + cost.gradient_bits
+        return AffineLaw(
             u=(cost.forward_flops + cost.backward_flops) / self.flops_per_s,
             v=self.launch_s,
-            w=(cost.activation_bits + cost.gradient_bits) / self.d2d_rate_bps,
+            w=0.0 if self.d2d_rate_bps is None else sent / self.d2d_rate_bps,
             ell=self.hop_latency_s,
         )
-        blocks = None if self.memory_bytes is None else int(self.memory_bytes // cost.block_bytes)
-        energy = None if self.energy_j is None else energy_at(time, self.power_w, self.energy_j)
-        return DeviceProfile(self.name, time, blocks, energy)
 
+    def is_limited_by_memory(self, block_bytes: float | None) -> bool:
+        """Whether its bytes hold no more blocks than ``max_blocks`` allows."""
+        if self.memory_bytes is None or not block_bytes:
+            return False
+        return self.max_blocks is None or self._blocks_in_memory(block_bytes) <= self.max_blocks
 
-def energy_at(time: AffineLaw, power_w: float, limit_j: float) -> EnergyBudget:
-    """A batch's budget for a device that draws ``power_w`` as long as it is busy."""
-    law = AffineLaw(*(power_w * part for part in (time.u, time.v, time.w, time.ell)))
-    return EnergyBudget(limit_j, law)
+    def _blocks_in_memory(self, block_bytes: float) -> int:
+        assert self.memory_bytes is not None
+        return math.floor(self.memory_bytes / block_bytes)
 
 
 def from_db(gain: float) -> float:

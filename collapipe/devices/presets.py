@@ -1,28 +1,37 @@
-"""Worlds that are drawn, not measured: devices of clusters, and the channels between them and the
-server. Chosen by the options ``cluster`` and ``channel``; their figures are in ``conf/``."""
+"""Devices of clusters, and channels to the server, that are drawn from ranges.
+
+Chosen by the options ``cluster`` and ``channel``; their figures are in ``conf/``.
+"""
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, cast
+from typing import Annotated, Protocol
 
 import numpy as np
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic.dataclasses import dataclass
 
 from collapipe.devices.hardware import PhysicalDevice, from_db, from_dbm
-from collapipe.errors import ConfigError
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
 
-_POSITIVE = (
-    "bandwidth_hz",
-    "d2d_bandwidth_hz",
-    "d2d_rate_bps",
-    "energy_j",
-    "flops_per_s",
-    "max_power_w",
-    "model_bits",
-    "relative_speed",
-)
-_MOST_DB = 300
-Range = tuple[float, float]  # least and most of what is drawn evenly
+
+def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[float, float]:
+    if not (isinstance(value, list | tuple) and len(value) == 2):
+        raise ValueError("must be [least, most]")
+    least, most = validate(value)
+    if least > most:
+        raise ValueError("must be [least, most]")
+    return least, most
+
+
+Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decibels = Annotated[float, Field(ge=-300, le=300)]
+_ENDS = WrapValidator(_check_ends)
+# Least and most of what is drawn evenly.
+Range = Annotated[tuple[Amount, Amount], _ENDS]
+PositiveRange = Annotated[tuple[Positive, Positive], _ENDS]
+DecibelRange = Annotated[tuple[Decibels, Decibels], _ENDS]
 
 
 class ClusterPreset(Protocol):
@@ -48,17 +57,13 @@ class SyntheticCluster:
         Seconds of a block, and of a hop, for each sample: least and most.
     """
 
-    num_devices: int
+    num_devices: Count
     block_s: Range
     hop_s: Range
-
-    def __post_init__(self) -> None:
-        _check("cluster", self)
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        """See ``ClusterPreset``."""
         return tuple(
             DeviceProfile(
                 f"device-{k}",
@@ -90,27 +95,24 @@ class PaperCluster:
         Blocks in a device's memory (C7).
     """
 
-    num_devices: int
-    relative_speed: Range
-    flops_per_s: Range
-    forward_flops: float
-    backward_flops: float
-    hop_bits: float
-    d2d_bandwidth_hz: float
-    d2d_gain_db: float
-    d2d_interference_w: float
+    num_devices: Count
+    relative_speed: PositiveRange
+    flops_per_s: PositiveRange
+    forward_flops: Amount
+    backward_flops: Amount
+    hop_bits: Amount
+    d2d_bandwidth_hz: Positive
+    d2d_gain_db: Decibels
+    d2d_interference_w: Amount
     d2d_power_w: Range
-    noise_dbm_per_hz: float
-    energy_j: float
-    max_blocks: int
-
-    def __post_init__(self) -> None:
-        _check("cluster", self)
+    noise_dbm_per_hz: Decibels
+    energy_j: Positive
+    max_blocks: Annotated[int, Field(ge=0)]
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        """See ``ClusterPreset``; the paper's devices do not depend on ``cost``."""
+        # Table II gives times and memory by themselves, whatever a block costs.
         return tuple(self._device(f"device-{k}", rng) for k in range(self.num_devices))
 
     def _device(self, name: str, rng: np.random.Generator) -> DeviceProfile:
@@ -121,7 +123,7 @@ class PaperCluster:
         hop_s = self.hop_bits / (self.d2d_bandwidth_hz * math.log2(1 + snr))
         speed = factor * per_unit
         time = AffineLaw(self.forward_flops / speed, self.backward_flops / speed, 0.0, hop_s)
-        joules = factor**2 / per_unit  # of a FLOP (eq. 16)
+        joules = factor**2 / per_unit  # of a FLOP (eq. 16, without its 2: see docs/optim.md)
         energy = AffineLaw(
             self.forward_flops * joules, self.backward_flops * joules, 0.0, power * hop_s
         )
@@ -134,10 +136,10 @@ class Hardware:
     """A kind of device, as its data sheet and measurements describe it."""
 
     name: str
-    flops_per_s: float
-    memory_bytes: float
-    power_w: float
-    d2d_rate_bps: float
+    flops_per_s: Positive
+    memory_bytes: Amount
+    power_w: Amount
+    d2d_rate_bps: Positive
 
 
 @dataclass(frozen=True)
@@ -154,24 +156,16 @@ class HardwareCluster:
         Fixed times of a block and of a hop, for each micro-batch.
     """
 
-    num_devices: int
-    kinds: list[Hardware]
-    available: Range
-    energy_j: float
-    launch_s: float
-    hop_latency_s: float
-
-    def __post_init__(self) -> None:
-        _check("cluster", self)
-        if not self.kinds:
-            raise ConfigError("cluster.kinds=[]: name at least one kind of device")
-        for place, kind in enumerate(self.kinds):
-            _check(f"cluster.kinds[{place}]", kind)
+    num_devices: Count
+    kinds: Annotated[tuple[Hardware, ...], Field(min_length=1)]
+    available: PositiveRange
+    energy_j: Positive
+    launch_s: Amount
+    hop_latency_s: Amount
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        """See ``ClusterPreset``."""
         return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
@@ -206,19 +200,16 @@ class ChannelPreset:
         C of Γ (eq. 28), in proportion to the interference; the strategies read it here.
     """
 
-    num_channels: int
-    bandwidth_hz: Range
+    num_channels: Count
+    bandwidth_hz: PositiveRange
     interference_w: Range
-    gain_db: Range
-    noise_dbm_per_hz: float
-    max_power_w: float
-    energy_j: float
-    model_bits: float | None
-    activation_bits: float | None
-    interference_constant_w: float
-
-    def __post_init__(self) -> None:
-        _check("channel", self)
+    gain_db: DecibelRange
+    noise_dbm_per_hz: Decibels
+    max_power_w: Positive
+    energy_j: Positive
+    model_bits: Positive | None
+    activation_bits: Amount | None
+    interference_constant_w: Amount
 
     def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
         """The J channels of a run."""
@@ -241,24 +232,3 @@ class ChannelPreset:
             activation_bits,
             tuple(from_db(float(gain)) for gain in gains),
         )
-
-
-def _check(group: str, preset: ClusterPreset | ChannelPreset | Hardware) -> None:
-    """At least one of what is counted, ranges in order, and nothing negative but decibels."""
-    for field in fields(cast(Any, preset)):
-        value, option = getattr(preset, field.name), f"{group}.{field.name}"
-        if field.name.startswith("num_") and value < 1:
-            raise ConfigError(f"{option}={value}: must be at least 1")
-        drawn = isinstance(value, list | tuple) and field.name != "kinds"
-        numbers = list(value) if drawn else [value]
-        if drawn and not (len(numbers) == 2 and numbers[0] <= numbers[1]):
-            raise ConfigError(f"{option}={numbers}: must be [least, most]")
-        for number in numbers:
-            if not isinstance(number, int | float):
-                continue
-            if "_db" in field.name and not abs(number) <= _MOST_DB:
-                raise ConfigError(f"{option}={value}: must lie within {_MOST_DB} dB of 0")
-            if "_db" not in field.name and not (math.isfinite(number) and number >= 0):
-                raise ConfigError(f"{option}={value}: must be finite and not negative")
-            if number == 0 and field.name in _POSITIVE:
-                raise ConfigError(f"{option}={value}: must be above 0")

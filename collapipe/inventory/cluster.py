@@ -1,4 +1,4 @@
-"""Devices that people have: the clusters of an inventory, as ``collapipe plan`` reads it."""
+"""The clusters of a run, read from an inventory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +39,12 @@ class InventoryCluster:
     def num_devices(self) -> int:
         """The most devices that one of the N clusters has."""
         clusters = self._clusters(_ANY_COST, self.num_units)
-        return max(len(cluster.boxes) for cluster in clusters[: self.num_units])
+        return max(len(cluster.devices) for cluster in clusters[: self.num_units])
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        """See ``ClusterPreset``; nothing is left to chance."""
-        return self._clusters(cost, unit + 1)[unit].devices
+        return self._clusters(cost, unit + 1)[unit].profiles
 
     def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
         """All of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""

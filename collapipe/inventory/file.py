@@ -1,38 +1,25 @@
-"""An inventory: somebody's boxes in a YAML file, read into the laws and limits of planning.
+"""An inventory: somebody's boxes in a YAML file, read into the laws and limits of planning."""
 
-The file has SI units, with decibels where radio people write them; they end here.
-"""
-
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
 
-from collapipe.devices.hardware import energy_at
+from collapipe.devices.hardware import PhysicalDevice, from_db
 from collapipe.errors import ConfigError
-from collapipe.inventory.model import MOST_BLOCKS, Model, read_model
-from collapipe.inventory.radio import RoundFigures, read_channel, read_round, read_uplink
-from collapipe.inventory.yaml_file import Section, load
-from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
-
-Latency = Literal["overlap", "flow_shop", "bound"]
-
-_MOST_SAMPLES = 10**9
-_MOST_MICRO_BATCHES = 4096  # more of them gain nothing, and every one is looked at
-_LEAST_SECONDS, _MOST_SECONDS = 1e-18, 1e6  # of a sample, a block or a hop; eleven days
-_FILE_KEYS = (
-    "batch_size",
-    "max_micro_batches",
-    "latency",
-    "model",
-    "clusters",
-    "channels",
-    "round",
+from collapipe.inventory.model import Model, read_model
+from collapipe.inventory.schema import (
+    MOST_BLOCKS,
+    ChannelSection,
+    ClusterSection,
+    DeviceSection,
+    InventorySection,
+    Latency,
+    RoundSection,
+    UplinkSection,
 )
-_MEASURED_KEYS = ("chunk",)
-_PHYSICAL_KEYS = ("flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s")
-_LIMIT_KEYS = ("max_blocks", "memory_bytes", "energy_j", "power_w")
+from collapipe.inventory.yaml_file import Document, Loc, load
+from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, Uplink
+
 _FIGURES_FOR = {  # what a device's key needs of the model
     "flops_per_s": ("forward_flops", "backward_flops"),
     "d2d_rate_bps": ("activation_bits", "gradient_bits"),
@@ -42,56 +29,48 @@ _ENERGY_PAIRS = (  # neither says anything alone
     ("energy_j", "power_w", "the watts that the device draws"),
     ("power_w", "energy_j", "the joules that a batch may take"),
 )
-_RESERVED_KEYS = ("address", "process_id")  # a deployment's; planning needs neither
-_DEVICE_KEYS = ("name", *_MEASURED_KEYS, *_PHYSICAL_KEYS, *_LIMIT_KEYS, *_RESERVED_KEYS)
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A device of the file.
-
-    Attributes
-    ----------
-    profile
-        What planners ask for.
-    memory_bytes
-        None: the file gives no bytes, at most a number of blocks.
-    """
-
-    profile: DeviceProfile
-    memory_bytes: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster of the file; ``uplink`` is None where no joint round is planned."""
+    """A cluster of the file.
 
-    section: Section
+    Attributes
+    ----------
+    loc
+        Its place in the file.
+    devices, profiles
+        The K devices, as the file describes them and as planners ask for them.
+    uplink
+        None where no joint round is planned.
+    """
+
+    loc: Loc
     name: str
-    boxes: tuple[Box, ...]
+    devices: tuple[PhysicalDevice, ...]
+    profiles: tuple[DeviceProfile, ...]
     uplink: Uplink | None
-
-    @property
-    def devices(self) -> tuple[DeviceProfile, ...]:
-        """The K devices as planners ask for them, in the file's order."""
-        return tuple(box.profile for box in self.boxes)
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What the whole file says.
+    """An inventory, checked.
 
     Attributes
     ----------
+    document
+        The file, for errors that name a line.
     block_bytes
         Memory of one block; None: the file does not say.
     channels
         Empty: no joint round.
+    round
+        With a queue for each cluster.
     notes
-        One line each for what the file says and nobody can plan with.
+        One line for each key that planning ignores because another is missing.
     """
 
-    file: str
+    document: Document
     batch_size: int
     max_micro_batches: int
     latency: Latency
@@ -99,7 +78,7 @@ class Inventory:
     block_bytes: float | None
     clusters: tuple[Cluster, ...]
     channels: tuple[Channel, ...]
-    round: RoundFigures
+    round: RoundSection
     notes: tuple[str, ...]
 
 
@@ -108,23 +87,21 @@ def read_inventory(file: Path) -> Inventory:
 
     Raises ``ConfigError``: one line with file, line, key, value and the way out.
     """
-    root = load(file)
-    root.allow(_FILE_KEYS)
-    batch_size = root.whole("batch_size", _MOST_SAMPLES)
-    model = read_model(root, batch_size)
-    channels = tuple(map(read_channel, root.sections("channels")))
-    clusters = _clusters(root, model, len(channels))
+    document = load(file)
+    section = document.parse(InventorySection)
+    model = read_model(document, section.model, section.batch_size)
+    queues = section.round.queues or (0.0,) * len(section.clusters)
     return Inventory(
-        file=str(file),
-        batch_size=batch_size,
-        max_micro_batches=_max_micro_batches(root, batch_size),
-        latency=cast(Latency, root.choice("latency", get_args(Latency), "overlap")),
+        document=document,
+        batch_size=section.batch_size,
+        max_micro_batches=section.most_micro_batches,
+        latency=section.latency,
         num_blocks=model.num_blocks,
         block_bytes=model.figures.get("block_bytes"),
-        clusters=clusters,
-        channels=channels,
-        round=read_round(root, len(clusters), len(channels)),
-        notes=tuple(_notes(root)),
+        clusters=_clusters(document, section, model),
+        channels=tuple(map(_channel, section.channels)),
+        round=section.round.model_copy(update={"queues": queues}),
+        notes=tuple(_notes(document, section)),
     )
 
 
@@ -133,159 +110,73 @@ def read_clusters(file: Path, cost: BlockCost) -> tuple[Cluster, ...]:
 
     Raises ``ConfigError`` as ``read_inventory`` does.
     """
-    root = load(file)
-    root.allow(_FILE_KEYS)
-    model = Model(root, MOST_BLOCKS, asdict(cost))
-    return _clusters(root, model, len(root.sections("channels")))
+    document = load(file)
+    section = document.parse(InventorySection)
+    return _clusters(document, section, Model(MOST_BLOCKS, asdict(cost)))
 
 
-def _max_micro_batches(root: Section, batch_size: int) -> int:
-    """M: a micro-batch holds at least one sample, so that a larger number binds nobody."""
-    given = root.whole("max_micro_batches", _MOST_SAMPLES, default=batch_size)
-    if min(given, batch_size) > _MOST_MICRO_BATCHES:
-        raise root.error(
-            "max_micro_batches",
-            f"batch_size={batch_size} leaves room for more than {_MOST_MICRO_BATCHES:,} "
-            "micro-batches; set max_micro_batches, 64 is plenty",
-        )
-    return min(given, batch_size)
-
-
-# Clusters and devices
-
-
-def _clusters(root: Section, model: Model, num_channels: int) -> tuple[Cluster, ...]:
-    sections = root.sections("clusters")
-    if not sections:
-        raise root.error("clusters", "has no cluster; list at least one, with its devices")
-    _refuse_twins(sections)
-    return tuple(_cluster(section, model, num_channels) for section in sections)
-
-
-def _cluster(section: Section, model: Model, num_channels: int) -> Cluster:
-    section.allow(("name", "devices", "uplink"))
-    devices = section.sections("devices")
-    if not devices:
-        raise section.error("devices", "has no device; list at least one")
-    _refuse_twins(devices)
-    boxes = tuple(_box(device, model, alone=len(devices) == 1) for device in devices)
-    return Cluster(section, section.text("name"), boxes, read_uplink(section, num_channels))
-
-
-def _refuse_twins(sections: Sequence[Section]) -> None:
-    lines: dict[str, int] = {}
-    for section in sections:
-        name = section.text("name")
-        if name in lines:
-            raise section.error("name", f"line {lines[name]} has this name already; rename one")
-        lines[name] = section.line
-
-
-def _box(section: Section, model: Model, alone: bool) -> Box:
-    section.allow(_DEVICE_KEYS)
-    _check_figures(section, model)
-    measured = "chunk" in section
-    time = _measured(section, alone) if measured else _physical(section, model.figures, alone)
-    memory = section.number("memory_bytes") if "memory_bytes" in section else None
-    profile = DeviceProfile(
-        section.text("name"),
-        time,
-        _max_blocks(section, model.figures, memory),
-        _energy(section, time),
+def _clusters(document: Document, section: InventorySection, model: Model) -> tuple[Cluster, ...]:
+    return tuple(
+        _cluster(document, ("clusters", place), each, model)
+        for place, each in enumerate(section.clusters)
     )
-    return Box(profile, memory)
 
 
-def _check_figures(section: Section, model: Model) -> None:
-    """Raises ``ConfigError`` with all figures of the model that the device lacks."""
-    given = [key for key in _FIGURES_FOR if key in section]
+def _cluster(document: Document, loc: Loc, section: ClusterSection, model: Model) -> Cluster:
+    devices, profiles = [], []
+    for place, each in enumerate(section.devices):
+        here = (*loc, "devices", place)
+        _check_figures(document, here, each, model)
+        try:
+            devices.append(_device(each))
+            profiles.append(devices[-1].profile(model.cost))
+        except ConfigError as error:
+            raise document.error(here, f"{error}; check the units of its keys") from error
+    uplink = _uplink(section.uplink) if section.uplink else None
+    return Cluster(loc, section.name, tuple(devices), tuple(profiles), uplink)
+
+
+def _check_figures(document: Document, loc: Loc, section: DeviceSection, model: Model) -> None:
+    """Refuse a key for which the model lacks figures, naming all of those."""
+    given = [key for key in _FIGURES_FOR if key in section.model_fields_set]
     needed = dict.fromkeys(name for key in given for name in _FIGURES_FOR[key])
     missing = [name for name in needed if name not in model.figures]
     if missing:
-        line = model.section.line
-        raise section.error(
-            next(key for key in given if missing[0] in _FIGURES_FOR[key]),
-            f"needs what model (line {line}) does not say: {', '.join(missing)}; add them there, "
-            "or measure this device's chunk and max_blocks",
+        key = next(key for key in given if missing[0] in _FIGURES_FOR[key])
+        raise document.error(
+            (*loc, key),
+            f"needs figures that model (line {document.line(('model',))}) lacks: "
+            f"{', '.join(missing)}; add them there, or measure this device's chunk and max_blocks",
         )
 
 
-def _law(section: Section, u: float, v: float, w: float, ell: float) -> AffineLaw:
-    for key, value in zip(_PHYSICAL_KEYS, (u, w, v, ell), strict=True):
-        if value and not _LEAST_SECONDS <= value <= _MOST_SECONDS:
-            raise section.error(
-                key if key in section else "chunk",
-                f"makes {value:.3g} s of a sample, block or hop; check the units",
-            )
-    return AffineLaw(u, v, w, ell)
+def _device(section: DeviceSection) -> PhysicalDevice:
+    chunk = section.chunk
+    law = AffineLaw(chunk.u, chunk.v, chunk.w, chunk.l) if chunk else None
+    described = section.model_dump(exclude={"chunk", "address", "process_id"})
+    return PhysicalDevice(chunk=law, **described)
 
 
-def _measured(section: Section, alone: bool) -> AffineLaw:
-    for key in _PHYSICAL_KEYS:
-        if key in section:
-            raise section.error(key, "the device has a measured chunk as well; remove one")
-    chunk = section.section("chunk")
-    chunk.allow(("u", "v", "w", "l"))
-    if not alone:  # silence must not make a hop free
-        for key in ("w", "l"):
-            if key not in chunk:
-                raise chunk.error(
-                    key,
-                    "is missing; in a cluster of several devices each says what its hop takes: "
-                    "w seconds a sample, l a micro-batch, 0 for nothing",
-                )
-    v, w, ell = (chunk.number_from_0(key, 0.0) for key in ("v", "w", "l"))
-    return _law(section, chunk.number("u"), v, w, ell)
-
-
-def _physical(section: Section, figures: Mapping[str, float], alone: bool) -> AffineLaw:
-    """u = (o + o')/F and w = (z + g)/r; v and ℓ where they are given."""
-    if "flops_per_s" not in section:
-        raise section.error(
-            "flops_per_s", "is missing; describe the device by it, or by a measured chunk"
-        )
-    speed = section.number("flops_per_s")
-    launch, hop = (section.number_from_0(key, 0.0) for key in ("launch_s", "hop_latency_s"))
-    compute = (figures["forward_flops"] + figures["backward_flops"]) / speed
-    return _law(section, compute, launch, _sending(section, figures, alone), hop)
-
-
-def _sending(section: Section, figures: Mapping[str, float], alone: bool) -> float:
-    if "d2d_rate_bps" in section:
-        rate = section.number("d2d_rate_bps")
-        return (figures["activation_bits"] + figures["gradient_bits"]) / rate
-    if alone:  # the whole encoder in one box, which then is the control unit's own
-        return 0.0
-    raise section.error(
-        "d2d_rate_bps",
-        "is missing; in a cluster of several devices each says how fast it sends",
+def _uplink(section: UplinkSection) -> Uplink:
+    return Uplink(
+        max_power_w=section.power_w,
+        energy_j=section.energy_j,
+        model_bits=section.upload_bits,
+        activation_bits=section.activation_bits,
+        gains=tuple(map(from_db, section.gain_db)),
     )
 
 
-def _max_blocks(section: Section, figures: Mapping[str, float], memory: float | None) -> int | None:
-    limits = [section.whole("max_blocks", MOST_BLOCKS)] if "max_blocks" in section else []
-    if memory is not None:
-        limits.append(math.floor(memory / figures["block_bytes"]))
-    return min(limits, default=None)
+def _channel(section: ChannelSection) -> Channel:
+    noise_w_per_hz = from_db(section.noise_dbm_per_hz) / 1e3
+    return Channel(section.bandwidth_hz, section.interference_w, noise_w_per_hz)
 
 
-def _energy(section: Section, time: AffineLaw) -> EnergyBudget | None:
-    """A batch's joules: the device draws its power while it computes and while it sends."""
-    power = section.number("power_w") if "power_w" in section else None
-    limit = section.number("energy_j") if "energy_j" in section else None
-    if power is None or limit is None:
-        return None
-    try:
-        return energy_at(time, power, limit)
-    except ConfigError as error:
-        raise section.error("power_w", "makes no joules to plan with; check the units") from error
-
-
-def _notes(root: Section) -> list[str]:
-    devices = [d for cluster in root.sections("clusters") for d in cluster.sections("devices")]
-    return [
-        str(device.error(key, f"not planned with, since {other} is missing; add {what}"))
-        for device in devices
-        for key, other, what in _ENERGY_PAIRS
-        if key in device and other not in device
-    ]
+def _notes(document: Document, section: InventorySection) -> Iterator[str]:
+    for n, cluster in enumerate(section.clusters):
+        for k, device in enumerate(cluster.devices):
+            for key, other, what in _ENERGY_PAIRS:
+                if key in device.model_fields_set and other not in device.model_fields_set:
+                    loc = ("clusters", n, "devices", k, key)
+                    why = f"not planned with, since {other} is missing; add {what}"
+                    yield str(document.error(loc, why))

@@ -1,183 +1,113 @@
-"""A person's YAML file: each value is checked as it is read, and an error names its line."""
+"""A person's YAML file as nodes: plain values for pydantic, and a line for each of its errors."""
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from collapipe.errors import ConfigError
+from collapipe.validation import dotted, rule
 
 MAX_BYTES = 1_000_000  # a thousand devices take a tenth of it
 _SHOWN_CHARACTERS = 40
-_LEAST, _MOST = 1e-18, 1e18  # of figures in SI units
-_NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
-# YAML 1.1 takes 1e8 for a text; and what only Python or only YAML takes for a number is none here.
-_NUMBER = re.compile(r"[-+]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][-+]?\d+)?")
-T = TypeVar("T")
+_NULL = "tag:yaml.org,2002:null"
+Loc = tuple[str | int, ...]  # such as ("clusters", 0, "name")
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+class Scalar(str):
+    """A scalar as it is written; ``is_quoted`` tells ``'64'`` from ``64``."""
+
+    __slots__ = ("is_quoted",)
+    is_quoted: bool
+
+
+class PlacedError(ValueError):
+    """What a validator finds wrong at ``loc``, seen from the section that it checks."""
+
+    def __init__(self, loc: Loc, message: str) -> None:
+        super().__init__(message)
+        self.loc = loc
+
+
+class UnknownKeyError(PlacedError):
+    """Told before all other faults: what is missing may only be misspelt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A mapping in the file.
-
-    Attributes
-    ----------
-    file
-        As the user named it.
-    path
-        Where the section stands, such as ``clusters[0].devices[1]``; empty for the whole file.
-    line
-        Of its beginning, from 1.
-    entries
-        Keys to YAML nodes.
-    """
+class Document:
+    """A YAML file whose mappings have text keys, each once, and that has no aliases."""
 
     file: str
-    path: str
-    line: int
-    entries: Mapping[str, Any]
+    root: Any
 
-    def __contains__(self, key: str) -> bool:
-        return key in self.entries
+    def parse(self, kind: type[Parsed]) -> Parsed:
+        """The file as a ``kind``. Raises ``ConfigError`` with the first fault's line."""
+        try:
+            return kind.model_validate(_plain(self.file, (), self.root))
+        except ValidationError as error:
+            faults = [(each, each.get("ctx", {}).get("error")) for each in error.errors()]
+            details, own = min(faults, key=lambda pair: not isinstance(pair[1], UnknownKeyError))
+            loc = (*details["loc"], *(own.loc if isinstance(own, PlacedError) else ()))
+            node = self._find(loc)[0]
+            empty = node is not None and node.tag == _NULL
+            broken = "is empty; write a value or remove the key" if empty else rule(details)
+            raise self.error(loc, broken) from error
 
-    def allow(self, keys: Iterable[str]) -> None:
-        """Raises ``ConfigError`` for any other key, with the nearest of these, and for a key that
-        is empty: a limit without a figure is not said to be none."""
-        known = list(keys)
-        for key, node in self.entries.items():
-            if key not in known:
-                raise _error(
-                    self.file,
-                    _line(node),
-                    f"{self.path or 'the file'} has the unknown key {_short(key)}"
-                    f"{nearest(key, known)}",
-                )
-            if node.tag == _NULL:
-                raise _error(
-                    self.file,
-                    _line(node),
-                    f"{self._place(key)}: is empty; write a value or remove the key",
-                )
+    def error(self, loc: Loc, message: str) -> ConfigError:
+        """An error about the value at ``loc``, or about its absence."""
+        node = self._find(loc)[0]
+        shown = f"={_shown(node)}" if isinstance(node, yaml.ScalarNode) and node.value else ""
+        place = dotted(key if isinstance(key, int) else _short(key) for key in loc) or "the file"
+        return _error(self.file, self.line(loc), f"{place}{shown}: {message}")
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0; without a default the key must be there."""
-        return self._number(key, default, lambda value: value > 0, "must be above 0")
+    def line(self, loc: Loc) -> int:
+        """The line, from 1, of a key or an item; where it is absent, that of what lacks it."""
+        return self._find(loc)[1]
 
-    def number_from_0(self, key: str, default: float | None = None) -> float:
-        """A number of at least 0."""
-        return self._number(key, default, lambda value: value >= 0, "must be at least 0")
+    def _find(self, loc: Loc) -> tuple[Any, int]:
+        """The YAML node at ``loc``, None where there is none, and its line."""
+        node, line = self.root, _line(self.root)
+        for key in loc:
+            if isinstance(node, yaml.SequenceNode) and isinstance(key, int):
+                node = node.value[key]
+                line = _line(node)
+                continue
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            pair = next((pair for pair in pairs if pair[0].value == key), None)
+            if pair is None:
+                return None, line
+            node, line = pair[1], _line(pair[0])
+        return node, line
 
-    def any_number(self, key: str) -> float:
-        """A number of either sign."""
-        return self._number(key, None, lambda value: True, "")
 
-    def whole(self, key: str, most: int, default: int | None = None) -> int:
-        """A whole number from 1 to ``most``."""
-        value = self._number(
-            key,
-            default,
-            lambda value: value == int(value) and 1 <= value <= most,
-            f"must be a whole number from 1 to {most:,}",
-        )
-        return int(value)
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses aliases (``*name``), which could make a small file endless.
 
-    def numbers(self, key: str, per: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` numbers of either sign, one per ``per``."""
-        items = self._items(key)
-        if len(items) != count:
-            raise self.error(
-                key, f"{len(items)} numbers for {count} {per}; give one for each, in their order"
+    libyaml's parser is quicker, but deep nesting ends the process in it.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(
+                None, None, "has an alias (*); write the values out", mark
             )
-        return tuple(_figure(self.file, place, node) for place, node in items)
-
-    def numbers_from_0(self, key: str, per: str, count: int) -> tuple[float, ...]:
-        """A list of ``count`` numbers of at least 0."""
-        values = self.numbers(key, per, count)
-        for value, (place, node) in zip(values, self._items(key), strict=True):
-            if value < 0:
-                raise _error(
-                    self.file, _line(node), f"{place}={_shown(node)}: must not be negative"
-                )
-        return values
-
-    def text(self, key: str) -> str:
-        """A text in one line; a number as it is written counts as one."""
-        node = self._needed(key)
-        text = node.value if isinstance(node, yaml.ScalarNode) else ""
-        if not text.strip() or not text.isprintable():
-            raise self.error(key, "must be a text of one line")
-        return str(text)
-
-    def choice(self, key: str, choices: Iterable[str], default: str) -> str:
-        """One of ``choices``."""
-        value = self.text(key) if key in self else default
-        known = list(choices)
-        if value not in known:
-            raise self.error(key, f"must be one of {', '.join(known)}")
-        return value
-
-    def section(self, key: str) -> "Section":
-        """The section under ``key``."""
-        return _section(self.file, self._place(key), self._needed(key))
-
-    def sections(self, key: str) -> "tuple[Section, ...]":
-        """The sections that ``key`` lists; none where it is absent."""
-        return tuple(_section(self.file, *item) for item in self._items(key))
-
-    def fault(self, message: str) -> ConfigError:
-        """An error about the whole section."""
-        return _error(self.file, self.line, f"{self.path}: {message}")
-
-    def error(self, key: str, message: str) -> ConfigError:
-        """An error about the value of ``key``, or about its absence."""
-        node = self.entries.get(key)
-        if node is None:
-            return _error(self.file, self.line, f"{self._place(key)}: {message}")
-        shown = f"={_shown(node)}" if isinstance(node, yaml.ScalarNode) else ""
-        return _error(self.file, _line(node), f"{self._place(key)}{shown}: {message}")
-
-    def _number(
-        self, key: str, default: float | None, is_right: Callable[[float], bool], rule: str
-    ) -> float:
-        if key not in self and default is not None:
-            return default
-        value = _figure(self.file, self._place(key), self._needed(key))
-        if not is_right(value):
-            raise self.error(key, rule)
-        return value
-
-    def _items(self, key: str) -> list[tuple[str, Any]]:
-        node = self.entries.get(key)
-        if node is None:
-            return []
-        if not isinstance(node, yaml.SequenceNode):
-            raise self.error(key, "must be a list: lines that begin with - , or [ ]")
-        place = self._place(key)
-        return [(f"{place}[{index}]", item) for index, item in enumerate(node.value)]
-
-    def _needed(self, key: str) -> Any:
-        if key not in self:
-            raise self.error(key, "is missing; add it")
-        return self.entries[key]
-
-    def _place(self, key: str) -> str:
-        return f"{self.path}.{key}".lstrip(".")
+        return super().compose_node(parent, index)
 
 
-def load(file: Path) -> Section:
-    """The file's outermost section.
+def load(file: Path) -> Document:
+    """Read a file of at most ``MAX_BYTES``.
 
-    Raises ``ConfigError`` where there is no such file, where it is not UTF-8 or not YAML, where a
-    key stands twice, and for aliases (``*name``), which could make a small file endless.
+    Raises ``ConfigError`` where there is no such file, where it is not UTF-8 or not YAML, and for
+    aliases.
     """
     name = str(file)
     try:
-        # libyaml's parser is quicker, but deep nesting ends the process in it.
-        root = yaml.compose(_read(file), Loader=yaml.SafeLoader)
+        root = yaml.compose(_read(file), Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise _error(name, line, f"not YAML: {_one_line(error.problem or error)}") from error
@@ -187,15 +117,7 @@ def load(file: Path) -> Section:
         raise _error(name, 1, "nested too deeply for an inventory") from error
     if root is None:
         raise _error(name, 1, "is empty; docs/examples has inventories to begin with")
-    _refuse_aliases(name, root)
-    return _section(name, "", root)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``; nearest: X``, or what is known where nothing is near."""
-    options = list(known)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    return f"; nearest: {near[0]}" if near else f"; known: {', '.join(options)}"
+    return Document(name, root)
 
 
 def _read(file: Path) -> str:
@@ -213,65 +135,34 @@ def _read(file: Path) -> str:
         raise _error(str(file), line, "not UTF-8; save the file as UTF-8") from error
 
 
-def _refuse_aliases(file: str, root: Any) -> None:
-    """An alias is the same node once more."""
-    seen: set[int] = set()
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            raise _error(file, _line(node), "has an alias (*); write the values out")
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting.extend(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            waiting.extend(part for pair in node.value for part in pair)
-
-
-def _section(file: str, path: str, node: Any) -> Section:
-    where = path or "the file"
-    if not isinstance(node, yaml.MappingNode):
-        raise _error(file, _line(node), f"{where} must be keys with values, not {_shown(node)}")
-    entries: dict[str, Any] = {}
+def _plain(file: str, loc: Loc, node: Any) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        scalar = Scalar(node.value)
+        scalar.is_quoted = node.style is not None
+        return scalar
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(file, (*loc, place), item) for place, item in enumerate(node.value)]
+    values: dict[str, Any] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _error(file, _line(key), f"{where} has a key that is no text")
-        if key.value in entries:
-            raise _error(file, _line(key), f"{where} has {_shown(key)} twice; remove one")
-        entries[key.value] = value
-    return Section(file, path, _line(node), entries)
-
-
-def _figure(file: str, place: str, node: Any) -> float:
-    shown = _shown(node)
-    if not isinstance(node, yaml.ScalarNode):
-        raise _error(file, _line(node), f"{place}: must be a number, not {shown}")
-    text, plain = node.value, node.style is None
-    if plain and text.lower().lstrip("+-").lstrip(".") in ("inf", "nan", "infinity"):
-        raise _error(file, _line(node), f"{place}={shown}: must be finite; write a number")
-    if not plain or not _NUMBER.fullmatch(text):
-        hint = "remove the quotes" if _NUMBER.fullmatch(text) else "such as 64 or 4.0e11, no unit"
-        raise _error(file, _line(node), f"{place}={shown}: must be a number; {hint}")
-    value = float(text)
-    if value and not _LEAST <= abs(value) <= _MOST:
-        raise _error(file, _line(node), f"{place}={shown}: too far from 1 for SI units; check it")
-    return value
+            raise _error(file, _line(key), f"{dotted(loc) or 'the file'} has a key that is no text")
+        if key.value in values:
+            place = dotted(loc) or "the file"
+            raise _error(file, _line(key), f"{place} has {_shown(key)} twice; remove one")
+        values[key.value] = _plain(file, (*loc, key.value), value)
+    return values
 
 
 def _shown(node: Any) -> str:
-    """The value as it stands in the file, on one line and not too long."""
-    if isinstance(node, yaml.SequenceNode):
-        return "a list"
-    if isinstance(node, yaml.MappingNode):
-        return "keys with values"
+    """The value as it is written, on one line and not too long."""
     text = _short(node.value)
     return text if node.style is None and text == node.value else repr(text)
 
 
 def _short(text: str) -> str:
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    cut = printable[:_SHOWN_CHARACTERS]
-    return cut if cut == printable else f"{cut}…"
+    shown = printable[:_SHOWN_CHARACTERS]
+    return shown if shown == printable else f"{shown}…"
 
 
 def _line(node: Any) -> int:

@@ -1,21 +1,24 @@
-"""How all figures look: sizes, fonts, and marks that are apart in grey, too."""
+"""The look of all figures: one palette that is legible on white and apart in grey."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
-from collapipe.runs.evidence import Interval
+from collapipe.runs.evidence import Interval, over_seeds
 
+Series = Mapping[str, tuple[Sequence[float], Sequence[Interval]]]
+"""Places and values of each label."""
 WIDTH_IN = 6.5
-_ERRORS: Mapping[str, Any] = MappingProxyType(
-    {"fmt": "none", "ecolor": "black", "capsize": 2.5, "linewidth": 1}
-)
+_TINT = 0.55  # share of white in what fills a bar
 _STYLE: Mapping[str, Any] = MappingProxyType(
     {
         "font.size": 9,
@@ -24,6 +27,7 @@ _STYLE: Mapping[str, Any] = MappingProxyType(
         "xtick.labelsize": 8,
         "ytick.labelsize": 8,
         "legend.fontsize": 8,
+        "legend.title_fontsize": 8,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "hatch.linewidth": 0.6,
@@ -38,33 +42,33 @@ _STYLE: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A shade, a line style, a marker and a hatch for one thing."""
+    """A colour, a line style, a marker and a hatch for one thing."""
 
-    shade: str
+    colour: str
     line: str
     marker: str
     hatch: str
 
     def as_line(self) -> dict[str, Any]:
         """Arguments of ``plot``."""
-        return {"color": self.shade, "linestyle": self.line, "marker": self.marker}
+        return {"color": self.colour, "linestyle": self.line, "marker": self.marker}
 
     def as_bar(self) -> dict[str, Any]:
         """Arguments of ``bar``."""
-        return {"facecolor": self.shade, "edgecolor": "black", "hatch": self.hatch}
+        tint = tuple(_TINT + (1 - _TINT) * part for part in to_rgb(self.colour))
+        return {"facecolor": tint, "edgecolor": self.colour, "hatch": self.hatch}
 
 
 MARKS = (
     Mark("#08306b", "-", "o", ""),
-    Mark("#f2a65a", "--", "s", "//"),
-    Mark("#3d7fb5", "-.", "^", ".."),
-    Mark("#7a1f1f", ":", "D", "xx"),
-    Mark("#9fc5a0", "-", "v", "\\\\"),
-    Mark("#6b6b6b", "--", "P", "--"),
-    Mark("#d9d9d9", "-.", "X", "++"),
-    Mark("#b07cc6", ":", "*", "||"),
-    Mark("#f2d06b", "-", "<", "oo"),
+    Mark("#c8641a", "--", "s", "//"),
+    Mark("#14613a", "-.", "^", ".."),
+    Mark("#4c97cf", "-", "D", "xx"),
+    Mark("#7a1f1f", ":", "v", "\\\\"),
+    Mark("#8a4fa8", "--", "P", "--"),
+    Mark("#1a1a1a", "-.", "X", "++"),
 )
+"""Of at least 3:1 against white, and of lightness at least 6 (L*) apart."""
 
 
 def style() -> AbstractContextManager[None]:
@@ -82,38 +86,60 @@ def panels(
     return figure, list(axes.flat)
 
 
-def legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    """One legend of all that these panels label."""
-    labelled = [each.get_legend_handles_labels() for each in axes]
-    figure.legend(
-        [handle for handles, _ in labelled for handle in handles],
-        [label for _, labels in labelled for label in labels],
-        loc="outside lower center",
-        ncols=columns,
-    )
+def draw_lines(
+    axes: Axes,
+    series: Series,
+    markevery: Any = None,
+    nested: bool = False,
+) -> None:
+    """A line of means in a band of 95 % for each label.
+
+    Markers are apart, and with ``nested`` wide lines lie below narrow ones, so that lines on each
+    other are seen to be several.
+    """
+    count = len(series)
+    for place, (label, (x, intervals)) in enumerate(series.items()):
+        mark = MARKS[place]
+        every = max(len(x) // 5, 1)
+        ends = np.transpose([each.ends for each in intervals])
+        axes.fill_between(x, *ends, color=mark.colour, alpha=0.15, linewidth=0)
+        axes.plot(
+            x,
+            [each.mean for each in intervals],
+            **mark.as_line(),
+            markevery=(place * every // count, every) if markevery is None else markevery,
+            linewidth=1.3 + 0.8 * (count - 1 - place) * nested,
+            label=label,
+        )
 
 
-def error_bars(axes: Axes, places: Sequence[float], intervals: Sequence[Interval]) -> None:
-    """95 % intervals on upright bars."""
-    axes.errorbar(
-        places,
-        [each.mean for each in intervals],
-        yerr=_reach(intervals),
-        **_ERRORS,
-    )
-
-
-def level_error_bars(axes: Axes, places: Sequence[float], intervals: Sequence[Interval]) -> None:
-    """The same on level bars."""
-    axes.errorbar(
-        [each.mean for each in intervals],
-        places,
-        xerr=_reach(intervals),
-        **_ERRORS,
-    )
-
-
-def _reach(intervals: Sequence[Interval]) -> tuple[list[float], list[float]]:
-    """Below and above the means."""
+def error_bars(
+    axes: Axes,
+    places: Iterable[float],
+    intervals: Sequence[Interval],
+    *,
+    level: bool = False,
+    **style: Any,
+) -> None:
+    """95 % intervals on upright bars, or on level ones; ``style`` adds a marker, a label or so."""
+    means = [each.mean for each in intervals]
     below = [each.mean - each.ends[0] for each in intervals]
-    return below, [each.ends[1] - each.mean for each in intervals]
+    reach = below, [each.ends[1] - each.mean for each in intervals]
+    at = {"x": means, "y": places, "xerr": reach} if level else {"y": means, "yerr": reach}
+    look = {"linestyle": "none", "color": "black", "capsize": 2.5, "elinewidth": 1}
+    axes.errorbar(**{"x": list(places), **at, **look, **style})
+
+
+def annotate(axes: Axes, text: str, at: tuple[float, float], above: float) -> None:
+    """A small text some points above a place."""
+    axes.annotate(text, at, (0, above), textcoords="offset points", ha="center", fontsize=8)
+
+
+def over_places(values: ArrayLike) -> list[Interval]:
+    """An interval for each place of ``values`` [seeds, places]."""
+    return [over_seeds(column) for column in np.transpose(values).tolist()]
+
+
+def legend_below(axes: Axes, columns: int, gap: float = 0.2) -> None:
+    """A legend of what this panel shows, below it."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -gap), ncols=columns)

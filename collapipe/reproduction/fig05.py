@@ -1,7 +1,8 @@
 """Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,35 +10,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.worlds import (
-    BATCH_SIZE,
-    BERT_BLOCKS,
-    paper_world,
-    problem,
-    solved,
-    solved_or_unlimited,
-    stream,
-)
-from collapipe.runs.evidence import (
-    Claim,
-    Evidence,
-    Finding,
-    Interval,
-    at_least,
-    over_seeds,
-    share_over_seeds,
-    within_one,
-)
-from optim.solvers import cluster_solver
+from collapipe.reproduction.figure import Finding, PaperFigure, Row, at_least, within_one
+from collapipe.reproduction.paper_world import BATCH_SIZE, BERT_BLOCKS, draw_cluster, solve, stream
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
-CLUSTERS = 200  # drawn for each seed
+CLUSTERS = 200  # drawn for each seed, of which the paper shows three
 _PAPER = {5: 14, 4: 11, 3: 9}  # m for each S
 _SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A cluster: the exact optimum, and an even split over all devices at its best m."""
+class SolvedCluster:
+    """The exact optimum of a cluster, and an even split over all devices at its best m."""
 
     num_segments: int
     num_micro_batches: int
@@ -46,51 +30,18 @@ class Case:
     even_latency_s: float
 
 
-def evidence(seeds: Sequence[int]) -> Evidence:
-    """Exact optima of many clusters, of which the paper shows three."""
-    cases = {seed: [_case(seed, number) for number in range(CLUSTERS)] for seed in seeds}
-    samples = list(cases.values())
-    return Evidence(
-        columns=(
-            "seed",
-            "cluster",
-            "num_segments",
-            "num_micro_batches",
-            "latency_s",
-            "even_micro_batches",
-            "even_latency_s",
-        ),
-        rows=[
-            (
-                seed,
-                number,
-                case.num_segments,
-                case.num_micro_batches,
-                case.latency_s,
-                case.even_micro_batches,
-                case.even_latency_s,
-            )
-            for seed, drawn in cases.items()
-            for number, case in enumerate(drawn)
-        ],
-        claims=_claims(samples),
-        findings=_findings(samples),
-        settings={
-            "num_blocks": BERT_BLOCKS,
-            "batch_size": BATCH_SIZE,
-            "clusters_per_seed": CLUSTERS,
-            "latency": "bound",
-        },
-        picture=_picture(samples),
-    )
+Clusters = Sequence[SolvedCluster]
 
 
-def _case(seed: int, number: int) -> Case:
-    cluster = problem(paper_world().devices(seed, number), BERT_BLOCKS)
-    rng = stream(seed, "solver", number)
-    best = solved(cluster_solver("exact"), cluster, rng).best
-    even = solved_or_unlimited(cluster_solver("gpipe"), cluster, rng)[0].best
-    return Case(
+def _compute(seed: int) -> Clusters:
+    return [_solve(seed, number) for number in range(CLUSTERS)]
+
+
+def _solve(seed: int, number: int) -> SolvedCluster:
+    cluster, rng = draw_cluster(BERT_BLOCKS, seed, number), stream(seed, "solver", number)
+    best = solve("exact", cluster, rng)[0].best
+    even = solve("gpipe", cluster, rng, unlimited=True)[0].best
+    return SolvedCluster(
         best.num_segments,
         best.num_micro_batches,
         best.latency_s,
@@ -99,149 +50,105 @@ def _case(seed: int, number: int) -> Case:
     )
 
 
-def _claims(samples: Sequence[Sequence[Case]]) -> tuple[Claim, ...]:
-    printed = [_share(cases, *_PAPER) for cases in samples]
-    slower = [_increase(cases) for cases in samples]
-    return (
-        at_least(
-            "clusters whose best S is 3, 4 or 5",
-            "S = {5, 4, 3} in three clusters",
-            share_over_seeds(printed),
-            "%",
-            50,
-        ),
-        *(
-            within_one(f"median of the best m where S = {s} is best", m, medians, "micro-batches")
-            for s, m in _PAPER.items()
-            if (medians := _median(samples, s)) is not None
-        ),
-        at_least(
-            "even split over all devices: increase of the mean latency",
-            "increases significantly",
-            over_seeds(slower),
-            "%",
-            0,
-        ),
+def _rows(seeds: Mapping[int, Clusters]) -> Iterator[Row]:
+    for seed, clusters in seeds.items():
+        for number, cluster in enumerate(clusters):
+            yield seed, number, *astuple(cluster)
+
+
+def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
+    text = "clusters whose best S is 3, 4 or 5"
+    yield at_least(text, "S = {5, 4, 3} in three clusters", _shares(seeds, *_PAPER), "%", 50)
+    for s in (*_PAPER, *(s for s in _segments(seeds) if s not in _PAPER)):
+        chosen = [found for each in seeds if (found := _micro_batches(each, s))]
+        if chosen:  # S is best somewhere
+            medians = over_seeds(float(np.median(found)) for found in chosen)
+            text, unit = f"median of the best m where S = {s} is best", "micro-batches"
+            claim = within_one(text, _PAPER[s], medians, unit) if s in _PAPER else None
+            yield claim or Finding(text, medians, unit)
+    even, best = (
+        [sum(getattr(cluster, name) for cluster in each) for each in seeds]
+        for name in ("even_latency_s", "latency_s")
     )
+    increase = over_seeds(100 * (one / other - 1) for one, other in zip(even, best, strict=True))
+    text = "even split over all devices: increase of the mean latency"
+    yield at_least(text, "increases significantly", increase, "%", 0)
+    for s in _segments(seeds):
+        yield Finding(f"clusters whose best S is {s}", _shares(seeds, s), "%")
+    mean = over_seeds(float(np.mean([c.latency_s for c in each])) for each in seeds)
+    yield Finding("mean latency of the optimum", mean, "s")
 
 
-def _findings(samples: Sequence[Sequence[Case]]) -> tuple[Finding, ...]:
-    return (
-        *(
-            Finding(f"clusters whose best S is {s}", _shares(samples, s), "%")
-            for s in _segments(samples)
-        ),
-        *(
-            Finding(f"median of the best m where S = {s} is best", medians, "micro-batches")
-            for s in _segments(samples)
-            if (medians := _median(samples, s)) is not None
-        ),
-        Finding(
-            "mean latency of the optimum",
-            over_seeds([float(np.mean([case.latency_s for case in cases])) for cases in samples]),
-            "s",
-        ),
-    )
+def _segments(seeds: Sequence[Clusters]) -> list[int]:
+    return sorted({cluster.num_segments for each in seeds for cluster in each})
 
 
-def _segments(samples: Sequence[Sequence[Case]]) -> list[int]:
-    return sorted({case.num_segments for cases in samples for case in cases})
+def _shares(seeds: Sequence[Clusters], *segments: int) -> Interval:
+    """How many clusters are best with one of these S."""
+    counts = [Counter(cluster.num_segments for cluster in each) for each in seeds]
+    return share_over_seeds(100 * sum(each[s] for s in segments) / each.total() for each in counts)
 
 
-def _share(cases: Sequence[Case], *segments: int) -> float:
-    return 100 * sum(case.num_segments in segments for case in cases) / len(cases)
+def _micro_batches(clusters: Clusters, segments: int) -> list[int]:
+    return [each.num_micro_batches for each in clusters if each.num_segments == segments]
 
 
-def _shares(samples: Sequence[Sequence[Case]], segments: int) -> Interval:
-    return share_over_seeds([_share(cases, segments) for cases in samples])
-
-
-def _micro_batches(cases: Sequence[Case], segments: int) -> list[int]:
-    return [case.num_micro_batches for case in cases if case.num_segments == segments]
-
-
-def _median(samples: Sequence[Sequence[Case]], segments: int) -> Interval | None:
-    """Of the seeds' medians; None where S was best nowhere."""
-    chosen = [found for cases in samples if (found := _micro_batches(cases, segments))]
-    return over_seeds([float(np.median(found)) for found in chosen]) if chosen else None
-
-
-def _increase(cases: Sequence[Case]) -> float:
-    even = sum(case.even_latency_s for case in cases)
-    return 100 * (even / sum(case.latency_s for case in cases) - 1)
-
-
-def _picture(samples: Sequence[Sequence[Case]]) -> Figure:
+def _draw(seeds: Sequence[Clusters]) -> Figure:
     figure, axes = drawing.panels(3.1, 3, width_ratios=[1.75, 1, 1])
-    _draw_clusters(axes[0], samples[0][:_SHOWN])
-    _draw_shares(axes[1], samples)
-    _draw_micro_batches(axes[2], samples)
+    segments = _segments(seeds)
+    _draw_clusters(axes[0], seeds[0][:_SHOWN])
+    shares = [_shares(seeds, s) for s in segments]
+    axes[1].bar(segments, [each.mean for each in shares], 0.7, **drawing.MARKS[0].as_bar())
+    drawing.error_bars(axes[1], segments, shares)
+    axes[1].set(ylim=(0, None), ylabel="share of clusters [%]", title="(b) all clusters: S")
+    _draw_micro_batches(axes[2], seeds)
+    for each in axes[1:]:
+        each.set(xticks=segments, xlabel="best S")
     return figure
 
 
-def _draw_clusters(axes: Axes, cases: Sequence[Case]) -> None:
-    """The optimum of each, and of the last the even split beside it."""
-    optimum, even = drawing.MARKS[2], drawing.MARKS[1]
-    for number, case in enumerate(cases):
-        label = "optimum" if number == 0 else None
-        axes.bar(number, case.latency_s, 0.8, **optimum.as_bar(), label=label)
-        _above(axes, number, case.latency_s, f"S={case.num_segments}\nm={case.num_micro_batches}")
-    last, place = cases[-1], len(cases)
-    axes.bar(place, last.even_latency_s, 0.8, **even.as_bar(), label="even split")
-    _above(axes, place, last.even_latency_s, f"S=6\nm={last.even_micro_batches}")
+def _draw_clusters(axes: Axes, clusters: Clusters) -> None:
+    """The optimum of each, and of the last the even split next to it."""
+    last, place = clusters[-1], len(clusters)
+    bars = [(c.latency_s, c.num_segments, c.num_micro_batches) for c in clusters]
+    bars.append((last.even_latency_s, 6, last.even_micro_batches))
+    for number, (latency_s, segments, micro_batches) in enumerate(bars):
+        mark = drawing.MARKS[number == place]
+        label = {0: "optimum", place: "even split"}.get(number)
+        axes.bar(number, latency_s, 0.8, **mark.as_bar(), label=label)
+        drawing.annotate(axes, f"S={segments}\nm={micro_batches}", (number, latency_s), 2)
     axes.set_xticks(range(place + 1), [*map(str, range(1, place + 1)), str(place)])
-    axes.set_xlabel("cluster")
-    axes.set_ylabel("time of a batch [s]")
-    axes.set_ylim(0, 1.45 * max(last.even_latency_s, *(case.latency_s for case in cases)))
+    axes.set(xlabel="cluster", ylabel="time of a batch [s]", title="(a) the first four clusters")
+    axes.set_ylim(0, 1.45 * max(latency_s for latency_s, _, _ in bars))
     axes.legend(loc="upper left")
-    axes.set_title("(a) the first four clusters")
 
 
-def _above(axes: Axes, place: float, height: float, text: str) -> None:
-    axes.annotate(
-        text,
-        (place, height),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=8,
-    )
-
-
-def _draw_shares(axes: Axes, samples: Sequence[Sequence[Case]]) -> None:
-    segments = _segments(samples)
-    shares = [_shares(samples, s) for s in segments]
-    axes.bar(segments, [each.mean for each in shares], 0.7, **drawing.MARKS[2].as_bar())
-    drawing.error_bars(axes, segments, shares)
-    axes.set_ylim(0)
-    axes.set_xticks(segments)
-    axes.set_xlabel("best S")
-    axes.set_ylabel("share of clusters [%]")
-    axes.set_title("(b) all clusters: S")
-
-
-def _draw_micro_batches(axes: Axes, samples: Sequence[Sequence[Case]]) -> None:
+def _draw_micro_batches(axes: Axes, seeds: Sequence[Clusters]) -> None:
     """Median and quartiles of m, with the paper's three pairs."""
-    cases = [case for drawn in samples for case in drawn]
-    segments = _segments(samples)
-    quartiles = np.array([np.percentile(_micro_batches(cases, s), [25, 50, 75]) for s in segments])
-    median = quartiles[:, 1]
-    axes.errorbar(
-        segments,
-        median,
-        yerr=[median - quartiles[:, 0], quartiles[:, 2] - median],
-        fmt="o",
-        color=drawing.MARKS[0].shade,
-        capsize=2.5,
-        label="ours",
-    )
+    every = [cluster for each in seeds for cluster in each]
+    segments = _segments(seeds)
+    quartiles = [np.percentile(_micro_batches(every, s), [25, 50, 75]) for s in segments]
+    found = [Interval(median, low, high) for low, median, high in quartiles]
+    colour = drawing.MARKS[0].colour
+    drawing.error_bars(axes, segments, found, marker="o", color=colour, label="ours")
     axes.plot(list(_PAPER), list(_PAPER.values()), "x", color="black", markersize=8, label="paper")
-    axes.set_xticks(segments)
     axes.set_xlim(segments[0] - 0.5, segments[-1] + 0.5)
-    axes.set_ylim(0, 1.4 * quartiles.max())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("best S")
-    axes.set_ylabel("best m")
+    axes.set(ylim=(0, 1.4 * np.max(quartiles)), ylabel="best m", title="(c) all clusters: m")
     axes.legend(loc="upper left")
-    axes.set_title("(c) all clusters: m")
+
+
+FIGURE = PaperFigure(
+    "fig05",
+    ("seed", "cluster", *(each.name for each in fields(SolvedCluster))),
+    _compute,
+    _rows,
+    _findings,
+    _draw,
+    {
+        "num_blocks": BERT_BLOCKS,
+        "batch_size": BATCH_SIZE,
+        "clusters_per_seed": CLUSTERS,
+        "latency": "bound",
+    },
+)

@@ -1,28 +1,20 @@
 """Fig. 11: total delay over rounds under DSSRA, against scheduling by chance, loss or delay."""
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import accumulate
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from collapipe.reproduction.processes import of_seeds
-from collapipe.reproduction.scheduling import Course, Options, courses
-from collapipe.runs.evidence import (
-    Cell,
-    Claim,
-    Evidence,
-    Finding,
-    Interval,
-    over_seeds,
-    share_over_seeds,
-    within_a_quarter,
-)
+from collapipe.reproduction import drawing
+from collapipe.reproduction.figure import Finding, PaperFigure, Row, within_a_quarter
+from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
 ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round
-PROCESSES = 2
-_PAPER = MappingProxyType({"loss-only": 46.44, "delay-only": 15.48, "random": 7.12})
+_PAPER = {"loss-only": 46.44, "delay-only": 15.48, "random": 7.12}
 EVEN = ", even split"
 _DSSRA = "strategy=dssra"
 
@@ -33,216 +25,197 @@ def dssra(weight: float) -> str:
 
 
 WEIGHTS = (0.01, 0.03, 0.1, 1.0, 10.0)
-PLANNED: Mapping[str, Options] = MappingProxyType(
-    {dssra(weight): (_DSSRA, f"strategy.drift_weight={weight}") for weight in WEIGHTS}
-)
-# κ = βη²/(2N) of Table II: η = 0.01, β = 1, N = 8.
-_READINGS: Mapping[str, Options] = MappingProxyType(
-    {
-        "DSSRA, V and κ of Table II": (
-            _DSSRA,
-            "strategy.drift_weight=0.01",
-            "strategy.kappa=6.25e-6",
-        ),
-        "DSSRA, V = 0.01, eq. 32 as printed": (
-            _DSSRA,
-            "strategy.drift_weight=0.01",
-            "strategy.drift=paper",
-        ),
-    }
-)
-RULES: Mapping[str, Options] = MappingProxyType(
-    {
-        "random": ("strategy=random",),
-        "loss-only": ("strategy=loss_only",),
-        "delay-only": ("strategy=delay_only",),
-    }
-)
-_STRATEGIES: Mapping[str, Options] = MappingProxyType({**PLANNED, **RULES})
-_BESIDE: Mapping[str, Options] = MappingProxyType(
-    {
-        **_READINGS,
-        **{f"{each}{EVEN}": (*how, "strategy.partition=pipeline") for each, how in RULES.items()},
-    }
-)
+PLANNED: Mapping[str, Overrides] = {
+    dssra(weight): (_DSSRA, f"strategy.drift_weight={weight}") for weight in WEIGHTS
+}
+_V = "strategy.drift_weight=0.01"
+_READINGS: Mapping[str, Overrides] = {
+    # κ = βη²/(2N) of Table II: η = 0.01, β = 1, N = 8.
+    "DSSRA, V and κ of Table II": (_DSSRA, _V, "strategy.kappa=6.25e-6"),
+    "DSSRA, V = 0.01, eq. 32 as printed": (_DSSRA, _V, "strategy.drift=paper"),
+}
+RULES: Mapping[str, Overrides] = {
+    "random": ("strategy=random",),
+    "loss-only": ("strategy=loss_only",),
+    "delay-only": ("strategy=delay_only",),
+}
+_STRATEGIES: Mapping[str, Overrides] = {**PLANNED, **RULES}
+_IN_FADING: Mapping[str, Overrides] = {
+    **_READINGS,
+    **{f"{each}{EVEN}": (*how, "strategy.partition=pipeline") for each, how in RULES.items()},
+}
 """In the worlds with fading only."""
 _ADAPTERS = "channel.activation_bits=0"
 MAIN = "fading, activations too"
-WORLDS: Mapping[str, Options] = MappingProxyType(
-    {
-        MAIN: (),
-        "fading, adapters": (_ADAPTERS,),
-        "jitter, activations too": ("environment=jitter",),
-        "jitter, adapters": ("environment=jitter", _ADAPTERS),
-    }
-)
+WORLDS: Mapping[str, Overrides] = {
+    MAIN: (),
+    "fading, adapters": (_ADAPTERS,),
+    "jitter, activations too": ("environment=jitter",),
+    "jitter, adapters": ("environment=jitter", _ADAPTERS),
+}
 _FADING = tuple(WORLDS)[:2]
 _THREE = f"{MAIN}, N = 3"
 _OWN, _ALGORITHMS = "DSSRA, V = 0.1", "DSSRA, V = 0.1, Algorithms 2 to 4"
+_AS_LINES = (*(dssra(weight) for weight in (0.01, 0.1, 10.0)), "random", "delay-only")
+_DELAY_ONLY = "delay-only", "random"
+_NEXT_TO_V = 60.0  # where delay-only stands on the axis of V
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One seed's courses, by world and strategy; ``first`` are those of both solvers."""
+class Schedules:
+    """A seed's runs by world and strategy; ``first``: a few rounds of both solvers."""
 
-    courses: Mapping[str, Mapping[str, Course]]
-    first: Mapping[str, Course]
-
-    def delays_s(self, world: str, strategy: str) -> list[float]:
-        """Of each round."""
-        return [turn.delay_s for turn in self.courses[world][strategy]]
-
-    def cut(self, world: str, of: str, against: str) -> float:
-        """By how many percent one total is below another."""
-        return _cut(self.courses[world][of], self.courses[world][against])
+    runs: Mapping[str, Mapping[str, RunHistory]]
+    first: Mapping[str, RunHistory]
 
     def shares(self, world: str, strategy: str) -> tuple[float, float]:
         """Least and most of the rounds that a unit took part in, %."""
-        taken = np.mean([turn.took_part for turn in self.courses[world][strategy]], axis=0)
+        taken = np.mean([result.took_part for result in self.runs[world][strategy]], axis=0)
         return 100 * float(taken.min()), 100 * float(taken.max())
-
-    def num_units(self, world: str, strategy: str) -> float:
-        """Mean of the rounds."""
-        return float(np.mean([sum(turn.took_part) for turn in self.courses[world][strategy]]))
 
     def queues(self, world: str, strategy: str) -> tuple[float, float]:
         """Mean of the largest queue over the third and over the last quarter of the rounds."""
-        each = [turn.largest_queue for turn in self.courses[world][strategy]]
+        each = [result.largest_queue for result in self.runs[world][strategy]]
         half, quarter = len(each) // 2, len(each) * 3 // 4
         return float(np.mean(each[half:quarter])), float(np.mean(each[quarter:]))
 
 
-def evidence(seeds: Sequence[int]) -> Evidence:
+def total_s(run: RunHistory) -> float:
+    """Delay of all rounds."""
+    return sum(result.delay_s for result in run)
+
+
+def _compute(seed: int) -> Schedules:
     """DSSRA with several V, and the rules, over the same rounds."""
-    from collapipe.reproduction.fig11_picture import picture
-
-    sample = functools.partial(_sample, rounds=ROUNDS, paper_rounds=PAPER_ROUNDS)
-    samples = of_seeds(sample, seeds, PROCESSES)
-    return Evidence(
-        columns=("seed", "world", "strategy", "round", "delay_s", "total_s", "largest_queue"),
-        rows=[row for seed, each in zip(seeds, samples, strict=True) for row in _rows(seed, each)],
-        claims=_claims(samples),
-        findings=_findings(samples),
-        settings={"experiment": "fig11", "rounds": ROUNDS, "rounds_of_algorithms": PAPER_ROUNDS},
-        picture=picture(samples),
-    )
-
-
-def _sample(seed: int, rounds: int, paper_rounds: int) -> Sample:
-    found = courses(seed, rounds, WORLDS, _STRATEGIES)
-    beside = courses(seed, rounds, {world: WORLDS[world] for world in _FADING}, _BESIDE)
-    for world, by_strategy in beside.items():
-        found[world] |= by_strategy
-    found |= courses(seed, rounds, {_THREE: ("federation.num_units=3",)}, _STRATEGIES)
+    runs = run_histories(seed, ROUNDS, WORLDS, _STRATEGIES)
+    fading = run_histories(seed, ROUNDS, {each: WORLDS[each] for each in _FADING}, _IN_FADING)
+    for world, by_strategy in fading.items():
+        runs[world] |= by_strategy
+    runs |= run_histories(seed, ROUNDS, {_THREE: ("federation.num_units=3",)}, _STRATEGIES)
     solvers = {_OWN: PLANNED[_OWN], _ALGORITHMS: ("strategy=dssra_paper",)}
-    first = courses(seed, paper_rounds, {MAIN: ()}, solvers)
-    return Sample(found, first[MAIN])
+    return Schedules(runs, run_histories(seed, PAPER_ROUNDS, {MAIN: ()}, solvers)[MAIN])
 
 
-def _cut(of: Course, against: Course) -> float:
-    total, other = (sum(turn.delay_s for turn in course) for course in (of, against))
-    return 100 * (1 - total / other)
+def _rows(seeds: Mapping[int, Schedules]) -> Iterator[Row]:
+    for seed, schedules in seeds.items():
+        for world, by_strategy in schedules.runs.items():
+            for strategy, run in by_strategy.items():
+                totals = accumulate(result.delay_s for result in run)
+                for number, (each, total) in enumerate(zip(run, totals, strict=True), start=1):
+                    yield seed, world, strategy, number, each.delay_s, total, each.largest_queue
 
 
-def _rows(seed: int, sample: Sample) -> list[tuple[Cell, ...]]:
-    return [
-        (seed, world, strategy, number, turn.delay_s, float(total), turn.largest_queue)
-        for world, by_strategy in sample.courses.items()
-        for strategy, course in by_strategy.items()
-        for number, (turn, total) in enumerate(
-            zip(course, np.cumsum(sample.delays_s(world, strategy)), strict=True), start=1
-        )
-    ]
+def reduction(seeds: Sequence[Schedules], world: str, of: str, against: str) -> Interval:
+    """By how many percent one total is below another, paired by seed."""
+    return _reduction([each.runs[world] for each in seeds], of, against)
 
 
-def cut(samples: Sequence[Sample], world: str, of: str, against: str) -> Interval:
-    """Paired by seed, %."""
-    return over_seeds([each.cut(world, of, against) for each in samples])
+def _reduction(seeds: Iterable[Mapping[str, RunHistory]], of: str, against: str) -> Interval:
+    return over_seeds(100 * (1 - total_s(runs[of]) / total_s(runs[against])) for runs in seeds)
 
 
-def _claims(samples: Sequence[Sample]) -> tuple[Claim, ...]:
-    return tuple(
-        within_a_quarter(
-            f"cut of {dssra(0.01)} against {rule}{split}; {world}",
-            paper,
-            cut(samples, world, dssra(0.01), f"{rule}{split}"),
-            "%",
-        )
-        for world in WORLDS
-        for split in ("", EVEN)
-        for rule, paper in _PAPER.items()
-        if f"{rule}{split}" in samples[0].courses[world]
-    )
-
-
-def _findings(samples: Sequence[Sample]) -> tuple[Finding, ...]:
-    return (
-        *(
-            finding
-            for world in (*WORLDS, _THREE)
-            for found in (_totals, _cuts, _participation, _queues)
-            for finding in found(samples, world)
-        ),
-        Finding(
-            f"cut of {_OWN} against its Algorithms 2 to 4, first {PAPER_ROUNDS} rounds; {MAIN}",
-            over_seeds([_cut(each.first[_OWN], each.first[_ALGORITHMS]) for each in samples]),
-            "%",
-        ),
-    )
-
-
-def _totals(samples: Sequence[Sample], world: str) -> list[Finding]:
-    return [
-        Finding(
-            f"{each}: total delay; {world}",
-            over_seeds([sum(sample.delays_s(world, each)) for sample in samples]),
-            "s",
-        )
-        for each in samples[0].courses[world]
-    ]
-
-
-def _cuts(samples: Sequence[Sample], world: str) -> list[Finding]:
-    there = samples[0].courses[world]
-    planned = _planned(there)
-    return [
-        Finding(f"cut of {own} against {other}; {world}", cut(samples, world, own, other), "%")
-        for own in (*planned, *RULES)
-        for other in there
-        if other not in (own, *planned)
-    ]
-
-
-def _planned(strategies: Iterable[str]) -> list[str]:
-    """Those that keep queues."""
-    return [each for each in strategies if each in PLANNED or each in _READINGS]
-
-
-def _participation(samples: Sequence[Sample], world: str) -> list[Finding]:
-    found = []
-    for each in samples[0].courses[world]:
-        for which, interval in zip(("least", "most"), shares(samples, world, each), strict=True):
-            text = f"{each}: rounds of the {which} scheduled unit; {world}"
-            found.append(Finding(text, interval, "%"))
-        text = f"{each}: units in a round; {world}"
-        found.append(Finding(text, over_seeds([s.num_units(world, each) for s in samples]), "1"))
-    return found
-
-
-def shares(samples: Sequence[Sample], world: str, strategy: str) -> tuple[Interval, Interval]:
+def shares(seeds: Sequence[Schedules], world: str, strategy: str) -> tuple[Interval, Interval]:
     """Of the rounds, of the least and of the most scheduled unit, %."""
-    least, most = zip(*(each.shares(world, strategy) for each in samples), strict=True)
+    least, most = zip(*(each.shares(world, strategy) for each in seeds), strict=True)
     return share_over_seeds(least), share_over_seeds(most)
 
 
-def _queues(samples: Sequence[Sample], world: str) -> list[Finding]:
-    found = []
-    for each in _planned(samples[0].courses[world]):
-        before, after = zip(*(sample.queues(world, each) for sample in samples), strict=True)
-        grown = [late - early for early, late in zip(before, after, strict=True)]
-        for text, values in (
-            ("largest queue, mean of the last quarter", after),
-            ("growth of that against the quarter before", grown),
-        ):
-            found.append(Finding(f"{each}: {text}; {world}", over_seeds(values), "1"))
-    return found
+def _findings(seeds: Sequence[Schedules]) -> Iterator[Finding]:
+    for world, there in seeds[0].runs.items():
+        planned = [each for each in there if each in PLANNED or each in _READINGS]
+        for each in there:
+            yield from _of_strategy(seeds, world, each, each in planned)
+        for own in (*planned, *RULES):
+            for other in there:
+                if other in (own, *planned):
+                    continue
+                text = f"reduction of {own} against {other}; {world}"
+                ours = reduction(seeds, world, own, other)
+                if own == dssra(0.01) and world in WORLDS:
+                    paper = _PAPER[other.removesuffix(EVEN)]
+                    yield within_a_quarter(text, paper, ours, "%")
+                else:
+                    yield Finding(text, ours, "%")
+    text = f"reduction of {_OWN} against its Algorithms 2 to 4, first {PAPER_ROUNDS} rounds; {MAIN}"
+    yield Finding(text, _reduction([each.first for each in seeds], _OWN, _ALGORITHMS), "%")
+
+
+def _of_strategy(
+    seeds: Sequence[Schedules], world: str, strategy: str, keeps_queues: bool
+) -> Iterator[Finding]:
+    runs = [each.runs[world][strategy] for each in seeds]
+    yield Finding(f"{strategy}: total delay; {world}", over_seeds(map(total_s, runs)), "s")
+    for which, share in zip(("least", "most"), shares(seeds, world, strategy), strict=True):
+        yield Finding(f"{strategy}: rounds of the {which} scheduled unit; {world}", share, "%")
+    units = over_seeds(float(np.mean([sum(each.took_part) for each in run])) for run in runs)
+    yield Finding(f"{strategy}: units in a round; {world}", units, "1")
+    if keeps_queues:
+        pairs = [each.queues(world, strategy) for each in seeds]
+        late = over_seeds(after for _, after in pairs)
+        yield Finding(f"{strategy}: largest queue, mean of the last quarter; {world}", late, "1")
+        grown = over_seeds(after - before for before, after in pairs)
+        yield Finding(f"{strategy}: growth of that against the quarter before; {world}", grown, "1")
+
+
+def _draw(seeds: Sequence[Schedules]) -> Figure:
+    """Totals over rounds; delay, participation and queues over V."""
+
+    def over_weights(measure: Callable[[str, str], Interval]) -> drawing.Series:
+        found = {world: [measure(world, dssra(weight)) for weight in WEIGHTS] for world in WORLDS}
+        return {world: (WEIGHTS, intervals) for world, intervals in found.items()}
+
+    figure, (totals, delays, rounds, queues) = drawing.panels(6.2, 2, rows=2)
+    _draw_totals(totals, seeds)
+    for axes in (delays, rounds, queues):
+        axes.set(xscale="log", xlabel="V [1/s]")
+        axes.set_xticks(WEIGHTS, [f"{weight:g}" for weight in WEIGHTS])
+        axes.minorticks_off()
+    drawing.draw_lines(delays, over_weights(lambda w, name: -reduction(seeds, w, name, "random")))
+    _draw_delay_only(delays, seeds)
+    drawing.draw_lines(rounds, over_weights(lambda w, name: shares(seeds, w, name)[0]))
+    drawing.draw_lines(rounds, over_weights(lambda w, name: shares(seeds, w, name)[1]))
+    rounds.set(ylim=(0, 100), ylabel="rounds of a unit [%]")
+    rounds.set_title("(c) least and most scheduled unit")
+    late = over_weights(lambda w, name: over_seeds(each.queues(w, name)[1] for each in seeds))
+    drawing.draw_lines(queues, late)
+    queues.set(yscale="log", ylabel="largest queue")
+    queues.set_title("(d) mean of the last quarter of the rounds")
+    handles = [line for line in queues.lines if line.get_label() in WORLDS]
+    title = "(b), (c) and (d)"
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, title=title)
+    return figure
+
+
+def _draw_totals(axes: Axes, seeds: Sequence[Schedules]) -> None:
+    series = {}
+    for strategy in _AS_LINES:
+        runs = [each.runs[MAIN][strategy] for each in seeds]
+        delays_s = [[result.delay_s for result in run] for run in runs]
+        totals = drawing.over_places(np.cumsum(delays_s, axis=1) / 1000)
+        series[strategy] = (range(1, len(totals) + 1), totals)
+    drawing.draw_lines(axes, series)
+    axes.set(xlim=(0, None), ylim=(0, None), xlabel="round", ylabel="total delay [1,000 s]")
+    axes.set_title(f"(a) {MAIN}")
+    axes.legend(loc="upper left")
+
+
+def _draw_delay_only(axes: Axes, seeds: Sequence[Schedules]) -> None:
+    for step, (mark, world) in enumerate(zip(drawing.MARKS, WORLDS, strict=False)):
+        # A little apart, so that intervals on each other are seen to be several.
+        place, found = _NEXT_TO_V * 1.2 ** (step - 1.5), reduction(seeds, world, *_DELAY_ONLY)
+        drawing.error_bars(axes, [place], [-found], marker=mark.marker, color=mark.colour)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xticks([*WEIGHTS, _NEXT_TO_V], [*map("{:g}".format, WEIGHTS), "delay-\nonly"])
+    axes.set(ylabel="total delay against random [%]", title="(b) delay")
+
+
+FIGURE = PaperFigure(
+    "fig11",
+    ("seed", "world", "strategy", "round", "delay_s", "total_s", "largest_queue"),
+    _compute,
+    _rows,
+    _findings,
+    _draw,
+    {"experiment": "fig11", "rounds": ROUNDS, "rounds_of_algorithms": PAPER_ROUNDS},
+    num_seeds=8,
+)

@@ -1,94 +1,74 @@
-"""What a round of every framework takes on devices, and with uploads; when CollaPipe's is shorter.
+"""A round of every framework on devices, and with uploads; when CollaPipe's is shorter.
 
 All of N = 3 clusters take part in each round, as in the paper, with the channels and powers that
-end it soonest. Every framework meets the same devices and channels.
+minimize its time. Every framework meets the same devices and channels.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from collapipe.reproduction.processes import of_seeds
-from collapipe.reproduction.scheduling import Course, Options, courses
-from collapipe.runs.evidence import (
-    Cell,
-    Claim,
-    Evidence,
-    Finding,
-    Interval,
-    over_seeds,
-    share_over_seeds,
-    within_a_quarter,
-)
+from collapipe.reproduction import drawing
+from collapipe.reproduction.figure import Finding, PaperFigure, Row, within_a_quarter
+from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
-ROUNDS, PROCESSES = 5, 2
-UNITS = 3
-LABELS: Mapping[str, str] = MappingProxyType(
-    {
-        "collapipe": "CollaPipe",
-        "vanilla_fl": "VanillaFL",
-        "titanic": "TITANIC",
-        "pipeline": "PipeLine",
-        "collapipe_no_ss": "CollaPipe w/o SS",
-        "splitfed": "SplitFed, cut = 1",
-    }
-)
+ROUNDS, UNITS = 5, 3
+LABELS: Mapping[str, str] = {
+    "collapipe": "CollaPipe",
+    "vanilla_fl": "VanillaFL",
+    "titanic": "TITANIC",
+    "pipeline": "PipeLine",
+    "collapipe_no_ss": "CollaPipe w/o SS",
+    "splitfed": "SplitFed, cut = 1",
+}
 """By the option ``framework``. "w/o SS" is the paper's short for: without segment scheduling."""
 OWN, RIVAL = "collapipe", "vanilla_fl"
-_CUTS = MappingProxyType({RIVAL: 15.09, "titanic": 18.94, "pipeline": 40.55})
+_PAPER = {RIVAL: 15.09, "titanic": 18.94, "pipeline": 40.55}
 ENVIRONMENTS = ("static", "jitter")
 _ACTIVATIONS, _ADAPTERS = "activations too", "adapters"
-_UPLOADS: Mapping[str, Options] = MappingProxyType(
-    {_ACTIVATIONS: (), _ADAPTERS: ("channel.activation_bits=0",)}
-)
+_UPLOADS: Mapping[str, Overrides] = {_ACTIVATIONS: (), _ADAPTERS: ("channel.activation_bits=0",)}
 _FLOAT32_BITS = 100663296  # of a local step's activations: 64 samples × 64 tokens × 768 × 32 bit
-PAYLOADS: Mapping[str, float] = MappingProxyType(
-    {
-        "float32": 1.0,
-        "bfloat16": 0.5,
-        "int8": 0.25 + 1 / 768,  # a scale of 32 bits for each token
-        "head on the control unit": 0.0,
-    }
-)
+PAYLOADS: Mapping[str, float] = {
+    "float32": 1.0,
+    "bfloat16": 0.5,
+    "int8": 0.25 + 1 / 768,  # a scale of 32 bits for each token
+    "head on the control unit": 0.0,
+}
 """Of ``_FLOAT32_BITS``, by what activations are sent in."""
 FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0)
 """Of the uplinks' bandwidth."""
-Sample = Mapping[str, Course]
-Seconds = Callable[[Course], float]
+Runs = Mapping[str, RunHistory]
+"""A seed's runs by world."""
+Seconds = Callable[[RunHistory], float]
 
 
-def mean_cluster_s(course: Course) -> float:
+def mean_cluster_s(run: RunHistory) -> float:
     """Mean of a round's pipelines, summed over rounds: the cluster delay, without uplinks."""
-    return sum(math.fsum(turn.pipelines_s) / len(turn.pipelines_s) for turn in course)
+    return sum(math.fsum(each.pipelines_s) / len(each.pipelines_s) for each in run)
 
 
-def slowest_cluster_s(course: Course) -> float:
-    """Its longest pipeline, summed over rounds."""
-    return sum(max(turn.pipelines_s) for turn in course)
+def slowest_cluster_s(run: RunHistory) -> float:
+    """A round's longest pipeline, summed over rounds."""
+    return sum(max(each.pipelines_s) for each in run)
 
 
-def total_s(course: Course) -> float:
+def total_s(run: RunHistory) -> float:
     """With uploads, of the unit that ends last, summed over rounds."""
-    return sum(turn.delay_s for turn in course)
+    return sum(each.delay_s for each in run)
 
 
-def evidence(seeds: Sequence[int]) -> Evidence:
-    """All frameworks; then CollaPipe with fewer bits and faster uplinks against VanillaFL."""
-    from collapipe.reproduction.frameworks_picture import picture
-
-    sample = functools.partial(_sample, rounds=ROUNDS, worlds=_worlds())
-    samples = of_seeds(sample, seeds, PROCESSES)
-    return Evidence(
-        columns=("seed", "world", "round", "mean_pipeline_s", "slowest_pipeline_s", "delay_s"),
-        rows=[row for seed, each in zip(seeds, samples, strict=True) for row in _rows(seed, each)],
-        claims=_claims(samples),
-        findings=(*_of_frameworks(samples), *_of_uplinks(samples)),
-        settings={"experiment": "fig11", "strategy": "all", "rounds": ROUNDS, "units": UNITS},
-        picture=picture(samples, FACTORS),
-    )
+_COUNTED: Mapping[str, tuple[Seconds, str]] = {
+    "cluster delay": (mean_cluster_s, _ACTIVATIONS),
+    "total, adapters": (total_s, _ADAPTERS),
+    "total, activations too": (total_s, _ACTIVATIONS),
+    "slowest cluster": (slowest_cluster_s, _ACTIVATIONS),
+}
+"""What is counted: seconds, and with which uploads. The paper may mean one of the first three."""
+_CLAIMED = tuple(_COUNTED)[:3]
 
 
 def plain(framework: str, environment: str = "static", uploads: str = _ACTIVATIONS) -> str:
@@ -101,13 +81,14 @@ def scaled(what: str, factor: float) -> str:
     return f"{what}; {factor:g} times the bandwidth"
 
 
-def cut(samples: Sequence[Sample], seconds: Seconds, of: str, against: str) -> Interval:
+def reduction(seeds: Sequence[Runs], seconds: Seconds, of: str, against: str) -> Interval:
     """By how many percent one world's time is below another's, paired by seed."""
-    return over_seeds([100 * (1 - seconds(each[of]) / seconds(each[against])) for each in samples])
+    return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
 
 
-def _worlds() -> dict[str, Options]:
-    compared: dict[str, Options] = {
+def worlds() -> dict[str, Overrides]:
+    """Each framework's worlds; CollaPipe's with other payloads and uplinks; VanillaFL's."""
+    found: dict[str, Overrides] = {
         plain(name, environment, uploads): (
             f"framework={name}",
             f"environment={environment}",
@@ -117,117 +98,118 @@ def _worlds() -> dict[str, Options]:
         for uploads, options in _UPLOADS.items()
         for name in LABELS
     }
-    own: dict[str, Options] = {
-        scaled(payload, factor): (
-            *_bandwidth(factor),
-            f"channel.activation_bits={share * _FLOAT32_BITS}",
-        )
-        for payload, share in PAYLOADS.items()
-        for factor in FACTORS
+    for payload, share in PAYLOADS.items():
+        bits = f"channel.activation_bits={share * _FLOAT32_BITS}"
+        found |= {scaled(payload, factor): (*_bandwidth(factor), bits) for factor in FACTORS}
+    rival = f"framework={RIVAL}"
+    return found | {
+        scaled(LABELS[RIVAL], factor): (*_bandwidth(factor), rival) for factor in FACTORS
     }
-    rival: dict[str, Options] = {
-        scaled(LABELS[RIVAL], factor): (*_bandwidth(factor), f"framework={RIVAL}")
-        for factor in FACTORS
-    }
-    return compared | own | rival
 
 
 def _bandwidth(factor: float) -> tuple[str, str]:
     return "environment=static", f"channel.bandwidth_hz=[{0.4e6 * factor},{0.6e6 * factor}]"
 
 
-def _sample(seed: int, rounds: int, worlds: Mapping[str, Options]) -> Sample:
+def _compute(seed: int) -> Runs:
+    return play(seed, ROUNDS, worlds())
+
+
+def play(seed: int, rounds: int, among: Mapping[str, Overrides]) -> Runs:
+    """A seed's rounds in each world, with every unit in every round."""
     everyone = {
-        name: (*options, f"federation.num_units={UNITS}") for name, options in worlds.items()
+        name: (*options, f"federation.num_units={UNITS}") for name, options in among.items()
     }
-    found = courses(seed, rounds, everyone, {"all": ("strategy=all",)})
-    return {name: course for name, by_strategy in found.items() for course in by_strategy.values()}
+    found = run_histories(seed, rounds, everyone, {"all": ("strategy=all",)})
+    return {name: by_strategy["all"] for name, by_strategy in found.items()}
 
 
-def _rows(seed: int, sample: Sample) -> list[tuple[Cell, ...]]:
-    return [
-        (
-            seed,
-            world,
-            number,
-            float(np.mean(turn.pipelines_s)),
-            max(turn.pipelines_s),
-            turn.delay_s,
-        )
-        for world, course in sample.items()
-        for number, turn in enumerate(course, start=1)
-    ]
+def _rows(seeds: Mapping[int, Runs]) -> Iterator[Row]:
+    for seed, runs in seeds.items():
+        for world, run in runs.items():
+            for number, each in enumerate(run, start=1):
+                pipelines_s = each.pipelines_s
+                mean_s = float(np.mean(pipelines_s))
+                yield seed, world, number, mean_s, max(pipelines_s), each.delay_s
 
 
-def _counted(environment: str) -> list[tuple[str, Seconds, str]]:
-    """What is counted: its name, how, and with which uploads."""
-    return [
-        (f"cluster delay; {environment}", mean_cluster_s, _ACTIVATIONS),
-        (f"total, adapters; {environment}", total_s, _ADAPTERS),
-        (f"total, activations too; {environment}", total_s, _ACTIVATIONS),
-    ]
-
-
-def _claims(samples: Sequence[Sample]) -> tuple[Claim, ...]:
-    environment = ENVIRONMENTS[0]
-    return tuple(
-        within_a_quarter(
-            f"cut against {LABELS[other]}, {text}",
-            paper,
-            _cut(samples, seconds, environment, uploads, other),
-            "%",
-        )
-        for text, seconds, uploads in _counted(environment)
-        for other, paper in _CUTS.items()
-    )
-
-
-def _cut(
-    samples: Sequence[Sample], seconds: Seconds, environment: str, uploads: str, other: str
-) -> Interval:
+def _below(seeds: Sequence[Runs], counted: str, environment: str, other: str) -> Interval:
+    seconds, uploads = _COUNTED[counted]
     own, against = (plain(name, environment, uploads) for name in (OWN, other))
-    return cut(samples, seconds, own, against)
+    return reduction(seeds, seconds, own, against)
 
 
-def _of_frameworks(samples: Sequence[Sample]) -> list[Finding]:
-    found = []
+def _a_round(seeds: Sequence[Runs], counted: str, environment: str, name: str) -> Interval:
+    seconds, uploads = _COUNTED[counted]
+    runs = [each[plain(name, environment, uploads)] for each in seeds]
+    return over_seeds(seconds(run) / len(run) for run in runs)
+
+
+def _findings(seeds: Sequence[Runs]) -> Iterator[Finding]:
     for environment in ENVIRONMENTS:
-        counted = _counted(environment)
-        slowest = (f"slowest cluster; {environment}", slowest_cluster_s, _ACTIVATIONS)
-        for text, seconds, uploads in (*counted, slowest):
+        for counted in _COUNTED:
             for name, label in LABELS.items():
-                each = [s[plain(name, environment, uploads)] for s in samples]
-                interval = over_seeds([seconds(course) / len(course) for course in each])
-                found.append(Finding(f"{label}: {text}, a round", interval, "s"))
-                if name != OWN:
-                    below = _cut(samples, seconds, environment, uploads, name)
-                    found.append(Finding(f"cut against {label}, {text}", below, "%"))
-        found += [_broken(samples, name, environment) for name in LABELS]
-    return found
+                seconds = _a_round(seeds, counted, environment, name)
+                yield Finding(f"{label}: {counted}; {environment}, a round", seconds, "s")
+                text = f"reduction against {label}, {counted}; {environment}"
+                below = _below(seeds, counted, environment, name)
+                if name in _PAPER and counted in _CLAIMED and environment == ENVIRONMENTS[0]:
+                    yield within_a_quarter(text, _PAPER[name], below, "%")
+                elif name != OWN:
+                    yield Finding(text, below, "%")
+        for name, label in LABELS.items():
+            runs = [each[plain(name, environment)] for each in seeds]
+            exceeding = [[each.over_limits / UNITS for each in run] for run in runs]
+            percents = share_over_seeds(100 * float(np.mean(each)) for each in exceeding)
+            text = f"{label}: plans that exceed memory or energy; {environment}"
+            yield Finding(text, percents, "%")
+    for payload in PAYLOADS:
+        for factor in FACTORS:
+            text = f"reduction against VanillaFL, total; {scaled(payload, factor)}"
+            yield Finding(text, _against_rival(seeds, payload, factor), "%")
 
 
-def _broken(samples: Sequence[Sample], name: str, environment: str) -> Finding:
-    percents = [
-        100 * float(np.mean([turn.over_limits / UNITS for turn in s[plain(name, environment)]]))
-        for s in samples
-    ]
-    text = f"{LABELS[name]}: plans that exceed memory or energy; {environment}"
-    return Finding(text, share_over_seeds(percents), "%")
-
-
-def _of_uplinks(samples: Sequence[Sample]) -> list[Finding]:
-    return [
-        Finding(
-            f"cut against VanillaFL, total; {scaled(payload, factor)}",
-            against_rival(samples, payload, factor),
-            "%",
-        )
-        for payload in PAYLOADS
-        for factor in FACTORS
-    ]
-
-
-def against_rival(samples: Sequence[Sample], payload: str, factor: float) -> Interval:
-    """CollaPipe's cut against VanillaFL, both with ``factor`` times the bandwidth, %."""
+def _against_rival(seeds: Sequence[Runs], payload: str, factor: float) -> Interval:
+    """CollaPipe against VanillaFL, both with ``factor`` times the bandwidth, %."""
     rival = scaled(LABELS[RIVAL], factor)
-    return cut(samples, total_s, scaled(payload, factor), rival)
+    return reduction(seeds, total_s, scaled(payload, factor), rival)
+
+
+def _draw(seeds: Sequence[Runs]) -> Figure:
+    """Rounds on static devices; reductions over the uplinks' bandwidth."""
+    figure, (left, right) = drawing.panels(3.9, 2, width_ratios=[1.1, 1])
+    _draw_rounds(left, seeds)
+    series = {
+        payload: (FACTORS, [_against_rival(seeds, payload, factor) for factor in FACTORS])
+        for payload in PAYLOADS
+    }
+    drawing.draw_lines(right, series)
+    right.axhline(0, color="black", linewidth=0.8)
+    right.set(xlabel="uplinks' bandwidth [Table II's]", ylabel="total below VanillaFL's by [%]")
+    right.set_title("(b) CollaPipe against VanillaFL")
+    for axes in (left, right):
+        drawing.legend_below(axes, 2)
+    return figure
+
+
+def _draw_rounds(axes: Axes, seeds: Sequence[Runs]) -> None:
+    for place, (mark, counted) in enumerate(zip(drawing.MARKS, _CLAIMED, strict=False)):
+        places = [number + 0.27 * (place - 1) for number in range(len(LABELS))]
+        found = [_a_round(seeds, counted, "static", name) for name in LABELS]
+        axes.barh(places, [each.mean for each in found], 0.26, **mark.as_bar(), label=counted)
+        drawing.error_bars(axes, places, found, level=True)
+    axes.set_yticks(np.arange(len(LABELS)), LABELS.values())
+    axes.invert_yaxis()
+    axes.set(xlabel="a round [s]", title="(a) static clusters")
+
+
+FIGURE = PaperFigure(
+    "frameworks",
+    ("seed", "world", "round", "mean_pipeline_s", "slowest_pipeline_s", "delay_s"),
+    _compute,
+    _rows,
+    _findings,
+    _draw,
+    {"experiment": "fig11", "strategy": "all", "rounds": ROUNDS, "units": UNITS},
+    num_seeds=20,
+)

@@ -4,28 +4,46 @@ Each weight that a unit sends gets noise of variance factor·ε(p), with ε(p) =
 eq. (25). The lemma leaves open how much noise an error is; a factor of 1 takes ε for the variance.
 """
 
-from collections.abc import Mapping, Sequence
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
-from collapipe.reproduction.sent import Sent, sent
-from collapipe.reproduction.training import Experiment, Job, Training
-from collapipe.reproduction.training_curves import COLUMNS, Curve, curve, rows
-from collapipe.runs.evidence import Claim, Evidence, Finding, leads, over_seeds
+from collapipe.errors import ConfigError
+from collapipe.reproduction import drawing
+from collapipe.reproduction.figure import Finding, PaperFigure, Row, above
+from collapipe.reproduction.learning_curves import (
+    COLUMNS,
+    LearningCurve,
+    learning_curve,
+    mean_over_seeds,
+)
+from collapipe.reproduction.training import Experiment, Job
+from collapipe.runs.evidence import over_seeds
+from collapipe.runs.reading import Run
+from optim.planner import RoundRequest
+from server_app.rounds.channel_noise import noise_variance
 
 POWERS_W = (0.0625, 0.125, 0.25, 0.5)  # P^max: an eighth to all of Table II's, doubled each time
 FACTORS = (1.0, 0.1, 0.01, 0.001)  # decades, down to where noise hardly shows
 _EXPERIMENT = Experiment("remark2", None, "full_transformer")
 _ROUNDING = 0.001  # of a loss
 _FASTER, _DIMINISHING = "higher power, faster convergence", "diminishing returns"
+_SHOWN = 0.01  # factor of panel (a)
+_REQUESTS = "requests.jsonl.gz"  # of a run's folder
+_REQUEST = TypeAdapter(RoundRequest)
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A world's uplinks: the noise's factor, 0 for none, and the most power in W."""
+    """The noise's factor, 0 for none, and the most power of the uplinks in W."""
 
     factor: float
     power_w: float
@@ -37,60 +55,83 @@ SETTINGS = (QUIET, *(Setting(factor, power) for factor in FACTORS for power in P
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run learned, and how its units sent."""
+    """What a run learned, and means over its rounds and units of how they sent: power p of the
+    plans and ε(p) of eq. (25)."""
 
-    learned: Curve
-    sent: Sent
+    learned: LearningCurve
+    power_w: float
+    error: float
 
 
-Sample = Mapping[Setting, Outcome]
+Outcomes = Mapping[Setting, Outcome]
 """A seed's runs: the same rows, first weights, order and gains, and noise of the same draw."""
 
 
-def evidence(seeds: Sequence[int], training: Training) -> Evidence:
-    """Differences of the same seed, so that nothing but the noise's size is between two runs."""
-    from collapipe.reproduction.remark2_picture import picture
-
-    jobs = {(seed, each): _job(seed, each) for seed in seeds for each in SETTINGS}
-    runs = training.runs(list(jobs.values()))
-    found = {key: Outcome(curve(runs[job]), sent(runs[job])) for key, job in jobs.items()}
-    samples = [{each: found[seed, each] for each in SETTINGS} for seed in seeds]
-    return Evidence(
-        columns=("factor", "power_w", "error", "seed", *COLUMNS),
-        rows=[
-            (setting.factor, each.sent.power_w, each.sent.error, seed, *row)
-            for (seed, setting), each in found.items()
-            for row in rows(each.learned)
-        ],
-        claims=tuple(_claims(samples)),
-        findings=tuple(_findings(samples)),
-        settings={
-            "sizes": training.sizes,
-            "runs": len(found),
-            "runs_wall_s": round(sum(each.learned.wall_s for each in found.values())),
-        },
-        picture=picture(samples),
-        what="learning is real, measured on held-out rows; the noise of the uplink is drawn",
-    )
+def _jobs(seed: int) -> dict[Setting, Job]:
+    return {
+        each: Job(
+            _EXPERIMENT,
+            f"factor{each.factor:g}-power{each.power_w:g}" if each.factor else "quiet",
+            seed,
+            (
+                f"federation.channel_noise={each.factor}",
+                f"channel.max_power_w={each.power_w}",
+            ),
+        )
+        for each in SETTINGS
+    }
 
 
-def _job(seed: int, setting: Setting) -> Job:
-    loud = f"factor{setting.factor:g}-power{setting.power_w:g}"
-    overrides = (
-        f"federation.channel_noise={setting.factor}",
-        f"channel.max_power_w={setting.power_w}",
-    )
-    return Job(_EXPERIMENT, loud if setting.factor else "quiet", seed, overrides)
+def _compute(runs: Mapping[Setting, Run]) -> Outcomes:
+    return {each: Outcome(learning_curve(run), *transmission(run)) for each, run in runs.items()}
 
 
-def errors(sample: Sample) -> Floats:
+def transmission(run: Run) -> tuple[float, float]:
+    """Mean power and ε(p), with the gains and interference that the plans were made from.
+
+    Raises ``ConfigError`` where a plan has no uplink, or its round's request is missing.
+    """
+    requests = {each.round: each for each in _requests(run.folder / _REQUESTS)}
+    constant_w = float(run.tree["channel"]["interference_constant_w"])
+    powers, errors = list[float](), list[float]()
+    for line in run.rounds:
+        for plan in line.plan.clusters:
+            if plan.uplink is None or line.round not in requests:
+                raise ConfigError(
+                    f"{run.folder}: round {line.round} has no transmit power of unit {plan.unit}; "
+                    "remove the folder, so that it is run again"
+                )
+            powers.append(plan.uplink.power_w)
+            errors.append(noise_variance(plan, requests[line.round], constant_w, 1.0))
+    return float(np.mean(powers)), float(np.mean(errors))
+
+
+def _requests(file: Path) -> Iterator[RoundRequest]:
+    """What each round was planned from."""
+    try:
+        with gzip.open(file) as lines:
+            for text in lines:
+                yield _REQUEST.validate_json(text)
+    except (OSError, EOFError, zlib.error, ValidationError) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"{file}: not what a run writes ({why})") from error
+
+
+def _rows(seeds: Mapping[int, Outcomes]) -> Iterator[Row]:
+    for seed, outcomes in seeds.items():
+        for setting, each in outcomes.items():
+            for row in each.learned.rows():
+                yield setting.factor, each.power_w, each.error, seed, *row
+
+
+def errors(outcomes: Outcomes) -> Floats:
     """ε(p) over the powers, [P]; noise changes nothing of it."""
-    return np.array([sample[Setting(FACTORS[0], power)].sent.error for power in POWERS_W])
+    return np.array([outcomes[Setting(FACTORS[0], power)].error for power in POWERS_W])
 
 
-def losses(sample: Sample, factor: float) -> Floats:
+def losses(outcomes: Outcomes, factor: float) -> Floats:
     """Test losses over the powers, [P]."""
-    return np.array([sample[Setting(factor, power)].learned.test_loss for power in POWERS_W])
+    return np.array([outcomes[Setting(factor, power)].learned.test_loss for power in POWERS_W])
 
 
 def gains(values: Floats) -> Floats:
@@ -103,62 +144,89 @@ def gains_per_watt(values: Floats) -> Floats:
     return gains(values) / np.diff(POWERS_W)
 
 
-def _claims(samples: Sequence[Sample]) -> list[Claim]:
-    every = [errors(each) for each in samples]
-    falls = over_seeds([float(gains(each).min()) for each in every])
-    bends = over_seeds([float(gains(gains_per_watt(each)).min()) for each in every])
+def _findings(seeds: Sequence[Outcomes]) -> Iterator[Finding]:
+    every = [errors(each) for each in seeds]
+    falls = over_seeds(float(gains(each).min()) for each in every)
+    bends = over_seeds(float(gains(gains_per_watt(each)).min()) for each in every)
     text = "ε: least {} with a doubling of p"
-    found = [
-        leads(text.format("fall"), _FASTER, falls, "", 0.0),
-        leads(text.format("shrinking of its fall per watt"), _DIMINISHING, bends, "1/W", 0.0),
-    ]
+    yield above(text.format("fall"), _FASTER, falls, "", 0.0)
+    text = text.format("shrinking of its fall per watt")
+    yield above(text, _DIMINISHING, bends, "1/W", 0.0)
     for factor in FACTORS:
-        found += _learning(f"factor {factor:g}: test loss", [losses(s, factor) for s in samples])
-    return found
-
-
-def _learning(what: str, values: Sequence[Floats]) -> list[Claim]:
-    """``values``: of each seed, [P]."""
-    whole = over_seeds([float(each[0] - each[-1]) for each in values])
-    watts = over_seeds([_first_minus_last(gains_per_watt(each)) for each in values])
-    doublings = over_seeds([_first_minus_last(gains(each)) for each in values])
-    text = f"{what} with {POWERS_W[0]:g} W above that with {POWERS_W[-1]:g} W"
-    first = "a watt of the first doubling takes more off than one of the last"
-    more = "the first doubling takes more off than the last"
-    return [
-        leads(text, _FASTER, whole, "", _ROUNDING),
-        leads(f"{what}: {first}", _DIMINISHING, watts, "1/W", _ROUNDING),
-        leads(f"{what}: {more}", _DIMINISHING, doublings, "", _ROUNDING),
-    ]
+        values = [losses(each, factor) for each in seeds]
+        what = f"factor {factor:g}: test loss"
+        whole = over_seeds(float(each[0] - each[-1]) for each in values)
+        text = f"{what} with {POWERS_W[0]:g} W above that with {POWERS_W[-1]:g} W"
+        yield above(text, _FASTER, whole, "", _ROUNDING)
+        watts = over_seeds(_first_minus_last(gains_per_watt(each)) for each in values)
+        text = f"{what}: a watt of the first doubling takes more off than one of the last"
+        yield above(text, _DIMINISHING, watts, "1/W", _ROUNDING)
+        doublings = over_seeds(_first_minus_last(gains(each)) for each in values)
+        text = f"{what}: the first doubling takes more off than the last"
+        yield above(text, _DIMINISHING, doublings, "", _ROUNDING)
+    for place, power in enumerate(POWERS_W):
+        error = over_seeds(float(errors(each)[place]) for each in seeds)
+        yield Finding(f"ε with {power:g} W", error, "")
+    for setting in SETTINGS:
+        name = f"factor {setting.factor:g}, {setting.power_w:g} W" if setting.factor else "no noise"
+        curves = [each[setting].learned for each in seeds]
+        loss = over_seeds(each.test_loss for each in curves)
+        yield Finding(f"{name}: test loss", loss, "")
+        score = over_seeds(each.test for each in curves)
+        yield Finding(f"{name}: test {curves[0].metric}", score, curves[0].unit)
+        if setting.factor:
+            excess = over_seeds(
+                each[setting].learned.test_loss - each[QUIET].learned.test_loss for each in seeds
+            )
+            yield Finding(f"{name}: test loss above that without noise", excess, "")
 
 
 def _first_minus_last(values: Floats) -> float:
     return float(values[0] - values[-1])
 
 
-def _findings(samples: Sequence[Sample]) -> list[Finding]:
-    found = list[Finding]()
-    for place, power in enumerate(POWERS_W):
-        error = over_seeds([float(errors(each)[place]) for each in samples])
-        found.append(Finding(f"ε with {power:g} W", error, ""))
-    for setting in SETTINGS:
-        found += _of_setting(setting, samples)
-    return found
-
-
-def _of_setting(setting: Setting, samples: Sequence[Sample]) -> list[Finding]:
-    factor, metric = setting.factor, samples[0][setting].learned.metric
-    name = f"factor {factor:g}, {setting.power_w:g} W" if factor else "no noise"
-    curves = [each[setting].learned for each in samples]
-    loss = over_seeds([each.test_loss for each in curves])
-    score = over_seeds([each.test for each in curves])
-    found = [
-        Finding(f"{name}: test loss", loss, ""),
-        Finding(f"{name}: test {metric}", score, curves[0].unit),
-    ]
-    if factor:
-        excess = over_seeds(
-            [each[setting].learned.test_loss - each[QUIET].learned.test_loss for each in samples]
+def _draw(seeds: Sequence[Outcomes]) -> Figure:
+    """Training curves at several powers; test loss and error of transmission over p."""
+    figure, (left, middle, right) = drawing.panels(3.6, 3)
+    shown = {f"{power:g} W": Setting(_SHOWN, power) for power in POWERS_W} | {"no noise": QUIET}
+    drawing.draw_lines(
+        left,
+        {
+            label: mean_over_seeds([each[setting].learned.losses for each in seeds])
+            for label, setting in shown.items()
+        },
+    )
+    left.set(xlim=(0, None), yscale="log", xlabel="round", ylabel="training loss")
+    left.set_title(f"(a) factor {_SHOWN:g}")
+    series = {
+        f"factor {factor:g}": (
+            POWERS_W,
+            drawing.over_places([losses(each, factor) for each in seeds]),
         )
-        found.append(Finding(f"{name}: test loss above that without noise", excess, ""))
-    return found
+        for factor in FACTORS
+    }
+    quiet = over_seeds(each[QUIET].learned.test_loss for each in seeds)
+    drawing.draw_lines(middle, series | {"no noise": (POWERS_W, [quiet] * len(POWERS_W))})
+    middle.set(ylabel="test loss", title="(b) several factors")
+    drawing.draw_lines(
+        right, {"": (POWERS_W, drawing.over_places([errors(each) for each in seeds]))}
+    )
+    right.set(ylabel="ε(p), mean of units", title="(c) transmission error")
+    for axes in (middle, right):
+        axes.set(xlim=(0, None), ylim=(0, None), xlabel="transmit power p [W]")
+    for axes in (left, middle):
+        drawing.legend_below(axes, 2)
+    return figure
+
+
+FIGURE = PaperFigure(
+    "remark2",
+    ("factor", "power_w", "error", *COLUMNS),
+    _compute,
+    _rows,
+    _findings,
+    _draw,
+    num_seeds=3,
+    jobs=_jobs,
+    basis="learning is real, measured on held-out rows; the noise of the uplink is drawn",
+)

@@ -1,7 +1,8 @@
 """Runs of the scheduler alone, side by side: what ``collapipe run framework.train=false`` does.
 
-Units tell their clusters, the environment moves the world, the strategy decides, and its plan is
-verified and costed, all by the apps' own code. Runs of one seed see the same devices and channels.
+Units report their clusters, the environment changes devices and channels, the strategy decides, and
+its plan is verified and costed, all by the apps' own code. Runs of one seed see the same devices
+and channels.
 """
 
 import functools
@@ -11,20 +12,17 @@ from dataclasses import dataclass, replace
 from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.report import RoundReport
 from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
 from collapipe.state import ClusterState
-from collapipe.tasks.task import Examples
-from collapipe.text.tokenizer import Vocabulary
-from server_app.scheduled import scheduled
-from server_app.scheduler import Scheduler
+from server_app.rounds.dry_run import dry_run
+from server_app.rounds.scheduler import Scheduler
 
 EXPERIMENT = "experiment=fig11"
-Options = Sequence[str]
+Overrides = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RoundResult:
     """A round.
 
     Attributes
@@ -48,14 +46,13 @@ class Turn:
     over_limits: int
 
 
-Course = tuple[Turn, ...]
-"""A run's rounds."""
+RunHistory = tuple[RoundResult, ...]
 
 
-def courses(
-    seed: int, rounds: int, worlds: Mapping[str, Options], strategies: Mapping[str, Options]
-) -> dict[str, dict[str, Course]]:
-    """Each strategy's course in each world.
+def run_histories(
+    seed: int, rounds: int, worlds: Mapping[str, Overrides], strategies: Mapping[str, Overrides]
+) -> dict[str, dict[str, RunHistory]]:
+    """Each strategy's rounds in each world.
 
     Parameters
     ----------
@@ -63,68 +60,51 @@ def courses(
         What sets each apart from the experiment ``fig11``; a strategy's options are all under
         ``strategy``.
     """
-    base = _load((EXPERIMENT,))
-    rows = Rows.of(_with(base, seed, base))
+    states = _cluster_states(seed, worlds)
     runs = {
-        (world, strategy): run
+        (world, strategy): _run(
+            _with(_load((EXPERIMENT, *where)), seed, _load((EXPERIMENT, *how))),
+            rounds,
+            states[world],
+        )
         for world, where in worlds.items()
-        for strategy, run in _runs(seed, rounds, where, strategies, rows).items()
+        for strategy, how in strategies.items()
     }
-    # Round by round: what all of them find out of the same devices is found once.
-    found = zip(*zip(*runs.values(), strict=True), strict=True)
-    by_run = dict(zip(runs, found, strict=True))
+    # Round by round: what all of them compute from the same devices is computed once.
+    by_run = dict(zip(runs, zip(*zip(*runs.values(), strict=True), strict=True), strict=True))
     return {world: {each: by_run[world, each] for each in strategies} for world in worlds}
 
 
-def told(settings: Settings, rows: "Rows") -> tuple[ClusterState, ...]:
-    """What a run's control units tell the server of their clusters."""
-    units = range(settings.federation.num_units)
-    return tuple(
-        cluster_state(settings, unit, rows.examples[unit], rows.vocabulary) for unit in units
-    )
+def _cluster_states(
+    seed: int, worlds: Mapping[str, Overrides]
+) -> dict[str, tuple[ClusterState, ...]]:
+    """What control units report to the server in each world; their rows are the same in all."""
+    base = _load((EXPERIMENT,))
+    settings = _with(base, seed, base)
+    tokenizer = build_tokenizer(settings, load_splits(settings).train)
+    shards = [settings.task.encode(shard, tokenizer) for shard in load_shards(settings)]
+    found = {}
+    for world, where in worlds.items():
+        own = _load((EXPERIMENT, *where))
+        own = _with(own, seed, own)
+        found[world] = tuple(
+            cluster_state(own, unit, shards[unit], tokenizer.vocabulary)
+            for unit in range(own.federation.num_units)
+        )
+    return found
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The units' rows, which are the same in all worlds of a seed."""
-
-    examples: tuple[Examples, ...]
-    vocabulary: Vocabulary
-
-    @classmethod
-    def of(cls, settings: Settings) -> "Rows":
-        """Those of a run."""
-        tokenizer = build_tokenizer(settings, load_splits(settings).train)
-        shards = load_shards(settings)
-        encoded = tuple(settings.task.encode(shard, tokenizer) for shard in shards)
-        return cls(encoded, tokenizer.vocabulary)
-
-
-def _runs(
-    seed: int, rounds: int, where: Options, strategies: Mapping[str, Options], rows: Rows
-) -> dict[str, Iterator[Turn]]:
-    world = _load((EXPERIMENT, *where))
-    reported = told(_with(world, seed, world), rows)
-    return {
-        name: _run(_with(world, seed, _load((EXPERIMENT, *how))), rounds, reported)
-        for name, how in strategies.items()
-    }
-
-
-def _run(settings: Settings, rounds: int, reported: Sequence[ClusterState]) -> Iterator[Turn]:
-    scheduler = Scheduler(settings, reported)
-    for each in scheduled(settings, scheduler, range(1, rounds + 1)):
-        yield _turn(each.report)
-
-
-def _turn(report: RoundReport) -> Turn:
-    return Turn(
-        report.cost.delay_s,
-        tuple(cost.pipeline_s for cost in report.cost.clusters),
-        tuple(unit in report.units for unit in range(len(report.queues))),
-        max(report.queues),
-        sum(cluster.over_limits for cluster in report.plan.clusters),
-    )
+def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Iterator[RoundResult]:
+    scheduler = Scheduler(settings, states)
+    for each in dry_run(settings, scheduler, range(1, rounds + 1)):
+        report = each.report
+        yield RoundResult(
+            report.cost.delay_s,
+            tuple(cost.pipeline_s for cost in report.cost.clusters),
+            tuple(unit in report.units for unit in range(len(report.queues))),
+            max(report.queues),
+            sum(cluster.over_limits for cluster in report.plan.clusters),
+        )
 
 
 @functools.cache  # composing takes a good part of a second

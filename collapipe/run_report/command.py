@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe.errors import ConfigError, printable
-from collapipe.run_report.comparison import comparison_page
 from collapipe.run_report.frame import GENERATOR
 from collapipe.run_report.page import run_page
 from collapipe.runs.metrics import RoundLine
@@ -27,6 +26,8 @@ def write_report(folders: Sequence[Path], output: Path | None, number: int | Non
     elif number is not None:
         raise ConfigError(f"--round {number}: is drawn for one run, not for {len(runs)}")
     else:
+        from collapipe.run_report.comparison import comparison_page  # and matplotlib, a second
+
         file = output or Path("report.html")
         page = comparison_page(runs)
     _write(file, page)

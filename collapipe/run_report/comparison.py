@@ -4,22 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from collapipe.formatting import counted
+from collapipe.run_report import learning
 from collapipe.run_report.drawing import legend
-from collapipe.run_report.frame import Section, whole_page
+from collapipe.run_report.frame import whole_page
 from collapipe.run_report.groups import Group, grouped
 from collapipe.run_report.html import Markup, join, note, table, tag
-from collapipe.run_report.learning import (
-    Curve,
-    Value,
-    evaluation_loss,
-    learned,
-    metric,
-    metric_names,
-    train_loss,
-)
 from collapipe.run_report.lines import sample
 from collapipe.runs.evidence import Interval, over_seeds
-from collapipe.runs.reading import Run
+from collapipe.runs.reading import NO_UPLOADS, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +34,15 @@ class Measure:
 
 def comparison_page(runs: Sequence[Run]) -> str:
     """Compare runs. Raises ``ConfigError`` for two runs that differ by nothing."""
-    groups = grouped(runs)
-    known = _measures(runs)
-    sections: list[Section] = [
+    groups, known = grouped(runs), _measures(runs)
+    title = f"{counted(len(runs), 'run')}, {counted(len(groups), 'configuration')}"
+    opening = join(tag("p", _opening(groups), class_="state"), _legend(groups), _warning(groups))
+    sections = [
         ("learning", "Learning", _curves(groups)),
         ("figures-table", "Figures", _figures(groups, known)),
         ("pairs", "Differences, paired by seed", _pairs(groups, known)),
         ("runs", "Runs", _runs(groups)),
     ]
-    title = f"{counted(len(runs), 'run')}, {counted(len(groups), 'configuration')}"
-    opening = join(tag("p", _opening(groups), class_="state"), _legend(groups), _warning(groups))
     return whole_page(title, opening, sections)
 
 
@@ -70,16 +61,13 @@ def _opening(groups: Sequence[Group]) -> str:
     return text
 
 
-def _legend(groups: Sequence[Group]) -> Markup:
+def _legend(groups: Sequence[Group]) -> Markup | None:
     """What each mark in charts and tables stands for."""
-    samples = [
-        (
-            join(tag("b", group.mark), " ", group.name, _small(_missing(group))),
-            sample(style, band=len(group.runs) > 1),
-        )
-        for style, group in enumerate(groups)
+    names = [
+        join(tag("b", group.mark), " ", group.name, _small(_missing(group))) for group in groups
     ]
-    return legend(samples, tall=True)
+    samples = [sample(n, band=len(group.runs) > 1) for n, group in enumerate(groups)]
+    return legend(zip(names, samples, strict=True), tall=True)
 
 
 def _missing(group: Group) -> str:
@@ -93,26 +81,29 @@ def _small(text: str) -> Markup | None:
 
 def _warning(groups: Sequence[Group]) -> Markup | None:
     """Where modelled figures of some are not those of others."""
-    without = [group.mark for group in groups if _missing(group)]
-    if not without:
-        return None
-    return note(
-        f"Modelled seconds and joules of {', '.join(without)} leave out uploads, for which the "
-        "strategy planned no channel. They are less than what such rounds would take, and are not "
-        "compared with those of runs that count uploads."
+    without = ", ".join(group.mark for group in groups if _missing(group))
+    told = (
+        f"Modelled seconds and joules of {without} leave out uploads, for which the strategy "
+        "planned no channel. They are less than what such rounds would take, and are not compared "
+        "with those of runs that count uploads."
     )
+    return note(told) if without else None
 
 
 def _curves(groups: Sequence[Group]) -> Markup:
-    runs = [run for group in groups for run in group.runs.values()]
-    values: list[tuple[str, str, Value]] = [
-        ("Training loss", "loss", train_loss),
-        ("Validation loss", "loss", evaluation_loss),
-        *((name, name, metric(name)) for name in metric_names(runs)),
+    metrics = learning.metric_names(run for group in groups for run in group.runs.values())
+    values = [
+        ("Training loss", "loss", learning.TRAIN_LOSS),
+        ("Validation loss", "loss", learning.EVALUATION_LOSS),
+        *((name, name, learning.metric(name)) for name in metrics),
     ]
-    return learned(
-        (title, up, [Curve(g.mark, n, [*g.runs.values()], value) for n, g in enumerate(groups)])
-        for title, up, value in values
+    return learning.learned(
+        (
+            title,
+            up,
+            [learning.Curve(g.mark, n, [*g.runs.values()], of) for n, g in enumerate(groups)],
+        )
+        for title, up, of in values
     )
 
 
@@ -124,12 +115,12 @@ def _measures(runs: Sequence[Run]) -> list[Measure]:
     kinds = dict.fromkeys(run.clock.kind for run in runs if run.rounds)
     every = [
         *(Measure(f"test {name}", _test(name), relative=False) for name in tests),
-        Measure("training loss, last", lambda run: _last(run, train_loss), relative=False),
-        Measure("validation loss, last", lambda run: _last(run, evaluation_loss), relative=False),
+        Measure("training loss, last", _last(learning.TRAIN_LOSS), relative=False),
+        Measure("validation loss, last", _last(learning.EVALUATION_LOSS), relative=False),
         *(Measure(f"clock, s {kind}", _clock(kind), uploads=kind == "modelled") for kind in kinds),
         Measure("delay of a round, s modelled", _delay, uploads=True),
         Measure("energy, J modelled", _energy, uploads=True),
-        Measure("MB up", _megabytes_up),
+        Measure("MB up", lambda run: sum(line.bytes_up for line in run.rounds) / 1e6 or None),
         Measure("least participation, %", _least_participation, relative=False),
         Measure("longest queue at the end", _queue, relative=False),
     ]
@@ -144,8 +135,10 @@ def _test(name: str) -> Callable[[Run], float | None]:
     return value
 
 
-def _last(run: Run, value: Value) -> float | None:
-    return next((v for line in reversed(run.rounds) if (v := value(line)) is not None), None)
+def _last(value: learning.Value) -> Callable[[Run], float | None]:
+    return lambda run: next(
+        (v for line in run.rounds[::-1] if (v := value(line)) is not None), None
+    )
 
 
 def _clock(kind: str) -> Callable[[Run], float | None]:
@@ -162,16 +155,9 @@ def _energy(run: Run) -> float | None:
     return sum(joules) if joules else None
 
 
-def _megabytes_up(run: Run) -> float | None:
-    sent = sum(line.bytes_up for line in run.rounds)
-    return sent / 1e6 if sent else None
-
-
 def _least_participation(run: Run) -> float | None:
-    if not run.rounds:
-        return None
     took = [sum(unit in line.units for line in run.rounds) for unit in range(run.num_units)]
-    return 100 * min(took) / len(run.rounds)
+    return 100 * min(took) / len(run.rounds) if run.rounds else None
 
 
 def _queue(run: Run) -> float | None:
@@ -200,19 +186,16 @@ def _values(group: Group, measure: Measure) -> dict[int, float]:
 
 def _mean(group: Group, measure: Measure) -> object:
     values = _values(group, measure)
-    if not values:
-        return "–"
     missing = _missing(group) if measure.uploads else ""
-    return join(_told(over_seeds(list(values.values()))), _small(missing))
+    return join(_told(over_seeds([*values.values()])), _small(missing)) if values else "–"
 
 
 def _told(interval: Interval, suffix: str = "", sign: str = "") -> Markup:
     """The mean, and beneath it the interval."""
-    mean = f"{interval.mean:{sign}.4g}{suffix}"
-    if interval.low is None or interval.high is None:
-        return join(mean)
-    ends = f"[{interval.low:{sign}.4g}, {interval.high:{sign}.4g}]"
-    return join(mean, " ", tag("small", ends))
+    ends = [f"{end:{sign}.4g}" for end in (interval.low, interval.high) if end is not None]
+    return join(
+        f"{interval.mean:{sign}.4g}{suffix}", _small(f"[{', '.join(ends)}]") if ends else None
+    )
 
 
 def _pairs(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
@@ -237,23 +220,17 @@ def _difference(group: Group, reference: Group, measure: Measure) -> object:
     common = sorted(set(ours) & set(theirs))
     if not common or (measure.relative and not all(theirs[seed] for seed in common)):
         return "–"
-    if measure.uploads and not _alike(group, reference, common):
-        return join("–", _small("uploads not counted"))
-    gaps = [ours[seed] - theirs[seed] for seed in common]
+    kinds = {each.runs[seed].missing_uploads for each in (group, reference) for seed in common}
+    if measure.uploads and kinds not in ({""}, {NO_UPLOADS}):
+        return join("–", _small(NO_UPLOADS))
     if not measure.relative:
-        return _told(over_seeds(gaps), sign="+")
-    shares = [100 * gap / theirs[seed] for gap, seed in zip(gaps, common, strict=True)]
+        return _told(over_seeds([ours[seed] - theirs[seed] for seed in common]), sign="+")
+    shares = [100 * (ours[seed] - theirs[seed]) / theirs[seed] for seed in common]
     return _told(over_seeds(shares), " %", "+")
 
 
-def _alike(group: Group, reference: Group, seeds: Sequence[int]) -> bool:
-    """Whether the runs of these seeds count uploads throughout, or none of them does."""
-    kinds = {each.runs[seed].counted_uploads for each in (group, reference) for seed in seeds}
-    return kinds in ({"all"}, {"none"})
-
-
 def _runs(groups: Sequence[Group]) -> Markup:
-    rows: list[list[object]] = [
+    rows = [
         [
             str(run.folder),
             group.title,

@@ -9,7 +9,6 @@ from collapipe.errors import ConfigError
 from collapipe.runs.reading import Run
 
 _SEED, _VERSION = "seed", "version"
-_KINDS = ("_target_", "name")  # options that say which class or file a group has
 _FIRST = ("framework", "strategy")  # in names of configurations
 _MOST_TEXT = 60  # characters of an option's value
 _ABSENT = object()
@@ -90,13 +89,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 def _kinds(flat: Mapping[str, object]) -> dict[str, object]:
     """The class or name of each group, instead of choices that are not known."""
-    paths = {key: key.split(".") for key in flat}
-    return {
-        path[-2]: flat[key]
-        for kind in reversed(_KINDS)
-        for key, path in paths.items()
-        if len(path) > 1 and path[-1] == kind
-    }
+    kinds = (".name", "._target_")  # the class, where a group has both
+    return {key.split(".")[-2]: flat[key] for kind in kinds for key in flat if key.endswith(kind)}
 
 
 def _differs(key: str, flats: Sequence[Mapping[str, object]]) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 from collapipe.run_report.html import Markup, charts, join, note
 from collapipe.run_report.lines import Point, Series, lines
@@ -10,6 +11,8 @@ from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run
 
 Value = Callable[[RoundLine], float | None]
+TRAIN_LOSS: Value = attrgetter("train_loss")
+EVALUATION_LOSS: Value = attrgetter("evaluation_loss")
 _AXES = ("round", "samples", "seconds")
 
 
@@ -51,14 +54,6 @@ def _points(run: Run, axis: str, value: Value) -> dict[int, Point]:
         for x, line in zip(places, run.rounds, strict=True)
         if (y := value(line)) is not None
     }
-
-
-def train_loss(line: RoundLine) -> float | None:
-    return line.train_loss
-
-
-def evaluation_loss(line: RoundLine) -> float | None:
-    return line.evaluation_loss
 
 
 def metric(name: str) -> Value:
@@ -103,7 +98,7 @@ def against_all(title: str, up: str, curves: Sequence[Curve]) -> Markup | None:
 
 def learning(run: Run) -> Markup:
     """A run's loss and metrics."""
-    losses = (("training", train_loss), ("validation", evaluation_loss))
+    losses = (("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS))
     of_loss = [Curve(name, style, [run], value) for style, (name, value) in enumerate(losses)]
     metrics = enumerate(metric_names([run]))
     of_metrics = [(name, name, [Curve(name, n, [run], metric(name))]) for n, name in metrics]

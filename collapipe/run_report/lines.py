@@ -4,19 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from collapipe.run_report.drawing import (
-    BOTTOM,
-    COLOURS,
-    RIGHT,
-    TOP,
-    WIDTH,
-    colour,
-    figure,
-    fitting,
-    floor_axis,
-    key,
-    text_at,
-)
+from collapipe.run_report import drawing
 from collapipe.run_report.html import Markup, join, tag
 from collapipe.run_report.scale import Scale, scale
 
@@ -59,33 +47,30 @@ def lines(
     xs = [x for each in shown for x, _ in each.points]
     ys = [y for each in shown for _, y in each.points] + ([0.0] if zero else [])
     ys += [end for each in shown for _, *ends in each.band for end in ends]
-    horizontal = scale(xs, _LEFT, WIDTH - RIGHT, whole=across == "round")
-    vertical = scale(ys, _HEIGHT - BOTTOM, TOP, round_out=True)
+    horizontal = scale(xs, _LEFT, drawing.WIDTH - drawing.RIGHT, whole=across == "round")
+    vertical = scale(ys, _HEIGHT - drawing.BOTTOM, drawing.TOP, round_out=True)
     drawn = [
         _axes(horizontal, vertical, across, up),
         *(_band(each, horizontal, vertical) for each in shown if each.band),
         *(_curve(each, horizontal, vertical) for each in shown),
     ]
-    named = {each.name: each for each in reversed(shown)}  # the first of a name
-    samples = [
-        (name, sample(each.style, each.joined, bool(each.band)))
-        for name, each in reversed(named.items())
-    ]
-    return figure(title, (WIDTH, _HEIGHT), drawn, samples if len(samples) > 1 else ())
+    told = len(shown) > 1 or any(each.band for each in shown)
+    samples = [(s.name, sample(s.style, s.joined, bool(s.band))) for s in shown if told]
+    return drawing.figure(title, (drawing.WIDTH, _HEIGHT), drawn, samples)
 
 
 def _axes(horizontal: Scale, vertical: Scale, across: str, up: str) -> Markup:
     left, right, floor = horizontal.begin, horizontal.end, vertical.begin
     grid = "".join(f"M{left:g} {vertical.at(tick):.1f}H{right:g}" for tick in vertical.ticks)
     names = [
-        text_at(left - 6, vertical.at(tick) + 4, name, "end")
+        drawing.text_at(left - 6, vertical.at(tick) + 4, name, "end")
         for tick, name in zip(vertical.ticks, vertical.names(), strict=True)
     ]
     return join(
         tag("path", d=grid, class_="grid"),
         *names,
-        text_at(2, 13, fitting(up, WIDTH), "start"),
-        floor_axis(horizontal, floor, across),
+        drawing.text_at(2, 13, drawing.fitting(up, drawing.WIDTH), "start"),
+        drawing.floor_axis(horizontal, floor, across),
     )
 
 
@@ -100,7 +85,7 @@ def _band(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
     there = [f"{horizontal.at(x):.1f} {vertical.at(low):.1f}" for x, low, _ in ends]
     back = [f"{horizontal.at(x):.1f} {vertical.at(high):.1f}" for x, _, high in reversed(ends)]
     path = f"M{'L'.join((*there, *back))}z"
-    return tag("path", d=path, class_=f"band {colour(series.style)}")
+    return tag("path", d=path, class_=f"band {drawing.colour(series.style)}")
 
 
 def _curve(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
@@ -116,18 +101,20 @@ def _curve(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
 
 
 def _line(style: int, path: str) -> Markup:
-    dash = _DASHES[(style + style // COLOURS) % len(_DASHES)] or None
-    return tag("path", d=path, class_=f"line {colour(style)}", stroke_dasharray=dash)
+    dash = _DASHES[(style + style // drawing.COLOURS) % len(_DASHES)] or None
+    return tag("path", d=path, class_=f"line {drawing.colour(style)}", stroke_dasharray=dash)
 
 
 def _marks(style: int, places: Sequence[str], kind: str = "marks") -> Markup:
-    mark = _MARKS[(style + style // COLOURS) % len(_MARKS)]
+    mark = _MARKS[(style + style // drawing.COLOURS) % len(_MARKS)]
     path = "".join(f"M{place}{mark}" for place in places)
-    return tag("path", d=path, class_=f"{kind} {colour(style)}")
+    return tag("path", d=path, class_=f"{kind} {drawing.colour(style)}")
 
 
 def sample(style: int, joined: bool = True, band: bool = False) -> Markup:
     """What a legend shows of a line, with or without a band, or of points by themselves."""
-    ground = tag("path", d="M1 0H27v12H1z", class_=f"band {colour(style)}") if band else None
+    ground = (
+        tag("path", d="M1 0H27v12H1z", class_=f"band {drawing.colour(style)}") if band else None
+    )
     line = _line(style, "M1 6H27") if joined else None
-    return key(ground, line, _marks(style, ["14 6"], "marks" if line else "points"))
+    return drawing.key(ground, line, _marks(style, ["14 6"], "marks" if line else "points"))

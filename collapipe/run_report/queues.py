@@ -2,7 +2,8 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+
+import numpy as np
 
 from collapipe.run_report.html import Markup, charts, join, note, table
 from collapipe.run_report.lines import Series, lines
@@ -33,6 +34,9 @@ def queues(run: Run) -> Markup:
             _by_unit("Virtual queues Y after each round", "Y", after),
             _by_unit("Drift Γ, mean of the rounds so far", "Γ", _mean_drift(run, bound), bound),
         ),
+        note(f"Units shown by name have the largest means of all {run.num_units}.")
+        if run.num_units > _MOST_LINES
+        else None,
         _assumptions(run),
     )
 
@@ -59,12 +63,11 @@ def _figure(value: object) -> str:
 
 def _mean_drift(run: Run, limit: float | None) -> _Rows:
     """Γ's mean from the first round on, which the queues keep below Γ max (C10)."""
-    known = [*drifts(run, limit)]
-    sums = accumulate((row for _, row in known), _added)
-    return [
-        (float(number), [total / count for total in row])
-        for count, ((number, _), row) in enumerate(zip(known, sums, strict=True), 1)
-    ]
+    known = dict(drifts(run, limit))
+    if not known:
+        return []
+    means = np.cumsum([*known.values()], axis=0) / np.arange(1, len(known) + 1)[:, None]
+    return [*zip(map(float, known), means.tolist(), strict=True)]
 
 
 def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]]]:
@@ -80,10 +83,6 @@ def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]
         before = line.queues or before
         if gammas:
             yield line.round, gammas
-
-
-def _added(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def _by_unit(title: str, up: str, known: _Rows, limit: float | None = None) -> Markup | None:

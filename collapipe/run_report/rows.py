@@ -4,18 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from collapipe.run_report.drawing import (
-    BOTTOM,
-    LETTER,
-    RIGHT,
-    WIDE,
-    WIDTH,
-    figure,
-    fitting,
-    floor_axis,
-    key,
-    text_at,
-)
+from collapipe.run_report import drawing
 from collapipe.run_report.html import Markup, join, tag
 from collapipe.run_report.scale import Scale, scale
 
@@ -54,7 +43,7 @@ def stacked(name: str, parts: Iterable[tuple[Kind, float]], told: str) -> Row:
 
 def rows(title: str, across: str, content: Sequence[Row], *, wide: bool = False) -> Markup:
     """Rows over an axis from 0."""
-    width = WIDE if wide else WIDTH
+    width = drawing.WIDE if wide else drawing.WIDTH
     ends = [end for row in content for _, (_, end) in row.boxes]
     left, right = _edges(content, width)
     axis = scale([0.0, *ends], left, right, count=8 if wide else 4)
@@ -64,7 +53,7 @@ def rows(title: str, across: str, content: Sequence[Row], *, wide: bool = False)
 
 def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
     """Rows over an axis of rounds; a box fills the place of its round."""
-    left, right = _edges(content, WIDE)
+    left, right = _edges(content, drawing.WIDE)
     first, last = float(rounds[0]), float(rounds[-1])
     ticks = scale([first, last], 0, 1, count=10, whole=True).ticks if last > first else (first,)
     axis = Scale(first - 0.5, last + 0.5, left, right, ticks)
@@ -75,7 +64,9 @@ def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
         for n in range(len(shown))
     )
     behind = [right] * len(shown)
-    return _chart(title, "round", shown, axis, behind, WIDE, tag("path", d=ground, class_="ground"))
+    return _chart(
+        title, "round", shown, axis, behind, drawing.WIDE, tag("path", d=ground, class_="ground")
+    )
 
 
 def _placed(
@@ -96,7 +87,7 @@ def _edges(content: Sequence[Row], width: float) -> Span:
     """Where the axis begins and ends, with room for names on the left and ``told`` behind."""
     name = max((len(row.name) for row in content), default=0)
     told = max((len(row.told) for row in content), default=0)
-    return min(0.4 * width, 14 + LETTER * name), width - RIGHT - 7.0 * told
+    return min(0.4 * width, 14 + drawing.LETTER * name), width - drawing.RIGHT - 7.0 * told
 
 
 def _chart(
@@ -116,8 +107,8 @@ def _chart(
                 paths.setdefault(kind, []).append(_box(kind, span, number, axis))
     texts = [
         join(
-            text_at(axis.begin - 8, y, fitting(row.name, axis.begin - 8), "end"),
-            text_at(end + 6, y, row.told, "start") if row.told else None,
+            drawing.text_at(axis.begin - 8, y, drawing.fitting(row.name, axis.begin - 8), "end"),
+            drawing.text_at(end + 6, y, row.told, "start") if row.told else None,
         )
         for row, end, y in zip(content, behind, accumulate([_ROW] * len(content)), strict=True)
     ]
@@ -125,10 +116,10 @@ def _chart(
         *([ground] if ground else []),
         *texts,
         *(tag("path", d="".join(boxes), class_=kind.style) for kind, boxes in paths.items()),
-        floor_axis(axis, floor, across),
+        drawing.floor_axis(axis, floor, across),
     ]
     samples = [(kind.name, _sample(kind)) for kind in paths if kind.name]
-    return figure(title, (width, floor + BOTTOM), drawn, samples)
+    return drawing.figure(title, (width, floor + drawing.BOTTOM), drawn, samples)
 
 
 def _box(kind: Kind, span: Span, number: int, axis: Scale) -> str:
@@ -139,4 +130,4 @@ def _box(kind: Kind, span: Span, number: int, axis: Scale) -> str:
 
 def _sample(kind: Kind) -> Markup:
     path = f"M2 {12 * kind.top:g}h24v{12 * kind.height:g}h-24z"
-    return key(tag("path", d=path, class_=kind.style))
+    return drawing.key(tag("path", d=path, class_=kind.style))

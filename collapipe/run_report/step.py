@@ -18,7 +18,7 @@ from collapipe.runs.reading import Run
 from optim.cluster_plan import cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
-from optim.timeline import Stage, timeline
+from optim.timeline import SegmentTimes, timeline
 
 _REQUESTS = "requests.jsonl.gz"  # of a run's folder
 _LONGEST = 2**26  # of lines, in bytes; a thousand units of a dozen devices take a tenth
@@ -98,7 +98,7 @@ def _in_order(problem: ClusterProblem, cluster: ClusterPlan) -> ClusterProblem:
     )
 
 
-def _boxes(stage: Stage) -> list[tuple[Kind, tuple[float, float]]]:
+def _boxes(stage: SegmentTimes) -> list[tuple[Kind, tuple[float, float]]]:
     """What a device computes, micro-batch by micro-batch, and beneath it what it sends."""
     computed = [
         ((_ODD, _EVEN)[number % 2], (start, start + stage.compute_s))

@@ -112,16 +112,12 @@ class RunFolder:
     def write_config(self, tree: Mapping[str, Any]) -> None:
         """``config.yaml``: every value of the run, resolved, and the version."""
         text = f"# CollaPipe {__version__}\n" + OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
-        _replace(self.path / "config.yaml", text.encode())
+        self._replace("config.yaml", text)
 
     def append(self, name: str, content: bytes) -> None:
         """Add to the end of a file that grows."""
-        path = self.path / name
-        try:
-            with path.open("ab") as file:
-                file.write(content)
-        except OSError as error:
-            raise _unwritten(path, error) from error
+        with self.storage_errors(name), (self.path / name).open("ab") as file:
+            file.write(content)
 
     def append_row(self, name: str, columns: Sequence[str], row: Mapping[str, Any]) -> None:
         """Add a row to a CSV file, and before the first one the header."""
@@ -142,35 +138,51 @@ class RunFolder:
 
     @contextmanager
     def replacing(self, name: str) -> Iterator[Path]:
-        """A file to write, which then takes the place of ``name``. Raises ``StorageError``."""
-        with _replacing(self.path / name) as partial:
-            yield partial
+        """Yield a file to write, which then replaces ``name``. Raises ``StorageError``."""
+        path = self.path / name
+        partial = path.with_name(f"{path.name}.partial")
+        with self.storage_errors(name):
+            try:
+                yield partial
+                partial.replace(path)
+            except (OSError, SafetensorError):
+                partial.unlink(missing_ok=True)
+                raise
 
     @contextmanager
     def storage_errors(self, name: str) -> Iterator[None]:
-        """Raise ``StorageError`` where a library cannot write ``name``."""
+        """Raise ``StorageError`` where ``name`` cannot be written, by us or by a library."""
         try:
             yield
-        except OSError as error:
-            raise _unwritten(self.path / name, error) from error
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                f"{self.path / name}: cannot be written ({one_line(error)}); make room or choose "
+                "another folder"
+            ) from error
+
+    def _replace(self, name: str, text: str) -> None:
+        """Write all of a file or nothing."""
+        with self.replacing(name) as partial, partial.open("wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
         """The tokenizer, its special tokens, the labels, and how to load the model."""
-        _replace(self.path / "model" / "tokenizer.json", tokenizer.json_text.encode())
+        self._replace("model/tokenizer.json", tokenizer.json_text)
         known = {"marks": asdict(tokenizer.special_tokens), "labels": tokenizer.labels}
         self._write_json("model/model.json", {"version": __version__, **_LOADING, **known})
 
     def write_weights(self, weights: Tensors, unit: int | None = None) -> None:
         """The model as it is now, or that of ``unit`` in a run that averages none."""
-        with _replacing(self.path / "model" / weights_file(unit)) as partial:
+        with self.replacing(f"model/{weights_file(unit)}") as partial:
             partial.touch()
             mode = S_IMODE(partial.stat().st_mode)  # of any new file here; save_file has its own
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial)
             partial.chmod(mode)
 
     def _write_json(self, name: str, tree: object) -> None:
-        text = json.dumps(tree, indent=2, allow_nan=False) + "\n"
-        _replace(self.path / name, text.encode())
+        self._replace(name, json.dumps(tree, indent=2, allow_nan=False) + "\n")
 
 
 def weights_file(unit: int | None) -> str:
@@ -227,29 +239,3 @@ def read_overrides(run_dir: Path) -> list[str]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not the overrides of a run ({one_line(error)})") from error
     return overrides
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write all of a file or nothing."""
-    with _replacing(path) as partial, partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a file to write, which then replaces ``path``. Raises ``StorageError``."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise _unwritten(path, error) from error
-
-
-def _unwritten(path: Path, error: Exception) -> StorageError:
-    return StorageError(
-        f"{path}: cannot be written ({one_line(error)}); make room or choose another folder"
-    )

@@ -1,8 +1,9 @@
 """The schema of a run's metrics: what is written of a round, read again, and put into a table."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from statistics import fmean
 from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices, Field
@@ -99,31 +100,41 @@ class RoundLine:
         return {name: value for name, value in tree.items() if name not in absent}
 
 
-_SECONDS = ("plan", "train", "aggregate", "round", "evaluate")
-COLUMNS = (
-    "round",
-    "train_loss",
-    "evaluation_loss",
-    "metric_name",
-    "metric_value",
-    "samples",
-    "target_tokens",
-    "clock_s",
-    "delay_s",
-    "bytes_up",
-    "bytes_down",
-    "scheduled_units",
-    "trained_units",
-    "failed_units",
-    "excluded_units",
-    "skipped",
-    "upload_energy_j",
-    "device_energy_j",
-    "longest_queue",
-    "mean_queue",
-    *(f"{phase}_s" for phase in _SECONDS),
-    "wall_s",
-)
+def _listed(units: Iterable[object]) -> str:
+    return " ".join(map(str, units))
+
+
+_CELLS: dict[str, Callable[[RoundLine], Cell | None]] = {
+    "round": lambda line: line.round,
+    "train_loss": lambda line: line.train_loss,
+    "evaluation_loss": lambda line: line.evaluation_loss,
+    "metric_name": lambda line: line.metric.name if line.metric else None,
+    "metric_value": lambda line: line.metric.value if line.metric else None,
+    "samples": lambda line: line.samples,
+    "target_tokens": lambda line: line.target_tokens,
+    "clock_s": lambda line: line.clock_s,
+    "delay_s": lambda line: line.cost.delay_s if line.cost else None,
+    "bytes_up": lambda line: line.bytes_up,
+    "bytes_down": lambda line: line.bytes_down,
+    "scheduled_units": lambda line: _listed(cluster.unit for cluster in line.plan.clusters),
+    "trained_units": lambda line: _listed(line.units),
+    "failed_units": lambda line: _listed(line.failures),
+    "excluded_units": lambda line: _listed(line.excluded),
+    "skipped": lambda line: line.skipped,
+    "upload_energy_j": lambda line: math.fsum(c.upload_energy_j for c in line.costs.values()),
+    "device_energy_j": lambda line: math.fsum(
+        joules for cost in line.costs.values() for joules in cost.device_energy_j.values()
+    ),
+    "longest_queue": lambda line: max(line.kept_queues, default=None),
+    "mean_queue": lambda line: fmean(line.kept_queues) if line.kept_queues else None,
+    "plan_s": lambda line: line.seconds.get("plan"),
+    "train_s": lambda line: line.seconds.get("train"),
+    "aggregate_s": lambda line: line.seconds.get("aggregate"),
+    "round_s": lambda line: line.seconds.get("round"),
+    "evaluate_s": lambda line: line.seconds.get("evaluate"),
+    "wall_s": lambda line: line.wall_s,
+}
+COLUMNS = tuple(_CELLS)
 """The header of ``metrics.csv``: the same for every run, so that tables can be put together."""
 
 
@@ -133,27 +144,5 @@ def csv_row(line: RoundLine) -> dict[str, Cell]:
     Units are numbers with spaces in between. ``delay_s`` and energies are modelled; ``plan_s`` …
     ``evaluate_s`` and ``wall_s`` are measured, ``clock_s`` is what the run's clock is.
     """
-    plan, costs, queues = line.plan, line.costs.values(), line.kept_queues
-    own = {name: getattr(line, name) for name in COLUMNS if name in RoundLine.__slots__}
-    others: dict[str, Cell | None] = {
-        "metric_name": line.metric.name if line.metric else None,
-        "metric_value": line.metric.value if line.metric else None,
-        "delay_s": line.cost.delay_s if line.cost else None,
-        "scheduled_units": _listed(cluster.unit for cluster in plan.clusters),
-        "trained_units": _listed(line.units),
-        "failed_units": _listed(line.failures),
-        "excluded_units": _listed(line.excluded),
-        "upload_energy_j": math.fsum(cost.upload_energy_j for cost in costs),
-        "device_energy_j": math.fsum(
-            joules for cost in costs for joules in cost.device_energy_j.values()
-        ),
-        "longest_queue": max(queues, default=None),
-        "mean_queue": math.fsum(queues) / len(queues) if queues else None,
-        **{f"{phase}_s": line.seconds.get(phase) for phase in _SECONDS},
-    }
-    row = {name: {**own, **others}[name] for name in COLUMNS}
-    return {name: "" if value is None else value for name, value in row.items()}
-
-
-def _listed(units: Iterable[object]) -> str:
-    return " ".join(map(str, units))
+    found = {name: cell(line) for name, cell in _CELLS.items()}
+    return {name: "" if value is None else value for name, value in found.items()}

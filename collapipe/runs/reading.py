@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
@@ -16,6 +16,8 @@ from collapipe.formatting import seconds
 from collapipe.runs.metrics import Metric, RoundLine
 
 T = TypeVar("T")
+NO_UPLOADS = "uploads not counted"
+SOME_UPLOADS = "uploads counted in some rounds only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Run:
     rounds: tuple[RoundLine, ...]
     summary: Summary | None
     shard_rows: dict[int, int]
-    choices: Mapping[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_units(self) -> int:
@@ -104,17 +106,12 @@ class Run:
         return Clock("measured", tuple(took))
 
     @property
-    def counted_uploads(self) -> Literal["all", "some", "none"]:
-        """Of how many planned rounds the modelled seconds and joules hold every unit's upload: a
-        strategy may plan no channels."""
+    def missing_uploads(self) -> str:
+        """What stands beside the run's modelled seconds and joules; empty where they hold every
+        unit's upload. A strategy may plan no channels."""
         planned = [line.costs.values() for line in self.rounds if line.costs]
         held = [all(cost.upload_s is not None for cost in costs) for costs in planned]
-        return "all" if all(held) else "some" if any(held) else "none"
-
-    @property
-    def missing_uploads(self) -> str:
-        """What stands beside the run's modelled seconds and joules; empty where all is counted."""
-        return _MISSING[self.counted_uploads]
+        return "" if all(held) else SOME_UPLOADS if any(held) else NO_UPLOADS
 
     @property
     def missing_in_clock(self) -> str:
@@ -135,13 +132,6 @@ class Run:
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         return value
-
-
-_MISSING = {
-    "all": "",
-    "some": "uploads counted in some rounds only",
-    "none": "uploads not counted",
-}
 
 
 def read_run(folder: Path) -> Run:
@@ -177,7 +167,7 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
     """The folder below ``outputs`` whose run began or ended a round last. Raises ``ConfigError``
     where there is none."""
     last = {
-        config.parent: max(map(_modified_s, (config, config.with_name("metrics.jsonl"))))
+        config.parent: max(map(modified_s, (config, config.with_name("metrics.jsonl"))))
         for config in outputs.rglob("config.yaml")
         if config.with_name("overrides.json").is_file()
     }
@@ -186,14 +176,30 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
     return max(last, key=last.__getitem__)
 
 
-def _modified_s(file: Path) -> float:
-    return file.stat().st_mtime if file.exists() else 0.0
+def modified_s(file: Path) -> float:
+    """When a file was last written, as of ``time.time``; 0 where there is none."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 _MOST = 1e150  # of figures that are added up, squared and drawn
 _MOST_WHOLE = 10**30
 _MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
+
+
+@dataclass(frozen=True, slots=True)
+class _Federation:
+    num_units: Annotated[int, Field(strict=True, ge=0, le=_MOST_UNITS)]
+    rounds: Annotated[int, Field(strict=True, ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    federation: _Federation
+    seed: Annotated[int, Field(strict=True, ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,7 @@ class _Shards:
 
 
 _LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundLine), TypeAdapter(Summary), TypeAdapter(_Shards)
-_CHOICES = TypeAdapter(dict[str, str])
+_CHOICES, _TREE = TypeAdapter(dict[str, str]), TypeAdapter(_Tree)
 
 
 def _read(kind: TypeAdapter[T], file: Path) -> T | None:
@@ -224,24 +230,14 @@ def _text(file: Path) -> str:
 
 
 def _tree(file: Path, text: str) -> dict[str, Any]:
-    """The configuration, with the three numbers that every run has."""
+    """The configuration, with the numbers that every run has."""
     check_text(file, text)
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
     check_figures(file, tree)
-    for option in ("federation.num_units", "federation.rounds", "seed"):
-        value = tree
-        for key in option.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        if type(value) is not int or value < 0:
-            raise ConfigError(
-                f"{file}: {option}={one_line(repr(value))}; a run's configuration has a number"
-            )
-    num_units = tree["federation"]["num_units"]
-    if num_units > _MOST_UNITS:
-        raise ConfigError(f"{file}: federation.num_units={num_units} are more than can be shown")
+    _valid(_TREE, str(file), tree)
     return dict(tree)
 
 
@@ -289,13 +285,19 @@ def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
     where = f"{file}:{number}" if number else str(file)
     try:
         tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
-        return kind.validate_python(_shortened(tree))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ConfigError(f"{where}: {one_line(place)}: {one_line(first['msg'])}") from error
+        return _valid(kind, where, _shortened(tree))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
+
+
+def _valid(kind: TypeAdapter[T], where: str, tree: object) -> T:
+    try:
+        return kind.validate_python(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = one_line(".".join(map(str, first["loc"])) or "the whole")
+        found = one_line(repr(first["input"])[:100])
+        raise ConfigError(f"{where}: {place}: {one_line(first['msg'])}, not {found}") from error
     except ConfigError as error:  # a plan that contradicts itself
         raise ConfigError(f"{where}: {error}") from error
 

@@ -31,7 +31,7 @@ _ALIGNMENT = 8
 Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says."""
 
     BEGIN = 1  # a step begins: [micro-batches, target tokens of the whole batch]
@@ -45,7 +45,7 @@ class Kind(IntEnum):
 class Frame:
     """A kind, where it belongs, and up to ``MAX_TENSORS`` tensors."""
 
-    kind: Kind
+    kind: FrameKind
     round: int
     step: int
     micro_batch: int
@@ -78,7 +78,7 @@ def decode(data: bytes) -> Frame:
     magic, kind, count, _, round_, step, micro_batch = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise WireError(f"not a frame: starts with {magic!r}, expected {MAGIC!r}")
-    if kind not in Kind.__members__.values():
+    if kind not in FrameKind.__members__.values():
         raise WireError(f"unknown kind of frame: {kind}")
     if count > MAX_TENSORS:
         raise WireError(f"frame of {count} tensors; at most {MAX_TENSORS}")
@@ -86,7 +86,7 @@ def decode(data: bytes) -> Frame:
     expected = num_bytes(layouts)
     if len(data) != expected:
         raise WireError(f"frame of {len(data)} bytes; its header says {expected}")
-    return Frame(Kind(kind), round_, step, micro_batch, _tensors(data, offset, layouts))
+    return Frame(FrameKind(kind), round_, step, micro_batch, _tensors(data, offset, layouts))
 
 
 def num_bytes(layouts: Sequence[Layout]) -> int:

@@ -1,12 +1,10 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
 import io
-import json
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,13 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from collapipe.errors import CollaPipeError, WireError, one_line
-from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.messages import (
     Failure,
-    LinkAddress,
     Setup,
     StateReply,
     TrainReply,
@@ -43,124 +39,69 @@ _HEADER = re.compile(  # what numpy and we write for numbers in C order
     rb"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
     re.DOTALL,
 )
-# Kept, for an adapter costs a millisecond.
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (ClusterState, ClusterPlan, ClusterReport)
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
+    kind: TypeAdapter(kind) for kind in (ClusterState, ClusterReport, Setup, TrainRequest)
 }
 
 
 def pack_state_request(setup: Setup) -> RecordDict:
-    """Ask for a cluster's state, and tell it what the run is made of."""
-    kept = {"tokenizer": setup.tokenizer, "frozen": json.dumps(setup.frozen)}
-    return RecordDict({"setup": ConfigRecord({**kept})})
+    """Ask for a cluster's state; the unit keeps the setup."""
+    return RecordDict({"setup": ConfigRecord({"setup": _json(setup)})})
 
 
 def unpack_state_request(content: RecordDict) -> Setup:
-    """See ``pack_state_request``. Raises ``WireError``."""
-    text = _value(content, "setup", "frozen")
-    try:
-        frozen = TypeAdapter(dict[str, str]).validate_json(text)
-    except ValidationError as error:
-        raise WireError("the frozen parts' digests are not a part's name and its digest") from error
-    return Setup(str(_value(content, "setup", "tokenizer")), frozen)
+    """Raises ``WireError``, as all that unpack do."""
+    return _parse(Setup, _value(content, "setup", "setup"))
 
 
 def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
     """A cluster's state, and the frozen parts that the unit has not."""
-    told = ConfigRecord({"unit": state.unit, "state": _json(state), "lacking": [*lacking]})
-    return RecordDict({"state": told})
+    values = ConfigRecord({"unit": state.unit, "state": _json(state), "lacking": [*lacking]})
+    return RecordDict({"state": values})
 
 
 def unpack_state(content: RecordDict) -> StateReply | Failure:
-    """See ``pack_state`` and ``pack_failure``. Raises ``WireError``."""
-    if "failure" in content:
-        return _failure(content)
+    if failure := _failure(content):
+        return failure
     unit, lacking = (_value(content, "state", key) for key in ("unit", "lacking"))
     if not isinstance(unit, int) or not isinstance(lacking, list):
-        raise WireError("a unit tells neither its number nor a list of the parts that it lacks")
+        raise WireError("state.unit must be a whole number and state.lacking a list of parts")
     state = _cluster_state(unit, _value(content, "state", "state"))
     return StateReply(unit, state, tuple(str(part) for part in lacking))
 
 
-def pack_frozen(parts: Mapping[str, Tensors]) -> RecordDict:
-    """Frozen parts by their names, for a unit that lacks them."""
-    return RecordDict({part: pack_tensors(tensors) for part, tensors in parts.items()})
+def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
+    """Named groups of tensors, be it none: frozen parts, what a unit keeps, or just an answer."""
+    arrays = {name: pack_tensors(tensors) for name, tensors in groups.items()}
+    return RecordDict({"message": ConfigRecord(), **arrays})
 
 
-def unpack_frozen(content: RecordDict) -> dict[str, Tensors]:
-    """See ``pack_frozen``. Raises ``WireError``."""
-    return {part: unpack_record(content, part) for part in content}
-
-
-def pack_done() -> RecordDict:
-    """The answer of a unit that has done what it was asked to and has nothing to tell."""
-    return RecordDict({"done": ConfigRecord()})
-
-
-def unpack_done(content: RecordDict) -> bool | Failure:
-    """See ``pack_done`` and ``pack_failure``."""
-    return _failure(content) if "failure" in content else True
-
-
-def pack_keep_request() -> RecordDict:
-    """Ask a unit for what it keeps from round to round."""
-    return RecordDict({"keep": ConfigRecord()})
-
-
-def pack_kept(kept: Mapping[str, Tensors]) -> RecordDict:
-    """What a unit keeps from round to round, by its names of it; may be nothing."""
-    arrays = {f"kept.{name}": pack_tensors(tensors) for name, tensors in kept.items()}
-    return RecordDict({"kept": ConfigRecord({"names": [*kept]}), **arrays})
-
-
-def unpack_kept(content: RecordDict) -> dict[str, Tensors] | Failure:
-    """See ``pack_kept`` and ``pack_failure``. Raises ``WireError``."""
-    if "failure" in content:
-        return _failure(content)
-    names = _value(content, "kept", "names")
-    if not isinstance(names, list):
-        raise WireError("a unit does not list what it keeps")
-    return {str(name): unpack_record(content, f"kept.{name}") for name in names}
+def unpack_groups(content: RecordDict) -> dict[str, Tensors] | Failure:
+    groups = {name: unpack_tensors(record) for name, record in content.array_records.items()}
+    return _failure(content) or groups
 
 
 def pack_request(request: TrainRequest, weights: ArrayRecord) -> RecordDict:
     """A ``train`` message's content; ``weights`` can be shared by many."""
-    config: dict[str, Any] = {
-        "round": request.round,
-        "plan": _json(request.plan),
-        "timeout_s": request.timeout_s,
-    }
-    records = RecordDict({"weights": weights, "round": ConfigRecord(config)})
-    if request.link is not None:
-        records["link"] = ConfigRecord(asdict(request.link))
-    return records
+    config = ConfigRecord({"request": _json(request)})
+    return RecordDict({"weights": weights, "request": config})
 
 
 def unpack_request(content: RecordDict) -> tuple[TrainRequest, Tensors]:
-    """See ``pack_request``. Raises ``WireError``."""
-    link = None
-    if "link" in content:
-        link = LinkAddress(**{f.name: _value(content, "link", f.name) for f in fields(LinkAddress)})
-    request = TrainRequest(
-        round=_value(content, "round", "round"),
-        plan=_parse(ClusterPlan, _value(content, "round", "plan")),
-        timeout_s=_value(content, "round", "timeout_s"),
-        link=link,
-    )
+    request = _parse(TrainRequest, _value(content, "request", "request"))
     return request, unpack_record(content, "weights")
 
 
 def pack_reply(reply: TrainReply) -> RecordDict:
-    """A unit's answer."""
-    assert isinstance(reply.state, ClusterState)
-    said = ConfigRecord({"report": _json(reply.report), "state": _json(reply.state)})
-    return RecordDict({"weights": pack_tensors(reply.weights), "report": said})
+    """A unit's answer to a ``train`` message."""
+    values = ConfigRecord({"report": _json(reply.report), "state": _json(reply.state)})
+    return RecordDict({"weights": pack_tensors(reply.weights), "report": values})
 
 
 def unpack_reply(content: RecordDict) -> TrainReply | Failure:
-    """See ``pack_reply`` and ``pack_failure``. Raises ``WireError``."""
-    if "failure" in content:
-        return _failure(content)
+    if failure := _failure(content):
+        return failure
     report = _parse(ClusterReport, _value(content, "report", "report"))
     state = _cluster_state(report.unit, _value(content, "report", "state"))
     return TrainReply(unpack_record(content, "weights"), report, state)
@@ -172,7 +113,9 @@ def pack_failure(error: Exception) -> RecordDict:
     return RecordDict({"failure": config})
 
 
-def _failure(content: RecordDict) -> Failure:
+def _failure(content: RecordDict) -> Failure | None:
+    if "failure" not in content:
+        return None
     kind, message = (str(_value(content, "failure", key)) for key in ("kind", "message"))
     return Failure(kind, message)
 
@@ -258,17 +201,17 @@ def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], se
 
 
 def _cluster_state(unit: int, text: Any) -> ClusterState | Failure:
-    """What ``unit`` says of its cluster: nonsense costs it its part in rounds, nothing else."""
+    """The state of ``unit``, or why its text is none: that excludes the unit from rounds only."""
     try:
         state = _parse(ClusterState, text)
     except WireError as error:
         return Failure(type(error).__name__, one_line(error))
     if state.unit != unit:
-        return Failure("WireError", f"it tells the state of unit {state.unit}")
+        return Failure("WireError", f"sent the state of unit {state.unit}, expected {unit}")
     return state
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return _ADAPTERS[type(value)].dump_json(value).decode()
 
 

@@ -56,7 +56,7 @@ def compress_update(
             raise NonFiniteLossError(
                 f"the change of {name}: {error}; lower optimizer.lr or set optimizer.clip_norm"
             ) from error
-        sent |= _travelling(name, encoded, precision)
+        sent |= _travelling(name, encoded)
         lacking[name] = change - decode(encoded, precision, change.dtype)
     return sent, lacking
 
@@ -91,27 +91,17 @@ def upload_bytes(weights: Mapping[str, Tensor], precision: str) -> int:
 
 def _expected(start: Mapping[str, Tensor], precision: str) -> Tensors:
     """Tensors without values, of the names, dtypes and shapes that travel."""
-    return {
-        travelling: tensor
-        for name, value in start.items()
-        for travelling, tensor in _travelling(
-            name,
-            [
-                torch.empty(shape, dtype=dtype, device="meta")
-                for dtype, shape in layout(value.shape, value.dtype, precision)
-            ],
-            precision,
-        ).items()
-    }
+    expected: Tensors = {}
+    for name, value in start.items():
+        layouts = layout(value.shape, value.dtype, precision)
+        empty = [torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in layouts]
+        expected |= _travelling(name, empty)
+    return expected
 
 
-def _travelling(name: str, tensors: Sequence[Tensor], precision: str) -> Tensors:
-    return {
-        name + suffix: tensor.view(_BITS)
-        if precision == BFLOAT16 and tensor.dtype == torch.bfloat16
-        else tensor
-        for suffix, tensor in zip(_SUFFIXES, tensors, strict=False)
-    }
+def _travelling(name: str, tensors: Sequence[Tensor]) -> Tensors:
+    bits = [each.view(_BITS) if each.dtype == torch.bfloat16 else each for each in tensors]
+    return {name + suffix: tensor for suffix, tensor in zip(_SUFFIXES, bits, strict=False)}
 
 
 def _received(

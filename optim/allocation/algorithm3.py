@@ -5,21 +5,16 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collapipe.plan import Certificate
 from optim.allocation.infeasible import infeasible_round
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
 from optim.allocation.objective import round_objective
-from optim.allocation.options import Options, round_options
+from optim.allocation.options import OptionTable, option_table
 from optim.convergence import idle_gamma, interference_error, scheduled_gamma
-from optim.problem import Allocation, RoundProblem, RoundSolution
+from optim.problem import Allocation, Bools, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import uplink_rate, upload_time
 from optim.radio.power_control import Senders, controlled_power
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Bools = NDArray[np.bool_]
 
 _PROGRESS = 1e-9
 # Extreme figures must not keep the turns going.
@@ -47,7 +42,7 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
     Raises ``InfeasibleRoundError`` where no unit can be scheduled.
     """
     started = perf_counter()
-    pairs = _pairs(problem, round_options(problem))
+    pairs = _pairs(problem, option_table(problem))
     allocations = _allocations(problem, pairs, _alternate(problem, pairs))
     return RoundSolution(
         allocations,
@@ -56,14 +51,14 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pairs:
+class _PairChoices:
     """All pairs of a unit and a channel, each with the point of the front that it would take.
 
     ``points`` are places in the unit's front; ``low_w`` … ``high_w`` is the power that C6, C8 and
     C11 allow. All are [N, J]; powers of infeasible pairs mean nothing.
     """
 
-    options: Options
+    options: OptionTable
     feasible: Bools
     points: Ints
     segments: Floats
@@ -77,12 +72,12 @@ class _Pairs:
         return np.where(self.feasible, upload_time(links.upload_bits, rates), np.inf)
 
 
-def _pairs(problem: RoundProblem, options: Options) -> _Pairs:
+def _pairs(problem: RoundProblem, options: OptionTable) -> _PairChoices:
     if not np.isfinite(options.finish_s).any():
         raise infeasible_round(problem, options)
     points = options.finish_s.argmin(axis=0)
     picked = (points, *np.indices(points.shape))
-    return _Pairs(
+    return _PairChoices(
         options=options,
         feasible=np.isfinite(options.finish_s[picked]),
         points=points,
@@ -101,7 +96,7 @@ class _Turn:
     cost: float
 
 
-def _alternate(problem: RoundProblem, pairs: _Pairs) -> _Turn:
+def _alternate(problem: RoundProblem, pairs: _PairChoices) -> _Turn:
     turn = _turn(problem, pairs, pairs.high_w)
     for _ in range(_TURNS):
         following = _turn(problem, pairs, turn.power_w)
@@ -111,7 +106,7 @@ def _alternate(problem: RoundProblem, pairs: _Pairs) -> _Turn:
     return turn
 
 
-def _turn(problem: RoundProblem, pairs: _Pairs, power_w: Floats) -> _Turn:
+def _turn(problem: RoundProblem, pairs: _PairChoices, power_w: Floats) -> _Turn:
     weight = problem.options.drift_weight
     matching = match_channels(pairs.uploads(power_w), _drift(problem, pairs, power_w), weight)
     power_w = _controlled(problem, pairs, matching, power_w)
@@ -144,7 +139,7 @@ def _auxiliary(matching: Matching, uploads: Floats, drift: Floats, drift_weight:
     return drift_weight * float(uploads[at].max()) + float(drift[at].sum())
 
 
-def _drift(problem: RoundProblem, pairs: _Pairs, power_w: Floats) -> Floats:
+def _drift(problem: RoundProblem, pairs: _PairChoices, power_w: Floats) -> Floats:
     """What of the drift a pair adds in Sub-2, [N, J]: Y·p, or Y·(Γ - Γ_idle)."""
     queues, options = np.array(problem.queues)[:, np.newaxis], problem.options
     if options.drift == "paper":
@@ -161,7 +156,7 @@ def _drift(problem: RoundProblem, pairs: _Pairs, power_w: Floats) -> Floats:
 
 
 def _controlled(
-    problem: RoundProblem, pairs: _Pairs, matching: Matching, power_w: Floats
+    problem: RoundProblem, pairs: _PairChoices, matching: Matching, power_w: Floats
 ) -> Floats:
     """Power of all pairs, [N, J], once that of the matched units is controlled.
 
@@ -175,7 +170,7 @@ def _controlled(
     return kept
 
 
-def _senders(problem: RoundProblem, pairs: _Pairs, matching: Matching) -> Senders:
+def _senders(problem: RoundProblem, pairs: _PairChoices, matching: Matching) -> Senders:
     links, options = pairs.options.pairs, problem.options
     at = matching.units, matching.channels
     queues = np.array(problem.queues)[matching.units]
@@ -196,7 +191,7 @@ def _senders(problem: RoundProblem, pairs: _Pairs, matching: Matching) -> Sender
     )
 
 
-def _allocations(problem: RoundProblem, pairs: _Pairs, turn: _Turn) -> tuple[Allocation, ...]:
+def _allocations(problem: RoundProblem, pairs: _PairChoices, turn: _Turn) -> tuple[Allocation, ...]:
     uploads, matched = pairs.uploads(turn.power_w), turn.matching
     return tuple(
         Allocation(

@@ -3,18 +3,13 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.allocation.options import Options
-from optim.problem import RoundProblem
+from optim.allocation.options import OptionTable
+from optim.problem import Bools, Floats, Ints, RoundProblem
 from optim.radio.channel import Fading, required_snr
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Bools = NDArray[np.bool_]
 
-
-class Curves:
+class PowerCurves:
     """Feasible options, ordered by unit, channel and point; an option costs Y·(S + p(D)).
 
     Parameters
@@ -69,11 +64,11 @@ class Curves:
     def __len__(self) -> int:
         return len(self.units)
 
-    def take(self, which: Bools | Ints) -> "Curves":
+    def take(self, which: Bools | Ints) -> "PowerCurves":
         """Some of the options."""
-        return Curves(self.options[:, which], self.figures[:, which], self.fading)
+        return PowerCurves(self.options[:, which], self.figures[:, which], self.fading)
 
-    def within(self, start_s: float, stop_s: float) -> "Curves":
+    def within(self, start_s: float, stop_s: float) -> "PowerCurves":
         """Those that can be of use from a deadline up to, and without, another."""
         if not len(self):
             return self
@@ -99,7 +94,7 @@ class Curves:
         return np.minimum(np.maximum(power, self.floors_w), self.limits_w), slope
 
 
-def feasible_curves(problem: RoundProblem, options: Options) -> Curves:
+def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """All feasible options of the problem."""
     finish = np.moveaxis(options.finish_s, 0, 2)
     places = np.array(np.nonzero(np.isfinite(finish)))
@@ -117,10 +112,10 @@ def feasible_curves(problem: RoundProblem, options: Options) -> Curves:
         nat_seconds[units, channels],
         options.uploads_s[units, channels],
     )
-    return Curves(places, np.array(figures), pairs.fading)
+    return PowerCurves(places, np.array(figures), pairs.fading)
 
 
-def relaxed_curves(problem: RoundProblem, options: Options) -> Curves:
+def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """Each point of a front on one channel that has the best figures of all that are feasible.
 
     Without fading, which only asks for more power: the costs are bounds for all channels.
@@ -141,4 +136,4 @@ def relaxed_curves(problem: RoundProblem, options: Options) -> Curves:
         options.uploads_s.min(axis=1)[units],
     )
     places = np.array([units, np.zeros_like(units), points])
-    return Curves(places, np.array(figures), "none")
+    return PowerCurves(places, np.array(figures), "none")

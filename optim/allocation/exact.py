@@ -9,7 +9,7 @@ from collapipe.plan import Certificate
 from optim.allocation.gamma import allocate_gamma
 from optim.allocation.infeasible import infeasible_round
 from optim.allocation.objective import round_objective
-from optim.allocation.options import Choice, Options, round_options
+from optim.allocation.options import Choice, OptionTable, option_table
 from optim.allocation.paper_drift import allocate_paper_drift
 from optim.problem import Allocation, RoundProblem, RoundSolution
 from optim.radio.channel import uplink_rate, upload_time
@@ -32,7 +32,7 @@ def exact_allocation(problem: RoundProblem, time_limit_s: float = math.inf) -> R
         Where ν = 0: names the constraint, the numbers, and what would be enough.
     """
     start = time.perf_counter()
-    options = round_options(problem)
+    options = option_table(problem)
     if not np.isfinite(options.finish_s).any():
         raise infeasible_round(problem, options)
     allocate = allocate_gamma if problem.options.drift == "gamma" else allocate_paper_drift
@@ -45,7 +45,9 @@ def exact_allocation(problem: RoundProblem, time_limit_s: float = math.inf) -> R
     )
 
 
-def _allocations(problem: RoundProblem, options: Options, choice: Choice) -> tuple[Allocation, ...]:
+def _allocations(
+    problem: RoundProblem, options: OptionTable, choice: Choice
+) -> tuple[Allocation, ...]:
     """What each scheduled unit gets, in the units' order."""
     pairs, units, channels = options.pairs, choice.units, choice.channels
     rates = uplink_rate(

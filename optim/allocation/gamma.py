@@ -11,18 +11,14 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
-from optim.allocation.options import Choice, Options
+from optim.allocation.options import Choice, OptionTable
 from optim.convergence import idle_gamma, interference_error, scheduled_gamma
-from optim.problem import RoundProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
+from optim.problem import Floats, Ints, RoundProblem
 
 
-def allocate_gamma(problem: RoundProblem, options: Options, stop_at: float) -> Choice:
+def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``.
 
     Parameters
@@ -45,7 +41,7 @@ def allocate_gamma(problem: RoundProblem, options: Options, stop_at: float) -> C
     )
 
 
-def _costs(problem: RoundProblem, options: Options, idle: float) -> Floats:
+def _costs(problem: RoundProblem, options: OptionTable, idle: float) -> Floats:
     """Y_n·(Γ - Γ_idle): what scheduling changes of the drift, [S, N, J]; 0 where infeasible."""
     pairs = options.pairs
     constant = problem.options.interference_constant_w

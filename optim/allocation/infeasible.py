@@ -5,12 +5,12 @@ import math
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from optim.allocation.options import Options
+from optim.allocation.options import OptionTable
 from optim.convergence import interference_error, scheduled_gamma
 from optim.problem import RoundProblem
 
 
-def infeasible_round(problem: RoundProblem, options: Options) -> InfeasibleRoundError:
+def infeasible_round(problem: RoundProblem, options: OptionTable) -> InfeasibleRoundError:
     """The error of a round without a feasible option: names the first constraint nobody meets."""
     holding = [unit for unit, front in enumerate(problem.fronts) if front]
     if not problem.uplinks:
@@ -30,7 +30,7 @@ def infeasible_round(problem: RoundProblem, options: Options) -> InfeasibleRound
     return InfeasibleRoundError(_gamma(problem, options))
 
 
-def _upload(problem: RoundProblem, options: Options, holding: list[int]) -> str:
+def _upload(problem: RoundProblem, options: OptionTable, holding: list[int]) -> str:
     """C6 or C8: the pair that comes nearest to its energy."""
     pairs = options.pairs
     heard = (pairs.max_power_w > 0) & (pairs.snr_per_watt > 0)
@@ -54,7 +54,7 @@ def _upload(problem: RoundProblem, options: Options, holding: list[int]) -> str:
     )
 
 
-def _gamma(problem: RoundProblem, options: Options) -> str:
+def _gamma(problem: RoundProblem, options: OptionTable) -> str:
     """C11: the option with the least Γ."""
     pairs, constant = options.pairs, problem.options.interference_constant_w
     with np.errstate(divide="ignore"):

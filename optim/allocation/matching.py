@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
+from optim.problem import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,14 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from optim.convergence import gamma_power
-from optim.problem import Partition, RoundProblem
+from optim.problem import Floats, Ints, Partition, RoundProblem
 from optim.radio.channel import Links, links, power_limits, uplink_rate, upload_time
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class OptionTable:
     """Option (s, n, j): unit n trains with the s-th point of its front and uploads on channel j.
 
     Attributes
@@ -56,7 +52,7 @@ class Choice:
     bound: float
 
 
-def round_options(problem: RoundProblem) -> Options:
+def option_table(problem: RoundProblem) -> OptionTable:
     """All options of a round of N units and J channels."""
     pairs = links(problem.uplinks, problem.channels, problem.options.fading)
     limits = power_limits(pairs)
@@ -67,7 +63,7 @@ def round_options(problem: RoundProblem) -> Options:
     if problem.options.hard_gamma:
         floors = gamma_power(segments, pairs.gains, pairs.interference_w, problem)
         finish = np.where(floors <= limits, finish, np.inf)
-    return Options(pairs, latency, segments, limits, floors, uploads, finish)
+    return OptionTable(pairs, latency, segments, limits, floors, uploads, finish)
 
 
 def _points(fronts: tuple[tuple[Partition, ...], ...]) -> tuple[Floats, Floats]:

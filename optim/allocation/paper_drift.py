@@ -1,10 +1,10 @@
 """The round under drift ``paper`` (eq. 32), to 1e-9: branch and bound over deadlines.
 
 Power costs here, so that each unit sends as slowly as the deadline D allows: an option's cost
-Y·(S + p(D)) falls with D and is convex. For fixed options V·D + ΣY·(S + p) has one valley. Over a
-span of deadlines every cost lies above its tangent, and the matching of tangents is concave in D:
-the lesser of its two ends bounds the span. Tangents at the best deadline found are the ones that
-settle wide spans, since its own slopes add up to nothing.
+Y·(S + p(D)) falls with D and is convex. For fixed options V·D + ΣY·(S + p) has one valley. Over an
+interval of deadlines every cost lies above its tangent, and the matching of tangents is concave in
+D: the lesser of its two ends bounds the interval. Tangents at the best deadline found settle wide
+intervals, since its own slopes add up to nothing.
 """
 
 import heapq
@@ -14,23 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from optim.allocation.curves import Curves, feasible_curves, relaxed_curves
+from optim.allocation.curves import PowerCurves, feasible_curves, relaxed_curves
 from optim.allocation.matching import Matching, bottleneck, min_cost_matching, missing_cost
-from optim.allocation.options import Choice, Options
-from optim.problem import RoundProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
+from optim.allocation.options import Choice, OptionTable
+from optim.problem import Floats, Ints, RoundProblem
 
 # Spans are dropped whose bound is within this of the best round, relative.
 _TOLERANCE = 1e-10
-_SPANS = 32
+_INTERVALS = 32
 
 
-def allocate_paper_drift(problem: RoundProblem, options: Options, stop_at: float) -> Choice:
+def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``.
 
     Parameters
@@ -50,19 +46,19 @@ def allocate_paper_drift(problem: RoundProblem, options: Options, stop_at: float
 class SlowRound:
     """Options that form a matching, the deadline that is best for them, and V·D + their costs."""
 
-    curves: Curves
+    curves: PowerCurves
     deadline_s: float
     value: float
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Span:
+class DeadlineInterval:
     """Deadlines from ``start_s`` up to, and without, ``stop_s``, and a bound of their values."""
 
     bound: float
     start_s: float
     stop_s: float
-    curves: Curves = field(compare=False)
+    curves: PowerCurves = field(compare=False)
 
 
 @dataclass(slots=True)
@@ -74,29 +70,31 @@ class DeadlineSearch:
     seen: set[bytes] = field(default_factory=set)
 
     def best(
-        self, curves: Curves, relaxed: Curves, first_s: float, stop_at: float
+        self, curves: PowerCurves, relaxed: PowerCurves, first_s: float, stop_at: float
     ) -> tuple[SlowRound, float]:
         """The best round, and a bound of all. No round is done before ``first_s``."""
         best, edges, drifts = self.prepared(curves, relaxed, first_s)
         bounds = (self.weight * edges[:-1] + drifts[1:]).tolist()
         ends = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        spans = [Span(bound, *end, curves) for bound, end in zip(bounds, ends, strict=True)]
-        heapq.heapify(spans)
-        least = best.value  # of spans that are too short to be split
-        while spans and spans[0].bound < best.value * (1 - _TOLERANCE):
+        intervals = [
+            DeadlineInterval(bound, *end, curves) for bound, end in zip(bounds, ends, strict=True)
+        ]
+        heapq.heapify(intervals)
+        least = best.value  # of intervals that are too short to be split
+        while intervals and intervals[0].bound < best.value * (1 - _TOLERANCE):
             if time.perf_counter() >= stop_at:
                 break
-            span = heapq.heappop(spans)
-            parts = list(_parts(span, best.deadline_s))
+            interval = heapq.heappop(intervals)
+            parts = list(_parts(interval, best.deadline_s))
             if not parts:
-                least = min(least, span.bound)
+                least = min(least, interval.bound)
             for part in parts:
                 bound, best = self.bound(part, best, len(best.curves))
-                heapq.heappush(spans, replace(part, bound=max(bound, span.bound)))
-        return best, min([best.value, least, *(span.bound for span in spans[:1])])
+                heapq.heappush(intervals, replace(part, bound=max(bound, interval.bound)))
+        return best, min([best.value, least, *(interval.bound for interval in intervals[:1])])
 
     def prepared(
-        self, curves: Curves, relaxed: Curves, first_s: float
+        self, curves: PowerCurves, relaxed: PowerCurves, first_s: float
     ) -> tuple[SlowRound, Floats, Floats]:
         """A good round, deadlines around all better ones, and bounds of the drift by each."""
         costs = curves.queues * (curves.segments + curves.floors_w)
@@ -106,33 +104,35 @@ class DeadlineSearch:
         # The second time for a range that the first one has shortened.
         for _ in range(2):
             last = max((best.value - floor.cost) / self.weight, first_s)
-            edges = np.linspace(first_s, last, _SPANS + 1)
+            edges = np.linspace(first_s, last, _INTERVALS + 1)
             drifts = _relaxed_drift(relaxed, edges, len(floor))
             guess = float(edges[(self.weight * edges + drifts).argmin()])
             best = min(best, self.round_at(curves, guess), key=lambda each: each.value)
         return best, edges, drifts
 
-    def round_at(self, curves: Curves, deadline_s: float) -> SlowRound:
+    def round_at(self, curves: PowerCurves, deadline_s: float) -> SlowRound:
         """The options that are cheapest at a deadline, at the deadline that is best for them."""
         early = curves.take(curves.finish_s <= deadline_s)
         powers, _ = early.power(deadline_s)
         costs = early.queues * (early.segments + powers)
         return self.valley(early.take(self.cheapest(early, costs, self.match(early, costs))))
 
-    def bound(self, span: Span, best: SlowRound, cardinality: int) -> tuple[float, SlowRound]:
-        """No round with a deadline in the span has less; and the better of ``best`` and one found.
+    def bound(
+        self, interval: DeadlineInterval, best: SlowRound, cardinality: int
+    ) -> tuple[float, SlowRound]:
+        """A bound of all rounds in the interval; and the better of ``best`` and one found.
 
-        Tangents are taken at the span's end, but at its start if the best deadline is close before
-        it, for the options that can keep that.
+        Tangents are taken at the interval's end, but at its start if the best deadline is close
+        before it, for the options that can keep that.
         """
-        curves = span.curves
-        base = np.full(len(curves), span.stop_s)
-        if 0 <= span.start_s - best.deadline_s < span.stop_s - span.start_s:
-            base[curves.finish_s <= span.start_s] = span.start_s
+        curves = interval.curves
+        base = np.full(len(curves), interval.stop_s)
+        if 0 <= interval.start_s - best.deadline_s < interval.stop_s - interval.start_s:
+            base[curves.finish_s <= interval.start_s] = interval.start_s
         powers, slopes = curves.power(base)
         costs, slopes = curves.queues * (curves.segments + powers), curves.queues * slopes
         values = []
-        for end in (span.stop_s, span.start_s):
+        for end in (interval.stop_s, interval.start_s):
             tangents = costs + slopes * (end - base)
             matching = self.match(curves, tangents)
             if len(matching) < cardinality:
@@ -141,10 +141,10 @@ class DeadlineSearch:
             if values[-1] < best.value * (1 - _TOLERANCE):
                 best = self.improved(best, curves, self.cheapest(curves, tangents, matching))
         # At its end every option costs least, so that V·start + the drift there is a bound too.
-        bound = max(min(values), values[0] - self.weight * (span.stop_s - span.start_s))
+        bound = max(min(values), values[0] - self.weight * (interval.stop_s - interval.start_s))
         return bound, best
 
-    def improved(self, best: SlowRound, curves: Curves, chosen: Ints) -> SlowRound:
+    def improved(self, best: SlowRound, curves: PowerCurves, chosen: Ints) -> SlowRound:
         """The better of ``best`` and the chosen options at their best deadline."""
         key = curves.options[:, chosen].tobytes()
         if key in self.seen:
@@ -152,7 +152,7 @@ class DeadlineSearch:
         self.seen.add(key)
         return min(best, self.valley(curves.take(chosen)), key=lambda each: each.value)
 
-    def match(self, curves: Curves, costs: Floats) -> Matching:
+    def match(self, curves: PowerCurves, costs: Floats) -> Matching:
         """The cheapest of the largest matchings, of each pair its cheapest option."""
         if not len(curves):
             return Matching(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp), 0.0)
@@ -162,7 +162,7 @@ class DeadlineSearch:
         pairs[curves.units[curves.starts], curves.channels[curves.starts]] = least
         return min_cost_matching(pairs, missing)
 
-    def cheapest(self, curves: Curves, costs: Floats, matching: Matching) -> Ints:
+    def cheapest(self, curves: PowerCurves, costs: Floats, matching: Matching) -> Ints:
         """The options that the matching's costs are of."""
         chosen = []
         for unit, channel in zip(matching.units, matching.channels, strict=True):
@@ -170,7 +170,7 @@ class DeadlineSearch:
             chosen.append(pair[costs[pair].argmin()])
         return np.array(chosen, dtype=np.intp)
 
-    def valley(self, chosen: Curves) -> SlowRound:
+    def valley(self, chosen: PowerCurves) -> SlowRound:
         """Fixed options at their best deadline, where V + Σ Y·dp/dD changes its sign."""
         low = high = float(chosen.finish_s.max())
         step = max(high - float(chosen.latency_s.min()), float(np.spacing(high)))
@@ -182,23 +182,23 @@ class DeadlineSearch:
         cost = float(chosen.queues @ (chosen.segments + powers))
         return SlowRound(chosen, high, self.weight * high + cost)
 
-    def slope(self, chosen: Curves, deadline_s: float) -> float:
+    def slope(self, chosen: PowerCurves, deadline_s: float) -> float:
         """d/dD of V·D and the costs of the options."""
         return self.weight + float(chosen.queues @ chosen.power(deadline_s)[1])
 
 
-def _parts(span: Span, deadline_s: float) -> Iterator[Span]:
-    """The span's halves, or what lies left and right of the best deadline; none of the shortest."""
-    middle = (span.start_s + span.stop_s) / 2
-    if span.start_s < deadline_s < span.stop_s:
+def _parts(interval: DeadlineInterval, deadline_s: float) -> Iterator[DeadlineInterval]:
+    """The interval's halves, or its parts beside the best deadline; none if too short."""
+    middle = (interval.start_s + interval.stop_s) / 2
+    if interval.start_s < deadline_s < interval.stop_s:
         middle = deadline_s
-    if not span.start_s < middle < span.stop_s:
+    if not interval.start_s < middle < interval.stop_s:
         return
-    for start, stop in ((span.start_s, middle), (middle, span.stop_s)):
-        yield Span(span.bound, start, stop, span.curves.within(start, stop))
+    for start, stop in ((interval.start_s, middle), (middle, interval.stop_s)):
+        yield DeadlineInterval(interval.bound, start, stop, interval.curves.within(start, stop))
 
 
-def _relaxed_drift(relaxed: Curves, deadlines_s: Floats, cardinality: int) -> Floats:
+def _relaxed_drift(relaxed: PowerCurves, deadlines_s: Floats, cardinality: int) -> Floats:
     """A bound of the drift by each deadline: the ν units that cost least, on whatever channels."""
     deadlines = deadlines_s[:, np.newaxis]
     powers, _ = relaxed.power(np.maximum(deadlines, relaxed.finish_s))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.latency import Floats, Ints
 from optim.partition.knapsack import Bottleneck, Nodes, solve, useful_devices
-from optim.partition.rates import PROGRESS, SAME, Rates, Split
+from optim.partition.rates import PROGRESS, SAME, Candidate, Rates
+from optim.problem import Floats, Ints
 
 RANGES = 8
 PIECES = 3
@@ -26,7 +26,9 @@ NEAR_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.2, 1e9])
 LAST_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.15, 1.3])
 
 
-def sum_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[list[Split], float]:
+def sum_splits(
+    rates: Rates, fastest_alone: float, deadline: float
+) -> tuple[list[Candidate], float]:
     """Splits among which are the best of each S ≥ 2, and a lower bound of their latency, s.
 
     Parameters
@@ -38,7 +40,7 @@ def sum_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[lis
     """
     order = np.argsort(rates.per_block, axis=1, kind="stable")
     rates = rates.reordered(order)
-    best, nodes = _Incumbents.none(rates, fastest_alone), _roots(rates)
+    best, nodes = _BestSplits.none(rates, fastest_alone), _roots(rates)
     nodes = nodes.relaxed(nodes.critical_prices()[:, None] * FIRST_FACTORS)
     nodes = nodes.below(best.goal()).fitting()
     prices, factors = _Prices.of(nodes), WIDE_FACTORS
@@ -58,7 +60,7 @@ def sum_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[lis
 
 
 @dataclass(frozen=True, slots=True)
-class _Incumbents:
+class _BestSplits:
     """The best of each S that was found, at index S - 1: its latency, m - 1 and δ [Smax, K]."""
 
     rates: Rates
@@ -67,7 +69,7 @@ class _Incumbents:
     blocks: Floats
 
     @classmethod
-    def none(cls, rates: Rates, fastest_alone: float) -> "_Incumbents":
+    def none(cls, rates: Rates, fastest_alone: float) -> "_BestSplits":
         most = rates.max_segments
         latency = np.full(most, np.inf)
         latency[0] = fastest_alone
@@ -92,14 +94,15 @@ class _Incumbents:
                 self.row[size[one]] = row[one]
                 self.blocks[size[one]] = blocks[one]
 
-    def splits(self, order: Ints) -> list[Split]:
+    def splits(self, order: Ints) -> list[Candidate]:
         """Of each S ≥ 2 that beats the smaller ones; the columns in their first order."""
         goal = self.goal()
         useful = np.flatnonzero(goal[1:] < goal[:-1]) + 1
         blocks = np.zeros((len(useful), order.shape[1]), int)
         np.put_along_axis(blocks, order[self.row[useful]], self.blocks[useful].astype(int), axis=1)
         return [
-            Split(int(row) + 1, held) for row, held in zip(self.row[useful], blocks, strict=True)
+            Candidate(int(row) + 1, held)
+            for row, held in zip(self.row[useful], blocks, strict=True)
         ]
 
 
@@ -207,7 +210,7 @@ def _hops_within(nodes: Nodes) -> tuple[Ints, Ints]:
     return node, device
 
 
-def _round(nodes: Nodes, best: _Incumbents, prices: _Prices, factors: Floats) -> None:
+def _round(nodes: Nodes, best: _BestSplits, prices: _Prices, factors: Floats) -> None:
     """Incumbents and better prices from the most promising node of each S."""
     pick = nodes.least.argmin(axis=0)
     sizes = np.flatnonzero(nodes.least[pick, np.arange(len(pick))] < best.goal())
@@ -218,7 +221,7 @@ def _round(nodes: Nodes, best: _Incumbents, prices: _Prices, factors: Floats) ->
     best.offer(row, blocks)
 
 
-def _settle(nodes: Nodes, best: _Incumbents, prices: _Prices) -> Nodes:
+def _settle(nodes: Nodes, best: _BestSplits, prices: _Prices) -> Nodes:
     """The node that promises most, solved; of the others those that are still open."""
     goal = np.minimum(best.goal(), np.finfo(float).max)
     promise = np.maximum(goal - nodes.least, 0)

@@ -7,7 +7,8 @@ import numpy as np
 
 from optim.latency import block_caps
 from optim.partition.blocks_programme import best_blocks
-from optim.partition.single_point import Split, fitting_micro_batches, single_point, split_latency
+from optim.partition.caps import fitting_micro_batches
+from optim.partition.single_point import Placement, single_point, split_latency
 from optim.problem import ClusterProblem, ClusterSolution
 
 Blocks = tuple[int, ...]
@@ -16,26 +17,43 @@ Blocks = tuple[int, ...]
 def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
     """Sub-1 by alternation: δ and S by an integer programme (eq. 39), then m (eq. 38).
 
-    The answer is a local optimum: neither step alone improves it. Under ``flow_shop`` and
-    ``overlap`` both steps take that law's time instead of eq. 15's. Where the paper is silent or
-    slips:
-
-    - b̂ is b/m (eq. 5), where eqs. 33 to 39 print S/m.
-    - The last hop stays in, where eqs. 15 and 34 take it off.
-    - m⁽⁰⁾ is eq. 38's for the even split over min(K, L) devices. S⁽⁰⁾ = 1 as printed would give
-      m = 1, and m = 1 a single device again.
-    - "Until Y_n stabilizes" is read as: until the latency falls no more. Queues change once a
-      round, after the plan (eq. 29); what depends on them, S·ΣY_n and C11, is Sub-2's here.
+    The answer is a local optimum: neither step alone improves it. Which one depends on m⁽⁰⁾, so
+    Algorithm 2 runs from both ``starting_micro_batches`` and the faster answer counts. Under
+    ``flow_shop`` and ``overlap`` both steps take that law's time instead of eq. 15's.
+    docs/optim.md lists where the paper is read differently: b̂ = b/m, the last hop, the end of the
+    alternation.
 
     Raises ``InfeasibleRoundError`` where the caps cannot hold the model under any m.
     """
-    return single_point("paper", problem, _alternate)
+    return single_point("paper", problem, _from_both_starts)
 
 
-def _alternate(problem: ClusterProblem) -> Split:
-    m = _first_micro_batches(problem)
+def _from_both_starts(problem: ClusterProblem) -> Placement:
+    starts = sorted(set(starting_micro_batches(problem)))
+    return min(
+        (alternate(problem, m) for m in starts), key=lambda split: split_latency(problem, *split)
+    )
+
+
+def starting_micro_batches(problem: ClusterProblem) -> tuple[int, int]:
+    """The printed m⁽⁰⁾ and one of our own; both the nearest under which the caps hold the model.
+
+    Algorithm 2 prints S⁽⁰⁾ = 1, for which eq. 38 gives m = 1. Ours is eq. 38's for the even split
+    over min(K, L) devices. Where hops are long the first ends lower, else the second.
+    """
+    used = min(len(problem.devices), problem.num_blocks)
+    share = problem.num_blocks / used
+    even = [share] * used + [0] * (len(problem.devices) - used)
+    wanted = stationary_micro_batches(problem, even, 1)
+    fitting = fitting_micro_batches(problem)
+    ours = min(fitting, key=lambda m: abs(m - wanted) if math.isfinite(wanted) else -m)
+    return fitting[0], ours
+
+
+def alternate(problem: ClusterProblem, num_micro_batches: int) -> Placement:
+    """The local optimum, δ and m, that Algorithm 2 reaches from m⁽⁰⁾ = ``num_micro_batches``."""
+    m, latency = num_micro_batches, math.inf
     blocks: Blocks = ()
-    latency = math.inf
     while True:
         found = best_blocks(problem, m)
         better = best_micro_batches(problem, found, m)
@@ -43,16 +61,6 @@ def _alternate(problem: ClusterProblem) -> Split:
         if reached >= latency:
             return blocks, m
         blocks, m, latency = found, better, reached
-
-
-def _first_micro_batches(problem: ClusterProblem) -> int:
-    """m⁽⁰⁾: the even split's, or the nearest to it under which the devices can hold the model."""
-    used = min(len(problem.devices), problem.num_blocks)
-    share = problem.num_blocks / used
-    even = [share] * used + [0] * (len(problem.devices) - used)
-    wanted = stationary_micro_batches(problem, even, 1)
-    fitting = fitting_micro_batches("paper", problem)
-    return min(fitting, key=lambda m: abs(m - wanted) if math.isfinite(wanted) else -m)
 
 
 def stationary_micro_batches(

@@ -12,10 +12,10 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import DeviceProfile
-from optim.latency import Floats, block_caps
+from optim.latency import block_caps
 from optim.partition.exact import exact_partition
-from optim.partition.single_point import Split, answer, single_point, split_latency
-from optim.problem import ClusterProblem, ClusterSolution, Partition
+from optim.partition.single_point import Placement, answer, single_point, split_latency
+from optim.problem import ClusterProblem, ClusterSolution, Floats, Partition
 
 FIXED_MICRO_BATCHES = 8
 """m of the baselines that do not choose it."""
@@ -72,7 +72,7 @@ def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> 
     The blocks are split evenly over S devices, every set of S equally likely.
     """
 
-    def split(problem: ClusterProblem) -> Split:
+    def split(problem: ClusterProblem) -> Placement:
         best = exact_partition(problem, rng).best
         chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
         return _spread(problem, chosen.tolist()), best.num_micro_batches
@@ -89,20 +89,25 @@ def _fixed_micro_batches(problem: ClusterProblem) -> int:
     return min(FIXED_MICRO_BATCHES, problem.max_micro_batches)
 
 
+def even_blocks(num_blocks: int, num_segments: int) -> list[int]:
+    """⌊L/S⌋ or ⌈L/S⌉ blocks for each of S segments; the larger shares come first."""
+    share, larger = divmod(num_blocks, num_segments)
+    return [share + (segment < larger) for segment in range(num_segments)]
+
+
 def _even(problem: ClusterProblem) -> tuple[int, ...]:
     return _spread(problem, range(min(len(problem.devices), problem.num_blocks)))
 
 
 def _spread(problem: ClusterProblem, chosen: Sequence[int]) -> tuple[int, ...]:
-    """⌊L/S⌋ or ⌈L/S⌉ blocks on each chosen device; the larger shares come first."""
-    share, larger = divmod(problem.num_blocks, len(chosen))
+    """An even split over the chosen devices, in their order."""
     blocks = [0] * len(problem.devices)
-    for place, device in enumerate(chosen):
-        blocks[device] = share + (place < larger)
+    for device, held in zip(chosen, even_blocks(problem.num_blocks, len(chosen)), strict=True):
+        blocks[device] = held
     return tuple(blocks)
 
 
-def _even_with_best_micro_batches(problem: ClusterProblem) -> Split:
+def _even_with_best_micro_batches(problem: ClusterProblem) -> Placement:
     blocks = _even(problem)
     room = (block_caps(problem) - np.asarray(blocks)).min(axis=1)
     fitting = ((room >= 0).nonzero()[0] + 1).tolist()
@@ -111,7 +116,7 @@ def _even_with_best_micro_batches(problem: ClusterProblem) -> Split:
     return blocks, min(fitting, key=lambda m: split_latency(problem, blocks, m))
 
 
-def _proportional(problem: ClusterProblem) -> Split:
+def _proportional(problem: ClusterProblem) -> Placement:
     num_micro_batches = _fixed_micro_batches(problem)
     size = problem.batch_size / num_micro_batches
     seconds = [device.time.compute(1, size) for device in problem.devices]

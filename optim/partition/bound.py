@@ -9,15 +9,16 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.latency import Floats, Ints
-from optim.partition.rates import PROGRESS, Rates, Split, segments_needed
+from optim.partition.rates import PROGRESS, Candidate, Rates, segments_needed
+from optim.problem import Bools, Floats, Ints
 
 GRID = 12
 
 
-def bound_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[list[Split], float]:
+def bound_splits(
+    rates: Rates, fastest_alone: float, deadline: float
+) -> tuple[list[Candidate], float]:
     """Splits among which are the best of each S ≥ 2, and a lower bound of their latency, s.
 
     A grid of thresholds gives each pair (S, m) an interval and each S an incumbent m, whose
@@ -31,7 +32,7 @@ def bound_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[l
     deadline
         In seconds of ``time.perf_counter``; the lower bound holds also if it ends the search.
     """
-    best = _Incumbents.none(rates.max_segments, fastest_alone)
+    best = _Thresholds.none(rates.max_segments, fastest_alone)
     pairs = _pairs(rates)
     best.offer(rates, pairs.fastest(rates.max_segments))
     pairs = pairs.below(best.goal())
@@ -44,7 +45,7 @@ def bound_splits(rates: Rates, fastest_alone: float, deadline: float) -> tuple[l
 
 
 @dataclass(frozen=True, slots=True)
-class _Pairs:
+class _Brackets:
     """Pairs of m - 1 and S, and the thresholds between which the smallest feasible one lies."""
 
     row: Ints
@@ -57,15 +58,15 @@ class _Pairs:
         """S + m - 1."""
         return self.row + self.segments
 
-    def where(self, keep: NDArray[np.bool_] | Ints) -> "_Pairs":
+    def where(self, keep: Bools | Ints) -> "_Brackets":
         """Some of them."""
-        return _Pairs(self.row[keep], self.segments[keep], self.low[keep], self.high[keep])
+        return _Brackets(self.row[keep], self.segments[keep], self.low[keep], self.high[keep])
 
-    def below(self, goal: Floats) -> "_Pairs":
+    def below(self, goal: Floats) -> "_Brackets":
         """Those that may be faster than their S's [Smax + 1]."""
         return self.where(self.low * self.length < goal[self.segments])
 
-    def fastest(self, max_segments: int) -> "_Pairs":
+    def fastest(self, max_segments: int) -> "_Brackets":
         """Of each S the one that is surely the fastest."""
         order = np.lexsort((self.row, self.high * self.length, self.segments))
         _, first = np.unique(self.segments[order], return_index=True)
@@ -73,7 +74,7 @@ class _Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Incumbents:
+class _Thresholds:
     """The best of each S that was found, at index S: its latency, m - 1 and threshold."""
 
     latency: Floats
@@ -81,7 +82,7 @@ class _Incumbents:
     threshold: Floats
 
     @classmethod
-    def none(cls, max_segments: int, fastest_alone: float) -> "_Incumbents":
+    def none(cls, max_segments: int, fastest_alone: float) -> "_Thresholds":
         latency = np.full(max_segments + 1, np.inf)
         latency[1] = fastest_alone
         return cls(latency, np.zeros(max_segments + 1, int), np.zeros(max_segments + 1))
@@ -90,7 +91,7 @@ class _Incumbents:
         """What S segments have to beat to be of use, [Smax + 1]."""
         return np.minimum.accumulate(self.latency) * (1 - PROGRESS)
 
-    def offer(self, rates: Rates, pairs: _Pairs) -> None:
+    def offer(self, rates: Rates, pairs: _Brackets) -> None:
         """Make the pairs exact and take what is better; the smaller m where they are equal."""
         threshold = _smallest_thresholds(rates, pairs)
         latency = threshold * pairs.length
@@ -101,16 +102,16 @@ class _Incumbents:
                 self.row[size] = pairs.row[one]
                 self.threshold[size] = threshold[one]
 
-    def splits(self, rates: Rates) -> list[Split]:
+    def splits(self, rates: Rates) -> list[Candidate]:
         """Of each S ≥ 2 that beats the smaller ones."""
         goal = self.goal()
         sizes = np.flatnonzero(goal[2:] < goal[1:-1]) + 2
         row = self.row[sizes]
         blocks = _filled(rates, row, rates.held(row, self.threshold[sizes]), sizes)
-        return [Split(int(m) + 1, held) for m, held in zip(row, blocks, strict=True)]
+        return [Candidate(int(m) + 1, held) for m, held in zip(row, blocks, strict=True)]
 
 
-def _pairs(rates: Rates) -> _Pairs:
+def _pairs(rates: Rates) -> _Brackets:
     """All feasible pairs with S ≥ 2, bracketed by a grid of thresholds."""
     rows, sizes = rates.sufficient_rows(), np.arange(2, rates.max_segments + 1)
     low, high = rates.threshold_range(rows)
@@ -121,12 +122,12 @@ def _pairs(rates: Rates) -> _Pairs:
     first = (needed[:, :, None] > sizes).sum(axis=1)
     place, column = np.nonzero(first < GRID)
     first = first[place, column]
-    return _Pairs(
+    return _Brackets(
         rows[place], sizes[column], grid[place, np.maximum(first - 1, 0)], grid[place, first]
     )
 
 
-def _without_tail(rates: Rates, pairs: _Pairs, best: _Incumbents) -> _Pairs:
+def _without_tail(rates: Rates, pairs: _Brackets, best: _Thresholds) -> _Brackets:
     """Pairs of more segments than the fastest has, only if their m allows for it at all.
 
     They have to beat the same latency in more steps, so that one threshold per m answers for all.
@@ -138,15 +139,15 @@ def _without_tail(rates: Rates, pairs: _Pairs, best: _Incumbents) -> _Pairs:
     return pairs.where((pairs.segments <= fastest) | (needed[pairs.row] <= pairs.segments))
 
 
-def _contenders(rates: Rates, pairs: _Pairs, best: _Incumbents) -> _Pairs:
+def _contenders(rates: Rates, pairs: _Brackets, best: _Thresholds) -> _Brackets:
     """The pairs that are faster than the incumbents."""
     high = best.goal()[pairs.segments] / pairs.length
     enough = _largest(rates.held(pairs.row, high), pairs.segments) >= rates.num_blocks
-    faster = _Pairs(pairs.row, pairs.segments, np.minimum(pairs.low, high), high)
+    faster = _Brackets(pairs.row, pairs.segments, np.minimum(pairs.low, high), high)
     return faster.where(enough)
 
 
-def _smallest_thresholds(rates: Rates, pairs: _Pairs) -> Floats:
+def _smallest_thresholds(rates: Rates, pairs: _Brackets) -> Floats:
     """Bisection; each threshold moves on to a chunk that a device has, so that it ends exactly."""
     low, high = pairs.low, pairs.high
     while (low < high * (1 - PROGRESS)).any():
@@ -156,9 +157,7 @@ def _smallest_thresholds(rates: Rates, pairs: _Pairs) -> Floats:
     return high
 
 
-def _probe(
-    rates: Rates, row: Ints, segments: Ints, threshold: Floats
-) -> tuple[NDArray[np.bool_], Floats]:
+def _probe(rates: Rates, row: Ints, segments: Ints, threshold: Floats) -> tuple[Bools, Floats]:
     """Whether thresholds suffice; the slowest chunk in use if so, else the next one above."""
     held = rates.held(row, threshold)
     enough = _largest(held, segments) >= rates.num_blocks

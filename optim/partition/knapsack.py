@@ -10,12 +10,9 @@ r_k = g_k + (a_k - μ)·cap_k, and at most S devices cost at least
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.latency import Floats, Ints
 from optim.partition.rates import Rates, segments_needed
-
-Mask = NDArray[np.bool_]
+from optim.problem import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +28,9 @@ class Bottleneck:
     """
 
     device: Ints
-    by_hop: Mask
+    by_hop: Bools
 
-    def where(self, keep: Mask | Ints) -> "Bottleneck":
+    def where(self, keep: Bools | Ints) -> "Bottleneck":
         """Those of some nodes."""
         return Bottleneck(self.device[keep], self.by_hop[keep])
 
@@ -83,7 +80,7 @@ class Nodes:
         a, g = rates.per_block[row], rates.hop[row]
         return cls(rates, row, low, high, least, a, g, caps, bottleneck)
 
-    def where(self, keep: Mask | Ints) -> "Nodes":
+    def where(self, keep: Bools | Ints) -> "Nodes":
         """Some of them."""
         known = self.bottleneck and self.bottleneck.where(keep)
         return Nodes(
@@ -101,7 +98,7 @@ class Nodes:
     def below(self, latency: Floats) -> "Nodes":
         """Those with an S that may be faster than [Smax]; the other S are closed."""
         is_open = self.least < latency
-        keep: Mask = np.logical_or.reduce(is_open, axis=1)
+        keep: Bools = np.logical_or.reduce(is_open, axis=1)
         kept = self.where(keep)
         kept.least[~is_open[keep]] = np.inf
         return kept
@@ -112,7 +109,7 @@ class Nodes:
         sizes = np.arange(1, self.rates.max_segments + 1)
         return replace(self, least=np.where(sizes < needed[:, None], np.inf, self.least))
 
-    def twins(self) -> Mask:
+    def twins(self) -> Bools:
         """Devices that are the same as their neighbour, [N, K]."""
         same = np.zeros(self.caps.shape, bool)
         same[:, 1:] = True

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.latency import Floats, Ints, block_caps, micro_batch_sizes
-from optim.problem import ClusterProblem
+from optim.latency import block_caps, micro_batch_sizes
+from optim.problem import ClusterProblem, Floats, Ints
 
 # Times that differ by less, relatively, are one: a chunk is always within its own threshold.
 SAME = 1e-13
@@ -113,7 +113,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Candidate:
     """m and δ, [K]."""
 
     num_micro_batches: int

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from optim.latency import Floats, block_caps
-from optim.partition.single_point import Split, fitting_micro_batches, single_point, split_latency
-from optim.problem import ClusterProblem, ClusterSolution
+from optim.latency import block_caps
+from optim.partition.caps import fitting_micro_batches
+from optim.partition.single_point import Placement, single_point, split_latency
+from optim.problem import ClusterProblem, ClusterSolution, Floats
 
 MOST_DEVICES = 12
 """Subsets double with every device; beyond, PipeEdge's programme takes too long."""
@@ -28,7 +29,7 @@ def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolut
 
     Raises ``InfeasibleRoundError`` where the caps cannot hold the model.
     """
-    return single_point("pipedream", problem, lambda p: _fastest("pipedream", p, every_device))
+    return single_point("pipedream", problem, lambda p: _fastest(p, every_device))
 
 
 def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
@@ -45,15 +46,13 @@ def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
             f"pipeedge: {len(problem.devices)} devices, at most {MOST_DEVICES}: it looks at every "
             "subset; choose another solver or list fewer devices"
         )
-    return single_point("pipeedge", problem, lambda p: _fastest("pipeedge", p, best_subset))
+    return single_point("pipeedge", problem, lambda p: _fastest(p, best_subset))
 
 
-def _fastest(
-    solver: str, problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]
-) -> Split:
+def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]) -> Placement:
     """The m of the least latency, its blocks on the devices that ``choose`` takes from [K, L]."""
     splits = []
-    for m in fitting_micro_batches(solver, problem):
+    for m in fitting_micro_batches(problem):
         stages = stage_times(problem, m)
         usable = np.isfinite(stages[:, 0]).nonzero()[0]
         chosen = usable[choose(stages[usable])]

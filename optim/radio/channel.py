@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import lambertw
 
 from collapipe.state import Channel, Uplink
+from optim.problem import Floats
 from optim.radio.fading import mean_nats, mean_nats_and_shortfall, mean_snr
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Fading = str
 """``none`` or ``rayleigh``, see ``RoundOptions``, which allows no other."""
 

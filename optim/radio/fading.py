@@ -1,10 +1,9 @@
 """Rayleigh fading: what a channel carries in the mean over an exponentially distributed gain."""
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import exp1
 
-Floats = NDArray[np.float64]
+from optim.problem import Floats
 
 # From this 1/ρ on, ten terms of the continued fraction are exact to the last digit; the direct
 # form loses digits there, and overflows beyond 700.

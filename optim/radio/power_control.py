@@ -4,12 +4,10 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optim.problem import Floats
 from optim.radio.channel import Fading, uplink_rate, upload_time
 from optim.radio.fading import mean_nats_and_shortfall
-
-Floats = NDArray[np.float64]
 
 _ITERATIONS = 50
 _HALVINGS = 20

@@ -1,8 +1,8 @@
 """Whether an answer keeps every constraint and its certificate, found without solving again.
 
 Every formula is written out once more here, in other words than the solvers': a slip on one side
-shows instead of hiding on both. A lower bound is held against feasible answers near the one given:
-where one of them is below the bound, the bound is wrong. That refutes a claim, it proves none.
+shows instead of hiding on both. The tests also hold each round's lower bound against answers near
+it (``tests/optim/refutation.py``); for clusters ``verify_cluster`` does so itself.
 """
 
 from optim.verify.cluster import verify_cluster

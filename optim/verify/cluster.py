@@ -5,11 +5,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collapipe.state import AffineLaw
-from optim.problem import ClusterProblem, ClusterSolution, Partition
-from optim.verify.judgement import (
+from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints, Partition
+from optim.verify.tolerance import (
     MARGIN,
     check_certificate,
     differs,
@@ -17,10 +16,6 @@ from optim.verify.judgement import (
     is_count,
     violation,
 )
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:

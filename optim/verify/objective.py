@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.problem import Allocation, RoundProblem
+from optim.problem import Allocation, Floats, Ints, RoundProblem
 from optim.verify import radio
-from optim.verify.radio import Pairs
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from optim.verify.radio import UplinkPairs
 
 
 def objective(chosen: Sequence[Allocation], problem: RoundProblem) -> float:
@@ -36,7 +32,7 @@ def chosen_penalties(chosen: Sequence[Allocation], problem: RoundProblem) -> Flo
 
 
 def penalties(
-    queues: Floats, pairs: Pairs, power_w: Floats, num_segments: Ints, problem: RoundProblem
+    queues: Floats, pairs: UplinkPairs, power_w: Floats, num_segments: Ints, problem: RoundProblem
 ) -> Floats:
     """Y·Γ (drift ``gamma``) or Y·(S + p) (``paper``, eq. 32)."""
     if problem.options.drift == "gamma":
@@ -52,7 +48,7 @@ def idle_penalties(problem: RoundProblem) -> Floats:
     return np.zeros_like(queues)
 
 
-def scheduled(chosen: Sequence[Allocation], problem: RoundProblem) -> Pairs:
+def scheduled(chosen: Sequence[Allocation], problem: RoundProblem) -> UplinkPairs:
     """The pairs that are used, [A]."""
     units = np.array([given.unit for given in chosen])
     return radio.pairs_of(problem, units, np.array([given.channel for given in chosen]))

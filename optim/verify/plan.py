@@ -10,7 +10,7 @@ from collapipe.state import ClusterState, DeviceProfile
 from optim.planner import RoundRequest
 from optim.problem import ClusterProblem, Partition
 from optim.verify.cluster import check_point
-from optim.verify.judgement import exceeds, violation
+from optim.verify.tolerance import exceeds, violation
 
 
 def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:

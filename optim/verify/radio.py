@@ -5,14 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from optim.problem import RoundOptions, RoundProblem
-from optim.verify.judgement import MARGIN
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from optim.problem import Bools, Floats, Ints, RoundOptions, RoundProblem
 
 # Nodes t = e^s of the trapezoidal rule, which meets ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
 # signal-to-noise ratios ρ from 1e-8 to 1e10.
@@ -22,7 +16,7 @@ _WEIGHTS = _STEP * _NODES * np.exp(-_NODES)
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class UplinkPairs:
     """Units and channels in pairs: arrays of one shape, SI units.
 
     Attributes
@@ -42,12 +36,12 @@ class Pairs:
     interference_w: Floats
     snr_per_w: Floats
 
-    def at(self, index: Any) -> "Pairs":
+    def at(self, index: Any) -> "UplinkPairs":
         """Each array at a NumPy index: some of the pairs, or another shape."""
-        return Pairs(*(getattr(self, field.name)[index] for field in fields(self)))
+        return UplinkPairs(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> Pairs:
+def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> UplinkPairs:
     """Those of ``units`` with ``channels``, two arrays of one shape."""
     uplinks, bands = problem.uplinks, problem.channels
     gain = np.array([uplink.gains for uplink in uplinks])[units, channels]
@@ -55,7 +49,7 @@ def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> Pairs:
     interference = np.array([band.interference_w for band in bands])[channels]
     noise = bandwidth * np.array([band.noise_w_per_hz for band in bands])[channels]
     model_bits = np.array([uplink.model_bits for uplink in uplinks])[units]
-    return Pairs(
+    return UplinkPairs(
         max_power_w=np.array([uplink.max_power_w for uplink in uplinks])[units],
         energy_j=np.array([uplink.energy_j for uplink in uplinks])[units],
         model_bits=model_bits,
@@ -67,7 +61,7 @@ def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> Pairs:
     )
 
 
-def all_pairs(problem: RoundProblem) -> Pairs:
+def all_pairs(problem: RoundProblem) -> UplinkPairs:
     """Every unit with every channel, [N, J]."""
     units, channels = np.indices((len(problem.uplinks), len(problem.channels)))
     return pairs_of(problem, units, channels)
@@ -79,7 +73,7 @@ def per(amount: Floats, rate: Floats) -> Floats:
         return np.where(np.equal(amount, 0), 0.0, amount / rate)
 
 
-def rates(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+def rates(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
     """Eq. 10, bit/s: B·E log2(1 + ρg), with g = 1, or exponential of mean 1 if it fades.
 
     Then E ln(1 + ρg) = ∫ e^{-t} ρ/(1 + ρt) dt over t > 0, by parts.
@@ -92,19 +86,19 @@ def rates(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
     return pairs.bandwidth_hz * nats / math.log(2)
 
 
-def uploads(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+def uploads(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
     """Eq. 11, seconds."""
     return per(pairs.bits, rates(pairs, power_w, options))
 
 
-def energies(pairs: Pairs, power_w: Floats, options: RoundOptions) -> Floats:
+def energies(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
     """Eq. 12, joules; at power 0 its limit of vanishing power, θ^enc·ln 2/(B·snr_per_w)."""
     vanishing = per(pairs.model_bits * math.log(2), pairs.bandwidth_hz * pairs.snr_per_w)
     sending = per(power_w * pairs.model_bits, rates(pairs, power_w, options))
     return np.where(power_w > 0, sending, vanishing)
 
 
-def gammas(pairs: Pairs, power_w: Floats, segments: Ints, problem: RoundProblem) -> Floats:
+def gammas(pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem) -> Floats:
     """Eq. 28 of scheduled units."""
     options = problem.options
     corruption = per(
@@ -122,7 +116,7 @@ def idle_gamma(problem: RoundProblem) -> float:
     return options.kappa * (float(corruption) + options.gradient_bound)
 
 
-def reached(pairs: Pairs) -> Bools:
+def reached(pairs: UplinkPairs) -> Bools:
     """Pairs where something gets through at some power (C6); no other pair may be used, not even by
     a unit with nothing to send."""
     usable: Bools = (pairs.max_power_w > 0) & (pairs.snr_per_w > 0)
@@ -145,7 +139,7 @@ def feasible(problem: RoundProblem, ease: float) -> Bools:
     return usable & enough & (needed <= pairs.max_power_w * ease)
 
 
-def _least_power(pairs: Pairs, problem: RoundProblem, ease: float) -> Floats:
+def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floats:
     """From where on Γ ≤ Γ^max with the front's smallest S; infinite where no power is enough."""
     options = problem.options
     fewest = np.array([front[0].num_segments if front else 0 for front in problem.fronts])
@@ -154,21 +148,3 @@ def _least_power(pairs: Pairs, problem: RoundProblem, ease: float) -> Floats:
     signal = per(np.array(options.kappa * options.interference_constant_w), left)
     power = np.maximum(per(signal - pairs.interference_w, pairs.gain), 0.0)
     return np.where(options.gamma_max * ease < spread[:, None], math.inf, power)
-
-
-def largest_powers(pairs: Pairs, options: RoundOptions) -> Floats:
-    """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
-    powers = pairs.max_power_w.copy()
-    scarce = energies(pairs, powers, options) > pairs.energy_j * MARGIN
-    if scarce.any():
-        powers[scarce] = _bisected(pairs.at(scarce), options)
-    return powers
-
-
-def _bisected(pairs: Pairs, options: RoundOptions) -> Floats:
-    low, high = np.zeros_like(pairs.max_power_w), pairs.max_power_w
-    for _ in range(30):
-        middle = (low + high) / 2
-        enough = energies(pairs, middle, options) <= pairs.energy_j * MARGIN
-        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
-    return low

@@ -6,7 +6,7 @@ of the round or step, and so is the order of a unit's rows.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,9 +14,8 @@ from pydantic import TypeAdapter
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.records.summary import History
-from server_app.scheduler import SchedulerState
-
-Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +45,12 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """What training has come to; all empty in a run that does not train.
-
-    Attributes
-    ----------
-    weights
-        The whole model; where models are not averaged, the one that all units began with.
-    own_models
-        Of units, where models are not averaged.
-    server_optimizer
-        Memory of the server's step.
-    heads
-        Memory of the heads' optimisers, by unit.
-    units
-        Of each unit: its optimiser's memory, and what its compressed uploads have lacked so far.
-    """
-
-    weights: Tensors = field(default_factory=dict)
-    own_models: dict[int, Tensors] = field(default_factory=dict)
-    server_optimizer: Tensors = field(default_factory=dict)
-    heads: dict[int, Tensors] = field(default_factory=dict)
-    units: dict[int, Kept] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A run after a round; ``configuration`` is its resolved tree."""
 
     configuration: Mapping[str, Any]
     progress: Progress
-    learned: Learned
+    training: TrainingState
 
 
 _PROGRESS = TypeAdapter(Progress)
@@ -97,14 +71,14 @@ def progress_from_json(values: Any) -> Progress:
     return _PROGRESS.validate_python(values)
 
 
-def flat(learned: Learned) -> Tensors:
+def flat(training: TrainingState) -> Tensors:
     """All tensors under ``GROUP/NAME``, such as ``units.2.optimizer/embedding.weight/exp_avg``."""
-    groups = {"weights": learned.weights, "server_optimizer": learned.server_optimizer}
-    groups |= {f"own_models.{unit}": model for unit, model in learned.own_models.items()}
-    groups |= {f"heads.{unit}": state for unit, state in learned.heads.items()}
+    groups = {"weights": training.weights, "server_optimizer": training.server_optimizer}
+    groups |= {f"own_models.{unit}": model for unit, model in training.own_models.items()}
+    groups |= {f"heads.{unit}": state for unit, state in training.heads.items()}
     groups |= {
         f"units.{unit}.{key}": tensors
-        for unit, kept in learned.units.items()
+        for unit, kept in training.units.items()
         for key, tensors in kept.items()
     }
     return {
@@ -114,22 +88,22 @@ def flat(learned: Learned) -> Tensors:
     }
 
 
-def nested(tensors: Mapping[str, Any]) -> Learned:
+def nested(tensors: Mapping[str, Any]) -> TrainingState:
     """See ``flat``. Raises ``ValueError`` for a name that it does not give."""
-    learned = Learned()
+    training = TrainingState()
     for full, tensor in tensors.items():
         group, _, name = full.partition("/")
         match group.split("."):
             case ["weights"]:
-                learned.weights[name] = tensor
+                training.weights[name] = tensor
             case ["server_optimizer"]:
-                learned.server_optimizer[name] = tensor
+                training.server_optimizer[name] = tensor
             case ["own_models", unit]:
-                learned.own_models.setdefault(int(unit), {})[name] = tensor
+                training.own_models.setdefault(int(unit), {})[name] = tensor
             case ["heads", unit]:
-                learned.heads.setdefault(int(unit), {})[name] = tensor
+                training.heads.setdefault(int(unit), {})[name] = tensor
             case ["units", unit, key]:
-                learned.units.setdefault(int(unit), {}).setdefault(key, {})[name] = tensor
+                training.units.setdefault(int(unit), {}).setdefault(key, {})[name] = tensor
             case _:
                 raise ValueError(f"a tensor {full[:80]!r} belongs to nothing")
-    return learned
+    return training

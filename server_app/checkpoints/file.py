@@ -64,7 +64,7 @@ class CheckpointFolder:
         partial = self._partial(name)
         try:
             partial.mkdir(parents=True)
-            save_file(_apart(flat(checkpoint.learned)), partial / _TENSORS)
+            save_file(_apart(flat(checkpoint.training)), partial / _TENSORS)
             _sync(partial / _TENSORS)
             (partial / _STATE).write_text(_state_text(checkpoint, partial / _TENSORS))
             _sync(partial / _STATE)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import Checkpoint, tokenizer_digest
 from server_app.checkpoints.file import CheckpointFolder, name_of
-from server_app.scheduler import Reported, SchedulerState
+from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 
@@ -99,10 +99,10 @@ def check_goes_on(settings: Settings, checkpoint: Checkpoint) -> None:
         )
 
 
-def take_up(
+def rewind_run(
     folder: RunFolder, settings: Settings, checkpoint: Checkpoint, tokenizer: Tokenizer
 ) -> None:
-    """The folder is as it was when the checkpoint had been written.
+    """Bring the folder back to what it was when the checkpoint had been written.
 
     Raises ``ConfigError`` where the training rows are others by now.
     """
@@ -126,8 +126,8 @@ def take_up(
 
 def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
     """Raise ``ConfigError`` unless the weights are of the model whose weights are ``expected``."""
-    learned, where = checkpoint.learned, f"checkpoint {name_of(checkpoint.progress.round)}"
-    for weights in (learned.weights, *learned.own_models.values()):
+    training, where = checkpoint.training, f"checkpoint {name_of(checkpoint.progress.round)}"
+    for weights in (training.weights, *training.own_models.values()):
         for name in sorted(weights.keys() | expected.keys()):
             found, like = _form(weights.get(name)), _form(expected.get(name))
             if found != like:
@@ -135,21 +135,6 @@ def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
                     f"{where}: its {name} is {found}, this model's {like}; go on with the version "
                     "and the files that the run began with"
                 )
-
-
-def check_same_clusters(
-    settings: Settings, checkpoint: Checkpoint, told: Sequence[Reported]
-) -> None:
-    """Raise ``ConfigError`` where a unit's cluster is another one by now."""
-    pairs = zip(checkpoint.progress.scheduler.reported, told, strict=True)
-    for unit, (then, now) in enumerate(pairs):
-        known = isinstance(then, ClusterState) and isinstance(now, ClusterState)
-        if known and then != now:
-            raise ConfigError(
-                f"{settings.run_dir}: unit {unit} tells of other devices, rows or bits than at the "
-                "checkpoint; bring back the files that the run began with (cluster.file and the "
-                "data's), or begin a new run"
-            )
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -11,10 +11,11 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, one_line
 from collapipe.runs.folder import RunFolder
 from collapipe.text.tokenizer import Tokenizer
-from server_app.checkpoints.checkpoint import Checkpoint, Learned, Progress, tokenizer_digest
+from server_app.checkpoints.checkpoint import Checkpoint, Progress, tokenizer_digest
 from server_app.checkpoints.file import CheckpointFolder
 from server_app.records.summary import History
-from server_app.scheduler import SchedulerState
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 
@@ -30,18 +31,20 @@ class CheckpointWriter:
         self._tokenizer = tokenizer_digest(tokenizer)
         self._checkpoints = CheckpointFolder(folder.path)
 
-    def after(self, round_: int, state: SchedulerState, learned: Callable[[], Learned]) -> None:
+    def after(
+        self, round_: int, state: SchedulerState, training: Callable[[], TrainingState]
+    ) -> None:
         """Write one if it is time, once the round's lines and weights are in the folder.
 
-        ``learned`` asks the units; where one does not answer, or says more than a file can hold, or
-        the disk is full, the run goes on without.
+        ``training`` asks the units. Where one does not answer, or sends more than a file can hold,
+        or the disk is full, the run goes on without.
         """
         federation = self._settings.federation
         every, last = federation.checkpoint_every, round_ == federation.rounds
         if not every or (round_ % every and not last):
             return
         try:
-            checkpoint = Checkpoint(self._settings.tree, self._progress(round_, state), learned())
+            checkpoint = Checkpoint(self._settings.tree, self._progress(round_, state), training())
             self._checkpoints.write(checkpoint, federation.keep)
         except (CollaPipeError, OSError, SafetensorError) as error:
             _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))

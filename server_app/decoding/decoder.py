@@ -60,7 +60,7 @@ class SessionPlan:
 
 
 @dataclass
-class _Step:
+class _OpenStep:
     number: int
     num_micro_batches: int
     target_tokens: int
@@ -86,7 +86,8 @@ class DecoderSession:
     on_step: OnStep
     complete: bool = False
     target_tokens: int = 0
-    _step: _Step | None = None
+    diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
+    _step: _OpenStep | None = None
     _steps_done: int = field(default=0)
 
     @property
@@ -104,7 +105,7 @@ class DecoderSession:
         if not 1 <= num_micro_batches <= self.plan.batch_size or not 1 <= target_tokens <= most:
             raise WireError(f"{num_micro_batches} micro-batches with {target_tokens} target tokens")
         self.turn.__enter__()
-        self._step = _Step(step, num_micro_batches, target_tokens)
+        self._step = _OpenStep(step, num_micro_batches, target_tokens)
 
     def answer(
         self, micro_batch: int, sent: Sequence[Tensor], mask: Tensor, targets: Tensor
@@ -120,6 +121,7 @@ class DecoderSession:
         loss, gradient = self.part.answer(
             hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
         )
+        self._check_finite("loss", loss, step)
         step.loss += loss
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
@@ -146,7 +148,7 @@ class DecoderSession:
         if not all(norm >= 0 for norm in squared_norms) or math.isinf(sum(squared_norms)):
             raise WireError("squared norms that are negative, NaN or add up to infinity")
         own = [self.part.squared_norm()]
-        if not math.isfinite(own[0]):
+        if not self._check_finite("gradients' norm", own[0], step):
             return own  # the unit ends its round by it; the step is left undone
         scale = clip_scale([*squared_norms, *own], self.optimizer.clip_norm)
         self.part.step(self.optimizer.rate(step.number, self.plan.total_steps), scale)
@@ -170,7 +172,14 @@ class DecoderSession:
             self.part.forget_gradients()
             self._leave_step()
 
-    def _under_way(self) -> _Step:
+    def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
+        if math.isfinite(value):
+            return True
+        where = f"unit {self.plan.unit}, round {self.plan.round}, step {step.number}"
+        self.diverged = f"{where}: the {what} is {value}; lower optimizer.lr"
+        return False
+
+    def _under_way(self) -> _OpenStep:
         if self._step is None:
             raise WireError("no step has begun")
         return self._step

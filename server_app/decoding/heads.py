@@ -74,6 +74,10 @@ class Heads:
         session = self._sessions[unit]
         return session.target_tokens if session.complete else 0
 
+    def diverged(self) -> str | None:
+        """Where a head saw a loss or a gradients' norm that is not finite; None: nowhere."""
+        return next((each.diverged for each in self._sessions.values() if each.diverged), None)
+
     def weights(self, unit: int) -> Tensors:
         """The head that the unit's session trained."""
         return self._sessions[unit].part.weights()

@@ -21,7 +21,7 @@ from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
 from collapipe.wire import frames
 from collapipe.wire.certificates import self_signed
-from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, UNIT_NAME, channel_options, read_credentials
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession
@@ -195,27 +195,27 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
     if frame.round != session.plan.round:
         raise WireError(f"frame of round {frame.round} in round {session.plan.round}")
     tensors: tuple[torch.Tensor, ...] = ()
-    if frame.kind == Kind.BEGIN:
+    if frame.kind == FrameKind.BEGIN:
         begin = _only(frame, 1)[0]
         if begin.shape != (2,) or begin.dtype != torch.int64:
             raise WireError("a step begins with two whole numbers")
         session.begin(frame.step, int(begin[0]), int(begin[1]))
         return None
-    if frame.kind == Kind.ACTIVATION:
+    if frame.kind == FrameKind.ACTIVATION:
         *sent, mask, targets = _only(frame, session.activation_tensors + 2)
         loss, gradient = session.answer(frame.micro_batch, sent, mask, targets)
         tensors = (torch.tensor(loss, dtype=torch.float64), gradient)
-        return Frame(Kind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
-    if frame.kind == Kind.NORMS:
+        return Frame(FrameKind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
+    if frame.kind == FrameKind.NORMS:
         norms = _only(frame, 1)[0]
         if norms.dtype != torch.float64 or norms.shape != (session.plan.num_blocks + 1,):
             raise WireError(f"norms {norms.dtype} {list(norms.shape)}; a float64 for each part")
         own = session.finish_step(norms.tolist())
         tensors = (torch.tensor(own, dtype=torch.float64),)
-        return Frame(Kind.NORMS, frame.round, frame.step, 0, tensors)
-    if frame.kind == Kind.BYE:
+        return Frame(FrameKind.NORMS, frame.round, frame.step, 0, tensors)
+    if frame.kind == FrameKind.BYE:
         session.finish()
-        return Frame(Kind.BYE, frame.round, frame.step, 0)
+        return Frame(FrameKind.BYE, frame.round, frame.step, 0)
     raise WireError(f"a unit does not send {frame.kind.name}")
 
 

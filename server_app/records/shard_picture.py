@@ -1,14 +1,14 @@
 """Shards as level bars, a unit a row: the share of each label, and how many rows there are."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 from matplotlib import color_sequences
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
-from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 7.0, 0.22, 0.8
 _MOST_UNITS, _MOST_LABELS, _MOST_LETTERS = 100, 15, 24
@@ -50,32 +50,21 @@ def _draw_shares(axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequen
     shown = [name for name in labels if name in kept]
     short = _short_names(labels)
     palette = color_sequences["tab10" if len(shown) <= 10 else "tab20"]
-    colours = [*palette[: len(shown)], _OTHERS]
-    names = [
-        *(short[name] for name in shown),
-        *(["all others"] if len(labels) > len(shown) else []),
-    ]
-    for unit, count in enumerate(counts):
-        shares = _shares(count, shown)
-        starts = accumulate(shares[:-1], initial=0.0)
-        spans = [*zip(starts, shares, strict=True)]
-        axes.broken_barh(spans, (unit - _BAR / 2, _BAR), facecolors=colours, linewidth=0)
+    rows = np.array([[count.get(name, 0) for name in shown] for count in counts], dtype=float)
+    shares = rows / np.maximum([[sum(count.values())] for count in counts], 1)
+    ends = shares.cumsum(axis=1)
+    for place, name in enumerate(shown):
+        share, end = shares[:, place], ends[:, place]
+        axes.barh(
+            range(len(counts)), share, _BAR, end - share, color=palette[place], label=short[name]
+        )
+    if len(labels) > len(shown):
+        last = ends[:, -1]
+        axes.barh(range(len(counts)), 1 - last, _BAR, last, color=_OTHERS, label="all others")
     axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("share of each label (at the bar: rows)", fontsize=8)
-    patches = [
-        Patch(facecolor=colour, label=name) for colour, name in zip(colours, names, strict=False)
-    ]
-    axes.legend(
-        handles=patches, loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False
-    )
-
-
-def _shares(count: Mapping[str, int], shown: Sequence[str]) -> list[float]:
-    """Of each shown label and, last, of all others together."""
-    total = max(1, sum(count.values()))
-    shares = [count.get(name, 0) / total for name in shown]
-    return [*shares, 1 - sum(shares)]
+    axes.legend(loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False)
 
 
 def _short_names(labels: Sequence[str]) -> dict[str, str]:

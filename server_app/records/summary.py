@@ -18,6 +18,7 @@ from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
 from collapipe.runs.folder import RunFolder
 from collapipe.state import Estimates
+from optim.dssra import Dssra
 from server_app.evaluation import Evaluation
 from server_app.records.progress import end_table
 
@@ -195,9 +196,18 @@ def opening(settings: Settings, folder: RunFolder) -> str:
     steps = _counted(federation.local_steps, "local step")
     return (
         f"{settings.framework.name}: task {settings.task.name}{_made_up(settings)}, {units}, "
-        f"{_counted(federation.rounds, 'round')} of {steps}, seed {settings.seed}; "
-        f"folder {folder.path}"
+        f"{_chosen(settings)}{_counted(federation.rounds, 'round')} of {steps}, "
+        f"seed {settings.seed}; folder {folder.path}"
     )
+
+
+def _chosen(settings: Settings) -> str:
+    """Such as ``3 of 5 units a round, ``; empty where a round may have all of them."""
+    strategy, units = settings.build("strategy"), settings.federation.num_units
+    most = getattr(strategy, "num_scheduled", units)
+    if isinstance(strategy, Dssra):
+        most = settings.build("channel").num_channels
+    return f"{most} of {units} units a round, " if most < units else ""
 
 
 def _made_up(settings: Settings) -> str:

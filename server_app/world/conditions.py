@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from collapipe.errors import ConfigError
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
+from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget, Uplink
 from server_app.world.mobility import Walk
 
 T = TypeVar("T")
@@ -64,6 +64,14 @@ class EnvironmentState:
     """
 
     units: tuple[UnitCondition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundConditions:
+    """What the scheduler sees in a round: N clusters, in the units' order, and J channels."""
+
+    clusters: tuple[ClusterState, ...]
+    channels: tuple[Channel, ...]
 
 
 def cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:

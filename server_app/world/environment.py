@@ -18,11 +18,11 @@ from collapipe.state import Channel, ClusterState
 from server_app.world.conditions import (
     DeviceCondition,
     EnvironmentState,
+    RoundConditions,
     UnitCondition,
     cluster_now,
 )
 from server_app.world.mobility import Mobility, Probability
-from server_app.world.seen import World
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Environment:
         pairs = zip(state.units, rng.spawn(len(state.units)), strict=True)
         return EnvironmentState(tuple(self._unit(unit, stream) for unit, stream in pairs))
 
-    def world(
+    def conditions(
         self,
         state: EnvironmentState,
         clusters: Sequence[ClusterState],
         channels: Sequence[Channel],
-    ) -> World:
+    ) -> RoundConditions:
         """What ``state`` makes of the clusters as they were drawn or told.
 
         Raises ``ConfigError`` where ``state`` is that of other clusters or channels.
@@ -99,7 +99,8 @@ class Environment:
                 f"{len(state.units)} units; set it as it was, or begin a new run"
             )
         pairs = zip(clusters, state.units, strict=True)
-        return World(tuple(cluster_now(cluster, unit) for cluster, unit in pairs), tuple(channels))
+        clusters_now = tuple(cluster_now(cluster, unit) for cluster, unit in pairs)
+        return RoundConditions(clusters_now, tuple(channels))
 
     def _newcomer(
         self, num_devices: int, num_channels: int, rng: np.random.Generator

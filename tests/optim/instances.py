@@ -32,6 +32,18 @@ def heterogeneous(
     return ClusterProblem(tuple(devices), num_blocks, batch, max_micro_batches, latency)
 
 
+def uneven(
+    rng: np.random.Generator, latency: Latency, num_devices: int = 6, num_blocks: int = 12
+) -> ClusterProblem:
+    """Speeds that differ by a factor of 8 and hops by one of 300; no caps."""
+    devices = []
+    for k, u in enumerate(0.05 * 8 ** rng.random(num_devices)):
+        hop = 0.02 * 300 ** rng.random()
+        law = AffineLaw(float(u), float(u * rng.uniform(0, 2)), float(hop * rng.random()), 5 * hop)
+        devices.append(DeviceProfile(f"device-{k}", law))
+    return ClusterProblem(tuple(devices), num_blocks, 64, 64, latency)
+
+
 def paper_like(
     rng: np.random.Generator, latency: Latency, num_devices: int = 6, num_blocks: int = 12
 ) -> ClusterProblem:

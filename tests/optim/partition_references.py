@@ -6,8 +6,8 @@ import math
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from optim.latency import Floats, block_caps, micro_batch_sizes, pipeline_latency
-from optim.problem import ClusterProblem
+from optim.latency import block_caps, micro_batch_sizes, pipeline_latency
+from optim.problem import ClusterProblem, Floats
 
 
 def by_enumeration(problem: ClusterProblem) -> Floats:
@@ -86,8 +86,10 @@ def by_full_devices(problem: ClusterProblem) -> Floats:
     for m in range(1, problem.max_micro_batches + 1):
         chunk, slowest, levels = thresholds(problem, m)
         order = np.argsort(np.diff(chunk, axis=1)[:, 0])
-        for level in levels:
+        for level in levels if m > 1 else levels[-1:]:  # with m = 1 the bottleneck costs nothing
             caps = (slowest <= level).sum(axis=1)
+            if caps.sum() < num_blocks:
+                continue
             cost = np.full((most, num_blocks), np.inf)
             cost[0, 0] = 0
             for k in (k for k in order if caps[k]):

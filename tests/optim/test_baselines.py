@@ -1,5 +1,6 @@
 """Blocks split evenly; units all or by chance; the same generator, the same plan."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from math import comb
@@ -10,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, Span
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
-from optim.partition.exact import even_partition
+from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
 
 
@@ -50,34 +51,21 @@ def units(clusters: tuple[ClusterPlan, ...]) -> list[int]:
     return [cluster.unit for cluster in clusters]
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.data())
-def test_even_partition(num_blocks: int, num_devices: int, data: st.DataObject) -> None:
-    """Contiguous, covers L blocks, sizes differ by one at most, the larger ones first."""
-    most = min(num_blocks, num_devices)
-    num_segments = data.draw(st.integers(1, most))
-    plans = even_partition(num_blocks, devices(num_devices), num_segments)
-    assert [plan.device for plan in plans] == [f"device-{k}" for k in range(num_segments)]
-    assert [index for plan in plans for index in plan.span.indices()] == list(range(num_blocks))
-    sizes = [plan.span.blocks for plan in plans]
+@given(st.integers(1, 40), st.data())
+def test_even_blocks(num_blocks: int, data: st.DataObject) -> None:
+    """L in all; they differ by one at most, the larger ones first."""
+    num_segments = data.draw(st.integers(1, num_blocks))
+    sizes = even_blocks(num_blocks, num_segments)
+    assert (len(sizes), sum(sizes)) == (num_segments, num_blocks)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] - sizes[-1] <= 1
-    every = even_partition(num_blocks, devices(num_devices))
-    assert every == even_partition(num_blocks, devices(num_devices), most)
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "num_devices", "num_segments"),
-    [(6, 3, 4), (2, 3, 3), (6, 0, None), (6, 3, -1)],
-)
-def test_impossible_partitions_are_refused(
-    num_blocks: int, num_devices: int, num_segments: int | None
-) -> None:
-    """With the numbers and the option."""
-    asked = num_segments or 0
-    words = f"{asked} segments for {num_devices} devices and {num_blocks} blocks"
-    with pytest.raises(InfeasibleRoundError, match=words) as caught:
-        even_partition(num_blocks, devices(num_devices), num_segments)
-    assert str(caught.value).endswith("lower pipeline.num_segments")
+@pytest.mark.parametrize("num_segments", [4, 6, -1])
+def test_impossible_numbers_of_segments_are_refused(num_segments: int) -> None:
+    words = rf"^unit \d+: {num_segments} segments for 3 devices and 5 blocks.*num_segments"
+    with pytest.raises(InfeasibleRoundError, match=words):
+        EvenSplit().plan_round(request(2, num_segments), np.random.default_rng(0))
 
 
 @given(st.integers(1, 8), st.none() | st.integers(1, 3))
@@ -90,7 +78,11 @@ def test_even_split_schedules_every_unit(num_units: int, num_segments: int | Non
     assert plan.round == 4
     assert units(plan.clusters) == [cluster.unit for cluster in asked.clusters]
     for cluster in plan.clusters:
-        assert cluster.segments == even_partition(5, devices(3), num_segments)
+        blocks = even_blocks(5, num_segments or 3)
+        starts = itertools.accumulate(blocks[:-1], initial=0)
+        assert [(one.device, one.span) for one in cluster.segments] == [
+            (f"device-{k}", Span(*span)) for k, span in enumerate(zip(starts, blocks, strict=True))
+        ]
         assert (cluster.num_micro_batches, cluster.schedule) == (7, "one_f_one_b")
 
 

@@ -11,20 +11,22 @@ from hypothesis import strategies as st
 from collapipe.errors import ConfigError
 from collapipe.state import Channel
 from optim.convergence import (
-    Descent,
-    check_step_size,
-    contraction,
     gamma_power,
     idle_gamma,
     interference_error,
     next_queues,
-    optimality_gap,
     round_gammas,
     scheduled_gamma,
-    step_size_limit,
 )
 from optim.problem import Allocation, RoundOptions
 from tests.optim import rounds
+from tests.optim.theorem1 import (
+    Descent,
+    check_step_size,
+    contraction,
+    optimality_gap,
+    step_size_limit,
+)
 
 SMALL = st.floats(0.01, 10.0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
-from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Uplink
+from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Estimates, Uplink
 from optim.dssra import Dssra
 from optim.planner import RoundRequest
 
@@ -136,6 +136,15 @@ def test_a_unit_with_an_unknown_uplink_sits_out() -> None:
     assert [one.unit for one in planned.clusters] == [20]
     with pytest.raises(InfeasibleRoundError, match="no unit told its uplink to the 2 channels"):
         plan(replace(asked, clusters=(other,), queues=(0.0,)))
+
+
+def test_estimated_constants_give_kappa_by_its_definition() -> None:
+    """κ = βη²/(2N): here 3·0.1²/(2·4), as the Γ of an idle unit shows it."""
+    asked = replace(request(), learning_rate=0.1, estimates=Estimates(0.2, 3.0))
+    planned = plan(asked, Dssra(constants="estimated"))
+    idle = 0.00375 * (0.08 / 0.065 + 0.2)
+    busy = {one.unit // 10 for one in planned.clusters}
+    assert [planned.gammas[n] for n in range(4) if n not in busy] == [pytest.approx(idle)] * 2
 
 
 def test_an_idle_queue_is_one_that_waited() -> None:

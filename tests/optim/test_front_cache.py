@@ -1,5 +1,6 @@
 """A cluster that is as it was is split once, and only by solvers that leave nothing to chance."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from collapipe.errors import PlanViolationError
 from collapipe.state import AffineLaw, DeviceProfile
 from optim import front_cache
-from optim.front_cache import verified_front
+from optim.front_cache import solve_cached
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution
 from optim.solvers import cluster_solver
@@ -28,7 +29,6 @@ class Counted:
         self.solve, self.asked = cluster_solver(name), 0
 
     def __call__(self, problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
-        """See ``ClusterSolver``."""
         self.asked += 1
         return self.solve(problem, rng)
 
@@ -45,28 +45,41 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def test_equal_devices_are_split_once_and_changed_ones_anew() -> None:
     solve = Counted("exact")
-    first = verified_front(cluster(SLOW, FAST), solve, rng(1))
-    assert verified_front(cluster(SLOW, FAST), solve, rng(2)) == first
+    first = solve_cached(cluster(SLOW, FAST), solve, rng(1))
+    assert solve_cached(cluster(SLOW, FAST), solve, rng(2)) == first
     assert solve.asked == 1
     changed = cluster(SLOW, replace(FAST, u=0.0201))
-    assert verified_front(changed, solve, rng()) == exact_partition(changed).front != first
+    assert solve_cached(changed, solve, rng()) == exact_partition(changed).front != first
     assert solve.asked == 2
 
 
 def test_who_draws_is_asked_every_time() -> None:
     solve, problem = Counted("no_segment_scheduling"), cluster(SLOW, FAST, SLOW, FAST)
-    found = {verified_front(problem, solve, rng(seed))[0].blocks for seed in range(10)}
+    found = {solve_cached(problem, solve, rng(seed))[0].blocks for seed in range(10)}
     assert solve.asked == 10
     assert len(found) > 1
 
 
+def test_a_search_that_a_time_limit_ended_is_searched_again() -> None:
+    """Also where its fastest point happens to be the best: the other points may not be."""
+    problem, limits = cluster(SLOW, FAST, SLOW, FAST), iter((0.0, math.inf))
+
+    def limited(asked: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+        return exact_partition(asked, rng, next(limits))
+
+    solve_cached(problem, limited, rng())
+    complete = exact_partition(problem).front
+    assert solve_cached(problem, limited, rng()) == complete
+    assert solve_cached(problem, limited, rng()) == complete  # cached: no third limit is asked for
+
+
 def test_solvers_have_answers_of_their_own() -> None:
     problem = cluster(SLOW, FAST)
-    fronts = {verified_front(problem, cluster_solver(each), rng()) for each in ("exact", "titanic")}
+    fronts = {solve_cached(problem, cluster_solver(each), rng()) for each in ("exact", "titanic")}
     assert len(fronts) == 2
 
 
-def test_a_refuted_answer_is_not_remembered() -> None:
+def test_a_refuted_answer_is_not_cached() -> None:
     problem = cluster(SLOW, FAST)
 
     def claims_too_much(asked: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
@@ -75,16 +88,16 @@ def test_a_refuted_answer_is_not_remembered() -> None:
 
     for _ in range(2):
         with pytest.raises(PlanViolationError):
-            verified_front(problem, claims_too_much, rng())
+            solve_cached(problem, claims_too_much, rng())
 
 
 def test_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_cache, "_MOST", 2)
+    monkeypatch.setattr(front_cache, "_CAPACITY", 2)
     solve, one, two, three = Counted("exact"), cluster(SLOW), cluster(FAST), cluster(FAST, FAST)
     for problem in (one, two, one, three):  # two is now the one that was asked for longest ago
-        verified_front(problem, solve, rng())
+        solve_cached(problem, solve, rng())
     assert solve.asked == 3
-    verified_front(one, solve, rng())
+    solve_cached(one, solve, rng())
     assert solve.asked == 3
-    verified_front(two, solve, rng())
+    solve_cached(two, solve, rng())
     assert solve.asked == 4

@@ -18,7 +18,7 @@ from optim.convergence import scheduled_gamma as scheduled
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Partition, RoundOptions, RoundProblem
 from optim.radio.channel import links, uplink_rate, upload_time
-from optim.verify import verify_round
+from tests.optim.refutation import verify_round
 
 UNITS, CHANNELS, ROUNDS, SEEDS = 8, 4, 40, 10
 NOISE_W_PER_HZ = 10**-20.4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collapipe.state import AffineLaw, DeviceProfile
 from optim.latency import pipeline_latency
 from optim.problem import ClusterProblem, Latency, Partition
-from optim.timeline import Stage, timeline
+from optim.timeline import SegmentTimes, timeline
 
 LATENCIES: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
 figures = st.just(0.0) | st.floats(1e-6, 2.0)
@@ -75,7 +75,7 @@ def test_replicas_work_side_by_side() -> None:
     assert [whole(stage) for stage in stages] == [(0.0, 13.5, 0.0), (0.0, 25.5, 0.0)]
 
 
-def whole(stage: Stage) -> tuple[float, float, float]:
+def whole(stage: SegmentTimes) -> tuple[float, float, float]:
     return stage.first_s, stage.last_s, stage.hop_s
 
 

@@ -9,7 +9,14 @@ import pytest
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import RoundPlan
-from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, Rule, ShortestDelay
+from optim.baselines import (
+    AllUnits,
+    EvenSplit,
+    HighestLoss,
+    RandomUnits,
+    SelectUnits,
+    ShortestDelay,
+)
 from optim.planner import Planner, RoundRequest
 from optim.radio.channel import links, power_limits, uplink_rate, upload_time
 from optim.verify import verify_plan
@@ -61,7 +68,7 @@ def test_the_chosen_units_end_as_soon_as_any_channels_let_them(preset: str, fadi
 
 
 @pytest.mark.parametrize("rule", [RandomUnits, HighestLoss, ShortestDelay])
-def test_no_more_units_are_chosen_than_there_are_channels(rule: type[Rule]) -> None:
+def test_no_more_units_are_chosen_than_there_are_channels(rule: type[SelectUnits]) -> None:
     """The rule decides who, not the channels."""
     for seed in range(4):
         asked = drawn_request("paper", seed)

@@ -4,43 +4,39 @@ import json
 import sys
 from pathlib import Path
 
-from collapipe.cli.plan.decision import decide
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import read_inventory
-from collapipe.inventory.yaml_file import nearest
+from collapipe.planning.inventory_plan import plan_inventory
+from collapipe.validation import nearest
 from optim.solvers import CLUSTER_SOLVERS
 
 
-def plan_inventory(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
+def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
     """Solve, and print a table or JSON; draw the pipelines to ``plot`` where it is given.
 
     Raises ``ConfigError``, before anything is printed.
     """
-    _check_solver(solver)
+    if solver not in CLUSTER_SOLVERS:
+        known = nearest(solver, sorted(CLUSTER_SOLVERS))
+        raise ConfigError(f"--solver {solver}: there is no such solver{known}")
     if plot is not None:
         _check_plot(plot)
     inventory = read_inventory(file)
-    decision = decide(inventory, solver)
+    plan = plan_inventory(inventory, solver)
     for note in inventory.notes:
         print(f"note: {note}", file=sys.stderr)
     if plot is not None:
         from collapipe.cli.plan.gantt import draw
 
-        draw(decision, plot)
+        draw(plan, plot)
     if as_json:
-        from collapipe.cli.plan.json_answer import described
+        from collapipe.cli.plan.json_answer import json_answer
 
-        print(json.dumps(described(decision), indent=2, allow_nan=False))
+        print(json.dumps(json_answer(plan), indent=2, allow_nan=False))
     else:
         from collapipe.cli.plan.table import show
 
-        show(decision)
-
-
-def _check_solver(name: str) -> None:
-    if name not in CLUSTER_SOLVERS:
-        known = sorted(CLUSTER_SOLVERS)
-        raise ConfigError(f"--solver {name}: there is no such solver{nearest(name, known)}")
+        show(plan)
 
 
 def _check_plot(file: Path) -> None:

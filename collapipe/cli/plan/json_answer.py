@@ -1,101 +1,82 @@
-"""A decision as the JSON object that scripts read; its names are fixed."""
+"""An inventory's plan as the JSON object that scripts read; its names are fixed."""
 
 from typing import Any
 
 from collapipe import __version__
-from collapipe.cli.plan.decision import Decision, JointRound
 from collapipe.plan import Certificate
-from optim.convergence import next_queues, round_gammas
-from optim.problem import Allocation, Partition
+from collapipe.planning.inventory_plan import InventoryPlan, JointRound, PlannedCluster
+from optim.problem import Partition
 from optim.timeline import timeline
 
 
-def described(decision: Decision) -> dict[str, Any]:
+def json_answer(plan: InventoryPlan) -> dict[str, Any]:
     """``clusters``, ``version`` and, for a joint round, ``round``."""
-    units = range(len(decision.problems))
     answer: dict[str, Any] = {
         "version": __version__,
-        "clusters": [_cluster(decision, unit) for unit in units],
+        "clusters": [_fastest(c) for c in plan.clusters],
     }
-    if decision.round:
-        answer["round"] = _round(decision, decision.round)
+    if plan.round:
+        answer["round"] = _round(plan, plan.round)
     return answer
 
 
-def _cluster(decision: Decision, unit: int) -> dict[str, Any]:
+def _fastest(planned: PlannedCluster) -> dict[str, Any]:
     """The cluster's fastest plan, whatever a round makes of it, with its front."""
-    solution = decision.solutions[unit]
-    certificate = solution.certificate
+    solution = planned.solution
     return {
-        "name": decision.inventory.clusters[unit].name,
-        **_plan(decision, unit, solution.best),
-        "lower_bound_s": certificate.lower_bound,
-        "gap": certificate.gap,
-        "solver": certificate.solver,
-        "solve_time_s": certificate.solve_time_s,
+        "name": planned.cluster.name,
+        **_split(planned, solution.best),
+        **_certificate(solution.certificate, "lower_bound_s"),
         "front": [_point(point) for point in solution.front],
     }
 
 
-def _plan(decision: Decision, unit: int, partition: Partition) -> dict[str, Any]:
-    problem = decision.problems[unit]
+def _split(planned: PlannedCluster, partition: Partition) -> dict[str, Any]:
     segments = [
         {
-            "device": problem.devices[stage.device].name,
-            "first_block": stage.span.first,
-            "blocks": stage.span.blocks,
+            "device": planned.problem.devices[each.device].name,
+            "first_block": each.span.first,
+            "blocks": each.span.blocks,
         }
-        for stage in timeline(problem, partition)
+        for each in timeline(planned.problem, partition)
     ]
     return {**_point(partition), "segments": segments}
 
 
 def _point(partition: Partition) -> dict[str, Any]:
+    names = ("num_segments", "num_micro_batches", "latency_s")
+    return {name: getattr(partition, name) for name in names}
+
+
+def _round(plan: InventoryPlan, joint: JointRound) -> dict[str, Any]:
+    names = [planned.cluster.name for planned in plan.clusters]
     return {
-        "num_segments": partition.num_segments,
-        "num_micro_batches": partition.num_micro_batches,
-        "latency_s": partition.latency_s,
+        "units": [_unit(planned) for planned in plan.clusters if planned.allocation],
+        "idle": [planned.cluster.name for planned in plan.clusters if not planned.allocation],
+        "makespan_s": joint.makespan_s,
+        "objective": joint.solution.certificate.objective,
+        **_certificate(joint.solution.certificate, "lower_bound"),
+        "gammas": dict(zip(names, joint.gammas, strict=True)),
+        "queues": dict(zip(names, joint.queues, strict=True)),
     }
 
 
-def _round(decision: Decision, joint: JointRound) -> dict[str, Any]:
-    names = [cluster.name for cluster in decision.inventory.clusters]
-    allocations = joint.solution.allocations
-    gammas = round_gammas(joint.problem, allocations)
-    queues = next_queues(joint.problem.queues, gammas, joint.problem.options.gamma_max)
+def _unit(planned: PlannedCluster) -> dict[str, Any]:
+    """``pipeline_s``, ``upload_s`` and their sum, with the split that the round chose."""
+    allocation = planned.allocation
+    assert allocation is not None
+    split = _split(planned, allocation.partition)
     return {
-        "units": [_unit(decision, names, allocation) for allocation in allocations],
-        "idle": [name for unit, name in enumerate(names) if not joint.of(unit)],
-        "makespan_s": max(_total_s(allocation) for allocation in allocations),
-        **_certified(joint.solution.certificate),
-        "gammas": dict(zip(names, gammas, strict=True)),
-        "queues": dict(zip(names, queues, strict=True)),
-    }
-
-
-def _unit(decision: Decision, names: list[str], allocation: Allocation) -> dict[str, Any]:
-    """``pipeline_s``, ``upload_s`` and their sum, with the plan that the round chose."""
-    plan = _plan(decision, allocation.unit, allocation.partition)
-    return {
-        "cluster": names[allocation.unit],
+        "cluster": planned.cluster.name,
         "channel": allocation.channel,
         "power_w": allocation.power_w,
-        "pipeline_s": plan.pop("latency_s"),
+        "pipeline_s": split.pop("latency_s"),
         "upload_s": allocation.upload_s,
-        "total_s": _total_s(allocation),
-        **plan,
+        "total_s": planned.total_s,
+        **split,
     }
 
 
-def _certified(certificate: Certificate) -> dict[str, Any]:
-    return {
-        "objective": certificate.objective,
-        "lower_bound": certificate.lower_bound,
-        "gap": certificate.gap,
-        "solver": certificate.solver,
-        "solve_time_s": certificate.solve_time_s,
-    }
-
-
-def _total_s(allocation: Allocation) -> float:
-    return allocation.partition.latency_s + allocation.upload_s
+def _certificate(certificate: Certificate, bound: str) -> dict[str, Any]:
+    names = ("gap", "solver", "solve_time_s")
+    return {bound: certificate.lower_bound, **{n: getattr(certificate, n) for n in names}}

@@ -2,8 +2,6 @@
 
 from rich.console import Console
 
-from collapipe.cli.plan.decision import EXACT, Decision, JointRound
-from collapipe.cli.plan.infeasible import full_power_energy
 from collapipe.formatting import (
     certainty,
     counted,
@@ -13,15 +11,16 @@ from collapipe.formatting import (
     seconds,
     watts,
 )
-from optim.convergence import next_queues, round_gammas
+from collapipe.planning.infeasible import full_power_energy
+from collapipe.planning.inventory_plan import EXACT, InventoryPlan, JointRound, PlannedCluster
 from optim.radio.channel import links, power_limits
 
 _COLUMNS = ("cluster", "channel", "power", "pipeline", "upload", "total", "drift", "queue")
 _OWN_ROUND = "paper"  # the one other solver of rounds
 
 
-def show_round(console: Console, decision: Decision, joint: JointRound) -> None:
-    """Print the round, its objective, and why somebody is idle."""
+def show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> None:
+    """Print the round, its objective, and why some clusters are idle."""
     options, certificate = joint.problem.options, joint.solution.certificate
     channels, units = len(joint.problem.channels), len(joint.problem.uplinks)
     console.print(
@@ -29,20 +28,19 @@ def show_round(console: Console, decision: Decision, joint: JointRound) -> None:
         f"drift {options.drift}, V = {options.drift_weight:g} per s",
         style="bold",
     )
-    print_table(console, _COLUMNS, _rows(decision, joint))
-    longest = max(a.partition.latency_s + a.upload_s for a in joint.solution.allocations)
+    print_table(console, _COLUMNS, [_row(p, joint, n) for n, p in enumerate(plan.clusters)])
     lines = [
-        ("the round", f"{seconds(longest)}, its slowest cluster's batch and upload"),
-        ("objective", f"{certificate.objective:.6g}; {_certainty(decision, joint)}"),
-        *(("idle", line) for line in _idlers(decision, joint)),
+        ("the round", f"{seconds(joint.makespan_s)}, its slowest cluster's batch and upload"),
+        ("objective", f"{certificate.objective:.6g}; {_certainty(plan.solver, joint)}"),
+        *(("idle", line) for line in _idlers(plan, joint)),
     ]
     print_lines(console, lines)
 
 
-def _certainty(decision: Decision, joint: JointRound) -> str:
+def _certainty(solver: str, joint: JointRound) -> str:
     """A baseline chooses splits; who takes part with them is the exact solver's answer."""
     certificate = joint.solution.certificate
-    if decision.solver in (EXACT, _OWN_ROUND):
+    if solver in (EXACT, _OWN_ROUND):
         return certainty(certificate)
     return (
         f"the best round with these splits, by {certificate.solver}, in "
@@ -50,37 +48,24 @@ def _certainty(decision: Decision, joint: JointRound) -> str:
     )
 
 
-def _rows(decision: Decision, joint: JointRound) -> list[tuple[str, ...]]:
-    gammas = round_gammas(joint.problem, joint.solution.allocations)
-    after = next_queues(joint.problem.queues, gammas, joint.problem.options.gamma_max)
-    return [
-        (
-            cluster.name,
-            *_row(joint, unit),
-            f"{gammas[unit]:.3g}",
-            f"{joint.problem.queues[unit]:.3g} -> {after[unit]:.3g}",
-        )
-        for unit, cluster in enumerate(decision.inventory.clusters)
-    ]
+def _row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[str, ...]:
+    allocation = planned.allocation
+    sending: tuple[str, ...] = ("idle", *"----")
+    if allocation:
+        times = (planned.partition.latency_s, allocation.upload_s, planned.total_s)
+        sending = (f"{allocation.channel}", watts(allocation.power_w), *map(seconds, times))
+    queue = f"{joint.problem.queues[unit]:.3g} -> {joint.queues[unit]:.3g}"
+    return (planned.cluster.name, *sending, f"{joint.gammas[unit]:.3g}", queue)
 
 
-def _row(joint: JointRound, unit: int) -> tuple[str, ...]:
-    allocation = joint.of(unit)
-    if allocation is None:
-        return ("idle", *"----")
-    pipeline, upload = allocation.partition.latency_s, allocation.upload_s
-    times = (seconds(each) for each in (pipeline, upload, pipeline + upload))
-    return (str(allocation.channel), watts(allocation.power_w), *times)
-
-
-def _idlers(decision: Decision, joint: JointRound) -> list[str]:
+def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
     """Who sits the round out, and whether it could have taken part."""
-    pairs = links(joint.problem.uplinks, joint.problem.channels, decision.inventory.round.fading)
+    pairs = links(joint.problem.uplinks, joint.problem.channels, joint.problem.options.fading)
     possible = power_limits(pairs).max(axis=1) > 0
     needed = (pairs.energy_j / pairs.budgets).min(axis=1)
     at_full_power = full_power_energy(pairs).min(axis=1)
     return [
-        f"{cluster.name}: "
+        f"{planned.cluster.name}: "
         + (
             "the channels serve others better in this round"
             if possible[unit]
@@ -88,6 +73,6 @@ def _idlers(decision: Decision, joint: JointRound) -> list[str]:
             f"it has {joint.problem.uplinks[unit].energy_j:.3g} J; "
             f"{enough(at_full_power[unit])} J pay for full power"
         )
-        for unit, cluster in enumerate(decision.inventory.clusters)
-        if not joint.of(unit)
+        for unit, planned in enumerate(plan.clusters)
+        if not planned.allocation
     ]

@@ -1,13 +1,16 @@
-"""A decision as tables, one a cluster."""
+"""An inventory's plan as tables, one a cluster."""
 
 import io
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 from rich.console import Console
 
-from collapipe.cli.plan.decision import Decision
+from collapipe.devices.hardware import PhysicalDevice
+from collapipe.errors import InfeasibleRoundError
 from collapipe.formatting import (
+    block_range,
     certainty,
     counted,
     enough,
@@ -17,12 +20,12 @@ from collapipe.formatting import (
     seconds,
     three_digits,
 )
-from collapipe.inventory.file import Box, Inventory
-from collapipe.state import EnergyBudget
-from optim.latency import Ints, block_caps, pipeline_latency
-from optim.partition.exact import even_partition
-from optim.problem import ClusterProblem, ClusterSolution, Partition
-from optim.timeline import Stage, timeline
+from collapipe.planning.inventory_plan import InventoryPlan, PlannedCluster
+from collapipe.state import DeviceProfile, EnergyBudget
+from optim.latency import block_caps
+from optim.problem import ClusterProblem, Partition
+from optim.solvers import cluster_solver
+from optim.timeline import SegmentTimes
 
 _COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
 _IDLING_COLUMNS = 3  # the last ones
@@ -32,60 +35,60 @@ _ROUNDING = 1e-9
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
-def show(decision: Decision) -> None:
+def show(plan: InventoryPlan) -> None:
     """Print every cluster's plan, then the joint round where there is one."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name may be more than its encoding can say
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False, markup=False, emoji=False)
-    for unit in range(len(decision.problems)):
-        _show_cluster(console, decision, unit)
-    if decision.round:
+    for planned in plan.clusters:
+        _show_cluster(console, planned, plan.inventory.block_bytes)
+    if plan.round:
         from collapipe.cli.plan.round_table import show_round
 
-        show_round(console, decision, decision.round)
+        show_round(console, plan, plan.round)
 
 
-def _show_cluster(console: Console, decision: Decision, unit: int) -> None:
-    inventory, problem = decision.inventory, decision.problems[unit]
-    cluster, partition = inventory.clusters[unit], decision.partition(unit)
+def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float | None) -> None:
+    problem, segments = planned.problem, planned.segments
     console.print(
-        f"{cluster.name}: {problem.num_blocks} blocks on {counted(len(cluster.boxes), 'device')}, "
-        f"batches of {problem.batch_size}, law {problem.latency}",
+        f"{planned.cluster.name}: {problem.num_blocks} blocks on "
+        f"{counted(len(problem.devices), 'device')}, batches of {problem.batch_size}, "
+        f"law {problem.latency}",
         style="bold",
     )
-    stages = timeline(problem, partition)
-    rows = _device_rows(inventory, cluster.boxes, stages, partition)
+    held = {each.device: each for each in segments}
+    rows = [
+        _device_row(device, profile, held.get(place), planned.partition.latency_s, block_bytes)
+        for place, (device, profile) in enumerate(
+            zip(planned.cluster.devices, problem.devices, strict=True)
+        )
+    ]
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
-    print_lines(console, _summary(decision, unit, stages, with_idling))
+    print_lines(console, _summary(planned, segments, with_idling))
     console.print()
 
 
-def _device_rows(
-    inventory: Inventory, boxes: tuple[Box, ...], stages: tuple[Stage, ...], partition: Partition
-) -> list[tuple[str, ...]]:
-    held = {stage.device: stage for stage in stages}
-    rows = []
-    for number, box in enumerate(boxes):
-        stage = held.get(number)
-        shares = _shares(stage, partition.latency_s) if stage else ("not used", *"-----")
-        blocks = _blocks(stage) if stage else "-"
-        memory = _memory(box, stage.span.blocks if stage else 0, inventory.block_bytes)
-        rows.append((box.profile.name, blocks, memory, *shares))
-    return rows
+def _device_row(
+    device: PhysicalDevice,
+    profile: DeviceProfile,
+    segment: SegmentTimes | None,
+    latency_s: float,
+    block_bytes: float | None,
+) -> tuple[str, ...]:
+    memory = _memory(device, profile, segment.span.blocks if segment else 0, block_bytes)
+    if segment is None:
+        return (device.name, "-", memory, "not used", *"-----")
+    return (device.name, block_range(segment.span), memory, *_shares(segment, latency_s))
 
 
-def _blocks(stage: Stage) -> str:
-    first, last = stage.span.first, stage.span.stop - 1
-    return f"{first}" if first == last else f"{first}-{last}"
-
-
-def _memory(box: Box, blocks: int, block_bytes: float | None) -> str:
+def _memory(
+    device: PhysicalDevice, profile: DeviceProfile, blocks: int, block_bytes: float | None
+) -> str:
     """Of what binds: the device's bytes, or its number of blocks."""
-    most = box.profile.max_blocks
-    if box.memory_bytes is not None and block_bytes and most == box.memory_bytes // block_bytes:
-        return _of(blocks * block_bytes, box.memory_bytes)
-    if most is not None:
-        return f"{blocks} of {counted(most, 'block')}"
+    if block_bytes and device.is_limited_by_memory(block_bytes):
+        return _of(blocks * block_bytes, device.memory_bytes)
+    if profile.max_blocks is not None:
+        return f"{blocks} of {counted(profile.max_blocks, 'block')}"
     return _of(blocks * block_bytes, None) if block_bytes else "-"
 
 
@@ -96,40 +99,36 @@ def _of(used: float, limit: float | None) -> str:
     return f"{three_digits(used / scale)}{of} {unit}"
 
 
-def _shares(stage: Stage, latency_s: float) -> tuple[str, ...]:
+def _shares(segment: SegmentTimes, latency_s: float) -> tuple[str, ...]:
     """Compute and hop of a micro-batch; the batch's shares of working and three kinds of idling."""
-    fill, drain = stage.first_s, latency_s - stage.last_s
-    gaps = latency_s - fill - drain - stage.busy_s
-    shares = (f"{max(part, 0.0) / latency_s:.0%}" for part in (stage.busy_s, fill, gaps, drain))
-    return (seconds(stage.compute_s), seconds(stage.hop_s) if stage.hop_s else "-", *shares)
+    fill, drain = segment.first_s, latency_s - segment.last_s
+    gaps = latency_s - fill - drain - segment.busy_s
+    shares = (f"{max(part, 0.0) / latency_s:.0%}" for part in (segment.busy_s, fill, gaps, drain))
+    return (seconds(segment.compute_s), seconds(segment.hop_s) if segment.hop_s else "-", *shares)
 
 
 def _summary(
-    decision: Decision, unit: int, stages: tuple[Stage, ...], with_idling: bool
+    planned: PlannedCluster, segments: tuple[SegmentTimes, ...], with_idling: bool
 ) -> list[tuple[str, str]]:
-    problem, solution = decision.problems[unit], decision.solutions[unit]
-    partition = decision.partition(unit)
+    problem, partition = planned.problem, planned.partition
     lines = [
-        *_hop(problem, partition, stages),
+        ("hop", "" if partition.replicated else _hop(problem, segments)),
         ("busy", f"computing{_IDLING if with_idling else ''}"),
         ("a batch", f"{seconds(partition.latency_s)}; {_how(problem, partition)}"),
-        ("certainty", _certainty(solution, partition)),
-        ("slowest", _slowest(problem, stages)),
-        *_even(problem, partition),
-        ("front", _front(solution.front)),
+        ("certainty", _certainty(planned)),
+        ("slowest", _slowest(problem, segments)),
+        ("even split", _even(problem, partition)),
+        ("front", _front(planned.solution.front)),
+        ("energy", ", ".join(_energies(problem, partition))),
     ]
-    energies = _energies(problem, partition)
-    return [*lines, ("energy", ", ".join(energies))] if energies else lines
+    return [(label, text) for label, text in lines if text]
 
 
-def _hop(
-    problem: ClusterProblem, partition: Partition, stages: tuple[Stage, ...]
-) -> list[tuple[str, str]]:
-    if partition.replicated:
-        return []
-    if len(problem.devices) == 1 and not stages[0].hop_s:
-        return [("hop", "to the control unit; not counted, since the file says of none")]
-    return [("hop", "to the next device; the last one's, back to the control unit")]
+def _hop(problem: ClusterProblem, segments: tuple[SegmentTimes, ...]) -> str:
+    """Where hops lead."""
+    if len(problem.devices) == 1 and not segments[0].hop_s:
+        return "to the control unit; not counted, since the file says of none"
+    return "to the next device; the last one's, back to the control unit"
 
 
 def _how(problem: ClusterProblem, partition: Partition) -> str:
@@ -149,82 +148,66 @@ def _samples(number: str) -> str:
     return f"{number} sample{'s' if number != '1' else ''}"
 
 
-def _certainty(solution: ClusterSolution, partition: Partition) -> str:
-    best = solution.best
-    if partition == best:
-        return certainty(solution.certificate)
+def _certainty(planned: PlannedCluster) -> str:
+    best = planned.solution.best
+    if planned.partition == best:
+        return certainty(planned.solution.certificate)
     fastest = f"the fastest, S = {best.num_segments}, takes {seconds(best.latency_s)}"
     return f"chosen by the round; {fastest}"
 
 
-def _slowest(problem: ClusterProblem, stages: tuple[Stage, ...]) -> str:
-    """The stage at whose pace the others work, and whether it computes or sends."""
+def _slowest(problem: ClusterProblem, segments: tuple[SegmentTimes, ...]) -> str:
+    """The device at whose pace the others work, and whether it computes or sends."""
     together = problem.latency != "overlap"
-    paces = [
-        (stage.compute_s + stage.hop_s if together else max(stage.compute_s, stage.hop_s), stage)
-        for stage in stages
-    ]
-    pace, stage = max(paces, key=lambda pair: pair[0])
-    name = problem.devices[stage.device].name
+
+    def pace(each: SegmentTimes) -> float:
+        return each.compute_s + each.hop_s if together else max(each.compute_s, each.hop_s)
+
+    slowest = max(segments, key=pace)
     if together:
-        what = "computing and sending" if stage.hop_s else "computing"
+        what = "computing and sending" if slowest.hop_s else "computing"
     else:
-        what = "computing" if stage.compute_s >= stage.hop_s else "sending"
-    return f"{name}, {what} {seconds(pace)} per micro-batch"
+        what = "computing" if slowest.compute_s >= slowest.hop_s else "sending"
+    name = problem.devices[slowest.device].name
+    return f"{name}, {what} {seconds(pace(slowest))} per micro-batch"
 
 
-def _even(problem: ClusterProblem, partition: Partition) -> list[tuple[str, str]]:
+def _even(problem: ClusterProblem, partition: Partition) -> str:
     """What ⌊L/K⌋ or ⌈L/K⌉ blocks on each device cost with the m that suits them best.
 
-    Nothing where the plan is just that.
+    Empty where the plan is just that.
     """
-    blocks = _even_blocks(problem)
-    if len(blocks) == 1:
-        return []
-    caps = block_caps(problem)
-    counts = range(1, problem.max_micro_batches + 1)
-    fitting = [count for count in counts if not _overloaded(problem, blocks, caps[count - 1])]
-    latencies = {
-        count: pipeline_latency(problem.devices, blocks, problem.batch_size, count, problem.latency)
-        for count in fitting or counts
-    }
-    best = min(latencies, key=lambda count: latencies[count])
-    factor = latencies[best] / partition.latency_s
-    if list(partition.blocks) == blocks and factor > 1 - _ROUNDING:
-        return []
-    text = f"{seconds(latencies[best])} (m={best}) over all devices, {factor:.2f} times as long"
-    if not fitting:
-        text += f"; beyond the limits of {', '.join(_overloaded(problem, blocks, caps[best - 1]))}"
-    return [("even split", text)]
-
-
-def _even_blocks(problem: ClusterProblem) -> list[int]:
-    held = [plan.span.blocks for plan in even_partition(problem.num_blocks, problem.devices)]
-    return [*held, *(0,) * (len(problem.devices) - len(held))]
-
-
-def _overloaded(problem: ClusterProblem, blocks: Sequence[int], caps: Ints) -> list[str]:
-    """Devices whose memory or energy has no room for their blocks."""
-    triples = zip(problem.devices, blocks, caps, strict=True)
-    return [device.name for device, held, cap in triples if held > cap]
+    if len(problem.devices) == 1:
+        return ""
+    solve, rng, beyond = cluster_solver("gpipe"), np.random.default_rng(0), ""
+    try:
+        even = solve(problem, rng).best
+    except InfeasibleRoundError:
+        free = tuple(replace(each, max_blocks=None, energy=None) for each in problem.devices)
+        even = solve(replace(problem, devices=free), rng).best
+        caps = block_caps(problem)[even.num_micro_batches - 1]
+        triples = zip(problem.devices, even.blocks, caps, strict=True)
+        names = ", ".join(device.name for device, held, cap in triples if held > cap)
+        beyond = f"; beyond the limits of {names}"
+    factor = even.latency_s / partition.latency_s
+    if partition.blocks == even.blocks and factor > 1 - _ROUNDING:
+        return ""
+    found = f"{seconds(even.latency_s)} (m={even.num_micro_batches})"
+    return f"{found} over all devices, {factor:.2f} times as long{beyond}"
 
 
 def _front(front: tuple[Partition, ...]) -> str:
-    points = list(map(_point, front))
+    points = [
+        f"S={each.num_segments} {seconds(each.latency_s)} (m={each.num_micro_batches})"
+        for each in front
+    ]
     if len(points) > 2 * _FRONT_ENDS:
         points[_FRONT_ENDS:-_FRONT_ENDS] = ["..."]
     return ", ".join(points)
 
 
-def _point(partition: Partition) -> str:
-    return (
-        f"S={partition.num_segments} {seconds(partition.latency_s)} "
-        f"(m={partition.num_micro_batches})"
-    )
-
-
 def _energies(problem: ClusterProblem, partition: Partition) -> list[str]:
-    """What devices with a budget spend, and whom the budget keeps out."""
+    """What devices with a budget spend, and which devices it keeps out."""
     texts = []
     for device, blocks in zip(problem.devices, partition.blocks, strict=True):
         if (budget := device.energy) is None:

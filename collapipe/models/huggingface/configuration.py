@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import transformers
-from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.families import FAMILIES, Family
+from collapipe.models.huggingface.hub import config_fields
 from collapipe.text.tokenizer import Vocabulary
 
 SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
@@ -32,7 +32,7 @@ def read(name: str | None, kind: str | None = None) -> tuple[Family, Any]:
             )
         return FAMILIES[kind], CONFIG_MAPPING[kind]()
     try:
-        raw, _ = PretrainedConfig.get_config_dict(name)
+        raw = config_fields(name)
     except (OSError, ValueError) as error:
         cause = one_line(error)
         raise ConfigError(

@@ -233,7 +233,6 @@ def _changed(spec: HuggingFaceSpec) -> tuple[Family, Any]:
 def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[str, torch.Tensor]:
     """The named model's weights by their own names; nothing is unpickled, no code of it runs."""
     config = spec.run_config(vocabulary)
-    config.transformers_weights = None  # config.json may name any file here, a pickle too
     if getattr(config, "quantization_config", None) is not None:  # other libraries would read it
         raise ConfigError(
             f"model.name={spec.name}: holds quantised weights, which cannot be trained; name the "

@@ -76,6 +76,10 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["task.vocabulary=3"], "task.vocabulary=3: must be at least 259"),
         (["data.root=/no/such/folder"], "data.root=/no/such/folder: no such folder"),
         (["task.train_rows=2"], "cannot cut 2 rows"),
+        (["data.root=."], "data.root=.: task=dates makes no use of it"),
+        (["data=synthetic"], "data.synthetic=True: task=dates makes no use of it"),
+        (["data.config=x"], "data.config=x: belongs to data.name"),
+        (["data.text_column=x"], "data.text_column=x: names a column of data.train_file or"),
         (["task.max_length=2"], "task.max_length=2: must be at least 3"),
     ],
 )

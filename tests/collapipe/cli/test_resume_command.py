@@ -179,7 +179,7 @@ def _no_answer(message: Message) -> Message:
 
 def _other_names(message: Message) -> Message:
     kept = {"a.b/c": {"weight": torch.zeros(1)}}
-    return Message(records.pack_kept(kept), reply_to=message)
+    return Message(records.pack_groups(kept), reply_to=message)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
 from collapipe.config.names import CONF
 from collapipe.config.overrides import expand, join, quoted, split
 from collapipe.errors import ConfigError
-from collapipe.sections import FrameworkSettings
+from collapipe.sections import DataSettings, FrameworkSettings
 
 # Options that get a value, beside choices of groups.
 VALUES = [
@@ -108,6 +108,7 @@ def test_what_hydra_refuses_is_refused_in_one_line(bad: str) -> None:
         (["~environment"], r"^environment: has no _target_; choose one of the files in conf/"),
         (["hydra.run.dir=${nowhere}"], r"^hydra\.run\.dir: Interpolation key 'nowhere' not found"),
         (["hydra.searchpath=[pkg://os]"], r"^unknown option hydra\.searchpath"),
+        (["hydra.run.dir="], r"^hydra\.run\.dir=: must name a folder"),
         (["hydra.verbose=true"], r"^unknown option hydra\.verbose"),
     ],
 )
@@ -122,10 +123,10 @@ def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> N
 @example("${oc.env:HOME}")
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_quoted_value_comes_back_as_it_was(value: str) -> None:
-    overrides = [f"tracking.mlflow={quoted(value)}", f"hydra.run.dir={quoted(value)}"]
+    overrides = [f"tracking.mlflow={quoted(value)}", f"hydra.run.dir={quoted(value + 'a')}"]
     assert split(join(overrides)) == overrides
     tree = composed(overrides)
-    assert options_of(tree)["tracking"]["mlflow"] == run_dir(tree) == value
+    assert options_of(tree)["tracking"]["mlflow"] + "a" == run_dir(tree) == value + "a"
 
 
 def test_a_sweep_is_every_combination_and_its_folder_is_hydras() -> None:
@@ -198,6 +199,49 @@ def test_a_framework_says_how_it_differs_and_the_rest_can_be_set(name: str) -> N
     assert settings.framework == expected
     again = load_overrides([f"framework={name}", "framework.train=false"])
     assert again.framework == replace(expected, train=False)
+
+
+def test_every_unit_has_a_channel_unless_fewer_are_asked_for() -> None:
+    five = load_overrides(["federation.num_units=5"])
+    assert five.build("channel").num_channels == 5
+    assert load_overrides([]).build("channel").num_channels == 3
+    assert load_overrides(["channel=paper"]).build("channel").num_channels == 4  # Table II
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("sead", "; nearest: seed"),
+        ("data.roots", "; nearest: data.root"),
+        ("lr", "; nearest: optimizer.lr"),
+        ("nosuch.option", ""),
+        ("epochs", ""),
+    ],
+)
+def test_the_nearest_option_is_named_only_where_it_is_near(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^unknown option {name}{near}$"):
+        load_overrides([f"{name}=1"])
+
+
+def test_defaults_in_python_are_those_of_the_files() -> None:
+    assert load_overrides([]).data == DataSettings()
+
+
+@pytest.mark.parametrize(
+    ("task", "family", "fits"),
+    [
+        ("dates", "bert", "task=ner"),
+        ("dates", "gpt2", "task=causal_lm"),
+        ("ner", "gpt2", "task=causal_lm"),
+        ("classification", "t5", "task=dates or task=multi30k"),
+        ("causal_lm", "bert", "task=ner"),
+    ],
+)
+def test_the_task_that_fits_the_model_is_named(task: str, family: str, fits: str) -> None:
+    model = ["model=huggingface", f"model.family={family}", "model.num_blocks=1"]
+    with pytest.raises(ConfigError, match=rf"set {fits}\b"):
+        load_overrides([f"task={task}", *model])
+    load_overrides([fits.split()[0], *model])
 
 
 def test_splitfed_is_one_segment_in_front_of_a_cut_that_can_be_moved() -> None:

@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[3]
 def test_a_folder_beside_the_inventory_is_counted(tmp_path: Path) -> None:
     cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8)
     inventory = read(tmp_path, "{name: t5, tokens: 9}")
-    (box,) = inventory.clusters[0].boxes
+    (device,) = inventory.clusters[0].profiles
     assert (inventory.num_blocks, inventory.block_bytes) == (4, cost.block_bytes)
-    assert box.profile.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
-    assert box.profile.max_blocks == 1e6 // cost.block_bytes
+    assert device.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
+    assert device.max_blocks == 1e6 // cost.block_bytes
 
 
 def test_the_run_may_change_the_configuration(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_named_in_one_line(
 
 def test_only_a_named_model_waits_for_torch() -> None:
     source = (
-        "import pathlib, sys; from collapipe.inventory import read_inventory as read; "
+        "import pathlib, sys; from collapipe.inventory.file import read_inventory as read; "
         "read(pathlib.Path('docs/examples/workshop.yaml')); assert 'torch' not in sys.modules; "
         "read(pathlib.Path('docs/examples/bert-base.yaml')); assert 'torch' in sys.modules"
     )

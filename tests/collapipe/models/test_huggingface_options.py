@@ -254,11 +254,28 @@ def pretrained(tmp_path: Path) -> Path:
 
 def test_no_kernel_of_somebody_else_is_fetched(pretrained: Path) -> None:
     """Attention is in plain torch operations, whatever the folder asks for."""
-    file = pretrained / "config.json"
-    named = json.loads(file.read_text()) | {"attn_implementation": "evil/kernel"}
-    file.write_text(json.dumps(named))
+    change_config(pretrained, attn_implementation="evil/kernel")
     spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
     assert len(SplitModel(spec, VOCABULARY).blocks) == 4
+
+
+def test_no_pickle_is_read_although_the_folder_names_one(pretrained: Path) -> None:
+    change_config(pretrained, transformers_weights="pytorch_model.bin")
+    (pretrained / "pytorch_model.bin").write_bytes(b"no weights")
+    spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
+    assert len(SplitModel(spec, VOCABULARY).blocks) == 4
+
+
+def test_quantised_weights_are_refused(pretrained: Path) -> None:
+    change_config(pretrained, quantization_config={"quant_method": "fp8"})
+    spec = cast(ModelSpec, HuggingFaceSpec(str(pretrained), pretrained=True))
+    with pytest.raises(ConfigError, match="quantised"):
+        SplitModel(spec, VOCABULARY)
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def test_an_adapter_is_no_model(pretrained: Path) -> None:

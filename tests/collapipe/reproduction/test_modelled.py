@@ -13,10 +13,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from scipy import stats
 
-from collapipe.reproduction import comparison, fig04, fig05, fig11, frameworks, worlds
-from collapipe.runs import evidence
+from collapipe.reproduction import fig04, fig05, fig07_fig08, fig11, figure, frameworks, paper_world
+from collapipe.reproduction.drawing import MARKS
+from collapipe.reproduction.figure import at_least, within_a_quarter
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
 FIGURES = ("fig04", "fig05", "fig07", "fig08", "fig11", "frameworks")
 SEEDS = 2
@@ -30,12 +33,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fig05, "CLUSTERS", 8)
     monkeypatch.setattr(fig11, "ROUNDS", 4)
     monkeypatch.setattr(fig11, "PAPER_ROUNDS", 1)
-    monkeypatch.setattr(fig11, "PROCESSES", 1)
     monkeypatch.setattr(frameworks, "ROUNDS", 1)
     monkeypatch.setattr(frameworks, "FACTORS", (1.0,))
     monkeypatch.setattr(frameworks, "ENVIRONMENTS", ("static",))
-    monkeypatch.setattr(frameworks, "PROCESSES", 1)
-    monkeypatch.setattr(comparison, "ROUNDS", 2)
+    monkeypatch.setattr(fig07_fig08, "ROUNDS", 2)
+    monkeypatch.setattr(figure, "PROCESSES", 1)
 
 
 @pytest.fixture
@@ -58,21 +60,20 @@ def figures_of(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     return {each["text"]: each["ours"] for each in [*found["claims"], *found["findings"]]}
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.usefixtures("small")
-def test_a_figure_is_written_with_its_claims(figure: str, reproduce: Run, tmp_path: Path) -> None:
+def test_a_figure_is_written_with_its_claims(name: str, reproduce: Run, tmp_path: Path) -> None:
     folder = tmp_path / "a" / "new folder"
-    status, out, err = reproduce(figure, "--seeds", SEEDS, "--output", folder)
-    assert (status, err) == (0, "")
-    assert "modelled times, not measured ones" in out
+    status, out, err = reproduce(name, "--seeds", SEEDS, "--output", folder)
+    assert (status, err) == (0, ""), out
     assert {file.name for file in folder.iterdir()} == {
-        f"{figure}.{suffix}" for suffix in ("csv", "json", "png", "svg")
+        f"{name}.{suffix}" for suffix in ("csv", "json", "png", "svg")
     }
-    assert (folder / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
-    text = "".join(ElementTree.fromstring((folder / f"{figure}.svg").read_text()).itertext())
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    text = "".join(ElementTree.fromstring((folder / f"{name}.svg").read_text()).itertext())
     assert " s]" in text or "[s]" in text
-    found = record(folder, figure)
-    assert found["provenance"]["command"] == f"collapipe reproduce {figure} --seeds {SEEDS}"
+    found = record(folder, name)
+    assert found["provenance"]["command"] == f"collapipe reproduce {name} --seeds {SEEDS}"
     assert found["provenance"]["seeds"] == list(range(SEEDS))
     assert found["provenance"]["presets"]["cluster"]["relative_speed"] == [0.1, 0.8]
     assert found["claims"]
@@ -83,13 +84,13 @@ def test_a_figure_is_written_with_its_claims(figure: str, reproduce: Run, tmp_pa
         assert claim["ours"]["low"] <= claim["ours"]["mean"] <= claim["ours"]["high"]
 
 
-@pytest.mark.parametrize("figure", sorted({*FIGURES} - {"fig07"}))  # fig08 is the same code
+@pytest.mark.parametrize("name", sorted({*FIGURES} - {"fig07"}))  # fig08 is the same code
 @pytest.mark.usefixtures("small")
-def test_the_same_seeds_give_the_same_files(figure: str, reproduce: Run, tmp_path: Path) -> None:
+def test_the_same_seeds_give_the_same_files(name: str, reproduce: Run, tmp_path: Path) -> None:
     for folder in ("first", "second"):
-        assert reproduce(figure, "--seeds", 1, "--output", tmp_path / folder)[0] == 0
+        assert reproduce(name, "--seeds", 1, "--output", tmp_path / folder)[0] == 0
     for suffix in ("csv", "json"):
-        first, second = (tmp_path / each / f"{figure}.{suffix}" for each in ("first", "second"))
+        first, second = (tmp_path / each / f"{name}.{suffix}" for each in ("first", "second"))
         assert first.read_bytes() == second.read_bytes()
 
 
@@ -113,25 +114,26 @@ def test_files_of_before_are_replaced(reproduce: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "numbers"),
     [
-        (["fig4"], "there is no figure fig4; known: fig04, fig05, fig06, fig07, fig08, fig09"),
-        (["everything"], "fig10, fig11, frameworks, remark2, modelled, all"),
-        (["fig04", "--seeds", "0"], "--seeds 0: must be at least 1"),
-        (["fig04", "--output", "file/folder"], "--output file/folder: cannot be made"),
-        (["fig04", "--output", "file"], "--output file: cannot be made (File exists)"),
+        (["fig4"], r"\bfig4\b.*\bfig04\b.*\bremark2\b.*\bmodelled\b.*\ball\b"),
+        (["fig04", "--seeds", "0"], r"--seeds 0\b.*\b1\b"),
+        (["fig04", "--output", "file/folder"], "--output file/folder: "),
+        (["fig04", "--output", "file"], "--output file: "),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_a_line(
-    arguments: list[str], says: str, reproduce: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_wrong_arguments_are_refused_in_a_line(
+    arguments: list[str],
+    numbers: str,
+    reproduce: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("no folder")
     status, out, err = reproduce(*arguments)
     assert (status, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert says in err
+    assert re.fullmatch(f"error: .*{numbers}.*\n", err)
 
 
 @pytest.mark.usefixtures("small")
@@ -140,7 +142,7 @@ def test_a_file_that_cannot_be_written_is_named(reproduce: Run, tmp_path: Path) 
     status, _, err = reproduce("fig04", "--seeds", 1, "--output", tmp_path)
     assert status == 2
     assert err.count("\n") == 1
-    assert f"{tmp_path}/fig04.png cannot be written" in err
+    assert f"{tmp_path}/fig04.png" in err
 
 
 def test_the_command_line_starts_without_what_only_figures_need() -> None:
@@ -153,22 +155,16 @@ def test_the_command_line_starts_without_what_only_figures_need() -> None:
 
 def test_the_interval_is_students() -> None:
     values = [3.0, 4.5, 4.0, 7.0, 1.0]
-    ours = evidence.over_seeds(values)
+    ours = over_seeds(values)
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
     assert (ours.mean, ours.low, ours.high) == pytest.approx((np.mean(values), low, high))
 
 
 def test_a_share_is_at_most_all() -> None:
-    assert evidence.over_seeds([95.0, 100.0]).ends[1] > 100
-    assert evidence.share_over_seeds([95.0, 100.0]).ends[1] == 100
-    assert evidence.share_over_seeds([0.0, 5.0]).ends[0] == 0
-    assert evidence.share_over_seeds([5.0]) == evidence.Interval(5.0, None, None)
-
-
-def test_help_lists_the_figures(reproduce: Run) -> None:
-    text = " ".join(reproduce("--help")[1].split())
-    assert "fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled" in text
-    assert "fig06, fig09, fig10 or remark2, which train, the last without data; or all" in text
+    assert over_seeds([95.0, 100.0]).ends[1] > 100
+    assert share_over_seeds([95.0, 100.0]).ends[1] == 100
+    assert share_over_seeds([0.0, 5.0]).ends[0] == 0
+    assert share_over_seeds([5.0]) == Interval(5.0, None, None)
 
 
 @pytest.mark.usefixtures("small")
@@ -185,18 +181,18 @@ def test_a_unit_stays_beside_its_figures(
     ("mean", "agrees"), [(7.4, False), (7.6, True), (12.4, True), (12.6, False)]
 )
 def test_a_number_agrees_within_a_quarter(mean: float, agrees: bool) -> None:
-    wide = evidence.Interval(mean, mean - 20, mean + 20)
-    assert evidence.within_a_quarter("a cut", 10, wide, "%").agrees == agrees
+    wide = Interval(mean, mean - 20, mean + 20)
+    assert within_a_quarter("a reduction", 10, wide, "%").agrees == agrees
 
 
 def test_a_property_holds_where_the_whole_interval_does() -> None:
     for low, agrees in ((-0.1, False), (0.0, True)):
-        claim = evidence.at_least("a rise", "rises", evidence.Interval(1, low, 2), "%", 0)
+        claim = at_least("a rise", "rises", Interval(1, low, 2), "%", 0)
         assert claim.agrees == agrees
 
 
 def test_even_splits_cost_what_eq_15_says() -> None:
-    devices = worlds.paper_world().devices(0, "here")
+    devices = paper_world.paper_presets().devices(0, "here")
     fastest = sorted(devices, key=lambda device: device.time.u)[:4]
     seconds = fig04.latencies(devices)
     assert seconds.shape == (6, 64)
@@ -224,7 +220,7 @@ def test_no_even_split_beats_the_optimum(reproduce: Run, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("small")
-def test_cuts_follow_from_the_table(reproduce: Run, tmp_path: Path) -> None:
+def test_reductions_follow_from_the_table(reproduce: Run, tmp_path: Path) -> None:
     reproduce("fig08", "--seeds", 1, "--output", tmp_path)
     rows, found = table(tmp_path, "fig08"), figures_of(record(tmp_path, "fig08"))
     last = {row["method"]: row for row in rows if row["round"] == "2"}
@@ -233,8 +229,8 @@ def test_cuts_follow_from_the_table(reproduce: Run, tmp_path: Path) -> None:
         ("accumulated_total_s", "with uploads"),
     ):
         own, other = float(last["exact"][column]), float(last["titanic"][column])
-        cut = found[f"cut against TITANIC, {counted}"]["mean"]
-        assert cut == pytest.approx(100 * (1 - own / other))
+        ours = found[f"reduction against TITANIC, {counted}"]["mean"]
+        assert ours == pytest.approx(100 * (1 - own / other))
     uploads = {row["method"]: float(row["upload_s"]) for row in rows}
     assert uploads["exact"] == pytest.approx(uploads["vanilla_fl"] + uploads["pipeline"])
     # None is faster on its devices, where limits bind it as they bind the optimum.
@@ -250,3 +246,22 @@ def test_who_breaks_limits_is_told(reproduce: Run, tmp_path: Path) -> None:
     # A device of Table II holds 6 of BERT's 12 blocks.
     assert found["VanillaFL: clusters whose memory or energy it exceeds"]["mean"] == 100
     assert found["PipeEdge: clusters whose memory or energy it exceeds"]["mean"] == 0
+
+
+def test_the_palette_is_legible_and_apart_in_grey() -> None:
+    linear = [
+        np.power((np.array(to_rgb(mark.colour)) + 0.055) / 1.055, 2.4) @ [0.2126, 0.7152, 0.0722]
+        for mark in MARKS
+    ]
+    assert all(1.05 / (luminance + 0.05) >= 3 for luminance in linear)  # against white
+    lightness = sorted(116 * np.cbrt(luminance) - 16 for luminance in linear)
+    assert min(np.diff(lightness)) >= 6
+
+
+def test_an_interval_is_negated_with_its_ends() -> None:
+    assert -Interval(2, 1, 4) == Interval(-2, -4, -1)
+    assert -Interval(2, None, None) == Interval(-2, None, None)
+
+
+def test_other_processes_answer_in_the_seeds_order() -> None:
+    assert figure.compute_seeds(abs, [-3, 1, -2]) == [3, 1, 2]

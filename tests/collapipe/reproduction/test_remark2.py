@@ -17,10 +17,9 @@ from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.plan import RoundPlan
 from collapipe.reproduction import remark2
-from collapipe.reproduction.remark2 import FACTORS, POWERS_W, QUIET, SETTINGS
-from collapipe.reproduction.sent import Sent, sent
+from collapipe.reproduction.paper_world import paper_presets
+from collapipe.reproduction.remark2 import FACTORS, POWERS_W, QUIET, SETTINGS, transmission
 from collapipe.reproduction.training import Job, Training
-from collapipe.reproduction.worlds import paper_world
 from collapipe.runs.metrics import Metric, RoundLine
 from collapipe.runs.reading import Run, Summary, read_run
 
@@ -72,14 +71,14 @@ def told(job: Job) -> tuple[float, float]:
 def as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up runs sent with the power that they were told."""
     monkeypatch.setattr(
-        remark2, "sent", lambda run: Sent(run.tree["power_w"], error(run.tree["power_w"]))
+        remark2, "transmission", lambda run: (run.tree["power_w"], error(run.tree["power_w"]))
     )
 
 
 def agreed(added: Loss) -> dict[str, bool]:
     """Whether we agree, by what is claimed."""
     training = Made(None, Path(), False, added=added)
-    return {each.text: each.agrees for each in remark2.evidence((0, 1, 2), training).claims}
+    return {each.text: each.agrees for each in remark2.FIGURE.evidence((0, 1, 2), training).claims}
 
 
 @pytest.mark.usefixtures("as_told")
@@ -112,7 +111,7 @@ def test_falling_and_bending_are_told_apart(
 
 @pytest.mark.usefixtures("as_told")
 def test_findings_are_what_the_runs_say() -> None:
-    evidence = remark2.evidence((0, 1), Made(None, Path(), False))
+    evidence = remark2.FIGURE.evidence((0, 1), Made(None, Path(), False))
     found = {each.text: each.ours.mean for each in evidence.findings}
     assert found["no noise: test loss"] == pytest.approx(QUIET_LOSS + 0.05)
     assert found["ε with 0.25 W"] == pytest.approx(error(0.25))
@@ -130,7 +129,7 @@ def test_nothing_but_noise_and_power_differs() -> None:
             raise ConfigError("that is all")
 
     with pytest.raises(ConfigError):
-        remark2.evidence((0, 1), Recorded(None, Path(), False))
+        remark2.FIGURE.evidence((0, 1), Recorded(None, Path(), False))
     assert len({(job.variant, job.seed) for job in jobs}) == len(jobs) == 2 * len(SETTINGS)
     asked = [told(job) for job in jobs if job.seed == 1]
     assert asked == [(each.factor, each.power_w) for each in SETTINGS]
@@ -138,7 +137,7 @@ def test_nothing_but_noise_and_power_differs() -> None:
 
 
 def test_the_most_power_is_table_iis() -> None:
-    assert QUIET.power_w == POWERS_W[-1] == paper_world().channel.max_power_w
+    assert QUIET.power_w == POWERS_W[-1] == paper_presets().channel.max_power_w
     assert np.allclose(np.divide(POWERS_W[1:], POWERS_W[:-1]), 2)
 
 
@@ -163,9 +162,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_power_and_error_are_read_from_the_run(trained: Path) -> None:
-    found = sent(read_run(trained))
-    assert found.power_w == pytest.approx(0.2)
-    assert found.error == pytest.approx(0.08 / (0.2 * 10**-0.3 + 0.06))
+    power_w, error = transmission(read_run(trained))
+    assert power_w == pytest.approx(0.2)
+    assert error == pytest.approx(0.08 / (0.2 * 10**-0.3 + 0.06))
 
 
 @pytest.mark.parametrize("lack", ["file", "round", "uplink", "sense"])
@@ -183,7 +182,7 @@ def test_a_run_that_does_not_say_how_it_sent_is_named(
     if lack == "uplink":
         run = replace(run, rounds=(*run.rounds[:-1], _silent(run.rounds[-1])))
     with pytest.raises(ConfigError, match=f"^{run.folder}") as raised:
-        sent(run)
+        transmission(run)
     assert "\n" not in str(raised.value)
 
 
@@ -203,7 +202,7 @@ def test_the_figure_is_written_without_data(
     assert (status, err) == (0, "")
     assert "remark2" in out
     found = json.loads((tmp_path / "remark2.json").read_text())
-    assert found["what"].startswith("learning is real")
+    assert found["basis"].startswith("learning is real")
     assert found["provenance"]["settings"] == {
         "sizes": "reduced",
         "runs": 2 * len(SETTINGS),

@@ -9,10 +9,9 @@ import pytest
 
 from collapipe.cli.run import run_job
 from collapipe.reproduction import fig11, frameworks
-from collapipe.reproduction.fig11 import MAIN, Sample, dssra
-from collapipe.reproduction.frameworks import LABELS, cut, mean_cluster_s, plain, total_s
-from collapipe.reproduction.processes import of_seeds
-from collapipe.reproduction.scheduling import Course, Turn, courses
+from collapipe.reproduction.fig11 import MAIN, Schedules, dssra
+from collapipe.reproduction.frameworks import LABELS, mean_cluster_s, plain, reduction, total_s
+from collapipe.reproduction.scheduling import RoundResult, RunHistory, run_histories
 
 WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
 STRATEGIES = {
@@ -23,13 +22,13 @@ STRATEGIES = {
 
 
 @functools.cache
-def found() -> dict[str, dict[str, Course]]:
+def found() -> dict[str, dict[str, RunHistory]]:
     """A few rounds of seed 3."""
-    return courses(3, 6, WORLDS, STRATEGIES)
+    return run_histories(3, 6, WORLDS, STRATEGIES)
 
 
 @pytest.mark.parametrize("framework", ["collapipe", "pipeline"])
-def test_a_course_is_what_the_command_runs(framework: str, tmp_path: Path) -> None:
+def test_a_history_is_what_the_command_runs(framework: str, tmp_path: Path) -> None:
     options = (f"framework={framework}", "federation.num_units=5")
     run_job(
         [
@@ -42,29 +41,29 @@ def test_a_course_is_what_the_command_runs(framework: str, tmp_path: Path) -> No
         ]
     )
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    (course,) = courses(3, 3, {"": options}, {"dssra": STRATEGIES["dssra"]})[""].values()
+    (history,) = run_histories(3, 3, {"": options}, {"dssra": STRATEGIES["dssra"]})[""].values()
     assert len(lines) == 3
-    for line, turn in zip(lines, course, strict=True):
-        assert turn.delay_s == line["cost"]["delay_s"]
-        assert turn.pipelines_s == tuple(each["pipeline_s"] for each in line["cost"]["clusters"])
-        assert turn.largest_queue == max(line["queues"])
-        assert np.flatnonzero(turn.took_part).tolist() == line["units"]
-        assert turn.over_limits == sum(c["over_limits"] for c in line["plan"]["clusters"])
+    for line, result in zip(lines, history, strict=True):
+        assert result.delay_s == line["cost"]["delay_s"]
+        assert result.pipelines_s == tuple(each["pipeline_s"] for each in line["cost"]["clusters"])
+        assert result.largest_queue == max(line["queues"])
+        assert np.flatnonzero(result.took_part).tolist() == line["units"]
+        assert result.over_limits == sum(c["over_limits"] for c in line["plan"]["clusters"])
 
 
-def test_a_course_does_not_depend_on_those_beside_it() -> None:
-    alone = courses(3, 6, {"adapters": WORLDS["adapters"]}, {"random": STRATEGIES["random"]})
+def test_a_history_does_not_depend_on_the_others() -> None:
+    alone = run_histories(3, 6, {"adapters": WORLDS["adapters"]}, {"random": STRATEGIES["random"]})
     assert alone["adapters"]["random"] == found()["adapters"]["random"]
-    other = courses(4, 6, {"adapters": WORLDS["adapters"]}, {"random": STRATEGIES["random"]})
+    other = run_histories(4, 6, {"adapters": WORLDS["adapters"]}, {"random": STRATEGIES["random"]})
     assert other != alone
 
 
 def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
     for by_strategy in found().values():
-        for course in by_strategy.values():
-            assert [sum(turn.took_part) for turn in course] == [4] * 6
-        assert max(turn.largest_queue for turn in by_strategy["dssra"]) > 0
-        assert all(turn.largest_queue == 0 for turn in by_strategy["random"])
+        for history in by_strategy.values():
+            assert [sum(result.took_part) for result in history] == [4] * 6
+        assert max(result.largest_queue for result in by_strategy["dssra"]) > 0
+        assert all(result.largest_queue == 0 for result in by_strategy["random"])
         # The fastest pipelines stay so in all rounds but few; chance takes everyone.
         taken = {name: np.sum([t.took_part for t in c], axis=0) for name, c in by_strategy.items()}
         assert taken["random"].min() > taken["delay-only"].min()
@@ -78,34 +77,30 @@ def test_uploads_without_activations_are_shorter() -> None:
     assert all(full.delay_s > bare.delay_s + 30 for full, bare in pairs)
 
 
-def turn(delay_s: float, took_part: tuple[bool, ...], queue: float = 0.0) -> Turn:
-    return Turn(delay_s, (delay_s / 2,), took_part, queue, 0)
+def result(delay_s: float, took_part: tuple[bool, ...], queue: float = 0.0) -> RoundResult:
+    return RoundResult(delay_s, (delay_s / 2,), took_part, queue, 0)
 
 
-def test_a_sample_adds_up() -> None:
-    slow = tuple(turn(10.0, (True, False), queue) for queue in (1.0, 2.0, 3.0, 4.0, 5, 5, 9, 11))
-    fast = tuple(turn(8.0, (place < 2, place >= 2)) for place in range(8))
-    sample = Sample({MAIN: {"slow": slow, "fast": fast}}, {})
-    assert sample.cut(MAIN, "fast", "slow") == pytest.approx(20)
-    assert sample.cut(MAIN, "slow", "fast") == pytest.approx(-25)
-    assert sample.shares(MAIN, "slow") == (0, 100)
-    assert sample.shares(MAIN, "fast") == (25, 75)
-    assert sample.queues(MAIN, "slow") == (5, 10)  # third and last quarter
-    assert sample.num_units(MAIN, "fast") == 1
+def test_shares_and_queues_add_up() -> None:
+    queues = (1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 9.0, 11.0)
+    slow = tuple(result(10.0, (True, False), queue) for queue in queues)
+    fast = tuple(result(8.0, (place < 2, place >= 2)) for place in range(8))
+    seed = Schedules({MAIN: {"slow": slow, "fast": fast}}, {})
+    assert fig11.reduction([seed], MAIN, "fast", "slow").mean == pytest.approx(20)
+    assert fig11.reduction([seed], MAIN, "slow", "fast").mean == pytest.approx(-25)
+    assert seed.shares(MAIN, "slow") == (0, 100)
+    assert seed.shares(MAIN, "fast") == (25, 75)
+    assert seed.queues(MAIN, "slow") == (5, 10)  # third and last quarter
 
 
-def test_cuts_are_paired_by_seed() -> None:
+def test_reductions_are_paired_by_seed() -> None:
     pairs = [(9.0, 10.0), (90.0, 100.0)]
     samples = [
-        {"own": (turn(own, (True,)),), "other": (turn(other, (True,)),)} for own, other in pairs
+        {"own": (result(own, (True,)),), "other": (result(other, (True,)),)} for own, other in pairs
     ]
     for seconds in (total_s, mean_cluster_s):
-        interval = cut(samples, seconds, "own", "other")
+        interval = reduction(samples, seconds, "own", "other")
         assert (interval.mean, interval.low) == (pytest.approx(10), pytest.approx(10))
-
-
-def test_other_processes_answer_in_the_seeds_order() -> None:
-    assert of_seeds(abs, [-3, 1, -2], processes=2) == [3, 1, 2]
 
 
 def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
@@ -115,7 +110,7 @@ def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
         for uploads, bits in (("activations too", ()), ("adapters", WORLDS["adapters"]))
     }
     worlds[plain("collapipe")] = ("environment=static",)
-    sample = frameworks._sample(0, 2, worlds)
+    sample = frameworks.play(0, 2, worlds)
     uploads = {
         (name, what): sample[plain(name, "static", what)][0].delay_s
         - max(sample[plain(name, "static", what)][0].pipelines_s)
@@ -134,7 +129,7 @@ def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
 
 
 def test_every_payload_and_bandwidth_is_a_world() -> None:
-    worlds = frameworks._worlds()
+    worlds = frameworks.worlds()
     assert len(worlds) == 4 * len(LABELS) + 5 * len(frameworks.FACTORS)
     assert worlds["bfloat16; 2 times the bandwidth"] == (
         "environment=static",

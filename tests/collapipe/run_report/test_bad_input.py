@@ -48,10 +48,10 @@ def _replaced(old: str, new: str) -> Callable[[str], str]:
         ("config.yaml", lambda text: text + "a: " + "[" * 99_000, ": not a saved configuration"),
         ("config.yaml", lambda text: text + "a: " + "[" * 10**6, "(more than 100,000 characters)"),
         ("config.yaml", _replaced("rounds: ", "rounds: 0x" + "f" * 5000), "no figure of a run"),
-        ("config.yaml", _replaced("units: 8", "units: 1000000000"), "more than can be shown"),
+        ("config.yaml", _replaced("units: 8", "units: 1000000000"), "federation.num_units: "),
         ("config.yaml", lambda _: "a: &b [1]\nc: *b", ": has references"),
-        ("config.yaml", _replaced("units: 8", "units: many"), ": federation.num_units='many'"),
-        ("config.yaml", lambda _: "seed: 1", ": federation.num_units=None"),
+        ("config.yaml", _replaced("units: 8", "units: many"), "federation.num_units: "),
+        ("config.yaml", lambda _: "seed: 1", ": federation: "),
     ],
 )
 def test_a_damaged_folder_is_one_line(

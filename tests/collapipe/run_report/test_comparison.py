@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_run import made_lines, make_run, without_uploads, write_lines
+from made_run import SKIPPED, made_lines, make_run, without_uploads, write_lines
 from report_page import Page
+
+from collapipe.run_report.learning import TRAIN_LOSS, Curve
+from collapipe.runs.reading import read_run
 
 # Without choices.json, as in older runs.
 NAMES = ("A strategy=optim.dssra.Dssra", "B strategy=optim.baselines.Random")
@@ -21,6 +24,27 @@ def test_runs_are_grouped_by_what_differs_but_the_seed(
     assert "6 runs, 2 configurations" in page.texts
     assert ["", *NAMES] in page.cells
     assert page.rows("seeds") == [["seeds", "0 1 2", "0 1 2"]]
+
+
+def test_the_seeds_of_a_configuration_are_one_mean_with_a_band(
+    runs: list[Path], report: Callable[..., Page]
+) -> None:
+    page = report(*runs)
+    start = page.source.index('aria-label="Training loss against rounds"')
+    chart = page.source[start : page.source.index("</svg>", start)]
+    for kind in ("line", "band"):
+        assert [chart.count(f'class="{kind} c{n}"') for n in range(3)] == [1, 1, 0]
+    assert "band" not in report(*runs[::3]).source.partition("<body>")[2]  # a seed each
+
+
+def test_a_mean_curve_has_the_rounds_that_all_seeds_have(runs: list[Path]) -> None:
+    write_lines(runs[1], list(made_lines(20, seed=1))[:12])
+    seeds = [read_run(folder) for folder in runs[:3]]
+    series = Curve("A", 0, seeds, TRAIN_LOSS).series("round")
+    assert [x for x, _ in series.points] == [n for n in range(1, 13) if n != SKIPPED]
+    losses = [run.rounds[0].train_loss or 0.0 for run in seeds]
+    assert series.points[0] == (1.0, pytest.approx(sum(losses) / 3))
+    assert series.band[0] == (1.0, min(losses), max(losses))
 
 
 def test_differences_are_paired_by_seed_with_students_interval(

@@ -270,6 +270,29 @@ def test_the_head_names_what_was_chosen(
     assert any("no choices.json" in text for text in texts) is (choices is None)
 
 
+@pytest.mark.parametrize(("num_units", "banded"), [(4, False), (8, True)])
+def test_queues_of_many_units_are_a_band_with_the_worst_by_name(
+    num_units: int, banded: bool, tmp_path: Path, report: Callable[..., Page]
+) -> None:
+    run = make_run(tmp_path / "run", num_units=num_units)
+    figure = _figure(report(run), "Virtual queues Y after each round")
+    lines = figure.count('class="line c')
+    if not banded:
+        assert (lines, "band c0" in figure) == (2 * num_units, False)  # each is in the legend, too
+        return
+    queues = [line["queues"] for line in made_lines(20, num_units)]
+    means = [sum(row[unit] for row in queues) for unit in range(num_units)]
+    worst = sorted(range(num_units), key=lambda unit: -means[unit])[:2]
+    assert (lines, figure.count("band c0")) == (6, 2)
+    assert all(f"unit {unit}" in figure for unit in worst)
+
+
+def _figure(page: Page, title: str) -> str:
+    """The source of the chart with that title."""
+    found = page.source.index(f'aria-label="{title}"')
+    return page.source[found : page.source.index("</figure>", found)]
+
+
 def test_a_name_without_end_does_not_make_a_page_without_end(run: Path, command: Command) -> None:
     lines = list(made_lines(20))
     lines[9]["metric"]["name"] = "x" * 1_000_000

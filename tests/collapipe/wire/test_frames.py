@@ -19,7 +19,7 @@ from collapipe.wire.frames import (
     MAX_ELEMENTS,
     MAX_TENSORS,
     Frame,
-    Kind,
+    FrameKind,
     decode,
     encode,
     num_bytes,
@@ -46,7 +46,7 @@ shapes = st.lists(st.integers(0, 3), max_size=4) | st.lists(
 tensors = st.builds(random_bits, st.sampled_from(DTYPES), shapes, st.integers(0, 2**31))
 frames = st.builds(
     Frame,
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     numbers,
     numbers,
     numbers,
@@ -60,7 +60,7 @@ def bits(tensor: Tensor) -> bytes:
 
 
 def message(
-    *shapes: tuple[int, Sequence[int]], kind: int = Kind.ACTIVATION, count: int | None = None
+    *shapes: tuple[int, Sequence[int]], kind: int = FrameKind.ACTIVATION, count: int | None = None
 ) -> bytes:
     """A header by hand, from dtype codes and sizes, without the tensors' bytes."""
     tensors = len(shapes) if count is None else count
@@ -71,7 +71,7 @@ def message(
 
 
 SAMPLE = Frame(
-    Kind.ACTIVATION,
+    FrameKind.ACTIVATION,
     1,
     2,
     3,
@@ -96,7 +96,7 @@ def test_round_trip(frame: Frame) -> None:
         frame.step,
         frame.micro_batch,
     )
-    assert isinstance(back.kind, Kind)
+    assert isinstance(back.kind, FrameKind)
     for sent, got in zip(frame.tensors, back.tensors, strict=True):
         assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
         assert got.is_contiguous()
@@ -112,13 +112,13 @@ def test_the_size_is_known_from_dtypes_and_shapes(frame: Frame) -> None:
 
 def test_the_layout_is_the_documented_one() -> None:
     """Little-endian, aligned to 8 bytes, on any machine."""
-    frame = Frame(Kind.NORMS, 1, 2, 3, (torch.tensor([1.5], dtype=torch.float64),))
+    frame = Frame(FrameKind.NORMS, 1, 2, 3, (torch.tensor([1.5], dtype=torch.float64),))
     body = struct.pack("<d", 1.5)
     assert encode(frame) == message((1, [1]), kind=4) + body
-    flags = Frame(Kind.BEGIN, 1, 2, 3, (torch.tensor([True, False]), torch.tensor(-2)))
+    flags = Frame(FrameKind.BEGIN, 1, 2, 3, (torch.tensor([True, False]), torch.tensor(-2)))
     body = b"\x01\x00" + bytes(6) + struct.pack("<q", -2)
     assert encode(flags) == message((4, [2]), (3, []), kind=1) + body
-    quanta = Frame(Kind.ACTIVATION, 1, 2, 3, (torch.tensor([-127, 5], dtype=torch.int8),))
+    quanta = Frame(FrameKind.ACTIVATION, 1, 2, 3, (torch.tensor([-127, 5], dtype=torch.int8),))
     assert encode(quanta) == message((5, [2])) + b"\x81\x05" + bytes(6)
 
 
@@ -126,7 +126,7 @@ def test_tensors_of_any_layout_are_sent() -> None:
     """Strided views and parts of a graph; what comes back is writable memory of its own."""
     x = torch.arange(12.0).reshape(3, 4).requires_grad_()
     sent = (x.T, x[:, ::2] * 1, x[1:, 1:3])
-    data = encode(Frame(Kind.ACTIVATION, 0, 0, 0, sent))
+    data = encode(Frame(FrameKind.ACTIVATION, 0, 0, 0, sent))
     received = decode(data).tensors
     for left, right in zip(sent, received, strict=True):
         assert torch.equal(left, right)
@@ -148,7 +148,7 @@ def test_tensors_of_any_layout_are_sent() -> None:
 def test_what_a_frame_cannot_carry_is_refused(tensors: tuple[Tensor, ...], words: str) -> None:
     """By the sender already."""
     with pytest.raises(WireError, match=words):
-        encode(Frame(Kind.ACTIVATION, 0, 0, 0, tensors))
+        encode(Frame(FrameKind.ACTIVATION, 0, 0, 0, tensors))
 
 
 def test_truncated_and_extended_frames_are_refused() -> None:

@@ -15,7 +15,7 @@ from optim.allocation.exact import exact_allocation
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from optim.radio.channel import Fading
 from optim.radio.power_control import Senders, controlled_power
-from optim.verify import verify_round
+from tests.optim.refutation import verify_round
 
 Floats = np.ndarray
 NUM_BLOCKS = 12

@@ -13,11 +13,11 @@ from collapipe.state import Channel, Uplink
 from optim.allocation.curves import feasible_curves, relaxed_curves
 from optim.allocation.exact import exact_allocation
 from optim.allocation.matching import bottleneck
-from optim.allocation.options import round_options
-from optim.allocation.paper_drift import DeadlineSearch, Span
+from optim.allocation.options import option_table
+from optim.allocation.paper_drift import DeadlineInterval, DeadlineSearch
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
-from optim.verify import verify_round
 from tests.optim import rounds
+from tests.optim.refutation import verify_round
 
 
 def check(problem: RoundProblem, solution: RoundSolution) -> None:
@@ -147,7 +147,7 @@ def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
         problem.options, drift_weight=float(10 ** rng.uniform(-2.5, 0.5))
     )
     problem = dataclasses.replace(problem, options=weighted)
-    options = round_options(problem)
+    options = option_table(problem)
     assert options.finish_s.shape == (6, 12, 5)
     best = math.inf
     queues = np.array(problem.queues)[:, np.newaxis]
@@ -203,7 +203,7 @@ def test_no_deadline_of_a_span_is_below_its_bound(seed: int) -> None:
     """Which the search prunes by; with the best deadline before, at and after the span."""
     rng = np.random.default_rng(seed)
     problem = clusters(rng, "paper")
-    options = round_options(problem)
+    options = option_table(problem)
     search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
     curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
     first = bottleneck(options.finish_s.min(axis=0))
@@ -215,7 +215,7 @@ def test_no_deadline_of_a_span_is_below_its_bound(seed: int) -> None:
         start = float(rng.uniform(edges[0], edges[-1]))
         stop = start + float(10 ** rng.uniform(-2, 1.5))
         deadline = float(rng.choice([start - 1e-3, start, stop, start - 50, stop + 50]))
-        span = Span(0.0, start, stop, curves.within(start, stop))
+        span = DeadlineInterval(0.0, start, stop, curves.within(start, stop))
         # Against a round that nothing improves on.
         other = dataclasses.replace(best, deadline_s=deadline, value=-math.inf)
         bound, _ = search.bound(span, other, len(best.curves))
@@ -365,7 +365,7 @@ def test_nothing_to_send(drift: str, fading: str) -> None:
 def test_no_options_are_none() -> None:
     """Of an empty matching the cheapest options are an index, though of nothing."""
     problem = lone(Uplink(0.2, 50.0, 1e6, 0.0, (1e-10,)), 1.0, 1.0)
-    curves = feasible_curves(problem, round_options(problem))
+    curves = feasible_curves(problem, option_table(problem))
     search = DeadlineSearch(0.1, (1, 1))
     empty = curves.take(np.zeros(len(curves), dtype=bool))
     assert not len(

@@ -11,11 +11,18 @@ import pytest
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
 from optim.latency import block_caps, pipeline_latency
-from optim.partition.algorithm2 import best_micro_batches, paper_partition, stationary_micro_batches
+from optim.partition.algorithm2 import (
+    alternate,
+    best_micro_batches,
+    paper_partition,
+    starting_micro_batches,
+    stationary_micro_batches,
+)
 from optim.partition.blocks_programme import best_blocks
+from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, Latency
 from optim.verify import verify_cluster
-from tests.optim.instances import heterogeneous, paper_like
+from tests.optim.instances import heterogeneous, paper_like, uneven
 
 LAWS: tuple[Latency, ...] = get_args(Latency)
 each_law = pytest.mark.parametrize("latency", LAWS)
@@ -71,6 +78,26 @@ def test_mostly_optimal_on_the_papers_clusters(latency: Latency) -> None:
         least = min(least_by_enumeration(problem, m) for m in range(1, 65))
         near.append(paper_partition(problem, RNG).best.latency_s <= 1.001 * least)
     assert np.mean(near) >= 0.8
+
+
+@each_law
+def test_the_better_of_both_starts_is_near_the_optimum_of_uneven_clusters(latency: Latency) -> None:
+    """And nearer than from the even split's m⁽⁰⁾ alone."""
+    above = []
+    for seed in range(8):
+        problem = uneven(np.random.default_rng(seed), latency, num_devices=5, num_blocks=8)
+        least = exact_partition(problem).best.latency_s
+        _, ours = starting_micro_batches(problem)
+        ends = latency_of(problem, *alternate(problem, ours)), solved(problem).best.latency_s
+        above.append([end / least - 1 for end in ends])
+    alone, both = np.mean(above, axis=0)
+    assert both < min(alone, 0.03)
+
+
+def test_the_printed_start_is_one_micro_batch_or_the_fewest_that_fit() -> None:
+    problem = uneven(np.random.default_rng(0), "bound")
+    assert starting_micro_batches(problem)[0] == 1
+    assert starting_micro_batches(problem)[1] > 1
 
 
 @each_law
@@ -174,5 +201,5 @@ def test_energy_that_allows_only_some_micro_batches() -> None:
 def test_devices_that_cannot_hold_the_model() -> None:
     law = AffineLaw(1.0, 0.0, 0.0, 0.1)
     devices = (DeviceProfile("pi", law, 2), DeviceProfile("phone", law, 1))
-    with pytest.raises(InfeasibleRoundError, match=r"at most 3 of 4 blocks \(pi: 2, phone: 1\)"):
+    with pytest.raises(InfeasibleRoundError, match=r"at most 3 of 4 blocks \(pi: 2, phone: 1;"):
         paper_partition(ClusterProblem(devices, 4, 8, 8, "bound"), RNG)

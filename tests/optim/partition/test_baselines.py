@@ -108,14 +108,16 @@ def test_an_answer_within_caps_or_the_device_that_breaks_them(solver: ClusterSol
 def test_too_little_memory_is_named(solver: ClusterSolver) -> None:
     devices = devices_with([1, 1, 1])
     small = (devices[0], replace(devices[1], max_blocks=1), devices[2])
-    with pytest.raises(InfeasibleRoundError, match=r"device d1 would hold 2 blocks.*at most 1"):
+    with pytest.raises(
+        InfeasibleRoundError, match=r"device d1 would hold 2.*at most 1 fit its memory"
+    ):
         answer(solver, ClusterProblem(small, 6, 8, 8, "bound"))
 
 
 @pytest.mark.parametrize("solver", [pipedream, pipeedge])
 def test_caps_that_cannot_hold_the_model_are_named(solver: ClusterSolver) -> None:
     devices = devices_with([1, 2], max_blocks=2)
-    with pytest.raises(InfeasibleRoundError, match=r"at most 4 of 5 blocks \(d0: 2, d1: 2\)"):
+    with pytest.raises(InfeasibleRoundError, match=r"at most 4 of 5 blocks \(d0: 2, d1: 2;"):
         answer(solver, ClusterProblem(devices, 5, 8, 8, "flow_shop"))
 
 
@@ -207,6 +209,14 @@ def test_gpipe_has_the_best_micro_batches(latency: Latency) -> None:
         best = answer(gpipe, problem)
         assert best.blocks == (3, 2, 2)
         assert best.latency_s == min(latency_of(problem, (3, 2, 2), m) for m in range(1, 13))
+
+
+def test_too_little_energy_is_told_from_too_little_memory() -> None:
+    law = AffineLaw(1.0, 0.0, 0.0, 0.0)
+    poor = DeviceProfile("poor", law, 3, EnergyBudget(8.0, law))
+    problem = ClusterProblem((poor, DeviceProfile("other", law)), 4, 8, 1, "overlap")
+    with pytest.raises(InfeasibleRoundError, match=r"poor .*at most 1 fit its energy budget"):
+        pipeline_even(problem, np.random.default_rng(0))
 
 
 def test_gpipe_keeps_to_micro_batches_that_the_energy_allows() -> None:

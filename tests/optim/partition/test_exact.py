@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
-from optim.latency import Floats, block_caps, pipeline_latency
+from optim.latency import block_caps, pipeline_latency
 from optim.partition.exact import exact_partition
 from optim.partition.knapsack import Bottleneck, Nodes
 from optim.partition.rates import Rates
-from optim.problem import ClusterProblem, ClusterSolution, Latency
+from optim.problem import ClusterProblem, ClusterSolution, Floats, Latency
 from tests.optim.instances import heterogeneous, paper_like
 from tests.optim.partition_references import (
     by_dynamic_programme,
@@ -201,7 +201,7 @@ def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency) -> None
     if latency == "bound":
         check_exact(problem, by_thresholds(problem))
     else:
-        problem = replace(problem, batch_size=2, max_micro_batches=4)
+        problem = replace(problem, batch_size=2, max_micro_batches=2)
         check_exact(problem, by_full_devices(problem))
 
 

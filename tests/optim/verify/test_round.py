@@ -18,7 +18,7 @@ from collapipe.plan import Certificate
 from collapipe.state import Channel, Uplink
 from optim.allocation.exact import exact_allocation
 from optim.problem import Allocation, Partition, RoundOptions, RoundProblem, RoundSolution
-from optim.verify import verify_round
+from tests.optim.refutation import verify_round
 
 
 def certified(objective: float, lower_bound: float | None = None) -> Certificate:

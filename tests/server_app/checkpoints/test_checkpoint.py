@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from collapipe.state import Estimates, unknown_cluster
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.checkpoint import (
     Checkpoint,
-    Learned,
     Progress,
     flat,
     nested,
@@ -28,9 +28,10 @@ from server_app.checkpoints.checkpoint import (
     progress_to_json,
 )
 from server_app.checkpoints.file import CheckpointFolder
-from server_app.estimates import Sight
 from server_app.records.summary import History
-from server_app.scheduler import SchedulerState
+from server_app.rounds.estimates import RoundObservation
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
 from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
 from server_app.world.mobility import Walk
 
@@ -55,7 +56,7 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
             losses=(None, next(some)),
             environment=EnvironmentState((unit, unit)),
             estimates=Estimates(next(some), None, next(some)),
-            sight=Sight(next(some), next(some), next(some)),
+            observation=RoundObservation(next(some), next(some), next(some)),
             clock_s=next(some),
         ),
         history=History(
@@ -64,10 +65,10 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
     )
 
 
-def learned() -> Learned:
+def learned() -> TrainingState:
     """With tensors of all kinds, some of which share their memory."""
     common = torch.randn(3, 2)
-    return Learned(
+    return TrainingState(
         weights={"embedding.weight": common, "n": torch.tensor(3)},
         own_models={1: {"embedding.weight": common, "t": common.t()}},
         server_optimizer={"embedding.weight/exp_avg": torch.tensor([math.nan, -0.0, 1e-45])},
@@ -83,7 +84,7 @@ def written(folder: Path, *rounds: int, keep: int = 9) -> CheckpointFolder:
     return checkpoints
 
 
-def bits(tensors: Learned) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+def bits(tensors: TrainingState) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
     return {
         name: (tensor.dtype, tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
         for name, tensor in flat(tensors).items()
@@ -97,13 +98,19 @@ def test_numbers_are_the_same_when_read_again(numbers: list[float]) -> None:
     assert progress_from_json(json.loads(text)) == before
 
 
+def test_a_checkpoint_with_the_former_name_of_the_observation_reads() -> None:
+    values = progress_to_json(progress())
+    values["scheduler"]["sight"] = values["scheduler"].pop("observation")
+    assert progress_from_json(values) == progress()
+
+
 def test_a_checkpoint_reads_as_it_was_written(tmp_path: Path) -> None:
     checkpoints, what = CheckpointFolder(tmp_path), learned()
     checkpoints.write(Checkpoint({"seed": 0}, progress(3), what), 1)
     found = checkpoints.read("000003")
     assert (found.configuration, found.progress) == ({"seed": 0}, progress(3))
-    assert bits(found.learned) == bits(what)
-    assert found.learned.units[0].keys() == {"optimizer", "residual"}
+    assert bits(found.training) == bits(what)
+    assert found.training.units[0].keys() == {"optimizer", "residual"}
 
 
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
@@ -167,6 +174,21 @@ def test_a_full_disk_costs_the_checkpoint_and_no_room(tmp_path: Path) -> None:
         "latest",
     ]
     assert checkpoints.read("000005").progress == progress(5)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, real = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    written(tmp_path, 5)
+    partial = ".000005.partial"
+    assert synced == ["tensors.safetensors", "state.json", partial, "checkpoints"]
 
 
 def test_rounds_beyond_a_million_are_the_newest(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import frames
 from collapipe.wire.certificates import self_signed
-from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, credentials
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession, SessionPlan
@@ -178,14 +178,14 @@ def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> 
     assert not mine.complete
 
 
-def good(kind: Kind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0) -> bytes:
+def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0) -> bytes:
     return frames.encode(Frame(kind, 3, step, micro_batch, tensors))
 
 
 HIDDEN, MASK, TARGETS = torch.ones(2, 3, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
-NORMS = torch.ones(3).double()
-BEGIN = good(Kind.BEGIN, torch.tensor([1, 4]))
-MICRO_BATCH = good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)
+BEGIN = good(FrameKind.BEGIN, torch.tensor([1, 4]))
+END = good(FrameKind.NORMS, torch.ones(3).double())
+MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -193,36 +193,40 @@ MICRO_BATCH = good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)
     [
         ([b"nonsense"], "truncated"),
         ([BEGIN[:-1]], "header says"),
-        ([frames.encode(Frame(Kind.BEGIN, 2, 6, 0, (torch.tensor([1, 4]),)))], "of round 2"),
-        ([good(Kind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 6"),
-        ([good(Kind.BEGIN, torch.tensor([1.0, 4.0]))], "two whole numbers"),
-        ([good(Kind.BEGIN, torch.tensor([0, 4]))], "0 micro-batches"),
+        ([frames.encode(Frame(FrameKind.BEGIN, 2, 6, 0, (torch.tensor([1, 4]),)))], "of round 2"),
+        ([good(FrameKind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 6"),
+        ([good(FrameKind.BEGIN, torch.tensor([1.0, 4.0]))], "two whole numbers"),
+        ([good(FrameKind.BEGIN, torch.tensor([0, 4]))], "0 micro-batches"),
         ([BEGIN, BEGIN], "another is under way"),
-        ([good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS)], "no step has begun"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK)], "expected 3"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN.double(), MASK, TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN[:, :, :4], MASK, TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
-        ([BEGIN, good(Kind.NORMS, torch.ones(3).double())], "0 of 1 micro-batches"),
-        ([BEGIN, good(Kind.NORMS, torch.ones(3))], "a float64 for each part"),
-        ([BEGIN, good(Kind.NORMS, torch.ones(4).double())], "a float64 for each part"),
+        ([good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)], "no step has begun"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK)], "expected 3"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.double(), MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN[:, :, :4], MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
+        ([BEGIN, good(FrameKind.NORMS, torch.ones(3).double())], "0 of 1 micro-batches"),
+        ([BEGIN, good(FrameKind.NORMS, torch.ones(3))], "a float64 for each part"),
+        ([BEGIN, good(FrameKind.NORMS, torch.ones(4).double())], "a float64 for each part"),
         (
-            [good(Kind.BEGIN, torch.tensor([1, 3])), MICRO_BATCH, good(Kind.NORMS, NORMS)],
+            [
+                good(FrameKind.BEGIN, torch.tensor([1, 3])),
+                MICRO_BATCH,
+                END,
+            ],
             "4 of 3 target tokens",
         ),
-        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, -torch.ones(3).double())], "negative"),
-        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, torch.ones(3).double() / 0)], "infinity"),
-        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, 1e308 * torch.ones(3).double())], "infinity"),
-        ([BEGIN, MICRO_BATCH, good(Kind.NORMS, torch.ones(3).double() * torch.nan)], "NaN"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN.repeat(3, 1, 1), MASK, TARGETS)], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS.repeat(1, 3))], "do not fit"),
-        ([BEGIN, good(Kind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
-        ([good(Kind.BEGIN, torch.tensor([5, 4]))], "5 micro-batches"),
-        ([good(Kind.BEGIN, torch.tensor([1, 21]))], "21 target tokens"),
-        ([good(Kind.BYE)], "0 of 2 steps"),
-        ([good(Kind.GRADIENT)], "does not send GRADIENT"),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, -torch.ones(3).double())], "negative"),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, torch.ones(3).double() / 0)], "infinity"),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, 1e308 * torch.ones(3).double())], "infinity"),
+        ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, torch.ones(3).double() * torch.nan)], "NaN"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.repeat(3, 1, 1), MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS.repeat(1, 3))], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
+        ([good(FrameKind.BEGIN, torch.tensor([5, 4]))], "5 micro-batches"),
+        ([good(FrameKind.BEGIN, torch.tensor([1, 21]))], "21 target tokens"),
+        ([good(FrameKind.BYE)], "0 of 2 steps"),
+        ([good(FrameKind.GRADIENT)], "does not send GRADIENT"),
     ],
 )
 def test_a_stream_that_makes_no_sense_ends_with_the_reason_and_leaves_no_trace(
@@ -314,20 +318,20 @@ class Impostor:
 
     def __call__(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for message in messages:
-            if frames.decode(message).kind == Kind.ACTIVATION:
+            if frames.decode(message).kind == FrameKind.ACTIVATION:
                 yield from map(frames.encode, self._answer)
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame(Kind.GRADIENT, 3, 6, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
-        Frame(Kind.GRADIENT, 3, 6, 0, (torch.ones(3), torch.ones(2, 3, 8))),
-        Frame(Kind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
-        Frame(Kind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
-        Frame(Kind.GRADIENT, 3, 6, 0, ()),
-        Frame(Kind.NORMS, 3, 6, 0, ()),
-        Frame(Kind.GRADIENT, 3, 7, 0, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 6, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.ones(3), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
+        Frame(FrameKind.GRADIENT, 3, 6, 0, ()),
+        Frame(FrameKind.NORMS, 3, 6, 0, ()),
+        Frame(FrameKind.GRADIENT, 3, 7, 0, (torch.tensor(1.0), torch.ones(2, 3, 8))),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_by_the_unit(

@@ -2,14 +2,18 @@
 
 import csv
 import json
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from federated import play
+from federated import play, settings_of
 
 from collapipe.errors import ConfigError
+from collapipe.runs.folder import RunFolder
 from collapipe.runs.metrics import COLUMNS
+from server_app.records.mlflow_log import mlflow_log
 
 
 def test_a_row_for_each_round(tmp_path: Path) -> None:
@@ -56,6 +60,21 @@ def test_an_mlflow_that_answers_no_more_ends_no_run(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
     for what in ("round 1", "round 2", "the run's end"):
         assert f"tracking.mlflow: {what} is not logged: connection refused" in caplog.text
+
+
+def test_an_mlflow_that_never_answers_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Connections to it are taken, and nothing comes back."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    settings, _ = settings_of(tmp_path, [])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with mlflow_log(uri, RunFolder(tmp_path), settings) as log:
+            log({"train/loss": 1.0}, 1)
+        assert time.monotonic() - began < 60
+    assert [uri in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_without_mlflow_the_error_says_what_to_install(

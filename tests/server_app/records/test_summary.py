@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from round_report import round_report
 
+from collapipe.config import load_overrides
 from collapipe.report import ClusterCost, RoundCost
-from server_app.records.summary import History, clock_told, how_to_go_on, sent
+from collapipe.runs.folder import RunFolder
+from server_app.records.summary import History, clock_told, how_to_go_on, opening, sent
 
 
 def test_the_last_checkpoint_is_named_with_what_to_type(tmp_path: Path) -> None:
@@ -21,6 +23,24 @@ def test_without_a_checkpoint_the_option_is_named(tmp_path: Path) -> None:
     every_five = "federation.checkpoint_every=5; the first follows round 5"
     assert how_to_go_on(tmp_path, 5) == f"cannot go on: no checkpoint ({every_five})"
     assert how_to_go_on(tmp_path, 0).endswith("no checkpoint (federation.checkpoint_every=0)")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], ""),
+        (["federation.num_units=5"], ""),
+        (["federation.num_units=5", "channel.num_channels=3"], " 3 of 5 units a round,"),
+        (["federation.num_units=5", "strategy=random", "strategy.num_scheduled=2"], " 2 of 5 "),
+        (["federation.num_units=5", "strategy=all", "channel.num_channels=3"], ""),
+    ],
+)
+def test_fewer_units_than_there_are_in_a_round_are_told(
+    tmp_path: Path, options: list[str], told: str
+) -> None:
+    line = opening(load_overrides(options), RunFolder(tmp_path))
+    assert ("units a round" in line) == bool(told)
+    assert told in line
 
 
 def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:

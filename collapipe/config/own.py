@@ -1,0 +1,159 @@
+"""A user's own options: a file of them, and groups in the current folder's ``conf/``.
+
+Both become overrides of our ``conf/`` alone, so that Flower's processes and a resumed run need
+neither. Folders of somebody else never come here: what they hold is composed from our files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from collapipe.config.composing import (
+    check_choices,
+    chooses,
+    composed,
+    composed_by_hydra,
+    options_of,
+)
+from collapipe.config.names import CONF, GROUPS, check_name, known_names
+from collapipe.config.overrides import literal, parse
+from collapipe.errors import ConfigError, one_line
+
+_OWN = Path("conf")  # seen from the current folder
+_FOLLOWING = "task_model"  # a group that is chosen by the choices of two others
+
+
+def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> list[str]:
+    """``overrides`` on top of what ``config_file`` sets, as overrides of our ``conf/``.
+
+    The file has options as YAML, such as ``federation: {rounds: 3}`` and ``task: ner``, or is a
+    run's ``config.yaml``. A choice ``GROUP=NAME`` is also looked for in ``conf/GROUP/NAME.yaml`` of
+    the current folder, behind our own files. Raises ``ConfigError``.
+    """
+    given = {} if config_file is None else _read(config_file)
+    picked = {key: value for key, value in given.items() if _picks(key, value)}
+    choices = [f"{group}={_choice(choice)}" for group, choice in picked.items()]
+    parsed = parse(overrides)
+    choices += [str(each.input_line) for each in parsed if chooses(each)]
+    for each in parse(choices):
+        if not _is_own(each):
+            check_choices(each)
+    if config_file is None and not any(map(_is_own, parse(choices))):
+        return list(overrides)
+    wanted = _with_own_groups(choices)
+    ours = _our_choices(wanted)
+    if config_file is not None:
+        _set(wanted, {key: given[key] for key in given if key not in picked}, config_file)
+    changes = list(_differences(_raw(composed(ours)), _raw(wanted)))
+    settled = [*ours, *changes, *(str(each.input_line) for each in parsed if not chooses(each))]
+    options = options_of(composed(settled))  # a reference is followed here, not by who goes on
+    return [*settled, *(_value(options, each) for each in parse(changes) if _refers(each))]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"--config {file}: cannot be read ({one_line(error)})") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config {file}: must be options with values, as config.yaml of a run")
+    return {str(key): value for key, value in tree.items()}
+
+
+def _picks(key: str, value: object) -> bool:
+    """Whether an entry of the file chooses a group's file; lists are of ``experiment``."""
+    return key in GROUPS and isinstance(value, str | list)
+
+
+def _choice(value: Any) -> str:
+    return f"[{','.join(value)}]" if isinstance(value, list) else str(value)
+
+
+def _is_own(choice: Override) -> bool:
+    value = choice.value()
+    names = value if isinstance(value, list) else [value]
+    return any(_lacks(choice.key_or_group, str(name)) for name in names) and _OWN.is_dir()
+
+
+def _lacks(group: str, name: str) -> bool:
+    """Whether the file is the user's, not ours."""
+    file = f"{group}/{name}.yaml"
+    return not (CONF / file).is_file() and (_OWN / file).is_file()
+
+
+def _with_own_groups(choices: Sequence[str]) -> DictConfig:
+    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
+    return composed_by_hydra([*choices, *own])
+
+
+def _our_choices(tree: DictConfig) -> list[str]:
+    """What was chosen of our files, by a user's file too."""
+    chosen = OmegaConf.to_container(tree.hydra.runtime.choices)
+    assert isinstance(chosen, dict)
+    defaults = composed([]).hydra.runtime.choices
+    return [
+        f"{group}={_choice(name)}"
+        for group, name in chosen.items()
+        if group in GROUPS and group != _FOLLOWING and name != defaults.get(group)
+        if name is not None and not _lacks(str(group), str(name))
+    ]
+
+
+def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
+    """Take the file's values: all of a plug-in whose class it names, else those that it has."""
+    known = known_names(_raw(tree))
+    for key, value in given.items():
+        is_section = isinstance(tree.get(key), DictConfig)
+        if key == "hydra" or (is_section and not isinstance(value, dict)):
+            raise ConfigError(f"--config {file}: {key}: must be options of a run, with values")
+        part = value.get("partitioner") if key == "data" and isinstance(value, dict) else None
+        if isinstance(value, dict) and ("_target_" in value or key == "adapter"):
+            tree[key] = value
+            continue
+        for name in known_names({key: value}) - GROUPS:
+            if not name.startswith(("hydra.", "data.partitioner.", "model.config.")):
+                try:
+                    check_name(name, known)
+                except ConfigError as error:
+                    raise ConfigError(f"--config {file}: {error}") from error
+        OmegaConf.update(tree, key, value, merge=True, force_add=True)
+        if isinstance(part, dict) and "_target_" in part:
+            tree.data.partitioner = part
+
+
+def _raw(tree: DictConfig) -> dict[str, Any]:
+    """All options, references not followed."""
+    plain = cast(dict[str, Any], OmegaConf.to_container(tree))
+    del plain["hydra"]
+    return plain
+
+
+def _differences(base: Any, wanted: Any, prefix: str = "") -> Iterator[str]:
+    """Overrides that make ``wanted`` of ``base``."""
+    for key in sorted(base.keys() - wanted.keys()):
+        yield f"~{prefix}{key}"
+    for key, value in wanted.items():
+        old, name = base.get(key), f"{prefix}{key}"
+        if key not in base:
+            yield f"+{name}={literal(value, references=True)}"
+        elif isinstance(old, dict) and isinstance(value, dict) and old and value:
+            yield from _differences(old, value, f"{name}.")
+        elif old != value:
+            yield f"{name}={literal(value, references=True)}"
+
+
+def _refers(override: Override) -> bool:
+    return "${" in str(override.input_line)
+
+
+def _value(options: Any, override: Override) -> str:
+    """The option with what its references have come to."""
+    name = override.key_or_group
+    for key in name.split("."):
+        options = options[key]
+    return f"{name}={literal(options)}"

@@ -1,0 +1,257 @@
+"""The keys of an inventory and what each may be, in SI units and decibels."""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyError
+from collapipe.validation import dotted, nearest
+
+MOST_BLOCKS = 10_000
+_MOST_SAMPLES = 10**9
+_MOST_MICRO_BATCHES = 4096  # more of them gain nothing, and every one is looked at
+_MOST_TOKENS = 10**6
+_LEAST, _MOST = 1e-18, 1e18  # of figures in SI units
+_MOST_DECIBELS = 180.0
+# YAML 1.1 takes 1e8 for a text; and what only Python or only YAML takes for a number is none here.
+_NUMBER = re.compile(r"[-+]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def _number(given: object) -> float:
+    if not isinstance(given, Scalar):
+        kind = "a list" if isinstance(given, list) else "keys with values"
+        raise ValueError(f"must be a number, not {kind}")
+    if given.lower().lstrip("+-").lstrip(".") in ("inf", "nan", "infinity"):
+        raise ValueError("must be finite; write a number")
+    if not _NUMBER.fullmatch(given):
+        raise ValueError("must be a number; such as 64 or 4.0e11, no unit")
+    if given.is_quoted:
+        raise ValueError("must be a number; remove the quotes")
+    value = float(given)
+    if value and not _LEAST <= abs(value) <= _MOST:
+        raise ValueError("too far from 1 for SI units; check it")
+    return value
+
+
+def _decibels(value: float) -> float:
+    if abs(value) > _MOST_DECIBELS:
+        raise ValueError(
+            f"{value:g} dB: must lie within {_MOST_DECIBELS:g} dB of 0; are these decibels?"
+        )
+    return value
+
+
+def _text(given: object) -> str:
+    if not isinstance(given, str) or not given.strip() or not given.isprintable():
+        raise ValueError("must be a text of one line")
+    return str(given)
+
+
+def _whole(most: int) -> BeforeValidator:
+    """A whole number from 1 to ``most``."""
+
+    def check(given: object) -> int:
+        value = _number(given)
+        if value != int(value) or not 1 <= value <= most:
+            raise ValueError(f"must be a whole number from 1 to {most:,}")
+        return int(value)
+
+    return BeforeValidator(check)
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Decibels = Annotated[Number, AfterValidator(_decibels)]
+Blocks = Annotated[int, _whole(MOST_BLOCKS)]
+Samples = Annotated[int, _whole(_MOST_SAMPLES)]
+Text = Annotated[str, BeforeValidator(_text)]
+Drift = Literal["gamma", "paper"]
+Fading = Literal["none", "rayleigh"]
+Latency = Literal["overlap", "flow_shop", "bound"]
+
+
+class Section(BaseModel):
+    """A mapping of the file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, values: Any) -> Any:
+        known = cls.model_fields
+        if isinstance(values, dict):
+            for key in values:
+                if key not in known:
+                    raise UnknownKeyError((key,), f"unknown key{nearest(key, known)}")
+        return values
+
+
+class ModelSection(Section):
+    """``model``: figures of a block, or a name; what stands beside a name goes over it."""
+
+    name: Text | None = None
+    num_blocks: Blocks | None = None
+    family: Text | None = None
+    config: dict[str, Text] | None = None
+    tokens: Annotated[int, _whole(_MOST_TOKENS)] | None = None
+    forward_flops: Positive | None = None
+    backward_flops: Positive | None = None
+    activation_bits: Positive | None = None
+    gradient_bits: Positive | None = None
+    block_bytes: Positive | None = None
+
+
+class ChunkSection(Section):
+    """``chunk``: a measured law, in seconds."""
+
+    u: Positive
+    v: NotNegative = 0.0
+    w: NotNegative = 0.0
+    l: NotNegative = 0.0  # noqa: E741  # ℓ
+
+
+class DeviceSection(Section):
+    """A device: measured by ``chunk``, or described by its speed; limits."""
+
+    name: Annotated[Text, Field(max_length=64)]
+    chunk: ChunkSection | None = None
+    flops_per_s: Positive | None = None
+    d2d_rate_bps: Positive | None = None
+    launch_s: NotNegative = 0.0
+    hop_latency_s: NotNegative = 0.0
+    max_blocks: Blocks | None = None
+    memory_bytes: Positive | None = None
+    energy_j: Positive | None = None
+    power_w: Positive | None = None
+    address: Text | None = None  # a deployment's; planning needs neither
+    process_id: Text | None = None
+
+    def faults(self, alone: bool) -> Iterator[tuple[Loc, str]]:
+        """Where keys contradict each other; a device that is not ``alone`` says what hops take."""
+        if self.chunk is None:
+            if self.flops_per_s is None:
+                yield ("flops_per_s",), "is missing; give it, or a measured chunk"
+            if self.d2d_rate_bps is None and not alone:
+                yield ("d2d_rate_bps",), "is missing; among several devices each says its rate"
+            return
+        for key in ("flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s"):
+            if key in self.model_fields_set:
+                yield (key,), "the device has a measured chunk as well; remove one"
+        for key in ("w", "l"):
+            if not alone and key not in self.chunk.model_fields_set:
+                yield (
+                    ("chunk", key),
+                    "is missing; among several devices each says what its hop takes: w seconds a "
+                    "sample, l a micro-batch, 0 for nothing",
+                )
+
+
+class UplinkSection(Section):
+    """``uplink``: power and joules at most, bits to send, and a gain for each channel."""
+
+    power_w: Positive
+    energy_j: Positive
+    upload_bits: Annotated[Number, Field(ge=1)]
+    activation_bits: NotNegative = 0.0
+    gain_db: list[Decibels]
+
+
+class ClusterSection(Section):
+    """A cluster: its devices, and its uplink in a joint round."""
+
+    name: Text
+    devices: list[DeviceSection] = Field(min_length=1)
+    uplink: UplinkSection | None = None
+
+    def faults(self, num_channels: int) -> Iterator[tuple[Loc, str]]:
+        """Where devices contradict each other, or the uplink contradicts the channels."""
+        yield from _repeated_names(("devices",), [each.name for each in self.devices])
+        for place, device in enumerate(self.devices):
+            for loc, message in device.faults(alone=len(self.devices) == 1):
+                yield ("devices", place, *loc), message
+        if self.uplink is None:
+            if num_channels:
+                yield ("uplink",), "is missing; with channels every cluster has one"
+        elif not num_channels:
+            yield ("uplink",), "there are no channels; add channels, or remove it"
+        elif (given := len(self.uplink.gain_db)) != num_channels:
+            yield (
+                ("uplink", "gain_db"),
+                f"has {given} numbers, expected one for each of {num_channels} channels",
+            )
+
+
+class ChannelSection(Section):
+    """An uplink channel."""
+
+    bandwidth_hz: Positive
+    interference_w: Positive
+    noise_dbm_per_hz: Decibels
+
+
+class RoundSection(Section):
+    """``round``: what a joint round minimises, and the queues Y_n before it."""
+
+    drift: Drift = "gamma"
+    drift_weight: Positive = 0.1
+    kappa: Positive = 1.0
+    interference_constant_w: Positive = 0.08
+    gradient_bound: Positive = 0.1
+    gamma_max: Positive = 0.84
+    fading: Fading = "none"
+    queues: tuple[NotNegative, ...] = ()
+
+
+class InventorySection(Section):
+    """The whole file."""
+
+    batch_size: Samples
+    max_micro_batches: Samples | None = None
+    latency: Latency = "overlap"
+    model: ModelSection
+    clusters: list[ClusterSection] = Field(min_length=1)
+    channels: list[ChannelSection] = []
+    round: RoundSection = RoundSection()
+
+    @property
+    def most_micro_batches(self) -> int:
+        """M: a micro-batch holds at least one sample, so that a larger number binds nobody."""
+        return min(self.max_micro_batches or self.batch_size, self.batch_size)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        for loc, message in self._faults():
+            raise PlacedError(loc, message)
+        return self
+
+    def _faults(self) -> Iterator[tuple[Loc, str]]:
+        if self.most_micro_batches > _MOST_MICRO_BATCHES:
+            yield (
+                ("max_micro_batches",),
+                f"batch_size={self.batch_size} leaves room for more than {_MOST_MICRO_BATCHES:,} "
+                "micro-batches; set max_micro_batches, 64 is plenty",
+            )
+        yield from _repeated_names(("clusters",), [each.name for each in self.clusters])
+        for place, cluster in enumerate(self.clusters):
+            for loc, message in cluster.faults(len(self.channels)):
+                yield ("clusters", place, *loc), message
+        if "round" in self.model_fields_set and not self.channels:
+            yield ("round",), "there are no channels; add channels, or remove it"
+        given, wanted = len(self.round.queues), len(self.clusters)
+        if "queues" in self.round.model_fields_set and given != wanted:
+            yield (
+                ("round", "queues"),
+                f"has {given} numbers, expected one for each of {wanted} clusters",
+            )
+
+
+def _repeated_names(loc: Loc, names: list[str]) -> Iterator[tuple[Loc, str]]:
+    places: dict[str, int] = {}
+    for place, name in enumerate(names):
+        first = places.setdefault(name, place)
+        if first != place:
+            where = dotted((*loc, first))
+            yield (*loc, place, "name"), f"{where} has this name already; rename one"

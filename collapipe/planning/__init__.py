@@ -1,0 +1,1 @@
+"""What to do with an inventory: each cluster's split, and the joint round."""

@@ -1,0 +1,132 @@
+"""An inventory's problems, solved, and each answer verified before anybody sees it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.inventory.file import Cluster, Inventory
+from collapipe.planning.infeasible import no_room, no_upload
+from optim.convergence import next_queues, round_gammas
+from optim.problem import (
+    Allocation,
+    ClusterProblem,
+    ClusterSolution,
+    Partition,
+    RoundOptions,
+    RoundProblem,
+    RoundSolution,
+)
+from optim.solvers import cluster_solver, round_solver
+from optim.timeline import SegmentTimes, timeline
+from optim.verify import verify_cluster, verify_round
+
+EXACT = "exact"
+_SEED = 0  # of the one baseline that draws its devices
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCluster:
+    """A cluster, its problem and its answer; ``allocation`` is None without a part in a round."""
+
+    cluster: Cluster
+    problem: ClusterProblem
+    solution: ClusterSolution
+    allocation: Allocation | None = None
+
+    @property
+    def partition(self) -> Partition:
+        """The round's choice, or the cluster's fastest where no round chose."""
+        return self.allocation.partition if self.allocation else self.solution.best
+
+    @property
+    def segments(self) -> tuple[SegmentTimes, ...]:
+        """When the chosen partition's devices compute and send."""
+        return timeline(self.problem, self.partition)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the batch, and of the upload where it has one."""
+        return self.partition.latency_s + (self.allocation.upload_s if self.allocation else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JointRound:
+    """The round's problem over all clusters, its answer, and what the answer makes of queues."""
+
+    problem: RoundProblem
+    solution: RoundSolution
+    gammas: tuple[float, ...]
+    queues: tuple[float, ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds until the slowest scheduled cluster has uploaded."""
+        allocations = self.solution.allocations
+        return max(each.partition.latency_s + each.upload_s for each in allocations)
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryPlan:
+    """The verified plan of an inventory; ``clusters`` in the file's order."""
+
+    inventory: Inventory
+    solver: str
+    clusters: tuple[PlannedCluster, ...]
+    round: JointRound | None
+
+
+def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
+    """Plan every cluster, and the round where the inventory has channels.
+
+    Raises ``ConfigError`` where no plan exists.
+    """
+    planned = tuple(_plan_cluster(inventory, cluster, solver) for cluster in inventory.clusters)
+    if not inventory.channels:
+        return InventoryPlan(inventory, solver, planned, None)
+    joint = _plan_round(inventory, planned, solver)
+    by_unit = {each.unit: each for each in joint.solution.allocations}
+    scheduled = tuple(replace(p, allocation=by_unit.get(n)) for n, p in enumerate(planned))
+    return InventoryPlan(inventory, solver, scheduled, joint)
+
+
+def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> PlannedCluster:
+    problem = ClusterProblem(
+        cluster.profiles,
+        inventory.num_blocks,
+        inventory.batch_size,
+        inventory.max_micro_batches,
+        inventory.latency,
+    )
+    try:
+        solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
+    except InfeasibleRoundError as error:
+        why = no_room(problem, cluster, inventory.block_bytes) or str(error)
+        raise inventory.document.error(cluster.loc, why) from error
+    verify_cluster(solution, problem)
+    return PlannedCluster(cluster, problem, solution)
+
+
+def _plan_round(
+    inventory: Inventory, planned: tuple[PlannedCluster, ...], solver: str
+) -> JointRound:
+    figures = inventory.round.model_dump()
+    problem = RoundProblem(
+        fronts=tuple(each.solution.front for each in planned),
+        uplinks=tuple(c.uplink for c in inventory.clusters if c.uplink is not None),
+        channels=inventory.channels,
+        queues=figures.pop("queues"),
+        num_blocks=inventory.num_blocks,
+        options=RoundOptions(**figures),
+    )
+    try:
+        solution = round_solver(solver)(problem)
+    except InfeasibleRoundError as error:
+        raise no_upload(inventory, problem, str(error)) from error
+    verify_round(solution, problem)
+    if solver != EXACT:  # what is proved among a baseline's splits proves nothing about all splits
+        certificate = replace(solution.certificate, lower_bound=0.0, solver=solver)
+        solution = replace(solution, certificate=certificate)
+    gammas = round_gammas(problem, solution.allocations)
+    queues = next_queues(problem.queues, gammas, problem.options.gamma_max)
+    return JointRound(problem, solution, gammas, queues)

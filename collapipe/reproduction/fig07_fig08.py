@@ -1,0 +1,237 @@
+"""Figs. 7 and 8: accumulated time of CollaPipe and other methods on the same clusters.
+
+N clusters are drawn anew in every round. A round counts the mean of its clusters' times, and apart
+from that what each cluster's control unit uploads.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from collapipe.reproduction import drawing
+from collapipe.reproduction.figure import Finding, PaperFigure, Row, within_a_quarter
+from collapipe.reproduction.paper_world import (
+    BATCH_SIZE,
+    BERT_BLOCKS,
+    TRANSFORMER_BLOCKS,
+    draw_cluster,
+    paper_presets,
+    solve,
+    stream,
+)
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from optim.radio.channel import links, power_limits, uplink_rate, upload_time
+
+ROUNDS = 20
+CLUSTERS = 3  # N
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A solver's label, and whether its control units upload activations and adapters."""
+
+    label: str
+    activations: bool = True
+    adapters: bool = True
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "exact": Method("CollaPipe"),
+        "vanilla_fl": Method("VanillaFL", activations=False),
+        "pipeline": Method("PipeLine", adapters=False),
+        "titanic": Method("TITANIC"),
+        "no_segment_scheduling": Method("CollaPipe w/o SS"),
+        "gpipe": Method("GPipe, even split"),
+        "pipedream": Method("PipeDream, FTPipeHD"),
+        "pipeedge": Method("PipeEdge"),
+    }
+)
+"""By solver, ours first. "w/o SS" is the paper's short for: without segment scheduling."""
+OWN, *OTHERS = METHODS
+_BLIND = "no_segment_scheduling"
+_AS_LINES = (OWN, "vanilla_fl", "pipeline", "titanic", _BLIND)
+_PAPER = {"vanilla_fl": 15.09, "titanic": 18.94, "pipeline": 40.55}
+_DEVICES, _SLOWEST, _UPLOADS = (
+    "on devices",
+    "on devices, the slowest cluster of each round",
+    "with uploads",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodTimes:
+    """A method's rounds.
+
+    Attributes
+    ----------
+    devices_s, slowest_s
+        Mean and largest time of each round's clusters on their devices.
+    uploads_s, adapters_s
+        Mean of each round's uploads, and of the adapters among them.
+    over_limits
+        How many clusters exceed memory or energy.
+    """
+
+    devices_s: Floats
+    slowest_s: Floats
+    uploads_s: Floats
+    adapters_s: Floats
+    over_limits: int
+
+    def total(self, counted: str) -> float:
+        """Seconds of all rounds."""
+        seconds = float((self.slowest_s if counted == _SLOWEST else self.devices_s).sum())
+        return seconds + float(self.uploads_s.sum()) * (counted == _UPLOADS)
+
+
+Times = Mapping[str, MethodTimes]
+"""A seed's rounds by method."""
+
+
+def _compute(seed: int, num_blocks: int) -> Times:
+    activations, adapters = np.array([_uploads(seed, number) for number in range(ROUNDS)]).T
+    found = {}
+    for name, method in METHODS.items():
+        seconds, over_limits = np.empty((ROUNDS, CLUSTERS)), 0
+        for place in np.ndindex(ROUNDS, CLUSTERS):
+            cluster, rng = draw_cluster(num_blocks, seed, *place), stream(seed, name, *place)
+            solution, exceeds = solve(name, cluster, rng, unlimited=name != OWN)
+            seconds[place] = solution.best.latency_s
+            over_limits += exceeds
+        uploads = activations * method.activations + adapters * method.adapters
+        found[name] = MethodTimes(
+            seconds.mean(axis=1), seconds.max(axis=1), uploads, adapters, over_limits
+        )
+    return found
+
+
+def _uploads(seed: int, round_number: int) -> tuple[float, float]:
+    """Mean seconds of a batch's activations, and of the adapters; unit n has channel n."""
+    channels, uplinks = paper_presets().radio(seed, CLUSTERS, round_number)
+    pairs = links(uplinks, channels, "none")
+    power = power_limits(pairs)
+    rates = uplink_rate(power, pairs.gains, pairs.bandwidth_hz, pairs.noise_w, pairs.fading)
+    own, adapters = np.diagonal(rates), pairs.model_bits[:, 0]
+    activations = upload_time(pairs.upload_bits[:, 0] - adapters, own)
+    return float(activations.mean()), float(upload_time(adapters, own).mean())
+
+
+def _rows(seeds: Mapping[int, Times]) -> Iterator[Row]:
+    for seed, times in seeds.items():
+        for method, each in times.items():
+            columns = (
+                each.devices_s,
+                each.slowest_s,
+                each.uploads_s,
+                each.devices_s.cumsum(),
+                (each.devices_s + each.uploads_s).cumsum(),
+            )
+            for number, values in enumerate(zip(*columns, strict=True), start=1):
+                yield seed, method, number, *map(float, values)
+
+
+def _reduction(seeds: Sequence[Times], counted: str, of: str, against: str) -> Interval:
+    """By how many percent one method's total is below another's."""
+    return over_seeds(
+        100 * (1 - each[of].total(counted) / each[against].total(counted)) for each in seeds
+    )
+
+
+def _findings(seeds: Sequence[Times]) -> Iterator[Finding]:
+    for counted in (_DEVICES, _UPLOADS):
+        for other, paper in _PAPER.items():
+            text = f"reduction against {METHODS[other].label}, {counted}"
+            ours = _reduction(seeds, counted, OWN, other)
+            yield within_a_quarter(text, paper, ours, "%")
+        text = f"increase without segment scheduling, {counted}"
+        increase = -_reduction(seeds, counted, _BLIND, OWN)
+        yield within_a_quarter(text, 22.45, increase, "%")
+        text = f"VanillaFL's reduction against PipeLine, {counted}"
+        ours = _reduction(seeds, counted, "vanilla_fl", "pipeline")
+        yield within_a_quarter(text, 29.98, ours, "%")
+    for counted in (_DEVICES, _UPLOADS):
+        for name, method in METHODS.items():
+            total = over_seeds(each[name].total(counted) for each in seeds)
+            yield Finding(f"{method.label}: total, {counted}", total, "s")
+    for counted in (_DEVICES, _SLOWEST, _UPLOADS):
+        for other in OTHERS:
+            if counted == _SLOWEST or other not in _PAPER:
+                text = f"reduction against {METHODS[other].label}, {counted}"
+                yield Finding(text, _reduction(seeds, counted, OWN, other), "%")
+    yield Finding(
+        "reduction against VanillaFL, with uploads, its devices' adapters one after another",
+        over_seeds(100 * (1 - each[OWN].total(_UPLOADS) / _one_by_one(each)) for each in seeds),
+        "%",
+    )
+    for other in OTHERS:
+        shares = [100 * each[other].over_limits / (ROUNDS * CLUSTERS) for each in seeds]
+        text = f"{METHODS[other].label}: clusters whose memory or energy it exceeds"
+        yield Finding(text, share_over_seeds(shares), "%")
+
+
+def _one_by_one(times: Times) -> float:
+    """VanillaFL's total where all devices of a cluster send adapters on the cluster's channel."""
+    devices, vanilla = paper_presets().cluster.num_devices, times["vanilla_fl"]
+    return vanilla.total(_DEVICES) + devices * float(vanilla.adapters_s.sum())
+
+
+def _draw(seeds: Sequence[Times]) -> Figure:
+    """The paper's methods over rounds; all methods' totals with uploads."""
+    figure, (left, right) = drawing.panels(3.8, 2, width_ratios=[1, 1.15])
+    rounds = range(1, len(seeds[0][OWN].devices_s) + 1)
+    series = {}
+    for method in _AS_LINES:
+        accumulated = [each[method].devices_s.cumsum() for each in seeds]
+        series[METHODS[method].label] = (rounds, drawing.over_places(accumulated))
+    drawing.draw_lines(left, series)
+    left.set(xlim=(0, None), ylim=(0, None), title="(a) on devices")
+    left.set(xlabel="round", ylabel="accumulated time [s]")
+    drawing.legend_below(left, 2)
+    _draw_totals(right, seeds)
+    drawing.legend_below(right, 2)
+    return figure
+
+
+def _draw_totals(axes: Axes, seeds: Sequence[Times]) -> None:
+    places = range(len(METHODS))
+    totals = [over_seeds(each[name].total(_UPLOADS) for each in seeds) for name in METHODS]
+    devices = [over_seeds(each[name].total(_DEVICES) for each in seeds).mean for name in METHODS]
+    uploads = [total.mean - own for total, own in zip(totals, devices, strict=True)]
+    axes.barh(places, devices, 0.7, **drawing.MARKS[0].as_bar(), label="on devices")
+    axes.barh(places, uploads, 0.7, devices, **drawing.MARKS[1].as_bar(), label="uploads")
+    drawing.error_bars(axes, places, totals, level=True)
+    axes.set_yticks(places, [each.label for each in METHODS.values()])
+    axes.invert_yaxis()
+    rounds = len(seeds[0][OWN].devices_s)
+    axes.set(xlim=(0, None), xlabel=f"total of {rounds} rounds [s]", title="(b) with uploads")
+
+
+def _figure(name: str, num_blocks: int) -> PaperFigure[Times]:
+    totals = ("accumulated_devices_s", "accumulated_total_s")
+    return PaperFigure(
+        name,
+        ("seed", "method", "round", "devices_s", "slowest_s", "upload_s", *totals),
+        functools.partial(_compute, num_blocks=num_blocks),
+        _rows,
+        _findings,
+        _draw,
+        {
+            "num_blocks": num_blocks,
+            "batch_size": BATCH_SIZE,
+            "rounds": ROUNDS,
+            "clusters_per_round": CLUSTERS,
+            "local_steps": 1,
+            "latency": "bound",
+        },
+    )
+
+
+FIG07, FIG08 = _figure("fig07", TRANSFORMER_BLOCKS), _figure("fig08", BERT_BLOCKS)

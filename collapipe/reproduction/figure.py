@@ -1,0 +1,145 @@
+"""A figure of the paper: what a seed computes, and what follows from all seeds."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from matplotlib.figure import Figure
+
+from collapipe.reproduction.training import Job, Training
+from collapipe.runs.evidence import Interval
+
+Cell = str | int | float
+Row = tuple[Cell, ...]
+R = TypeVar("R")
+PROCESSES = 2  # that compute seeds side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A number of ours."""
+
+    text: str
+    ours: Interval
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Finding):
+    """A claim of the paper: its number, or its words where it prints none; whether ours agrees, and
+    by which rule."""
+
+    paper: float | str
+    agrees: bool
+    rule: str
+
+
+def within_a_quarter(text: str, paper: float, ours: Interval, unit: str) -> Claim:
+    """A number agrees where our mean is off by at most a quarter of it.
+
+    The interval does not count: the wider it is, the more it would agree with.
+    """
+    agrees = abs(ours.mean - paper) <= abs(paper) / 4
+    rule = "our mean is within a quarter of the paper's figure"
+    return Claim(text, ours, unit, paper, agrees, rule)
+
+
+def within_one(text: str, paper: float, ours: Interval, unit: str) -> Claim:
+    """A count agrees where our mean is off by at most 1."""
+    agrees = abs(ours.mean - paper) <= 1
+    return Claim(text, ours, unit, paper, agrees, "our mean is within 1 of the paper's figure")
+
+
+def at_least(text: str, paper: str, ours: Interval, unit: str, limit: float) -> Claim:
+    """A property holds where our whole interval is at ``limit`` or above it."""
+    rule = f"our whole 95 % interval is at least {limit:g} {unit}"
+    return Claim(text, ours, unit, paper, ours.ends[0] >= limit, rule)
+
+
+def above(text: str, paper: str, ours: Interval, unit: str, limit: float) -> Claim:
+    """A lead holds where our whole interval is above ``limit``, which is more than rounding."""
+    rule = f"our whole 95 % interval is above {limit:g} {unit}".rstrip()
+    return Claim(text, ours, unit, paper, ours.ends[0] > limit, rule)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is written down for a figure; ``rows`` are a tidy table, one row per point."""
+
+    rows: Sequence[Row]
+    claims: Sequence[Claim]
+    findings: Sequence[Finding]
+    settings: Mapping[str, Cell]
+    picture: Figure
+
+
+@dataclass(frozen=True)
+class PaperFigure(Generic[R]):
+    """How a figure is computed, R being the result of one seed.
+
+    Attributes
+    ----------
+    columns
+        Names of what ``rows`` returns.
+    compute
+        Takes a seed; of a figure that trains: the finished runs by the keys of ``jobs``.
+    findings
+        Returns the paper's claims, too.
+    settings
+        What was drawn and how often, next to the presets.
+    jobs
+        The runs of a seed, by any key; None: nothing is trained.
+    basis
+        Where the numbers come from.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    compute: Callable[..., R]
+    rows: Callable[[Mapping[int, R]], Iterable[Row]]
+    findings: Callable[[Sequence[R]], Iterable[Finding]]
+    draw: Callable[[Sequence[R]], Figure]
+    settings: Mapping[str, Cell] = field(default_factory=dict)
+    num_seeds: int = 5
+    jobs: Callable[[int], Mapping[Any, Job]] | None = None
+    basis: str = "times that a model predicts, not measured ones"
+
+    def evidence(self, seeds: Sequence[int], training: Training | None = None) -> Evidence:
+        """Compute or train all seeds. Raises ``ConfigError`` and ``RoundFailedError``."""
+        settings = dict(self.settings)
+        if self.jobs is None:
+            results = dict(zip(seeds, compute_seeds(self.compute, seeds), strict=True))
+        else:
+            assert training is not None
+            jobs = {seed: self.jobs(seed) for seed in seeds}
+            runs = training.runs([job for each in jobs.values() for job in each.values()])
+            results = {
+                seed: self.compute({key: runs[job] for key, job in each.items()})
+                for seed, each in jobs.items()
+            }
+            wall_s = round(sum(run.summary.wall_s or 0 for run in runs.values() if run.summary))
+            settings |= {"sizes": training.sizes, "runs": len(runs), "runs_wall_s": wall_s}
+        every = list(results.values())
+        found = list(self.findings(every))
+        return Evidence(
+            list(self.rows(results)),
+            [each for each in found if isinstance(each, Claim)],
+            [each for each in found if not isinstance(each, Claim)],
+            settings,
+            self.draw(every),
+        )
+
+
+def compute_seeds(compute: Callable[[int], R], seeds: Sequence[int]) -> list[R]:
+    """``compute`` of each seed, side by side in processes that end with this one."""
+    if PROCESSES == 1 or len(seeds) == 1:
+        return [compute(seed) for seed in seeds]
+    with multiprocessing.get_context("spawn").Pool(PROCESSES, _ignore_ctrl_c) as pool:
+        return pool.map(compute, seeds, chunksize=1)
+
+
+def _ignore_ctrl_c() -> None:
+    """Whoever started this process ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

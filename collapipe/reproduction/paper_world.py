@@ -1,0 +1,86 @@
+"""Devices and channels of the presets ``paper``, and solvers' verified answers for them."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from collapipe import config
+from collapipe.devices.presets import ChannelPreset, PaperCluster
+from collapipe.errors import InfeasibleRoundError
+from collapipe.seeds import derive
+from collapipe.state import BlockCost, Channel, DeviceProfile, Uplink
+from optim.problem import ClusterProblem, ClusterSolution
+from optim.solvers import cluster_solver
+from optim.verify import verify_cluster
+
+BATCH_SIZE = 64  # b of Table II
+TRANSFORMER_BLOCKS, BERT_BLOCKS = 6, 12  # L
+
+
+@dataclass(frozen=True)
+class PaperPresets:
+    """The presets, and the options that they were made of."""
+
+    cluster: PaperCluster
+    channel: ChannelPreset
+    options: Mapping[str, Any]
+
+    def devices(self, seed: int, *purpose: int | str) -> tuple[DeviceProfile, ...]:
+        """Draw the devices of one cluster; the same seed and purpose give the same ones."""
+        # Table II describes times and memory by itself, whatever the model's blocks cost.
+        cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)
+        return self.cluster.draw(cost, 0, stream(seed, "cluster", *purpose))
+
+    def radio(
+        self, seed: int, num_units: int, *purpose: int | str
+    ) -> tuple[tuple[Channel, ...], tuple[Uplink, ...]]:
+        """Draw the channels, and the uplinks of ``num_units`` units with a batch's activations.
+
+        A sample's activations are half of what passes a hop there and back.
+        """
+        rng = stream(seed, "radio", *purpose)
+        bits = BATCH_SIZE * self.cluster.hop_bits / 2
+        channels = self.channel.draw(rng)
+        return channels, tuple(self.channel.draw_uplink(0.0, bits, rng) for _ in range(num_units))
+
+
+@functools.cache
+def paper_presets() -> PaperPresets:
+    """The presets ``paper`` of clusters and channels."""
+    settings = config.load_overrides(["cluster=paper", "channel=paper"])
+    options = {name: settings.tree[name] for name in ("cluster", "channel")}
+    return PaperPresets(settings.build("cluster"), settings.build("channel"), options)
+
+
+def stream(seed: int, *purpose: int | str) -> np.random.Generator:
+    """A generator for one purpose of one seed."""
+    return np.random.default_rng(derive(seed, *purpose))
+
+
+def draw_cluster(num_blocks: int, seed: int, *purpose: int | str) -> ClusterProblem:
+    """Sub-1 of a drawn cluster under eq. (15), m up to b."""
+    devices = paper_presets().devices(seed, *purpose)
+    return ClusterProblem(devices, num_blocks, BATCH_SIZE, BATCH_SIZE, "bound")
+
+
+def solve(
+    solver: str, cluster: ClusterProblem, rng: np.random.Generator, unlimited: bool = False
+) -> tuple[ClusterSolution, bool]:
+    """A verified answer, and whether it exceeds a limit of memory or energy.
+
+    With ``unlimited``, systems that look at no limits are given what they need, so that their time
+    can be compared. Raises ``InfeasibleRoundError``.
+    """
+    try:
+        solution = cluster_solver(solver)(cluster, rng)
+    except InfeasibleRoundError:
+        if not unlimited:
+            raise
+        devices = (replace(device, max_blocks=None, energy=None) for device in cluster.devices)
+        cluster = replace(cluster, devices=tuple(devices))
+        return solve(solver, cluster, rng)[0], True
+    verify_cluster(solution, cluster)
+    return solution, False

@@ -1,0 +1,57 @@
+"""A round planned from Python, without a run around it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from collapipe.plan import RoundPlan
+from collapipe.state import Channel, ClusterState
+from optim.dssra import Dssra
+from optim.planner import Planner, RoundRequest
+from optim.verify import verify_plan
+
+
+def plan_round(
+    clusters: Sequence[ClusterState],
+    channels: Sequence[Channel],
+    *,
+    num_blocks: int,
+    batch_size: int,
+    strategy: Planner | None = None,
+    queues: Sequence[float] = (),
+    local_steps: int = 1,
+    schedule: str = "one_f_one_b",
+    seed: int = 0,
+) -> RoundPlan:
+    """Who takes part, on which channel and at which power, and which device holds which blocks.
+
+    Parameters
+    ----------
+    strategy
+        None: ``Dssra()``. Its ``plan_round`` gets the whole request, of the first round.
+    queues
+        Y_n of each cluster, ``queues`` of the last plan; empty: zeros.
+
+    Raises
+    ------
+    InfeasibleRoundError
+        With the numbers and what would make the round feasible.
+    PlanViolationError
+        Where the strategy's plan breaks a constraint.
+    """
+    request = RoundRequest(
+        round=1,
+        clusters=tuple(clusters),
+        num_blocks=num_blocks,
+        batch_size=batch_size,
+        local_steps=local_steps,
+        num_segments=None,
+        num_micro_batches=batch_size,
+        schedule=schedule,
+        channels=tuple(channels),
+        queues=tuple(queues) or (0.0,) * len(clusters),
+        losses=(None,) * len(clusters),
+    )
+    plan = (strategy or Dssra()).plan_round(request, np.random.default_rng(seed))
+    verify_plan(plan, request)
+    return plan

@@ -1,0 +1,1 @@
+"""The rounds of a run: what is decided, sent, checked and learned."""

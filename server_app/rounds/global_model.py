@@ -1,0 +1,103 @@
+"""The model between rounds: one of all units, or each unit's own where nothing is averaged."""
+
+from collections.abc import Collection, Mapping
+
+from collapipe.config import Settings
+from collapipe.errors import NonFiniteLossError
+from collapipe.models.part import select
+from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.tensors import Tensors, all_finite
+from server_app.rounds.aggregation import ServerOptimizer, average
+
+
+class GlobalModel:
+    """Weights as the last round left them; those named ``frozen`` never change.
+
+    Attributes
+    ----------
+    weights
+        The average, or the first weights where nothing is averaged.
+    own_models
+        Where nothing is averaged: unit → its weights, once it has trained.
+    server_optimizer
+        What the server does with an average.
+    """
+
+    def __init__(self, settings: Settings, frozen: Collection[str]) -> None:
+        self._settings, self.frozen = settings, frozenset(frozen)
+        self.weights: Tensors = {}
+        self.own_models: dict[int, Tensors] = {}
+        self.server_optimizer = ServerOptimizer(settings.server_optimizer)
+
+    def of_unit(self, unit: int) -> Tensors:
+        """What a unit's next round starts from."""
+        return self.own_models.get(unit, self.weights)
+
+    def names(self) -> set[str]:
+        """Of the weights that units get and return."""
+        head = f"{HEAD}." if self._settings.server_has_heads else None
+        names = self.weights.keys() - self.frozen
+        return {name for name in names if head is None or not name.startswith(head)}
+
+    def frozen_parts(self) -> dict[str, Tensors]:
+        """Frozen weights of the parts that units hold: part → tensors."""
+        weights = {name: self.weights[name] for name in self.weights if name in self.frozen}
+        blocks = map(block_name, range(self._settings.model.num_blocks))
+        head = [] if self._settings.server_has_heads else [HEAD]
+        parts = {name: select(weights, name) for name in (EMBEDDING, *blocks, *head)}
+        return {name: tensors for name, tensors in parts.items() if tensors}
+
+    def learn(
+        self,
+        round_: int,
+        models: Mapping[int, Tensors],
+        shares: Mapping[int, float],
+        common: Tensors,
+    ) -> float | None:
+        """The units' ``models`` become one, or stay theirs.
+
+        Parameters
+        ----------
+        shares
+            Weight of each unit in the average, not normalised.
+        common
+            Weights that the units shared in the round, in place of an average.
+
+        Returns
+        -------
+        float or None
+            ‖θ(t+1) - θ(t)‖; None where nothing is averaged.
+
+        Raises
+        ------
+        NonFiniteLossError
+            Where a new weight is not finite; the model is what it was.
+        """
+        trained = {unit: self._trained(model) for unit, model in models.items()}
+        if not self._settings.framework.aggregate:
+            for unit, model in trained.items():
+                _check_finite(model, f"round {round_}: unit {unit}'s")
+            own = {unit: {**self.of_unit(unit), **model} for unit, model in trained.items()}
+            self.own_models = {**self.own_models, **own}
+            return None
+        start = self._trained(self.weights)
+        averaged = average(list(trained.values()), [shares[unit] for unit in trained])
+        averaged.update(self._trained(common))
+        new = {**self.weights, **self.server_optimizer.step(start, averaged)}
+        _check_finite(new, f"round {round_}:")
+        self.weights = new
+        changes = (new[name] - was for name, was in start.items() if was.is_floating_point())
+        return float(sum(float(change.square().sum()) for change in changes) ** 0.5)
+
+    def _trained(self, weights: Tensors) -> Tensors:
+        """Those that train: the others are what they were, to the last bit."""
+        return {name: tensor for name, tensor in weights.items() if name not in self.frozen}
+
+
+def _check_finite(model: Tensors, whose: str) -> None:
+    odd = next((name for name, tensor in model.items() if not all_finite(tensor)), None)
+    if odd is not None:
+        raise NonFiniteLossError(
+            f"{whose} {odd} is NaN or infinite after the aggregation; "
+            "lower optimizer.lr or server_optimizer.lr"
+        )

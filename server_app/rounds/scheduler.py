@@ -1,0 +1,289 @@
+"""Decides every round from what units reported, and remembers what the next decision needs."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Annotated, TypeVar
+
+import numpy as np
+from pydantic import AliasChoices, Field
+
+from collapipe.config import Settings
+from collapipe.devices.presets import ChannelPreset
+from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.plan import RoundPlan
+from collapipe.report import RoundCost, RoundReport
+from collapipe.seeds import derive
+from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
+from collapipe.wire.messages import Failure
+from optim.cost import round_cost
+from optim.planner import Planner, RoundRequest
+from optim.problem import Latency
+from optim.radio.channel import Fading
+from optim.verify import verify_plan
+from server_app.rounds.estimates import RoundObservation, estimate
+from server_app.world.conditions import EnvironmentState
+from server_app.world.environment import Environment
+
+Reported = ClusterState | Failure
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDecision:
+    """What a round does, and what it was decided from.
+
+    Attributes
+    ----------
+    plan
+        Without clusters where the round is skipped.
+    skipped
+        Why it is; None: it is not.
+    excluded
+        Why units could not be planned with, by unit.
+    """
+
+    request: RoundRequest
+    plan: RoundPlan
+    cost: RoundCost
+    skipped: str | None
+    excluded: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """All that a round leaves to the next: with it and the seed, decisions repeat.
+
+    Attributes
+    ----------
+    reported
+        What each unit last said of its cluster.
+    queues
+        Y_n.
+    losses
+        Of each unit's last round.
+    estimates, observation
+        What training has shown so far, and what the last round showed.
+    clock_s
+        Seconds of all rounds, modelled or measured.
+    """
+
+    reported: tuple[Reported, ...]
+    queues: tuple[float, ...]
+    losses: tuple[float | None, ...]
+    environment: EnvironmentState
+    estimates: Estimates = field(default_factory=Estimates)
+    observation: Annotated[  # ``sight`` in older checkpoints
+        RoundObservation | None, Field(validation_alias=AliasChoices("observation", "sight"))
+    ] = None
+    clock_s: float = 0.0
+
+
+class Scheduler:
+    """Round after round: the world as it is now → a request → a verified plan and its cost.
+
+    Draws nothing but from generators of the seed and the round, so that all strategies see the same
+    world under the same seed. ``channel`` is the run's preset.
+    """
+
+    def __init__(self, settings: Settings, reported: Sequence[Reported]) -> None:
+        self._settings = settings
+        self._planner: Planner = settings.planner
+        self._environment: Environment = settings.build("environment")
+        self.channel: ChannelPreset = settings.build("channel")
+        self._channels: tuple[Channel, ...] = self.channel.draw(self._generator("channels"))
+        units, checked = len(reported), tuple(map(self._checked, reported))
+        start = self._environment.start(
+            _clusters(checked), len(self._channels), self._generator("environment")
+        )
+        self.state = SchedulerState(checked, (0.0,) * units, (None,) * units, start)
+
+    def resume_from(self, state: SchedulerState) -> None:
+        """Go on from a checkpoint's state.
+
+        Raises ``ConfigError`` where a unit's cluster is another one by now.
+        """
+        pairs = zip(state.reported, self.state.reported, strict=True)
+        for unit, (then, now) in enumerate(pairs):
+            known = isinstance(then, ClusterState) and isinstance(now, ClusterState)
+            if known and then != now:
+                raise ConfigError(
+                    f"{self._settings.run_dir}: unit {unit} reports other devices, rows or bits "
+                    "than at the checkpoint; bring back the files that the run began with "
+                    "(cluster.file and the data's), or begin a new run"
+                )
+        self.state = state
+
+    def decide(self, round_: int) -> RoundDecision:
+        """The round's plan, verified; the world moves on.
+
+        Raises ``InfeasibleRoundError`` where there is none and ``federation.on_infeasible`` is
+        ``stop``.
+        """
+        request, skipped = self._request(round_), None
+        try:
+            plan = self._planner.plan_round(request, self._generator("plan", round_))
+        except InfeasibleRoundError as error:
+            if self._settings.federation.on_infeasible == "stop":
+                raise InfeasibleRoundError(f"round {round_}: {error}") from error
+            plan, skipped = RoundPlan(round_, (), queues=error.queues), str(error)
+        if not isinstance(plan, RoundPlan):
+            raise ConfigError(
+                f"strategy: {type(self._planner).__qualname__}.plan_round returned a "
+                f"{type(plan).__name__}, expected a RoundPlan"
+            )
+        verify_plan(plan, request)
+        excluded = {
+            unit: f"{failure.kind}: {failure.message}" for unit, failure in self.excluded.items()
+        }
+        return RoundDecision(request, plan, self._cost(plan, request), skipped, excluded)
+
+    @property
+    def excluded(self) -> dict[int, Failure]:
+        """Units that cannot be planned with, and why."""
+        reported = enumerate(self.state.reported)
+        return {unit: told for unit, told in reported if isinstance(told, Failure)}
+
+    def end(
+        self,
+        decision: RoundDecision,
+        losses: Mapping[int, float],
+        reported: Mapping[int, Reported],
+        measured_s: float,
+        observation: RoundObservation | None = None,
+    ) -> None:
+        """The round is over: losses and cluster states of the units that finished, and what it
+        showed."""
+        modelled = self._settings.federation.clock == "modelled"
+        delay_s = decision.cost.delay_s if modelled else measured_s
+        before, estimates = self.state, self.state.estimates
+        if observation is not None:
+            estimates = estimate(estimates, before.observation, observation)
+        self.state = replace(
+            before,
+            queues=_next_queues(before.queues, decision.plan, losses),
+            losses=_updated(before.losses, losses),
+            estimates=estimates,
+            observation=observation or before.observation,
+            clock_s=before.clock_s + delay_s,
+        )
+        self.update_states(reported)
+
+    def report(
+        self,
+        decision: RoundDecision,
+        units: Collection[int],
+        failures: Mapping[int, Failure],
+        train_loss: float | None = None,
+        samples: int = 0,
+        target_tokens: int = 0,
+        bytes_up: int = 0,
+        bytes_down: int = 0,
+        seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> RoundReport:
+        """The round that ended last; the defaults are those of one in which nobody trained."""
+        return RoundReport(
+            round=decision.plan.round,
+            plan=decision.plan,
+            cost=decision.cost,
+            clock_s=self.state.clock_s,
+            skipped=decision.skipped,
+            excluded=decision.excluded,
+            queues=self.state.queues,
+            units=tuple(units),
+            failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
+            train_loss=train_loss,
+            estimates=self.state.estimates,
+            samples=samples,
+            target_tokens=target_tokens,
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            seconds=dict(seconds),
+        )
+
+    def update_states(self, reported: Mapping[int, Reported]) -> None:
+        """What units report of their clusters replaces what they reported before."""
+        checked = {unit: self._checked(told) for unit, told in reported.items()}
+        self.state = replace(self.state, reported=_updated(self.state.reported, checked))
+
+    def _checked(self, reported: Reported) -> Reported:
+        """A failure in place of a cluster whose uplink has other channels than this run."""
+        expected = len(self._channels)
+        if isinstance(reported, Failure) or reported.uplink is None:
+            return reported
+        gains = len(reported.uplink.gains)
+        if gains == expected:
+            return reported
+        return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
+
+    def _request(self, round_: int) -> RoundRequest:
+        settings, state = self._settings, self.state
+        clusters, rng = _clusters(state.reported), self._generator("environment", round_)
+        moved = self._environment.step(self._fitting(clusters), rng)
+        seen = self._environment.conditions(moved, clusters, self._channels)
+        self.state = replace(state, environment=moved)
+        return RoundRequest(
+            round=round_,
+            clusters=seen.clusters,
+            num_blocks=settings.model.num_blocks,
+            batch_size=settings.batch_size,
+            local_steps=settings.federation.local_steps,
+            num_segments=settings.pipeline.num_segments,
+            num_micro_batches=settings.pipeline.num_micro_batches,
+            schedule=settings.pipeline.schedule,
+            channels=seen.channels,
+            queues=state.queues,
+            losses=state.losses,
+            partition=settings.framework.partition,
+            learning_rate=settings.optimizer.rate(
+                settings.federation.steps_of(round_)[0], settings.federation.total_steps
+            ),
+            estimates=state.estimates,
+        )
+
+    def _fitting(self, clusters: Sequence[ClusterState]) -> EnvironmentState:
+        """Conditions of the clusters as they are: one that was unknown, or has other devices than
+        it had, begins anew."""
+        num_channels, rng = len(self._channels), self._generator("environment")
+        fresh = self._environment.start(clusters, num_channels, rng).units
+        units = self.state.environment.units
+        return EnvironmentState(
+            tuple(
+                old if len(old.devices) == len(new.devices) else new
+                for old, new in zip(units, fresh, strict=True)
+            )
+        )
+
+    def _cost(self, plan: RoundPlan, request: RoundRequest) -> RoundCost:
+        """By the law and the fading that the strategy plans by, see ``Planner``."""
+        latency: Latency = getattr(self._planner, "latency", "overlap")
+        fading: Fading = getattr(self._planner, "fading", "none")
+        return round_cost(plan, request, latency, fading)
+
+    def _generator(self, *purpose: str | int) -> np.random.Generator:
+        return np.random.default_rng(derive(self._settings.seed, *purpose))
+
+
+def _clusters(reported: Sequence[Reported]) -> tuple[ClusterState, ...]:
+    return tuple(
+        told if isinstance(told, ClusterState) else unknown_cluster(unit)
+        for unit, told in enumerate(reported)
+    )
+
+
+def _updated(old: Sequence[T], new: Mapping[int, T]) -> tuple[T, ...]:
+    return tuple(new.get(unit, value) for unit, value in enumerate(old))
+
+
+def _next_queues(
+    queues: tuple[float, ...], plan: RoundPlan, finished: Collection[int]
+) -> tuple[float, ...]:
+    """Y_n(t+1): who was scheduled and failed waits on, where the strategy says how; strategies
+    without queues change none."""
+    if not plan.queues:
+        return queues
+    waiting = plan.idle_queues or plan.queues
+    failed = {cluster.unit for cluster in plan.clusters} - set(finished)
+    return tuple(
+        waiting[unit] if unit in failed else queue for unit, queue in enumerate(plan.queues)
+    )

@@ -1,0 +1,400 @@
+"""The round as a Flower strategy: plan, send, collect, aggregate. Decides nothing by itself."""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from collapipe.config import Settings
+from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
+from collapipe.models.split import frozen_names
+from collapipe.report import RoundReport
+from collapipe.runs.model import initial_model
+from collapipe.runs.rows import build_tokenizer, load_splits
+from collapipe.seeds import derive
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire import records
+from collapipe.wire.messages import Failure, TrainReply, TrainRequest
+from collapipe.wire.upload import upload_bytes
+from server_app.decoding.decoder import OnStep
+from server_app.decoding.heads import Heads
+from server_app.decoding.link import DecoderLinkServer
+from server_app.rounds.channel_noise import noise_variance, with_noise
+from server_app.rounds.estimates import RoundObservation
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.report_checks import checked_reply
+from server_app.rounds.results import RoundResult, TrainingState
+from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
+from server_app.units import Units
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What is open between sending a round's messages and aggregating their replies.
+
+    Attributes
+    ----------
+    sent
+        What each unit of the plan got.
+    began, planned, left
+        Of ``time.perf_counter``: at the begin, after the decision, when all messages were made.
+    """
+
+    decision: RoundDecision
+    sent: dict[int, Tensors]
+    began: float
+    planned: float
+    left: float
+
+
+@dataclass
+class _Session:
+    """What one call of ``start`` works with."""
+
+    units: Units
+    scheduler: Scheduler
+    heads: Heads | None
+    round: _Round | None = None
+
+
+class CollaPipeStrategy(Strategy):
+    """A Flower strategy whose units pipeline encoders while the server trains the head.
+
+    ``start`` is all that a ServerApp needs::
+
+        strategy = CollaPipeStrategy(config.load(context.run_config))
+        strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
+
+    ``arrays`` of all methods is the whole model: embedding, blocks and head. Where the server has
+    no heads, units get and train all of it. Where the framework does not aggregate, each unit goes
+    on with a model of its own, and ``arrays`` is where all began.
+
+    Parameters
+    ----------
+    tokenizer
+        None: made from the training rows.
+    on_round
+        Called after every round.
+    on_step
+        Called by the decoder link's threads after every local step.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer | None = None,
+        on_round: Callable[[RoundResult], None] = lambda result: None,
+        on_step: OnStep = lambda unit, step, loss, tokens: None,
+    ) -> None:
+        self._settings, self._on_round, self._on_step = settings, on_round, on_step
+        self._tokenizer = tokenizer or build_tokenizer(settings, load_splits(settings).train)
+        self._model = GlobalModel(
+            settings, frozen_names(settings.model, self._tokenizer.vocabulary)
+        )
+        self._arrays: ArrayRecord | None = None  # what ``_model.weights`` came from
+        self._rounds_done = 0
+        self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
+        self._session: _Session | None = None
+
+    def initial_arrays(self) -> ArrayRecord:
+        """The untrained model, or that of the checkpoint that the run goes on from."""
+        if self._checkpoint is not None:
+            weights = self._checkpoint[1].weights
+        else:
+            first = initial_model(self._settings, self._tokenizer).state_dict()
+            weights = {name: tensor.detach() for name, tensor in first.items()}
+        self._model.weights, self._arrays = weights, records.pack_tensors(weights)
+        return self._arrays
+
+    def resume_from(self, round_: int, scheduler: SchedulerState, training: TrainingState) -> None:
+        """Let ``start`` go on after ``round_``: its first round is the next one."""
+        self._rounds_done, self._checkpoint = round_, (scheduler, training)
+
+    def summary(self) -> None:
+        """Nothing: the run's configuration is printed and saved by who starts it."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """As ``Strategy.start``; ``timeout`` is ``federation.round_timeout_s`` unless given.
+
+        Raises
+        ------
+        ConfigError, RoundFailedError
+            Where the nodes are not the run's units, or none of a round's units finished.
+        InfeasibleRoundError
+            Where a round has no plan and ``federation.on_infeasible`` is ``stop``.
+        NonFiniteLossError
+            Where the server saw that training diverged, or all units of a round say so.
+        """
+        timeout_s = self._settings.federation.round_timeout_s if timeout is None else timeout
+        self._load(initial_arrays)
+        with self._opened(grid):
+            return super().start(
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout_s,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
+            )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """A ``train`` message for each unit of the round's plan; none where it is skipped."""
+        session, round_ = self._running(), self._rounds_done + server_round
+        excluded = session.scheduler.excluded
+        if excluded:  # they may be in order by now
+            session.scheduler.update_states(session.units.ask_again(excluded))
+        began = time.perf_counter()
+        decision = session.scheduler.decide(round_)
+        planned = time.perf_counter()
+        self._load(arrays)
+        clusters, links = decision.plan.clusters, {}
+        models = {cluster.unit: self._model.of_unit(cluster.unit) for cluster in clusters}
+        if session.heads is not None:
+            links = session.heads.open(round_, models)
+        names = self._model.names()
+        common = records.select_arrays(arrays, names)
+        sent = {u: {k: t for k, t in model.items() if k in names} for u, model in models.items()}
+        messages = []
+        for cluster in clusters:
+            unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
+            request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
+            own = unit in self._model.own_models
+            content = records.pack_request(
+                request, records.pack_tensors(sent[unit]) if own else common
+            )
+            node = session.units.nodes[unit]
+            messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
+        session.round = _Round(decision, sent, began, planned, time.perf_counter())
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The new model from the units that finished; None where the round was skipped, or models
+        are not averaged. Raises as ``start``."""
+        session, came = self._running(), time.perf_counter()
+        now, session.round = session.round, None
+        assert now is not None, "aggregate_train before configure_train"
+        heads, clusters = session.heads, now.decision.plan.clusters
+        if heads is not None:
+            heads.close()
+        outcomes = self._outcomes(session, replies, now)
+        finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
+        failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
+        if heads is not None and (diverged := heads.diverged()):
+            raise NonFiniteLossError(diverged)
+        if clusters and not finished:
+            raise _nobody_finished(now.decision.plan.round, failures)
+        observation = self._learn(finished, now, heads) if finished else None
+        if heads is not None:
+            heads.keep_states(finished)
+        session.scheduler.end(
+            now.decision,
+            {unit: _mean_loss(reply) for unit, reply in finished.items()},
+            {unit: reply.state for unit, reply in finished.items()},
+            time.perf_counter() - now.began,
+            observation,
+        )
+        report = self._report(session.scheduler, finished, failures, now)
+        arrays = metrics = None
+        if report.train_loss is not None:
+            metrics = MetricRecord({"train_loss": report.train_loss})
+        if finished and self._settings.framework.aggregate:
+            arrays = self._arrays = records.pack_tensors(self._model.weights)
+        ended = time.perf_counter()
+        seconds = {
+            "send": now.left - now.began,
+            "train": came - now.left,
+            "aggregate": ended - came,
+            "plan": now.planned - now.began,
+            "round": ended - now.began,
+        }
+        self._on_round(
+            RoundResult(
+                report,
+                now.decision.request,
+                seconds,
+                self._model.weights,
+                self._model.own_models,
+                session.scheduler.state,
+                session.units.frozen_bytes,
+                lambda: self._training_state(session),
+            )
+        )
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: the server evaluates."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """None: the server evaluates."""
+        return None
+
+    def _running(self) -> _Session:
+        assert self._session is not None, "a round outside of start"
+        return self._session
+
+    def _load(self, arrays: ArrayRecord) -> None:
+        """The model's weights are those of ``arrays``, which mostly they are already."""
+        if arrays is not self._arrays:
+            self._model.weights, self._arrays = records.unpack_tensors(arrays), arrays
+
+    @contextmanager
+    def _opened(self, grid: Grid) -> Iterator[None]:
+        """Find the units, and open the decoder link where the server has heads."""
+        settings, frozen = self._settings, self._model.frozen_parts()
+        units = Units(grid, settings.federation, self._tokenizer.pack(), frozen)
+        scheduler = Scheduler(settings, units.discover())
+        has_heads, num_units = settings.server_has_heads, settings.federation.num_units
+        with DecoderLinkServer(settings.link, num_units) if has_heads else nullcontext() as link:
+            heads = None
+            if link is not None:
+                vocabulary, frozen_names_ = self._tokenizer.vocabulary, self._model.frozen
+                heads = Heads(settings, vocabulary, link, self._on_step, frozen_names_)
+            self._session = _Session(units, scheduler, heads)
+            if self._checkpoint is not None:
+                self._restore(self._session, *self._checkpoint)
+            try:
+                yield
+            finally:
+                self._session = None
+
+    def _restore(self, session: _Session, then: SchedulerState, training: TrainingState) -> None:
+        missing = {
+            unit: failure
+            for unit, failure in session.scheduler.excluded.items()
+            if unit not in session.units.nodes
+        }
+        session.scheduler.resume_from(then)
+        session.scheduler.update_states(missing)
+        self._model.own_models = dict(training.own_models)
+        self._model.server_optimizer.restore(training.server_optimizer)
+        if session.heads is not None:
+            session.heads.states = dict(training.heads)
+        session.units.restore(training.units)
+
+    def _training_state(self, session: _Session) -> TrainingState:
+        return TrainingState(
+            self._model.weights,
+            self._model.own_models,
+            self._model.server_optimizer.state,
+            session.heads.states if session.heads is not None else {},
+            session.units.kept(),
+        )
+
+    def _outcomes(
+        self, session: _Session, replies: Iterable[Message], now: _Round
+    ) -> dict[int, TrainReply | Failure]:
+        """Of each unit of the plan, in its order."""
+        settings, heads = self._settings, session.heads
+        limit = f"{settings.federation.round_timeout_s:g}"
+        came = {message.metadata.src_node_id: message for message in replies}
+        outcomes = dict[int, TrainReply | Failure]()
+        for plan in now.decision.plan.clusters:
+            unit, message = plan.unit, came.get(session.units.nodes[plan.unit])
+            if message is None:
+                outcomes[unit] = Failure("Timeout", f"no answer in {limit} s")
+                continue
+            seen = heads.target_tokens(unit) if heads else None
+            outcome = outcomes[unit] = checked_reply(message, unit, now.sent[unit], seen, settings)
+            factor = settings.federation.channel_noise
+            if factor and isinstance(outcome, TrainReply):
+                constant_w = session.scheduler.channel.interference_constant_w
+                variance = noise_variance(plan, now.decision.request, constant_w, factor)
+                seed = derive(settings.seed, "channel_noise", now.decision.plan.round, unit)
+                noisy = with_noise(outcome.weights, variance, seed)
+                outcomes[unit] = replace(outcome, weights=noisy)
+        return outcomes
+
+    def _learn(
+        self, finished: Mapping[int, TrainReply], now: _Round, heads: Heads | None
+    ) -> RoundObservation | None:
+        """What the round showed of the loss that all units share; None where models are apart."""
+        models = {
+            unit: {**reply.weights, **(heads.weights(unit) if heads else {})}
+            for unit, reply in finished.items()
+        }
+        shares = {unit: self._weight(reply) for unit, reply in finished.items()}
+        common = heads.common_weights(finished) if heads is not None and heads.shared else {}
+        moved = self._model.learn(now.decision.plan.round, models, shares, common)
+        if moved is None:
+            return None
+        norms = [np.mean(reply.report.squared_norms) for reply in finished.values()]
+        loss = self._mean_loss_of(finished.values())
+        return RoundObservation(float(np.mean(norms)), loss, moved)
+
+    def _weight(self, reply: TrainReply) -> float:
+        uniform = self._settings.federation.weighting == "uniform"
+        return 1.0 if uniform else float(reply.report.target_tokens)
+
+    def _mean_loss_of(self, replies: Collection[TrainReply]) -> float:
+        weights = [self._weight(reply) for reply in replies]
+        return float(np.average([_mean_loss(reply) for reply in replies], weights=weights))
+
+    def _report(
+        self,
+        scheduler: Scheduler,
+        finished: Mapping[int, TrainReply],
+        failures: Mapping[int, Failure],
+        now: _Round,
+    ) -> RoundReport:
+        reports = [reply.report for reply in finished.values()]
+        phases = sorted({phase for report in reports for phase in report.seconds})
+        up, down = self._model_bytes(list(finished), now)
+        return scheduler.report(
+            now.decision,
+            finished,
+            failures,
+            train_loss=self._mean_loss_of(finished.values()) if finished else None,
+            samples=sum(report.samples for report in reports),
+            target_tokens=sum(report.target_tokens for report in reports),
+            bytes_up=up + sum(report.link_bytes_up for report in reports),
+            bytes_down=down + sum(report.link_bytes_down for report in reports),
+            seconds={
+                f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
+                for p in phases
+            },
+        )
+
+    def _model_bytes(self, finished: Sequence[int], now: _Round) -> tuple[int, int]:
+        """Weights of all units together, up and down."""
+        if not finished:
+            return 0, 0
+        one = now.sent[finished[0]]
+        up, down = upload_bytes(one, self._settings.compression.upload), records.num_bytes(one)
+        return up * len(finished), down * len(finished)
+
+
+def _mean_loss(reply: TrainReply) -> float:
+    return sum(reply.report.losses) / len(reply.report.losses)
+
+
+def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeError:
+    diverged = NonFiniteLossError.__name__
+    if all(failure.kind == diverged for failure in failures.values()):
+        return NonFiniteLossError(next(iter(failures.values())).message)
+    causes = "; ".join(f"unit {unit}: {f.kind}: {f.message}" for unit, f in failures.items())
+    return RoundFailedError(f"round {round_}: every unit failed: {causes}")

@@ -1,0 +1,122 @@
+"""A user's own file of options and ``./conf`` become overrides of our files alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from collapipe.config import load_overrides, own_overrides
+from collapipe.config.composing import composed, options_of
+from collapipe.errors import ConfigError
+
+TURNS = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Turns:
+    others: int
+    most: int
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a strategy and an experiment of the user's."""
+    monkeypatch.chdir(tmp_path)
+    for group in ("strategy", "experiment"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+    module = f"turns{abs(hash(tmp_path))}"  # no test finds another's module
+    (tmp_path / f"{module}.py").write_text(TURNS)
+    (tmp_path / "conf/strategy/turns.yaml").write_text(
+        f"_target_: {module}.Turns\nothers: 2\nmost: ${{channel.num_channels}}\n"
+    )
+    (tmp_path / "conf/experiment/mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n  - override /strategy: turns\n  - override /optimizer: sgd\n"
+        "federation:\n  rounds: 7\n"
+    )
+    return tmp_path
+
+
+def test_a_group_of_the_current_folder_is_found_and_options_go_over_it(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = own_overrides(["strategy=turns", "strategy.others=3", "channel.num_channels=2"])
+    strategy = load_overrides(settled).build("strategy")
+    assert (strategy.others, strategy.most) == (3, 2)
+    mine = load_overrides(own_overrides(["experiment=mine"]))
+    assert (mine.federation.rounds, mine.optimizer.name) == (7, "sgd")
+    monkeypatch.chdir(own / "conf")  # composed from our files alone, anywhere
+    assert options_of(composed(settled))["strategy"]["most"] == 2
+    with pytest.raises(ConfigError, match=r"^strategy=turns: there is no "):
+        load_overrides(["strategy=turns"])
+
+
+def test_nothing_changes_without_files_of_ones_own() -> None:
+    given = ["seed=3", "strategy=random", "tracking.mlflow='${oc.env:HOME}'"]
+    assert own_overrides(given) == given
+
+
+def test_what_a_resumed_run_reads_has_no_references() -> None:
+    settled = own_overrides(["strategy=turns"])
+    referring = [each for each in settled if "${" in each]
+    later = [each.partition("=")[0].lstrip("+") for each in settled[settled.index(referring[-1]) :]]
+    assert [each.partition("=")[0].lstrip("+") in later[1:] for each in referring] == [True]
+
+
+@pytest.mark.parametrize(
+    "began",
+    [
+        [],
+        ["experiment=mine", "strategy.others=5"],
+        ["adapter=lora", "cluster=edge", "strategy=all", "partitioner=dirichlet", "data=synthetic"],
+        ["task=ner", "model=huggingface", "model.family=bert", "model.config={hidden_size: 24}"],
+    ],
+    ids=" ".join,
+)
+def test_a_runs_own_configuration_gives_the_same_run(own: Path, began: list[str]) -> None:
+    tree = options_of(composed(own_overrides(began)))
+    file = own / "config.yaml"
+    file.write_text(OmegaConf.to_yaml(OmegaConf.create(tree)))
+    assert options_of(composed(own_overrides([], file))) == tree
+    again = options_of(composed(own_overrides(["seed=8", "federation.rounds=1"], file)))
+    assert (again["seed"], again["federation"]["rounds"]) == (8, 1)
+
+
+def test_a_file_chooses_groups_and_sets_options(own: Path) -> None:
+    file = own / "mine.yaml"
+    file.write_text("task: ner\nmodel: {dim: 32}\nexperiment: [fig09]\nfederation: {rounds: 3}\n")
+    tree = options_of(composed(own_overrides(["federation.rounds=4"], file)))
+    assert (tree["task"]["_target_"], tree["model"]["dim"]) == (
+        "collapipe.tasks.ner.NamedEntities",
+        32,
+    )
+    assert (tree["federation"]["rounds"], tree["federation"]["local_steps"]) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("federation: {round: 3}", "unknown option federation.round; nearest: federation.rounds"),
+        ("task: nosuch", "task=nosuch"),
+        ("[1]", "must be options"),
+        ("a: [", "cannot be read"),
+        ("federation: 3", "federation: must be options"),
+        ("hydra: {searchpath: [pkg://os]}", "hydra: must be options"),
+    ],
+)
+def test_a_file_that_cannot_be_is_one_line(own: Path, content: str, names: str) -> None:
+    file = own / "bad.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(names)) as caught:
+        own_overrides([], file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plug_in_is_a_dataclass() -> None:
+    """Whatever a file names: other classes could do anything with their options."""
+    target = "strategy._target_=subprocess.Popen"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(target)}: must be a dataclass$"):
+        load_overrides(["strategy=even", target, "+strategy.args=[touch,planted]"])
+    assert not Path("planted").exists()

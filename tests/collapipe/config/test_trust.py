@@ -1,0 +1,65 @@
+"""What somebody else's run folder may name: nothing of it is code that would run."""
+
+from dataclasses import dataclass
+
+import flwr_datasets.partitioner
+import pytest
+
+from collapipe.config import load_overrides
+from collapipe.config.trust import check_addresses, check_overrides
+from collapipe.errors import ConfigError
+from collapipe.tasks import dates
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A class of another package; its construction could do anything."""
+
+
+class NoPartitioner:
+    """In the package of partitioners, and none of them."""
+
+
+@pytest.mark.parametrize(
+    ("target", "option"),
+    [
+        ("collapipe.tasks.dates.Foreign", "task"),  # through a module of ours
+        ("flwr_datasets.partitioner.NoPartitioner", "data.partitioner"),
+        ("os.system", "data.partitioner"),
+        ("collapipe.config.loading.load_saved", "strategy"),  # no class
+        ("pathlib.Path", "environment"),
+    ],
+)
+def test_only_plug_ins_of_our_own_classes_are_taken(
+    monkeypatch: pytest.MonkeyPatch, target: str, option: str
+) -> None:
+    monkeypatch.setattr(dates, "Foreign", Foreign, raising=False)
+    monkeypatch.setattr(NoPartitioner, "__module__", "flwr_datasets.partitioner.mine")
+    monkeypatch.setattr(flwr_datasets.partitioner, "NoPartitioner", NoPartitioner, raising=False)
+    with pytest.raises(ConfigError, match=rf"^{option}\._target_={target}: "):
+        check_overrides([f"{option}._target_={target}"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+own={a: [{b: [{_target_: os.system}]}]}",
+        "cluster=edge cluster.kinds=[{_target_: os.system}]",
+        "+data.partitioner.inner={_target_: os.system}",
+    ],
+)
+def test_a_plug_in_inside_of_lists_is_found(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"_target_=os\.system: "):
+        check_overrides(override.split(" ", 1) if override.startswith("cluster") else [override])
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [("tracking.mlflow=http://192.0.2.1", "tracking.mlflow"), ("link.host=0.0.0.0", "link.host")],
+)
+def test_an_address_is_repeated_by_who_goes_on_with_the_run(asked: str, option: str) -> None:
+    settings = load_overrides([asked])
+    with pytest.raises(ConfigError, match=rf"^{option}=.* or else add {option}="):
+        check_addresses(settings, ["federation.rounds=3"])
+    check_addresses(settings, [asked])
+    check_addresses(load_overrides([]), [])

@@ -1,0 +1,171 @@
+"""A round's lower bound, held against answers that differ from the given one by one step.
+
+Where one of them is below the bound, the bound is wrong: that refutes a claim, it proves none.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optim.problem import Allocation, RoundOptions, RoundProblem, RoundSolution
+from optim.verify import radio
+from optim.verify import verify_round as verify_constraints
+from optim.verify.objective import chosen_penalties, finishes, idle_penalties, penalties
+from optim.verify.radio import UplinkPairs
+from optim.verify.tolerance import MARGIN, exceeds, violation
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Of the largest feasible power. Γ falls with it; the paper's drift may prefer less.
+POWER_FRACTIONS = {"gamma": (1.0,), "paper": (1.0, 0.5, 0.25)}
+
+
+def verify_round(solution: RoundSolution, problem: RoundProblem) -> None:
+    """``optim.verify.verify_round``, and nothing near the answer is below its bound."""
+    verify_constraints(solution, problem)
+    refute_bound(solution, problem)
+
+
+def refute_bound(solution: RoundSolution, problem: RoundProblem) -> None:
+    """Look for a feasible answer below the lower bound, among the neighbours of a feasible one.
+
+    A neighbour gives one unit another power and partition; or its place to an idle unit; or another
+    channel that is free; or lets two units swap channels.
+
+    Raises
+    ------
+    PlanViolationError
+        With the neighbour and its objective.
+    """
+    bound, choices = solution.certificate.lower_bound, _choices(problem)
+    answer = _answer(solution.allocations, problem)
+    moves = [_best_move(place, answer, choices) for place in range(len(answer.units))]
+    for step, objective in [*moves, _best_swap(answer, choices)]:
+        if exceeds(bound, objective):
+            raise violation("lower bound", f"{bound:.12g}, but {step} gives {objective:.12g}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """Pipeline and upload time, and part of the drift, of each unit, channel and choice.
+
+    A choice is a power and a point of the front; both arrays are [N, J, O], infinite where a choice
+    is infeasible.
+    """
+
+    finish_s: Floats
+    costs: Floats
+
+
+def _choices(problem: RoundProblem) -> _Choices:
+    options, queues = problem.options, np.array(problem.queues)[:, None, None]
+    latencies, segments = _points(problem)
+    pairs = radio.all_pairs(problem)
+    each, largest = pairs.at((..., None)), largest_powers(pairs, options)
+    finish, costs = [], []
+    for fraction in POWER_FRACTIONS[options.drift]:
+        power_w = fraction * largest[..., None]
+        uploads = radio.uploads(pairs, fraction * largest, options)
+        uploads = np.where(radio.reached(pairs), uploads, math.inf)
+        seconds = latencies[:, None] + uploads[..., None]
+        if options.hard_gamma:
+            late = radio.gammas(each, power_w, segments[:, None], problem) > options.gamma_max
+            seconds[late] = math.inf
+        finish.append(seconds)
+        costs.append(penalties(queues, each, power_w, segments[:, None], problem))
+    finish_s = np.concatenate(finish, axis=-1)
+    drift = np.where(np.isfinite(finish_s), np.concatenate(costs, axis=-1), math.inf)
+    return _Choices(finish_s, drift)
+
+
+def _points(problem: RoundProblem) -> tuple[Floats, Ints]:
+    """Latencies and S of the fronts' points, [N, P]; a front that is shorter ends in infinity."""
+    longest = max(len(front) for front in problem.fronts)
+    latencies = np.full((len(problem.fronts), longest), math.inf)
+    segments = np.zeros((len(problem.fronts), longest), dtype=np.int64)
+    for unit, front in enumerate(problem.fronts):
+        latencies[unit, : len(front)] = [point.latency_s for point in front]
+        segments[unit, : len(front)] = [point.num_segments for point in front]
+    return latencies, segments
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Units and channels of an answer, finish times and penalties, [A]; idle penalties, [N]."""
+
+    units: list[int]
+    channels: list[int]
+    finish_s: Floats
+    costs: Floats
+    idle_costs: Floats
+    drift_weight: float
+
+
+def _answer(chosen: Sequence[Allocation], problem: RoundProblem) -> _Answer:
+    return _Answer(
+        units=[given.unit for given in chosen],
+        channels=[given.channel for given in chosen],
+        finish_s=finishes(chosen, problem),
+        costs=chosen_penalties(chosen, problem),
+        idle_costs=idle_penalties(problem),
+        drift_weight=problem.options.drift_weight,
+    )
+
+
+def _best_move(place: int, answer: _Answer, choices: _Choices) -> tuple[str, float]:
+    """A unit's new choice, or an idle unit in its place, on its channel or a free one."""
+    num_units, num_channels, _ = choices.finish_s.shape
+    units = [answer.units[place], *sorted(set(range(num_units)) - set(answer.units))]
+    channels = [answer.channels[place], *sorted(set(range(num_channels)) - set(answer.channels))]
+    rest = np.arange(len(answer.units)) != place
+    # Summed without the unit itself: an idle unit may cost far more than all scheduled ones.
+    idle = np.where(np.eye(len(units)), 0.0, answer.idle_costs[units]).sum(axis=1)
+    reach = np.ix_(units, channels)
+    makespan = np.maximum(choices.finish_s[reach], np.max(answer.finish_s[rest], initial=0.0))
+    drift = choices.costs[reach] + np.sum(answer.costs[rest]) + idle[:, None, None]
+    objective = _total(answer.drift_weight, makespan, drift)
+    unit, channel, _ = np.unravel_index(np.argmin(objective), objective.shape)
+    step = f"unit {units[unit]} on channel {channels[channel]} in place of unit {units[0]}"
+    return step, float(np.min(objective))
+
+
+def _best_swap(answer: _Answer, choices: _Choices) -> tuple[str, float]:
+    """Two units on each other's channels, no later than the answer's last one."""
+    makespan = float(np.max(answer.finish_s))
+    cheapest = np.min(np.where(choices.finish_s <= makespan, choices.costs, math.inf), axis=2)
+    crossed = cheapest[np.ix_(answer.units, answer.channels)]
+    change = crossed + crossed.T - answer.costs[:, None] - answer.costs
+    np.fill_diagonal(change, 0.0)
+    one, other = np.unravel_index(np.argmin(change), change.shape)
+    idle = np.delete(answer.idle_costs, answer.units)
+    drift = float(np.sum(answer.costs) + np.sum(idle) + np.min(change))
+    step = f"swapping units {answer.units[one]} and {answer.units[other]}"
+    return step, answer.drift_weight * makespan + drift
+
+
+def _total(drift_weight: float, makespan_s: Floats, drift: Floats) -> Floats:
+    # What never ends is infeasible, whatever V is.
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(makespan_s), drift_weight * makespan_s + drift, math.inf)
+
+
+def largest_powers(pairs: UplinkPairs, options: RoundOptions) -> Floats:
+    """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
+    powers = pairs.max_power_w.copy()
+    scarce = radio.energies(pairs, powers, options) > pairs.energy_j * MARGIN
+    if scarce.any():
+        powers[scarce] = _bisected(pairs.at(scarce), options)
+    return powers
+
+
+def _bisected(pairs: UplinkPairs, options: RoundOptions) -> Floats:
+    low, high = np.zeros_like(pairs.max_power_w), pairs.max_power_w
+    for _ in range(30):
+        middle = (low + high) / 2
+        enough = radio.energies(pairs, middle, options) <= pairs.energy_j * MARGIN
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+    return low

@@ -1,0 +1,87 @@
+"""Theorem 1: a bound of the loss after T rounds, from S and the interference of each."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """What Theorem 1 assumes of the loss and of the training.
+
+    Attributes
+    ----------
+    smoothness, gradient_bound, curvature
+        β (assumption 1), φ² (assumption 2), ξ (assumption 3, Polyak-Łojasiewicz).
+    learning_rate
+        η.
+    num_units, num_blocks
+        N and L.
+    """
+
+    smoothness: float
+    gradient_bound: float
+    curvature: float
+    learning_rate: float
+    num_units: int
+    num_blocks: int
+
+
+def optimality_gap(
+    descent: Descent,
+    initial_gap: float,
+    num_segments: Sequence[int],
+    errors: Sequence[float],
+) -> float:
+    """Theorem 1's bound on F(θ(T)) - F* after T rounds (eq. 23, with σ of eq. 24).
+
+    The paper prints ∏(1 - 2σ)·F(θ(0)) - F*; a bracket is missing, since that is negative for large
+    T. Here the product is of ``initial_gap`` = F(θ(0)) - F*. See ``check_step_size``.
+
+    Parameters
+    ----------
+    num_segments, errors
+        S and ε(p) (eq. 25) of each round t = 0 … T-1. Where units differ, their means over
+        S² and ε, or their largest for a bound of the worst.
+    """
+    gap, added, rate = initial_gap, 0.0, descent.learning_rate
+    for segments, error in zip(num_segments, errors, strict=True):
+        sigma = contraction(descent, segments)
+        split = segments**2 / descent.num_blocks + 1
+        task = descent.smoothness * rate**2 * descent.gradient_bound * split
+        gap *= 1 - 2 * sigma
+        added = added * (1 - sigma) + (task + rate * error) / descent.num_units
+    return gap + added
+
+
+def contraction(descent: Descent, num_segments: int) -> float:
+    """σ = ηξ - βη²/2·(1 + S²/(NL)) of eq. (24)."""
+    rate = descent.learning_rate
+    spread = 1 + num_segments**2 / (descent.num_units * descent.num_blocks)
+    return rate * descent.curvature - descent.smoothness * rate**2 / 2 * spread
+
+
+def step_size_limit(descent: Descent, num_segments: int) -> float:
+    """Theorem 1's condition η < 4ξNL/(β·(S² + L))."""
+    scale = 4 * descent.curvature * descent.num_units * descent.num_blocks
+    return scale / (descent.smoothness * (num_segments**2 + descent.num_blocks))
+
+
+def check_step_size(descent: Descent, num_segments: int) -> None:
+    """Warns (``UserWarning``) where σ ≤ 0, so that the bound does not shrink.
+
+    That is stricter than Theorem 1's own condition, which the paper derives from another σ than
+    eq. (24)'s: η < 2ξNL/(β·(NL + S²)) is less than half of ``step_size_limit``.
+    """
+    sigma = contraction(descent, num_segments)
+    if sigma > 0:
+        return
+    size = descent.num_units * descent.num_blocks
+    needed = 2 * descent.curvature * size / (descent.smoothness * (size + num_segments**2))
+    warnings.warn(
+        f"learning rate {descent.learning_rate:g} with S={num_segments} makes σ = {sigma:.3g} "
+        f"(eq. 24) and Theorem 1's bound grow: it needs a rate below {needed:.3g} "
+        f"(the theorem itself says {step_size_limit(descent, num_segments):.3g}); "
+        "lower the learning rate or the number of segments",
+        stacklevel=2,
+    )

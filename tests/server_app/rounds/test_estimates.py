@@ -1,0 +1,64 @@
+"""What training shows of β, φ² and ξ, against a loss whose constants are known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federated import play
+
+from collapipe.state import Estimates
+from server_app.rounds.estimates import RoundObservation, estimate
+
+
+def test_a_quadratic_shows_its_constants() -> None:
+    """F(θ) = Σ a·θ²/2 with F* = 0: ξ = min a, β = max a; gradient descent shows bounds of both."""
+    curvatures, point, rate = np.array([0.5, 2.0]), np.array([3.0, 1.0]), 0.3
+    estimates, last, norms = Estimates(), None, []
+    for _ in range(40):
+        gradient = curvatures * point
+        norms.append(float(gradient @ gradient))
+        now = RoundObservation(norms[-1], float(curvatures @ point**2 / 2), rate * norms[-1] ** 0.5)
+        estimates, last, point = estimate(estimates, last, now), now, point - rate * gradient
+    assert estimates.gradient_bound == max(norms)
+    assert estimates.smoothness is not None
+    assert estimates.curvature is not None
+    assert 0.4 <= estimates.smoothness <= 2.0
+    assert 0.5 <= estimates.curvature <= 2.0
+    assert estimates.curvature == pytest.approx(0.5, rel=1e-3)  # the flat direction is left
+
+
+def test_estimates_are_the_extremes_of_all_rounds() -> None:
+    """A quiet round after a loud one takes nothing back."""
+    before, last = Estimates(50.0, 7.0, 0.1), RoundObservation(4.0, 1.0, 0.5)
+    assert estimate(before, last, RoundObservation(4.0, 1.0, 0.5)) == before
+
+
+def test_the_first_round_shows_no_smoothness() -> None:
+    shown = estimate(Estimates(), None, RoundObservation(4.0, 2.0, 0.1))
+    assert shown == Estimates(gradient_bound=4.0, smoothness=None, curvature=1.0)
+
+
+def test_a_loss_that_is_next_to_nothing_shows_no_curvature() -> None:
+    """The quotient would be infinite, which no line of a log can hold."""
+    assert estimate(Estimates(), None, RoundObservation(1e99, 5e-324, 0.1)).curvature is None
+
+
+def test_the_way_counts_from_the_round_that_went_it() -> None:
+    """The gradient changed from 2 to 5 while the first round moved the model by 0.5."""
+    shown = estimate(Estimates(), RoundObservation(4.0, 1.0, 0.5), RoundObservation(25.0, 1.0, 9.0))
+    assert shown.smoothness == pytest.approx(3 / 0.5)
+
+
+def test_a_run_tells_what_it_took_and_what_it_saw(tmp_path: Path) -> None:
+    play(tmp_path, "federation.rounds=3", "strategy.constants=estimated")
+    summary = json.loads((tmp_path / "summary.json").read_text())["constants"]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert summary["source"] == "estimated"
+    assert summary["set"]["kappa"] == 1
+    assert summary["estimated"] == lines[-1]["estimates"]
+    assert lines[0]["estimates"]["smoothness"] is None
+    assert lines[1]["estimates"]["smoothness"] > 0
+    # Round 3 is the first that is planned with estimates: η is small, so is Γ.
+    assert max(lines[1]["plan"]["gammas"]) > 0.1
+    assert 0 < max(lines[2]["plan"]["gammas"]) < 0.1 * max(lines[1]["plan"]["gammas"])

@@ -1,0 +1,375 @@
+"""Units that raise, hang or diverge; the round and the run that go on, or stop, and say so."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from federated import run, weights
+from flwr.app import Array, Context, Message
+
+from client_app import link
+from client_app.app import app as client_app
+from client_app.control_unit import ControlUnit
+from collapipe import cancellation
+from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFailedError
+from collapipe.models.transformer import EncoderBlock
+from collapipe.runs.model import initial_model, load_model
+from collapipe.wire import records
+from pipeline.engine import Pipeline
+from server_app.decoding import heads
+
+
+class Faulty:
+    """The real ClientApp, but for what these units do in a round."""
+
+    def __init__(self, fault: Callable[[], None], units: set[int], rounds: set[int]) -> None:
+        self._fault, self._units, self._rounds = fault, units, rounds
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        due = message.metadata.message_type == "train"
+        due = due and int(message.metadata.group_id) in self._rounds
+        if due and context.node_config["partition-id"] in self._units:
+            self._fault()
+        return client_app(message, context)
+
+
+def explode() -> None:
+    raise ValueError("the battery is empty")
+
+
+def hang_until_cancelled() -> None:
+    while True:
+        cancellation.check()
+        time.sleep(0.01)
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_unit_that_raises_is_left_out_of_the_round_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == [0, 2]
+    assert "ValueError: the battery is empty" in first["failures"]["1"]
+    assert second["units"] == [0, 1, 2]
+    plan = first["plan"]
+    queues, waited = plan["queues"], plan["idle_queues"]  # type: ignore[index]
+    assert queues[1] < waited[1]
+    assert first["queues"] == [queues[0], waited[1], queues[2]]
+    assert "round 1: ended without unit 1" in capsys.readouterr().out
+
+
+def test_a_unit_that_fails_late_leaves_no_more_trace_than_one_that_never_began(
+    tmp_path: Path,
+) -> None:
+    """Neither in the weights nor in an optimiser's state."""
+    never_began = run(tmp_path / "absent", client=Faulty(explode, {1}, {1}))  # type: ignore[arg-type]
+    steps = []
+
+    def give_up(pipeline: Pipeline, rate: float, clip_norm: float | None) -> float:
+        squared_norm = real(pipeline, rate, clip_norm)
+        if "unit-1" in threading.current_thread().name:
+            steps.append(rate)
+            if len(steps) == 2:  # the last step of round 1: the server's head has made it, too
+                explode()
+        return squared_norm
+
+    real = Pipeline.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, "step", give_up)
+        failed_late = run(tmp_path / "late")
+    assert lines(tmp_path / "late")[0]["units"] == [0, 2]
+    assert all(torch.equal(never_began[name], failed_late[name]) for name in never_began)
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    """An event that is not set before the test ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_unit_that_hangs_is_cancelled_at_its_next_action(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = Faulty(hang_until_cancelled, {2}, {1})
+    run(tmp_path / "run", "federation.round_timeout_s=5", client=client)  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == [0, 1]
+    assert "no answer in 5 s" in first["failures"]["2"]
+    assert second["units"] == [0, 1, 2]
+    assert "round 1: ended without unit 2" in capsys.readouterr().out
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("unit")]
+
+
+def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
+    tmp_path: Path, never: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server_app.grid._GRACE_S", 0.1)
+    client = Faulty(lambda: never.wait() and None, {0}, {1})
+    run(tmp_path / "run", "federation.round_timeout_s=5", client=client)  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == second["units"] == [1, 2]
+    assert "still busy" in second["failures"]["0"]
+    stuck = [thread for thread in threading.enumerate() if thread.name.startswith("unit")]
+    assert [thread.daemon for thread in stuck] == [True]
+
+
+def test_a_round_without_any_unit_ends_the_run_with_every_cause(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailedError) as failed:
+        run(tmp_path / "run", client=Faulty(explode, {0, 1, 2}, {2}))  # type: ignore[arg-type]
+    for unit in range(3):
+        assert f"unit {unit}: ClientApp: ValueError: the battery is empty" in str(failed.value)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["rounds_completed"] == 1
+    assert summary["error"] == str(failed.value)
+
+
+def claims_divergence(message: Message, context: Context) -> Message:
+    """Units 0 and 1 train, and say that they did not."""
+    reply = client_app(message, context)
+    if message.metadata.message_type == "train" and context.node_config["partition-id"] != 2:
+        return Message(records.pack_failure(NonFiniteLossError("it is NaN")), reply_to=message)
+    return reply
+
+
+@pytest.mark.parametrize("mode", ["per_cluster", "control_unit"])
+def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
+    tmp_path: Path, mode: str
+) -> None:
+    run(tmp_path / "run", f"decoder.mode={mode}", client=claims_divergence)  # type: ignore[arg-type]
+    first, second = lines(tmp_path / "run")
+    assert first["units"] == second["units"] == [2]
+    assert first["failures"] == dict.fromkeys("01", "NonFiniteLossError: it is NaN")
+
+
+@pytest.mark.parametrize(
+    "name", ["report_checks.check_report", "report_checks.restore", "strategy.noise_variance"]
+)
+def test_a_bug_of_our_own_is_no_failure_of_the_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(f"server_app.rounds.{name}", broken)
+    with pytest.raises(KeyError):
+        run(tmp_path / "run", "federation.channel_noise=1")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_weights(
+    tmp_path: Path,
+) -> None:
+    diverging = ("optimizer=sgd", "optimizer.lr=1e30", "federation.local_steps=1")
+    with pytest.raises(NonFiniteLossError, match=r"unit \d, round \d, step \d: the loss is"):
+        run(tmp_path / "run", *diverging, "federation.rounds=5")
+    done = json.loads((tmp_path / "run" / "summary.json").read_text())["rounds_completed"]
+    kept = weights(tmp_path / "run")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in kept.values())
+    settings, _, tokenizer = load_model(tmp_path / "run")
+    assert done >= 1
+    fresh = initial_model(settings, tokenizer).state_dict()
+    assert not torch.equal(
+        kept["blocks.0.attention.key.weight"], fresh["blocks.0.attention.key.weight"]
+    )
+
+
+@pytest.mark.parametrize("mode", ["per_cluster", "shared"])
+def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: str) -> None:
+    """Its stream is gone after one micro-batch; the others are not disturbed."""
+    real, broken = link.DecoderLink.submit, []
+
+    def submit(self: link.DecoderLink, micro_batch: int, hidden: torch.Tensor) -> None:
+        if micro_batch == 1 and not broken:
+            broken.append(True)
+            raise ConnectionResetError("pulled the plug")
+        real(self, micro_batch, hidden)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link.DecoderLink, "submit", submit)
+        run(tmp_path / "run", f"decoder.mode={mode}")
+    first, second = lines(tmp_path / "run")
+    assert len(first["units"]) == 2
+    assert "pulled the plug" in str(first["failures"])
+    assert second["units"] == [0, 1, 2]
+
+
+def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailedError):
+        run(tmp_path / "run", client=Faulty(explode, {0, 1, 2}, {1}))  # type: ignore[arg-type]
+    settings, model, tokenizer = load_model(tmp_path / "run")
+    fresh = initial_model(settings, tokenizer).state_dict()
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_head_that_is_not_finite_stops_the_run_before_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = heads.Heads.weights
+
+    def poisoned(self: heads.Heads, unit: int) -> dict[str, torch.Tensor]:
+        return {name: tensor / 0 - tensor / 0 for name, tensor in real(self, unit).items()}
+
+    monkeypatch.setattr(heads.Heads, "weights", poisoned)
+    with pytest.raises(NonFiniteLossError, match=r"round 1: head\.\S+ is NaN or infinite"):
+        run(tmp_path / "run")
+    assert all(bool(torch.isfinite(t).all()) for t in weights(tmp_path / "run").values())
+
+
+def test_a_model_that_diverged_in_its_last_step_is_not_called_completed(tmp_path: Path) -> None:
+    once = ("federation.rounds=1", "federation.local_steps=1")
+    with pytest.raises(NonFiniteLossError):
+        run(tmp_path / "run", *once, "optimizer=sgd", "optimizer.lr=1e25")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["exit_status"]) == ("failed", 1)
+
+
+@pytest.mark.parametrize("framework", ["collapipe", "vanilla_fl"])
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path, framework: str) -> None:
+    """Clipping by a norm that is NaN would be no clipping."""
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.nan
+
+    real = EncoderBlock.forward
+
+    def forward(self: EncoderBlock, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        output = real(self, hidden, mask)
+        if output.requires_grad:
+            output.register_hook(poison)
+        return output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EncoderBlock, "forward", forward)
+        with pytest.raises(
+            NonFiniteLossError, match="unit 0, round 1, step 0: the gradients' norm"
+        ):
+            run(tmp_path / "run", f"framework={framework}", "federation.num_units=1")
+
+
+def test_an_unexpected_error_is_in_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("server_app.rounds.global_model.average", broken)
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", "ZeroDivisionError: a bug")
+
+
+@pytest.mark.parametrize("last", ["step", "weights"])
+def test_a_shared_head_forgets_a_round_in_which_a_unit_failed(tmp_path: Path, last: str) -> None:
+    """Units step the same head in turn, so a failed unit's steps can only go with the others'; be
+    it that it has seen all of them."""
+    once = ("decoder.mode=shared", "federation.rounds=1")
+    real = getattr(Pipeline, last)
+
+    def give_up(pipeline: Pipeline, *arguments: object) -> object:
+        done = real(pipeline, *arguments)
+        if "unit-1" in threading.current_thread().name:
+            explode()
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pipeline, last, give_up)
+        trained = run(tmp_path / "run", *once)
+    settings, _, tokenizer = load_model(tmp_path / "run")
+    fresh = initial_model(settings, tokenizer).state_dict()
+    moved = {name for name, tensor in fresh.items() if not torch.equal(tensor, trained[name])}
+    assert moved == {name for name in fresh if not name.startswith("head.")}
+
+
+def test_an_answer_after_the_time_is_up_leaves_no_state(tmp_path: Path) -> None:
+    """The server discards it, so the unit must not go on from its optimiser's new state."""
+    real = ControlUnit.train
+    late = []
+
+    def too_late(self: ControlUnit, *arguments: object) -> object:
+        finished = real(self, *arguments)  # type: ignore[arg-type]
+        if "unit-2" in threading.current_thread().name and not late:
+            late.append(True)
+            with pytest.raises(CancelledRoundError):
+                hang_until_cancelled()
+        return finished
+
+    options = ("federation.round_timeout_s=5",)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ControlUnit, "train", too_late)
+        given_up = run(tmp_path / "late", *options)
+    absent = run(tmp_path / "absent", *options, client=Faulty(explode, {2}, {1}))  # type: ignore[arg-type]
+    assert all(torch.equal(given_up[name], absent[name]) for name in absent)
+
+
+def reports(**fields: object) -> Callable[[Message], None]:
+    """A unit whose report says something else."""
+
+    def lie(reply: Message) -> None:
+        report = reply.content["report"]
+        report["report"] = json.dumps({**json.loads(report["report"]), **fields})
+
+    return lie
+
+
+def sends(name: str, array: Array | None) -> Callable[[Message], None]:
+    """A unit whose weights are others."""
+
+    def lie(reply: Message) -> None:
+        weights = reply.content["weights"]
+        key = next(iter(weights))
+        weights[name or key] = array or weights[key]
+
+    return lie
+
+
+LIES = [
+    reports(seconds={"a": 1e999}),
+    reports(seconds={"a": -1.0}),
+    reports(seconds={str(phase): 0.0 for phase in range(33)}),
+    reports(seconds={"\x1b[2J": 0.0}),
+    reports(seconds={"x" * 65: 0.0}),
+    reports(losses=[float("nan"), 1.0]),
+    reports(losses=[1.7e308, 1.7e308]),
+    reports(samples=10**400),
+    reports(samples=13),
+    reports(target_tokens=10**15),
+    reports(link_bytes_up=-5),
+    reports(link_bytes_down=2**62),
+    sends("", Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x03\x00'''")),
+    sends("\x1b[31m" + "x\n" * 9999, None),
+]
+
+
+def test_a_unit_that_lies_ends_no_round_but_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last of the units is honest; without a server's head nobody else has counted."""
+
+    def lying(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        unit = int(context.node_config["partition-id"])
+        if message.metadata.message_type == "train" and unit < len(LIES):
+            LIES[unit](reply)
+        return reply
+
+    options = (f"federation.num_units={len(LIES) + 1}", "federation.rounds=1")
+    options += ("strategy=all", "decoder.mode=control_unit")
+    run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
+    (first,) = lines(tmp_path / "run")
+    assert first["units"] == [len(LIES)]
+    causes = first["failures"]
+    says = ["no round of it can have"] * 12 + ["cannot be read", "other weights"]
+    assert all(words in causes[str(unit)] for unit, words in enumerate(says))
+    assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,0 +1,257 @@
+"""The scheduler: one world for all strategies, decisions that repeat, units and rounds left out."""
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federated import run, settings_of
+from flwr.app import Context, Message, RecordDict
+from pydantic import TypeAdapter
+
+from client_app.app import app as client_app
+from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.seeds import derive
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
+from collapipe.wire.messages import Failure
+from optim.convergence import idle_gamma
+from optim.planner import RoundRequest
+from server_app.records.run_log import REQUESTS
+from server_app.rounds.scheduler import RoundDecision, Scheduler
+
+MOBILE = (
+    "environment=mobile",
+    "cluster=paper",
+    "channel=paper",
+    "federation.num_units=4",
+    "channel.num_channels=2",
+    "federation.on_infeasible=skip",
+)
+FAST = ("federation.rounds=3", "federation.local_steps=1", "strategy.time_limit_s=100")
+_REQUEST = TypeAdapter(RoundRequest)
+
+
+def cluster(unit: int, speed: float = 1.0) -> ClusterState:
+    devices = tuple(
+        DeviceProfile(f"d{k}", AffineLaw(speed * (k + 1) / 100, 0.01, 0.0, 0.02), max_blocks=4)
+        for k in range(3)
+    )
+    return ClusterState(unit, devices, 10, Uplink(0.5, 10.0, 1e6, 1e6, (0.9, 0.8)))
+
+
+def scheduler(tmp_path: Path, *overrides: str, units: int = 4) -> Scheduler:
+    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, *overrides])
+    return Scheduler(settings, [cluster(unit, 1 + unit / 4) for unit in range(units)])
+
+
+def play(scheduler: Scheduler, rounds: int) -> list[RoundDecision]:
+    decisions = []
+    for number in range(1, rounds + 1):
+        decisions.append(scheduler.decide(number))
+        taken = [each.unit for each in decisions[-1].plan.clusters]
+        scheduler.end(decisions[-1], dict.fromkeys(taken, 1.0), {}, 0.0)
+    return decisions
+
+
+def test_every_strategy_sees_the_same_world(tmp_path: Path) -> None:
+    """Replaying 100 rounds through each strategy is a paired comparison."""
+    strategies = ("dssra", "random", "loss_only", "delay_only", "all")
+    worlds = []
+    for strategy in strategies:
+        decisions = play(scheduler(tmp_path, f"strategy={strategy}"), 100)
+        worlds.append([(each.request.clusters, each.request.channels) for each in decisions])
+    assert all(world == worlds[0] for world in worlds[1:])
+    assert len({repr(world) for world in worlds[0]}) == 100  # it changes in every round
+
+
+def test_a_logged_round_planned_again_by_another_strategy_has_its_channels(tmp_path: Path) -> None:
+    decisions = play(scheduler(tmp_path, "strategy=dssra"), 5)
+    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, "strategy=random"])
+    planner = settings.build("strategy")
+    for decision in decisions:
+        rng = np.random.default_rng(decision.plan.round)
+        again = planner.plan_round(decision.request, rng)
+        assert len(again.clusters) == len(decision.plan.clusters) == 2
+        assert {each.uplink.channel for each in again.clusters} == {0, 1}
+
+
+def test_the_log_of_a_run_gives_its_plans_again(tmp_path: Path) -> None:
+    """A direct call of the planner on the logged state plans what the run planned."""
+    overrides = (*MOBILE, *FAST)
+    run(tmp_path / "run", *overrides)
+    settings, _ = settings_of(tmp_path / "run", overrides)
+    planner = settings.build("strategy")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    requests = gzip.decompress((tmp_path / "run" / REQUESTS).read_bytes()).splitlines()
+    assert len(requests) == len(lines) == 3
+    for line, text in zip(map(json.loads, lines), requests, strict=True):
+        rng = np.random.default_rng(derive(settings.seed, "plan", line["round"]))
+        plan = planner.plan_round(_REQUEST.validate_json(text), rng)
+        logged = line["plan"]
+        assert [each["unit"] for each in logged["clusters"]] == [e.unit for e in plan.clusters]
+        for was, is_ in zip(logged["clusters"], plan.clusters, strict=True):
+            assert was["latency_s"] == is_.latency_s
+            assert is_.uplink is not None
+            assert was["uplink"]["power_w"] == is_.uplink.power_w
+            held = [(s["device"], s["span"]["blocks"]) for s in was["segments"]]
+            assert held == [(s.device, s.span.blocks) for s in is_.segments]
+        assert logged["queues"] == list(plan.queues)
+
+
+def test_the_clock_adds_what_rounds_cost(tmp_path: Path) -> None:
+    own = scheduler(tmp_path)
+    decisions = play(own, 10)
+    assert own.state.clock_s == pytest.approx(sum(each.cost.delay_s for each in decisions))
+    real = scheduler(tmp_path, "federation.clock=real")
+    real.end(real.decide(1), {}, {}, 2.5)
+    assert real.state.clock_s == 2.5
+
+
+def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Path) -> None:
+    poor = [replace(cluster(unit), uplink=Uplink(0.5, 1e-9, 1e6, 0, (0.9, 0.8))) for unit in (0, 1)]
+    overrides = [*MOBILE, "environment=static", "federation.num_units=2"]
+    settings, _ = settings_of(tmp_path / "unused", overrides)
+    own = Scheduler(settings, poor)
+    first, second = play(own, 2)
+    assert first.plan.clusters == second.plan.clusters == ()
+    assert "energy" in str(first.skipped)
+    grown = idle_gamma(first.request.channels, settings.build("strategy")) - 0.84
+    assert own.state.queues == pytest.approx((2 * grown, 2 * grown))
+    assert own.state.clock_s == 0
+    settings, _ = settings_of(tmp_path / "unused", [*overrides, "federation.on_infeasible=stop"])
+    with pytest.raises(InfeasibleRoundError, match=r"^round 1: "):
+        Scheduler(settings, poor).decide(1)
+
+
+def test_queues_of_a_strategy_that_says_nothing_of_failures_are_those_of_its_plan(
+    tmp_path: Path,
+) -> None:
+    own = scheduler(tmp_path, "strategy=random")
+    decision = own.decide(1)
+    queues = (1.0, 2.0, 3.0, 4.0)
+    own.end(replace(decision, plan=replace(decision.plan, queues=queues)), {}, {}, 0.0)
+    assert own.state.queues == queues
+
+
+def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> None:
+    own = scheduler(tmp_path)
+    decision = own.decide(1)
+    finished, failed = (each.unit for each in decision.plan.clusters)
+    own.end(decision, {finished: 1.0}, {}, 0.0)
+    waiting = {failed: decision.plan.idle_queues[failed]}
+    expected = [waiting.get(unit, queue) for unit, queue in enumerate(decision.plan.queues)]
+    assert list(own.state.queues) == expected
+    assert expected != list(decision.plan.queues)
+    assert [loss is None for loss in own.state.losses] == [unit != finished for unit in range(4)]
+
+
+class Nothing:
+    """A strategy whose author forgot to return."""
+
+    def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> None:
+        pass
+
+
+def test_a_strategy_without_an_answer_is_named(tmp_path: Path) -> None:
+    own = scheduler(tmp_path, "strategy=even", f"strategy._target_={__name__}.Nothing")
+    with pytest.raises(ConfigError, match="NoneType"):
+        own.decide(1)
+
+
+def test_a_round_costs_by_the_law_and_the_fading_that_its_strategy_plans_by(tmp_path: Path) -> None:
+    fixed = ("strategy=all", "environment=static", "federation.num_units=2")
+    fixed += ("strategy.partition=pipeline", "pipeline.num_micro_batches=3")
+    delays = [
+        scheduler(tmp_path, *fixed, *options, units=2).decide(1).cost
+        for options in ((), ("strategy.latency=bound",), ("strategy.fading=rayleigh",))
+    ]
+    plain, bound, fading = (
+        (max(c.pipeline_s for c in cost.clusters), max(c.upload_s or 0 for c in cost.clusters))
+        for cost in delays
+    )
+    assert bound[0] > plain[0] == fading[0]
+    assert fading[1] > plain[1] == bound[1]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        Failure("WireError", "not a ClusterState: devices.0.time.u: NaN"),
+        replace(cluster(1), uplink=Uplink(0.5, 10.0, 1e6, 1e6, (0.9,))),
+    ],
+)
+def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
+    tmp_path: Path, nonsense: ClusterState | Failure
+) -> None:
+    settings, _ = settings_of(tmp_path / "unused", [*MOBILE, "environment=static"])
+    own = Scheduler(settings, [cluster(0), nonsense, cluster(2), cluster(3)])
+    for decision in play(own, 6):
+        assert list(decision.excluded) == [1]
+        assert 1 not in {each.unit for each in decision.plan.clusters}
+        assert len(decision.plan.clusters) == 2
+    assert own.state.queues[1] == max(own.state.queues)
+    own.update_states({1: cluster(1)})
+    decision = own.decide(7)
+    assert decision.excluded == {}
+    assert 1 in {each.unit for each in decision.plan.clusters}  # its queue is the longest
+
+
+def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
+    """The real ClientApp, but ``unit`` tells another state, so many times."""
+    told = [0]
+
+    def client(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        kind = "report" if message.metadata.message_type == "train" else "state"
+        if context.node_config["partition-id"] == unit and told[0] < rounds:
+            told[0] += 1
+            text = str(reply.content[kind]["state"])
+            for before, after in change.items():
+                assert before in text
+                text = text.replace(before, after)
+            reply.content[kind]["state"] = text
+        return reply
+
+    return client
+
+
+def test_the_run_goes_on_without_a_unit_that_tells_nonsense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the start, asked again before round 1, and after a round that it trained in."""
+    run(tmp_path, *FAST, client=lying(1, {'"v":0.0': '"v":NaN'}, 3))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [list(line["excluded"]) for line in lines] == [["1"], ["1"], []]
+    assert [line["units"] for line in lines] == [[0, 2], [0, 2], [0, 1, 2]]
+    assert "round 2: unit 1 is set aside: WireError: not a ClusterState" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("answer", ["nothing", "another unit's state"])
+def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
+    tmp_path: Path, answer: str
+) -> None:
+    first = lying(1, {'"v":0.0': '"v":NaN'}, 99)
+    asked = [0]
+
+    def client(message: Message, context: Context) -> Message:
+        reply: Message = first(message, context)
+        if context.node_config["partition-id"] == 1:
+            asked[0] += 1
+            if asked[0] > 1 and answer == "nothing":
+                return Message(RecordDict(), reply_to=message)
+            if asked[0] > 1:  # nonsense, in the name of unit 0
+                told = reply.content["state"]
+                told["unit"], told["state"] = 0, str(told["state"]).replace('"unit":1', '"unit":0')
+        return reply
+
+    run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert asked == [4]
+    assert [list(line["excluded"]) for line in lines] == [["1"]] * 3
+    assert [line["units"] for line in lines] == [[0, 2]] * 3

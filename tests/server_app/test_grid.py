@@ -1,0 +1,42 @@
+"""PromptGrid: all replies come through, and what does not come ends the wait."""
+
+from collections.abc import Iterable
+
+import pytest
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from server_app.grid import InlineGrid, PromptGrid
+
+
+class Slow(InlineGrid):
+    """Hands out one reply at every other look, and none to the last message."""
+
+    def __init__(self) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+        self.looks, self.asked = 0, {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = str(number)
+            self.asked[str(number)] = message
+        return list(self.asked)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.looks += 1
+        waiting = sorted(message_ids)
+        if self.looks % 2 or waiting == ["3"]:
+            return []
+        return [Message(RecordDict(), reply_to=self.asked[waiting[0]])]
+
+
+@pytest.mark.parametrize(("count", "timeout"), [(3, None), (3, 60.0), (4, 0.3)])
+def test_each_reply_comes_once_and_a_silent_node_ends_with_the_time(
+    count: int, timeout: float | None
+) -> None:
+    grid = Slow()
+    messages = [Message(RecordDict(), node, "train") for node in range(2, count + 2)]
+    replies = list(PromptGrid(grid).send_and_receive(messages, timeout=timeout))
+    asked = [reply.metadata.reply_to_message_id for reply in replies]
+    assert asked == ["0", "1", "2"]
+    assert all(set(grid.asked) >= {one} for one in asked)

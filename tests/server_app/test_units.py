@@ -1,0 +1,111 @@
+"""Who takes part: as many nodes as units, each of which tells its own number."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federated import run
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from sections import federation_settings
+
+from client_app.app import app
+from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.wire import records
+from server_app import units
+from server_app.grid import InlineGrid
+
+
+def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(units, "_WAIT_S", 0.0)
+    grid = InlineGrid(app, 2, {"overrides": ""})
+    with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
+        units.Units(grid, federation_settings(num_units=5), "{}", {}).discover()
+
+
+def test_flower_has_not_moved_what_the_grid_needs() -> None:
+    """``InlineGrid`` sets Flower's task identity itself; without it no message can be made."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    grid = InlineGrid(app, 1, {"overrides": ""})
+    (node,) = grid.get_node_ids()
+    message = Message(RecordDict(), node, "query.state")
+    assert message.metadata.run_id == TaskIdentity.run_id
+
+
+WORDS = "\x1b[31mred\n" + "x" * 9999
+
+
+def failing(message: Message, context: Context) -> Message:
+    return Message(records.pack_failure(ConfigError(WORDS)), reply_to=message)
+
+
+def raising(message: Message, context: Context) -> Message:
+    raise ValueError(WORDS)
+
+
+@pytest.mark.parametrize(("client", "kind"), [(failing, ConfigError), (raising, RoundFailedError)])
+def test_what_a_unit_says_is_one_short_line(client: object, kind: type[Exception]) -> None:
+    """A terminal would do what it holds."""
+    grid = InlineGrid(client, 1, {"overrides": ""})  # type: ignore[arg-type]
+    with pytest.raises(kind) as caught:
+        units.Units(grid, federation_settings(num_units=1), "{}", {}).discover()
+    assert str(caught.value).isprintable()
+    assert "[31mred x" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def silent(message: Message, context: Context) -> Message:
+    raise ValueError("not today")
+
+
+def nonsense(message: Message, context: Context) -> Message:
+    return Message(RecordDict({"state": ConfigRecord({"unit": "one"})}), reply_to=message)
+
+
+def numbered(unit: int) -> Callable[[Message, Context], Message]:
+    def client(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == "query.state":
+            reply.content["state"]["unit"] = unit
+        return reply
+
+    return client
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (numbered(0), "two nodes reported to be unit 0"),
+        (numbered(7), "unit 7, expected 0 … 2"),
+        (numbered(-1), "unit -1"),
+        (nonsense, "WireError"),
+        (silent, "not today"),
+    ],
+    ids=["another's number", "no number", "negative", "nonsense", "raises"],
+)
+def test_a_unit_that_cannot_be_told_is_left_out_and_named(
+    tmp_path: Path, answer: Callable[[Message, Context], Message], cause: str
+) -> None:
+    """It is asked again before every round, and takes part from when it makes sense."""
+    asked = [0]
+
+    def client(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1 and asked[0] < 2:
+            asked[0] += 1
+            return answer(message, context)
+        return app(message, context)
+
+    run(tmp_path, "federation.local_steps=1", client=client)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["units"] for line in lines] == [[0, 2], [0, 1, 2]]
+    assert list(lines[0]["excluded"]) == ["1"]
+    assert cause in lines[0]["excluded"]["1"]
+
+
+def test_no_run_begins_without_any_unit(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailedError) as failed:
+        run(tmp_path, client=nonsense)  # type: ignore[arg-type]
+    assert str(failed.value).count("WireError") == 3
