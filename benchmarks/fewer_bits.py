@@ -25,8 +25,7 @@ from machine import machine
 from client_app.control_unit import ControlUnit
 from collapipe.config import load_overrides
 from collapipe.errors import InfeasibleRoundError
-from collapipe.runs.build_tokenizer import build_tokenizer
-from collapipe.runs.rows import load_splits
+from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.seeds import derive
 from optim.planner import RoundRequest
 

@@ -18,9 +18,8 @@ from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import build_optimizer, set_rate
 from collapipe.models.split import SplitModel
-from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import load_shards, load_splits
+from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
 from collapipe.seeds import derive
 from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Tokenizer

@@ -13,10 +13,9 @@ from rich.console import Console
 from collapipe.config import Settings
 from collapipe.errors import DataError
 from collapipe.models.split import SplitModel, build_empty
-from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import load_splits
+from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records

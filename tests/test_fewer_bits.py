@@ -14,9 +14,8 @@ from client_app import app as client_app
 from client_app.control_unit import ControlUnit
 from collapipe.errors import ConfigError
 from collapipe.models.split import HEAD, frozen_names
-from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.model import initial_model, load_model
-from collapipe.runs.rows import load_splits
+from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.state import ClusterState
 from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, concatenate_datasets
 
-from collapipe.data.tag_files import OUTSIDE, check_tag
+from collapipe.data.folders import OUTSIDE, check_tag
 from collapipe.errors import DataError
 
 _SHOWN = 12  # names in a message

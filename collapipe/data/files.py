@@ -9,8 +9,7 @@ from typing import Any
 
 from datasets import Dataset, Features, Value, load_dataset
 
-from collapipe.data.json_rows import read_json
-from collapipe.data.text_lines import text_lines
+from collapipe.data.lines import read_json, text_lines
 from collapipe.errors import ConfigError, DataError
 
 # Not a cell is empty because it says NA, and in TSV a quotation mark is text.

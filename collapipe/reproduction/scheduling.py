@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.runs.build_tokenizer import build_tokenizer
-from collapipe.runs.rows import load_shards, load_splits
+from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
 from collapipe.state import ClusterState
 from server_app.rounds.dry_run import dry_run
 from server_app.rounds.scheduler import Scheduler

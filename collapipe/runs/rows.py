@@ -1,4 +1,4 @@
-"""A run's rows, read once in a process that holds server and units."""
+"""A run's rows and tokeniser; rows are read once in a process that holds server and units."""
 
 import functools
 import threading
@@ -10,7 +10,9 @@ from collapipe.data.shards import shards
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
+from collapipe.text.pretrained import pretrained_tokenizer
 from collapipe.text.splits import Splits
+from collapipe.text.tokenizer import Tokenizer
 
 _loading = threading.Lock()
 
@@ -27,12 +29,24 @@ def load_shards(settings: Settings) -> list[Dataset]:
         return _shards(settings)
 
 
+def build_tokenizer(settings: Settings, train: Dataset) -> Tokenizer:
+    """What ``data.tokenizer`` names, else what the model's weights were trained with, else a
+    tokeniser of the task's own, trained on ``train``; with the names of the labels."""
+    name, task = settings.data.tokenizer or settings.model.own_tokenizer, settings.task
+    tokenizer = task.train_tokenizer(train) if name is None else pretrained_tokenizer(name)
+    return tokenizer.with_labels(tuple(task.label_counts(train)))
+
+
 @functools.lru_cache(maxsize=1)
 def _splits(settings: Settings) -> Splits:
     data, task = settings.data, settings.task
     theirs = data.name is not None or data.train_file is not None
     splits = read(data, task.columns, settings.seed) if theirs else task.splits(settings.seed)
-    train = splits.train.shuffle(seed=_order(settings)) if data.shuffle else splits.train
+    train = (
+        splits.train.shuffle(seed=derive(settings.seed, "shuffle"))
+        if data.shuffle
+        else splits.train
+    )
     return Splits(
         _first(train, data.max_train_samples),
         _first(splits.validation, data.max_eval_samples),
@@ -61,10 +75,6 @@ def _check_column(name: object, train: Dataset) -> None:
             f"data.partitioner.partition_by={name}: the rows have no such column, but {there}; "
             "name one of them, or set partitioner=iid"
         )
-
-
-def _order(settings: Settings) -> int:
-    return derive(settings.seed, "shuffle")
 
 
 def _first(rows: Dataset, count: int | None) -> Dataset:

@@ -12,12 +12,12 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from collapipe.batch import IGNORED, Batch
-from collapipe.data.split_files import Lines
+from collapipe.data.folders import Lines
 from collapipe.errors import NonFiniteLossError
 from collapipe.tasks.synthetic import sentences
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import OwnRows, TextTask
-from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.padding import mask_of, padded, truncate
 from collapipe.text.tokenizer import Tokenizer
 
 _AT_ONCE = 10_000  # texts
@@ -96,7 +96,7 @@ class CausalLM(TextTask):
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
         """A piece a text: EOS, as before every text in training, and the text's last tokens."""
         backwards = [ids[::-1] for ids in tokenizer.encode(texts)]
-        kept = cut(backwards, self.max_length - 1, self.max_length, "texts")
+        kept = truncate(backwards, self.max_length - 1, self.max_length, "texts")
         pieces = [[tokenizer.vocabulary.eos, *ids[::-1]] for ids in kept]
         stream = np.fromiter(chain.from_iterable(pieces), np.int32)
         lengths = [len(ids) for ids in pieces]

@@ -10,12 +10,12 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 
 from collapipe.batch import IGNORED, Batch
-from collapipe.data.label_files import parse_labelled
+from collapipe.data.folders import parse_labelled
 from collapipe.tasks.synthetic import topics
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import OwnRows, TextTask
 from collapipe.text.labels import count_labels, find_label, label_ids
-from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.padding import mask_of, padded, truncate
 from collapipe.text.tokenizer import Tokenizer
 
 
@@ -89,4 +89,4 @@ class Classification(TextTask):
         return Score("accuracy", round(accuracy, 6), signature, {"macro-F1": round(macro_f1, 6)})
 
     def _ids(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[Sequence[int]]:
-        return cut(tokenizer.encode(texts), self.max_length - 2, self.max_length, "texts")
+        return truncate(tokenizer.encode(texts), self.max_length - 2, self.max_length, "texts")

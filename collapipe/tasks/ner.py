@@ -12,12 +12,12 @@ from seqeval.scheme import IOB2
 from torch import Tensor
 
 from collapipe.batch import IGNORED, Batch
-from collapipe.data.tag_files import OUTSIDE, parse_tagged
+from collapipe.data.folders import OUTSIDE, parse_tagged
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import OwnRows, TextTask
 from collapipe.text.labels import count_labels, find_label, label_ids
-from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.padding import mask_of, padded, truncate
 from collapipe.text.tokenizer import Tokenizer
 
 
@@ -134,7 +134,7 @@ class NamedEntities(TextTask):
     ) -> TaggedSentences:
         pieces, room = tokenizer.encode_words(words), self.max_length - 2
         whole = [list(chain.from_iterable(row)) for row in pieces]
-        sentences = cut(whole, room, self.max_length, "sentences")
+        sentences = truncate(whole, room, self.max_length, "sentences")
         return TaggedSentences(sentences, [_starts(row, room) for row in pieces], tags, tokenizer)
 
 

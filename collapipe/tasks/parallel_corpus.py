@@ -5,8 +5,8 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from collapipe.data.folders import read_lines
 from collapipe.data.sources import read
-from collapipe.data.split_files import read_lines
 from collapipe.errors import ConfigError, DataError
 from collapipe.sections import DataSettings
 from collapipe.tasks.translation import Translation

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from collapipe.data.split_files import Parse, read_splits
+from collapipe.data.folders import Parse, read_splits
 from collapipe.tasks.task import TextLength, VocabularySize
 from collapipe.text.splits import Splits
 

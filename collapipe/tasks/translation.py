@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.tasks.task import Score, TextLength, VocabularySize
-from collapipe.text.padding import cut, mask_of, padded
+from collapipe.text.padding import mask_of, padded, truncate
 from collapipe.text.tokenizer import Tokenizer
 
 
@@ -91,4 +91,4 @@ class Translation:
 
     def _ids(self, texts: Sequence[str], tokenizer: Tokenizer) -> list[Sequence[int]]:
         room = self.max_length - 1  # the end mark takes one
-        return cut(tokenizer.encode(texts), room, self.max_length, "texts")
+        return truncate(tokenizer.encode(texts), room, self.max_length, "texts")

@@ -1,4 +1,4 @@
-"""Rows of unequal length as one tensor, and rows too long cut to a limit."""
+"""Rows of unequal length as one tensor, and rows too long truncated."""
 
 import logging
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def mask_of(sequences: Sequence[Sequence[int]]) -> Tensor:
     return padded([[1] * len(ids) for ids in sequences], 0).bool()
 
 
-def cut(
+def truncate(
     sequences: Sequence[Sequence[_T]], room: int, max_length: int, what: str
 ) -> list[Sequence[_T]]:
     """Each row's first ``room`` items; the log says how many rows had more."""
     if longer := sum(len(row) > room for row in sequences):
         _log.warning(
-            "%d of %d %s are longer than task.max_length=%d and were cut",
+            "%d of %d %s are longer than task.max_length=%d and were truncated",
             longer,
             len(sequences),
             what,

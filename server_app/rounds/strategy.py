@@ -15,9 +15,8 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
 from collapipe.report import RoundReport
-from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import load_splits
+from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer

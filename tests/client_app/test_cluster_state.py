@@ -5,8 +5,7 @@ from federated import TINY
 
 from client_app.control_unit import ControlUnit
 from collapipe.config import load_overrides
-from collapipe.runs.build_tokenizer import build_tokenizer
-from collapipe.runs.rows import load_splits
+from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.state import Uplink
 
 

@@ -65,7 +65,7 @@ class Family:
             return encoders.PooledHead(original)
         if head == "causal":
             return causal.CausalHead(original, num_blocks, self.layers)
-        return (t5.T5Decoder if self.block is t5.Block else seq2seq.Decoder)(original)
+        return (t5.T5Head if self.block is t5.Block else seq2seq.Seq2SeqHead)(original)
 
     def copies_in(self, original: Any) -> dict[str, str]:
         """``copies`` that the configuration asks for, of weights that the model has."""

@@ -25,7 +25,7 @@ class Embedding(nn.Module):
             return self.original.get_encoder()(ids).last_hidden_state  # type: ignore[no-any-return]
 
 
-class Decoder(nn.Module):
+class Seq2SeqHead(nn.Module):
     """All that stands behind the encoder's last layer; a ``Head``."""
 
     def __init__(self, original: Any) -> None:

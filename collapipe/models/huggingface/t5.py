@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers.masking_utils import create_bidirectional_mask
 
 from collapipe.models.dropout import ForeignDropout
-from collapipe.models.huggingface.seq2seq import Decoder
+from collapipe.models.huggingface.seq2seq import Seq2SeqHead
 
 
 class Embedding(nn.Module):
@@ -78,7 +78,7 @@ class Block(nn.Module):
         return layer.layer[0].SelfAttention
 
 
-class T5Decoder(Decoder):
+class T5Head(Seq2SeqHead):
     """The encoder's last norm stands here: it belongs to no layer."""
 
     def memory(self, hidden: Tensor) -> Tensor:

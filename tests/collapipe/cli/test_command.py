@@ -202,7 +202,7 @@ def test_prediction_reads_lines_of_standard_input(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command("run", *TINY, f"hydra.run.dir={tmp_path}")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Dienstag\nMittwoch\n\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Dienstag\nMittwoch\n\n")))
     status, out, _ = command("predict", str(tmp_path))
     assert (status, out.count("\n")) == (0, 3)
 
@@ -219,7 +219,7 @@ def test_prediction_of_a_run_that_trained_nothing_names_the_option(
     assert command("run", *TINY, "framework.train=false", f"hydra.run.dir={tmp_path}")[0] == 0
     status, _, err = command("predict", str(tmp_path), "Dienstag")
     assert (status, err.count("\n")) == (2, 1)
-    assert "has no model, for it was run with framework.train=false" in err
+    assert "framework.train=false" in err
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from collapipe.models.huggingface.export import export
 from collapipe.models.huggingface.export_tokenizer import export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import ModelSpec, SplitModel
-from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model
+from collapipe.runs.rows import build_tokenizer
 from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.dates import Dates

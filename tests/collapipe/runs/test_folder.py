@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from collapipe.cli.app import app
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, StorageError
-from collapipe.runs.build_tokenizer import build_tokenizer
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, load_model
+from collapipe.runs.rows import build_tokenizer
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 

@@ -89,7 +89,7 @@ def test_inputs_keep_the_end_of_a_text(
     rows = [row[mask].tolist() for row, mask in zip(batch.inputs, batch.mask, strict=True)]
     assert rows == [[eos, *ids[-3:]], [eos, *tokenizer.encode(["A"])[0]], [eos]]
     assert batch.targets.shape == (3, 0)
-    assert "1 of 3 texts are longer than task.max_length=4 and were cut" in caplog.text
+    assert "1 of 3 texts are longer than task.max_length=4" in caplog.text
 
 
 def test_decode_shows_the_token_behind_the_last(tokenizer: Tokenizer) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError
-from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.rows import build_tokenizer
 from collapipe.tasks.classification import Classification, LabelledTexts
 from collapipe.tasks.task import Task
 from collapipe.text.labels import count_labels
@@ -93,7 +93,7 @@ def test_long_texts_are_cut_and_counted(
     assert batch.inputs.shape == (4, 5)
     assert batch.inputs[:, 0].eq(marks.bos).all()
     assert batch.inputs[:, 4].eq(marks.eos).all()
-    assert "3 of 4 texts are longer than task.max_length=5 and were cut" in caplog.text
+    assert "3 of 4 texts are longer than task.max_length=5" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
-"""A run's tokeniser: a model's own, or one trained on the rows; with the names of the labels."""
+"""A tokeniser that came with a model: in a folder, or of a hub id."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from transformers import (
     AutoTokenizer,
     BertTokenizer,
@@ -19,22 +18,12 @@ from transformers.models.auto.tokenization_auto import (
 )
 from transformers.utils import cached_file
 
-from collapipe.config import Settings
 from collapipe.errors import ConfigError, one_line
 from collapipe.text.foreign import check_tokenizer
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer
 
 
-def build_tokenizer(settings: Settings, train: Dataset) -> Tokenizer:
-    """What ``data.tokenizer`` names, else what the model's weights were trained with, else a
-    tokeniser of the task's own, trained on ``train``."""
-    name = settings.data.tokenizer or settings.model.own_tokenizer
-    task = settings.task
-    tokenizer = task.train_tokenizer(train) if name is None else _pretrained(name)
-    return tokenizer.with_labels(tuple(task.label_counts(train)))
-
-
-def _pretrained(name: str) -> Tokenizer:
+def pretrained_tokenizer(name: str) -> Tokenizer:
     """The tokeniser in a folder or of a hub id. Raises ``ConfigError``."""
     original = _load(name)
     backend = getattr(original, "backend_tokenizer", None)

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
-from collapipe.runs.build_tokenizer import build_tokenizer
+from collapipe.runs.rows import build_tokenizer
 from collapipe.text.tokenizer import Tokenizer
 
 WORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nred\nblue\n"

@@ -1,6 +1,9 @@
-"""Rows of a JSON file: an object a line, or a list of objects."""
+"""Lines and JSON objects of a file, plain or .gz, which must be UTF-8."""
 
+import codecs
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -8,14 +11,34 @@ from typing import Any
 
 from datasets import Dataset
 
-from collapipe.data.text_lines import text_lines
 from collapipe.errors import DataError
 
 
-def read_json(path: Path) -> Dataset:
-    """All rows; what an object lacks is None. Raises ``DataError``.
+def text_lines(path: Path) -> Iterator[str]:
+    """Each line with its break, without the mark that some programs put before the first.
 
-    Python reads them: datasets would make a date of each text in a column whose texts look so.
+    Lines end at line feeds only: other breaks may stand inside a text. Raises ``DataError`` that
+    names file and line.
+    """
+    number, opened = 0, gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                yield (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{error.object[error.start]:02x}"
+        raise DataError(
+            f"{path}:{number} is not UTF-8 ({byte}); convert the file to UTF-8"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read ({error}); fetch the file again") from error
+
+
+def read_json(path: Path) -> Dataset:
+    """Rows of a file with an object a line, or a list of objects; what an object lacks is None.
+
+    Raises ``DataError``. Python reads them: datasets would make a date of each text in a column
+    whose texts look so.
     """
     rows = list(_objects(path))
     names = dict.fromkeys(chain.from_iterable(rows))
