@@ -210,7 +210,7 @@ def test_prediction_reads_lines_of_standard_input(
 def test_prediction_without_a_run_is_one_line(command: Command, tmp_path: Path) -> None:
     status, _, err = command("predict", str(tmp_path / "nowhere"), "text")
     assert (status, err.count("\n")) == (2, 1)
-    assert "config.yaml is missing" in err
+    assert str(tmp_path / "nowhere") in err
 
 
 def test_prediction_of_a_run_that_trained_nothing_names_the_option(
