@@ -59,21 +59,11 @@ class Baseline(ABC):
     Where units tell their uplinks and there are enough channels, each unit gets the channel and
     power that end the round soonest, and who can afford no channel sits out; else no uplinks are
     planned. No queues are kept.
-
-    Attributes
-    ----------
-    partition
-        Solver of each cluster's partition, see ``optim.solvers``; one that the framework prescribes
-        goes first.
-    latency
-        The law of the pipeline's time.
-    fading
-        See ``RoundOptions``.
     """
 
-    partition: str = "exact"
-    latency: str = "overlap"
-    fading: str = "none"
+    partition: str = "exact"  # see ``optim.solvers``; one that the framework prescribes goes first
+    latency: str = "overlap"  # the law of the pipeline's time
+    fading: str = "none"  # see ``RoundOptions``
 
     def __post_init__(self) -> None:
         check_choice("strategy.partition", self.partition, PARTITIONS)

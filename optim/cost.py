@@ -19,15 +19,7 @@ Step = tuple[float, dict[str, float]]
 def round_cost(
     plan: RoundPlan, request: RoundRequest, latency: Latency, fading: Fading
 ) -> RoundCost:
-    """Time and energy of a verified plan's units; a round without any takes no time.
-
-    Parameters
-    ----------
-    latency
-        The law of the pipelines' time.
-    fading
-        Of the uplinks' rates, see ``RoundOptions``.
-    """
+    """Time and energy of a verified plan's units; a round without any takes no time."""
     states = {state.unit: state for state in request.clusters}
     costs = tuple(
         _cluster_cost(cluster, states[cluster.unit], request, latency, fading)

@@ -31,23 +31,15 @@ from optim.verify import verify_round
 class Dssra(RoundOptions):
     """Who takes part, on which channel and at which power, with which S, m and δ.
 
-    Attributes
-    ----------
-    solver
-        ``exact``, or ``paper``: Algorithms 2 to 4.
-    latency
-        The law of the pipeline's time.
-    time_limit_s
-        Of ``exact``, for each cluster and for the round; an answer that it cuts short has a gap.
-    constants
-        ``set``: κ and φ² are the options. ``estimated``: κ = βη²/(2N) and φ² are what training has
-        shown of β and φ², from the round on in which it has; then V and Γ^max must suit their size.
+    Solver ``paper`` is Algorithms 2 to 4. Constants ``estimated``: κ = βη²/(2N) and φ² are what
+    training has shown of β and φ², from the round on in which it has; then V and Γ^max must suit
+    their size.
     """
 
     solver: str = "exact"
-    latency: str = "overlap"
-    time_limit_s: float = 10.0
-    constants: str = "set"
+    latency: str = "overlap"  # the law of the pipeline's time
+    time_limit_s: float = 10.0  # of ``exact``, a cluster and the round; an answer cut short: a gap
+    constants: str = "set"  # κ and φ² are the options
 
     def __post_init__(self) -> None:
         try:

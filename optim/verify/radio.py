@@ -17,24 +17,16 @@ _WEIGHTS = _STEP * _NODES * np.exp(-_NODES)
 
 @dataclass(frozen=True, slots=True)
 class UplinkPairs:
-    """Units and channels in pairs: arrays of one shape, SI units.
-
-    Attributes
-    ----------
-    bits
-        What is uploaded, θ^enc + z^enc.
-    snr_per_w
-        h/(I + B·N_0).
-    """
+    """Units and channels in pairs: arrays of one shape, SI units."""
 
     max_power_w: Floats
     energy_j: Floats
     model_bits: Floats
-    bits: Floats
+    bits: Floats  # what is uploaded, θ^enc + z^enc
     gain: Floats
     bandwidth_hz: Floats
     interference_w: Floats
-    snr_per_w: Floats
+    snr_per_w: Floats  # h/(I + B·N_0)
 
     def at(self, index: Any) -> "UplinkPairs":
         """Each array at a NumPy index: some of the pairs, or another shape."""
