@@ -1,4 +1,4 @@
-"""Rates, energies and Γ of pairs of a unit and a channel, in the verifier's own words."""
+"""Rates, energies, Γ and drift of units on channels, in the verifier's own words."""
 
 import math
 from dataclasses import dataclass, fields
@@ -106,6 +106,21 @@ def idle_gamma(problem: RoundProblem) -> float:
     mean = np.mean([channel.interference_w for channel in problem.channels])
     corruption = per(np.array(options.interference_constant_w), np.array(mean))
     return options.kappa * (float(corruption) + options.gradient_bound)
+
+
+def penalties(
+    queues: Floats, pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem
+) -> Floats:
+    """What scheduled units add to the drift: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32)."""
+    if problem.options.drift == "gamma":
+        return queues * gammas(pairs, power_w, segments, problem)
+    return queues * (segments + power_w)
+
+
+def idle_penalties(problem: RoundProblem) -> Floats:
+    """What each unit adds to the drift while it has no channel, [N]."""
+    queues = np.array(problem.queues, dtype=float)
+    return queues * (idle_gamma(problem) if problem.options.drift == "gamma" else 0.0)
 
 
 def reached(pairs: UplinkPairs) -> Bools:
