@@ -6,10 +6,9 @@ import time
 import numpy as np
 
 from collapipe.plan import Certificate
-from optim.latency import pipeline_latency
+from optim.latency import model_too_large, pipeline_latency
 from optim.partition.additive import sum_splits
 from optim.partition.bound import bound_splits
-from optim.partition.caps import model_too_large
 from optim.partition.rates import PROGRESS, BestSplits, Rates
 from optim.problem import ClusterProblem, ClusterSolution, Partition
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from optim.latency import block_caps
-from optim.partition.caps import fitting_micro_batches
+from optim.latency import block_caps, fitting_micro_batches
 from optim.partition.single_point import Placement, single_point, split_latency
 from optim.problem import ClusterProblem, ClusterSolution, Floats
 
