@@ -13,15 +13,9 @@ from optim.radio.channel import Fading, required_snr
 class PowerCurves:
     """Feasible options, ordered by unit, channel and point; an option costs Y·(S + p(D)).
 
-    Parameters
-    ----------
-    options
-        Unit n, channel j and place in the unit's front of each, [3, O].
-    figures
-        All attributes from ``finish_s`` on, [9, O]: one array, since a search takes some of the
-        options over and over.
-    fading
-        See ``RoundOptions``.
+    ``options`` are unit n, channel j and place in the unit's front of each, [3, O], ``figures`` all
+    attributes from ``finish_s`` on, [9, O]: one array, since a search takes some of the options
+    over and over.
     """
 
     def __init__(self, options: Ints, figures: Floats, fading: Fading) -> None:

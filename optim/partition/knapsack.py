@@ -100,10 +100,14 @@ class Nodes:
         """``least`` raised by the relaxation at the prices [N, P]."""
         least = self.least
         for price in prices.T:
-            bound = np.cumsum(self.cheapest(price), axis=1)
-            bound += (price * self.rates.num_blocks + self.row * self.low)[:, None]
-            least = np.maximum(least, bound)
+            least = np.maximum(least, self.bounds(price, self.cheapest(price)))
         return replace(self, least=least)
+
+    def bounds(self, price: Floats, cheapest: Floats) -> Floats:
+        """The relaxation of each S at a price [N], given ``cheapest`` of it, [N, Smax]."""
+        bound: Floats = np.cumsum(cheapest, axis=1)
+        bound += (price * self.rates.num_blocks + self.row * self.low)[:, None]
+        return bound
 
     def reduced_costs(self, price: Floats) -> Floats:
         """r_k, [N, K]; 0 where nothing fits."""
@@ -162,10 +166,7 @@ def useful_devices(node: Nodes, prices: Floats, goal: Floats) -> Ints:
     sizes = np.flatnonzero(np.isfinite(node.least[0]))
     each = node.where(np.zeros(len(prices), int))
     cheapest = each.cheapest(prices)
-    bound = (
-        np.cumsum(cheapest, axis=1)
-        + (prices * node.rates.num_blocks + each.row * each.low)[:, None]
-    )
+    bound = each.bounds(prices, cheapest)
     # A device dearer than the price holds one block if it has to hold any.
     count = np.where(each.per_block > prices[:, None], np.minimum(each.caps, 1), each.caps)
     cost = each.hop + (each.per_block - prices[:, None]) * count

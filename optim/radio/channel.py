@@ -154,18 +154,14 @@ def power_limits(pairs: Links) -> Floats:
 
 def _energy_snr(budget: Floats, fading: Fading) -> Floats:
     """The ratio ρ > 0 with ρ = k·nats(ρ), for budgets k > 1."""
-    snr = np.where(budget < _LAMBERT_FROM, _newton_root(budget), _lambert_root(budget))
+    # ρ = k·ln(1 + ρ) by the lower branch of Lambert's W, which loses digits as k nears 1.
+    branch = lambertw(-np.exp(-1.0 / budget) / budget, -1).real
+    snr = np.where(budget < _LAMBERT_FROM, _newton_root(budget), -budget * branch - 1.0)
     return _fading_root(budget, snr) if fading == "rayleigh" else snr
 
 
-def _lambert_root(budget: Floats) -> Floats:
-    """ρ = k·ln(1 + ρ) by the lower branch of Lambert's W; digits are lost as k nears 1."""
-    branch = lambertw(-np.exp(-1.0 / budget) / budget, -1).real
-    return np.asarray(-budget * branch - 1.0)
-
-
 def _newton_root(budget: Floats) -> Floats:
-    """The same for k near 1, by Newton on (e^x - 1)/x - 1 = k - 1 with x = ln(1 + ρ)."""
+    """ρ = k·ln(1 + ρ) for k near 1, by Newton on (e^x - 1)/x - 1 = k - 1 with x = ln(1 + ρ)."""
     target = np.minimum(budget, _LAMBERT_FROM) - 1.0
     x = np.log1p(2.0 * target)
     for _ in range(_NEWTON_STEPS):

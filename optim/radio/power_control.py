@@ -56,23 +56,14 @@ def controlled_power(senders: Senders, power_w: Floats) -> Floats:
     programme = _Programme(senders)
     cost = senders.cost(power_w)
     for _ in range(_ITERATIONS):
-        target = programme.solve(power_w)
-        reached = _towards(senders, power_w, target, cost)
-        lower = senders.cost(reached)
-        if not lower < cost:
+        step = programme.solve(power_w) - power_w
+        nearer = (power_w + step / 2**halving for halving in range(_HALVINGS))
+        reached = next((each for each in nearer if senders.cost(each) < cost), None)
+        if reached is None:
             break
-        power_w, cost, gained = reached, lower, cost - lower
-        if gained <= _PROGRESS * abs(cost):
+        power_w, before, cost = reached, cost, senders.cost(reached)
+        if before - cost <= _PROGRESS * abs(cost):
             break
-    return power_w
-
-
-def _towards(senders: Senders, power_w: Floats, target: Floats, cost: float) -> Floats:
-    """The farthest of p + (target - p)/2^i that costs less; p itself where none does."""
-    for halving in range(_HALVINGS):
-        reached: Floats = power_w + (target - power_w) / 2**halving
-        if senders.cost(reached) < cost:
-            return reached
     return power_w
 
 
@@ -116,7 +107,10 @@ class _Programme:
         senders, seconds = self._senders, self._senders.links.uploads(power_w)
         bent, slope = self._bend * power_w / senders.high_w, _elasticity(senders.links, power_w)
         steepness = np.divide(slope * (1 + bent), bent, out=np.zeros_like(bent), where=bent > 0)
-        delay, prices = senders.drift_weight * seconds.max(), _prices(senders, power_w)
+        delay, errors = senders.drift_weight * seconds.max(), senders.errors(power_w)
+        # What the drift rises by over the whole range of each power, at its slope at p.
+        slopes = senders.watt_price - senders.error_price * senders.links.gains * errors**2
+        prices = slopes * senders.high_w
         largest = max(delay, np.abs(prices).max()) or 1.0
         self._steepness.value = steepness
         self._level.value = seconds / (seconds.max() or 1.0) + steepness * np.log1p(bent)
@@ -131,10 +125,3 @@ def _elasticity(links: Links, power_w: Floats) -> Floats:
     else:
         nats, rise = np.log1p(snr), snr / (1 + snr)
     return np.divide(rise, nats, out=np.zeros_like(snr), where=nats > 0)
-
-
-def _prices(senders: Senders, power_w: Floats) -> Floats:
-    """What the drift rises by over the whole range of each power, at its slope at p."""
-    errors = senders.errors(power_w)
-    slope = senders.watt_price - senders.error_price * senders.links.gains * errors**2
-    return np.asarray(slope * senders.high_w)
