@@ -148,9 +148,10 @@ class Scheduler:
         reported: Mapping[int, Reported],
         measured_s: float,
         observation: RoundObservation | None = None,
-    ) -> None:
+        **trained: Any,
+    ) -> RoundReport:
         """The round is over: losses and cluster states of the units that finished, and what it
-        showed."""
+        showed. ``trained`` are the report's fields that training gives."""
         modelled = self._settings.federation.clock == "modelled"
         delay_s = decision.cost.delay_s if modelled else measured_s
         before, estimates = self.state, self.state.estimates
@@ -165,9 +166,6 @@ class Scheduler:
             clock_s=before.clock_s + delay_s,
         )
         self.update_states(reported)
-
-    def report(self, decision: RoundDecision, **trained: Any) -> RoundReport:
-        """The round that ended last; ``trained`` are the report's fields that training gives."""
         return RoundReport(
             round=decision.plan.round,
             plan=decision.plan,
