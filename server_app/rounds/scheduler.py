@@ -21,8 +21,7 @@ from optim.problem import Latency
 from optim.radio.channel import Fading
 from optim.verify import verify_plan
 from server_app.rounds.estimates import RoundObservation, estimate
-from server_app.world.conditions import EnvironmentState
-from server_app.world.environment import Environment
+from server_app.world.environment import Environment, EnvironmentState
 
 Reported = ClusterState | Failure
 T = TypeVar("T")
@@ -197,18 +196,17 @@ class Scheduler:
         settings, state = self._settings, self.state
         clusters, rng = _clusters(state.reported), self._generator("environment", round_)
         moved = self._environment.step(self._fitting(clusters), rng)
-        seen = self._environment.conditions(moved, clusters, self._channels)
         self.state = replace(state, environment=moved)
         return RoundRequest(
             round=round_,
-            clusters=seen.clusters,
+            clusters=self._environment.conditions(moved, clusters),
             num_blocks=settings.model.num_blocks,
             batch_size=settings.batch_size,
             local_steps=settings.federation.local_steps,
             num_segments=settings.pipeline.num_segments,
             num_micro_batches=settings.pipeline.num_micro_batches,
             schedule=settings.pipeline.schedule,
-            channels=seen.channels,
+            channels=self._channels,
             queues=state.queues,
             losses=state.losses,
             partition=settings.framework.partition,

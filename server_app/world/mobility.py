@@ -80,10 +80,8 @@ class Mobility:
         """A place drawn evenly from the disc, and a stationary velocity."""
         distance, angle = self.radius_m * math.sqrt(rng.random()), math.tau * rng.random()
         x, y = distance * math.cos(angle), distance * math.sin(angle)
-        velocity = (self._deviation * rng.standard_normal(2)).tolist()
-        return Walk(
-            x, y, velocity[0], velocity[1], math.hypot(x, y)
-        )  # who stands has gain 1 exactly
+        x_speed, y_speed = (self._deviation * rng.standard_normal(2)).tolist()
+        return Walk(x, y, x_speed, y_speed, math.hypot(x, y))  # who stands has gain 1 exactly
 
     def step(self, walk: Walk, rng: np.random.Generator) -> Walk:
         """A round later: v ← α·v + σ·√(1 − α²)·w with w standard normal, then p ← p + v·t."""

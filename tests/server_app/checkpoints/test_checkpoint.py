@@ -31,7 +31,7 @@ from server_app.records.summary import History
 from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.results import TrainingState
 from server_app.rounds.scheduler import SchedulerState
-from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
+from server_app.world.environment import DeviceCondition, EnvironmentState, UnitCondition
 from server_app.world.mobility import Walk
 
 NUMBER = st.floats(allow_nan=False)
