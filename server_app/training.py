@@ -166,9 +166,7 @@ class _Run:
 
     def _built(self, weights: Tensors) -> SplitModel:
         spec, vocabulary = self.settings.model, self.tokenizer.vocabulary
-        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
-        assert isinstance(model, SplitModel)
-        return model
+        return build_empty(lambda: SplitModel(spec, vocabulary), weights)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
         """The average, or else the models of those ``units``."""

@@ -48,14 +48,8 @@ class Units:
 
         A unit is left out, with the reason as its answer, whose node does not answer, raises, or
         answers nonsense or a number that is none or another node's: the first of two keeps it.
-
-        Raises
-        ------
-        ConfigError
-            Where the number of nodes is not ``federation.num_units``, or a unit says that it cannot
-            use its options or data.
-        RoundFailedError
-            Where no unit is left.
+        Raises ``ConfigError`` where the number of nodes is not ``federation.num_units``, or a unit
+        says that it cannot use its options or data; ``RoundFailedError`` where no unit is left.
         """
         num_units = self._federation.num_units
         self._strangers = _connected(self._grid, num_units)

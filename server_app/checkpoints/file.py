@@ -50,17 +50,8 @@ _KEYS = {"weights": 0, "server_optimizer": 0, "own_models": 1, "heads": 1, "unit
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is after ``round``, which is over.
-
-    Attributes
-    ----------
-    wall_s
-        Seconds that the run has taken, all its parts together.
-    tokenizer
-        See ``tokenizer_digest``.
-    sizes
-        Bytes of the run's files that grow.
-    """
+    """How far a run is after ``round``: seconds that all its parts have taken, its tokeniser's
+    digest, and the bytes of its files that grow."""
 
     round: int
     wall_s: float

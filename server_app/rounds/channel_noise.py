@@ -15,12 +15,7 @@ def noise_variance(
 ) -> float:
     """Of each weight: ``factor``·ε(p), with ε(p) = C/(p·h + I) of eq. (25).
 
-    0 where the strategy planned no channel, for then nothing is known of p and h.
-
-    Parameters
-    ----------
-    constant_w
-        C.
+    C is ``constant_w``. 0 where the strategy planned no channel: nothing is known of p and h.
     """
     cluster = next(each for each in request.clusters if each.unit == plan.unit)
     if plan.uplink is None or cluster.uplink is None:

@@ -10,17 +10,8 @@ _LEAST_LOSS = 1e-30  # less tells of rounding, and the quotient of a norm by it 
 
 @dataclass(frozen=True, slots=True)
 class RoundObservation:
-    """What a round showed of the loss.
-
-    Attributes
-    ----------
-    squared_norm
-        Mean of ‖∇F‖² over the units' steps.
-    loss
-        F, the round's training loss.
-    moved
-        ‖θ(t+1) - θ(t)‖, what the round did to the model.
-    """
+    """What a round showed of the loss: the mean of ‖∇F‖² over the units' steps, the training loss,
+    F, and ‖θ(t+1) - θ(t)‖, by which the model moved."""
 
     squared_norm: float
     loss: float

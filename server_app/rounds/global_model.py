@@ -16,12 +16,8 @@ from collapipe.tensors import Tensors, all_finite
 class GlobalModel:
     """Weights as the last round left them; those named ``frozen`` never change.
 
-    Attributes
-    ----------
-    weights
-        The average, or the first weights where nothing is averaged.
-    own_models
-        Where nothing is averaged: unit → its weights, once it has trained.
+    ``weights`` are the average. Where nothing is averaged they are the first ones, and
+    ``own_models`` has the weights of each unit once it has trained.
     """
 
     def __init__(self, settings: Settings, frozen: Collection[str]) -> None:
@@ -55,24 +51,12 @@ class GlobalModel:
         shares: Mapping[int, float],
         common: Tensors,
     ) -> float | None:
-        """The units' ``models`` become one, or stay theirs.
+        """Make one of the units' ``models``, or let each unit keep its own.
 
-        Parameters
-        ----------
-        shares
-            Weight of each unit in the average, not normalised.
-        common
-            Weights that the units shared in the round, in place of an average.
-
-        Returns
-        -------
-        float or None
-            ‖θ(t+1) - θ(t)‖; None where nothing is averaged.
-
-        Raises
-        ------
-        NonFiniteLossError
-            Where a new weight is not finite; the model is what it was.
+        ``shares`` are the units' weights in the average, not normalised; ``common`` are tensors
+        that the units shared in the round, in place of an average. Returns ‖θ(t+1) - θ(t)‖, None
+        where nothing is averaged. Raises ``NonFiniteLossError`` where a new weight is not finite;
+        the model is then what it was.
         """
         trained = {unit: self._trained(model) for unit, model in models.items()}
         if not self._settings.framework.aggregate:

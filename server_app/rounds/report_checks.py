@@ -19,13 +19,8 @@ def checked_reply(
 ) -> TrainReply | Failure:
     """A unit's reply with its weights whole, or why it cannot be used.
 
-    Parameters
-    ----------
-    sent
-        The weights that the unit got.
-    seen
-        Target tokens that its head on the server was trained on, 0 unless that saw all steps; None:
-        it has none there.
+    ``sent`` are the weights that the unit got. ``seen`` counts the target tokens that its head on
+    the server was trained on, 0 unless that saw all steps; None: it has none there.
     """
     if message.has_error():
         return Failure("ClientApp", one_line(message.error.reason))

@@ -20,18 +20,9 @@ from server_app.units import Kept
 class TrainingState:
     """What training has come to; all empty in a run that does not train.
 
-    Attributes
-    ----------
-    weights
-        The whole model; where models are not averaged, the one that all units began with.
-    own_models
-        Of units, where models are not averaged.
-    server_optimizer
-        Memory of the server's step.
-    heads
-        Memory of the heads' optimisers, by unit.
-    units
-        Of each unit: its optimiser's memory, and what its compressed uploads have lacked so far.
+    ``weights`` and ``own_models`` as ``GlobalModel`` has them; the memories of the server's
+    optimiser and, by unit, of the heads' ones; and what each unit keeps: its optimiser's memory,
+    and what its compressed uploads have lacked so far.
     """
 
     weights: Tensors = field(default_factory=dict)
@@ -45,14 +36,9 @@ class TrainingState:
 class RoundResult:
     """A round that is over: its report, what it was planned from, and wall time of its phases.
 
-    Attributes
-    ----------
-    model
-        As it is now; None where nothing was trained.
-    frozen_bytes
-        Of weights that do not train, sent since the last round.
-    training_state
-        Asks the units for what they keep; raises ``RoundFailedError`` or ``WireError``.
+    ``model`` is None where nothing was trained. ``frozen_bytes`` of weights that do not train were
+    sent since the last round. ``training_state`` asks the units for what they keep, and raises
+    ``RoundFailedError`` or ``WireError``.
     """
 
     report: RoundReport

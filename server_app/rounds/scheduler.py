@@ -29,17 +29,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
-    """What a round does, and what it was decided from.
-
-    Attributes
-    ----------
-    plan
-        Without clusters where the round is skipped.
-    skipped
-        Why it is; None: it is not.
-    excluded
-        Why units could not be planned with, by unit.
-    """
+    """What a round does, and what it was decided from; see ``RoundReport`` for ``skipped``, why the
+    plan has no clusters, and ``excluded``."""
 
     request: RoundRequest
     plan: RoundPlan
@@ -58,12 +49,10 @@ class SchedulerState:
         What each unit last said of its cluster.
     queues
         Y_n.
-    losses
-        Of each unit's last round.
-    estimates, observation
-        What training has shown so far, and what the last round showed.
+    observation
+        What the last round showed; ``estimates``: what training has shown so far.
     clock_s
-        Seconds of all rounds, modelled or measured.
+        Of all rounds, modelled or measured.
     """
 
     reported: tuple[Reported, ...]
@@ -132,7 +121,11 @@ class Scheduler:
             )
         verify_plan(plan, request)
         excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
-        return RoundDecision(request, plan, self._cost(plan, request), skipped, excluded)
+        # by the law and the fading that the strategy plans by, see ``Planner``
+        latency: Latency = getattr(self._planner, "latency", "overlap")
+        fading: Fading = getattr(self._planner, "fading", "none")
+        cost = round_cost(plan, request, latency, fading)
+        return RoundDecision(request, plan, cost, skipped, excluded)
 
     @property
     def excluded(self) -> dict[int, Failure]:
@@ -151,9 +144,8 @@ class Scheduler:
     ) -> RoundReport:
         """The round is over: losses and cluster states of the units that finished, and what it
         showed. ``trained`` are the report's fields that training gives."""
-        modelled = self._settings.federation.clock == "modelled"
-        delay_s = decision.cost.delay_s if modelled else measured_s
-        before, estimates = self.state, self.state.estimates
+        modelled, before = self._settings.federation.clock == "modelled", self.state
+        delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
         if observation is not None:
             estimates = estimate(estimates, before.observation, observation)
         self.state = replace(
@@ -184,10 +176,9 @@ class Scheduler:
 
     def _checked(self, reported: Reported) -> Reported:
         """A failure in place of a cluster whose uplink has other channels than this run."""
-        expected = len(self._channels)
         if isinstance(reported, Failure) or reported.uplink is None:
             return reported
-        gains = len(reported.uplink.gains)
+        gains, expected = len(reported.uplink.gains), len(self._channels)
         if gains == expected:
             return reported
         return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
@@ -219,21 +210,12 @@ class Scheduler:
     def _fitting(self, clusters: Sequence[ClusterState]) -> EnvironmentState:
         """Conditions of the clusters as they are: one that was unknown, or has other devices than
         it had, begins anew."""
-        num_channels, rng = len(self._channels), self._generator("environment")
-        fresh = self._environment.start(clusters, num_channels, rng).units
-        units = self.state.environment.units
+        rng, before = self._generator("environment"), self.state.environment.units
+        fresh = self._environment.start(clusters, len(self._channels), rng).units
+        pairs = zip(before, fresh, strict=True)
         return EnvironmentState(
-            tuple(
-                old if len(old.devices) == len(new.devices) else new
-                for old, new in zip(units, fresh, strict=True)
-            )
+            tuple(old if len(old.devices) == len(new.devices) else new for old, new in pairs)
         )
-
-    def _cost(self, plan: RoundPlan, request: RoundRequest) -> RoundCost:
-        """By the law and the fading that the strategy plans by, see ``Planner``."""
-        latency: Latency = getattr(self._planner, "latency", "overlap")
-        fading: Fading = getattr(self._planner, "fading", "none")
-        return round_cost(plan, request, latency, fading)
 
     def _generator(self, *purpose: str | int) -> np.random.Generator:
         return np.random.default_rng(derive(self._settings.seed, *purpose))
@@ -259,6 +241,4 @@ def _next_queues(
         return queues
     waiting = plan.idle_queues or plan.queues
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
-    return tuple(
-        waiting[unit] if unit in failed else queue for unit, queue in enumerate(plan.queues)
-    )
+    return _updated(plan.queues, {unit: waiting[unit] for unit in failed})

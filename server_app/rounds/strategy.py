@@ -37,15 +37,9 @@ from server_app.units import Units
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What is open between sending a round's messages and aggregating their replies.
-
-    Attributes
-    ----------
-    sent
-        What each unit of the plan got.
-    began, planned, left
-        Of ``time.perf_counter``: at the begin, after the decision, when all messages were made.
-    """
+    """What is open between sending a round's messages and aggregating their replies: what each unit
+    of the plan got, and ``time.perf_counter`` at the begin, after the decision, and when all
+    messages were made."""
 
     decision: RoundDecision
     sent: dict[int, Tensors]
@@ -76,14 +70,8 @@ class CollaPipeStrategy(Strategy):
     no heads, units get and train all of it. Where the framework does not aggregate, each unit goes
     on with a model of its own, and ``arrays`` is where all began.
 
-    Parameters
-    ----------
-    tokenizer
-        None: made from the training rows.
-    on_round
-        Called after every round.
-    on_step
-        Called by the decoder link's threads after every local step.
+    Without a ``tokenizer`` one is made from the training rows. ``on_round`` is called after every
+    round, ``on_step`` by the decoder link's threads after every local step.
     """
 
     def __init__(

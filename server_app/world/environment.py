@@ -23,17 +23,8 @@ _LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # what collapipe.state admits
 
 @dataclass(frozen=True, slots=True)
 class DeviceCondition:
-    """A device in a round.
-
-    Attributes
-    ----------
-    log_speed
-        Natural logarithm of its speed, relative to that in its profile.
-    present
-        False: away, it holds no block.
-    memory_share, energy_share
-        Of the profile's ``max_blocks`` and of its energy budget.
-    """
+    """A device in a round, relative to its profile: the natural logarithm of its speed, and its
+    shares of ``max_blocks`` and of the energy budget. One that is away holds no block."""
 
     log_speed: float
     present: bool
@@ -43,19 +34,9 @@ class DeviceCondition:
 
 @dataclass(frozen=True, slots=True)
 class UnitCondition:
-    """A cluster in a round.
-
-    Attributes
-    ----------
-    devices
-        In the cluster's order.
-    walk
-        Of the control unit.
-    energy_share
-        Of the uplink's energy budget.
-    gains
-        For each channel: relative to the uplink's, path loss and fading together.
-    """
+    """A cluster in a round: its devices in their order, its control unit's walk, the share of the
+    uplink's energy budget, and for each channel the gain relative to the uplink's, path loss and
+    fading together."""
 
     devices: tuple[DeviceCondition, ...]
     walk: Walk
@@ -65,10 +46,7 @@ class UnitCondition:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentState:
-    """All that a round's world is made of and the next one follows from; N units, in order.
-
-    Plain numbers throughout, so that what is written as JSON and read again is the same.
-    """
+    """All that a round's world is made of and the next one follows from; N units, in order."""
 
     units: tuple[UnitCondition, ...]
 

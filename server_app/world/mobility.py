@@ -37,22 +37,10 @@ class Walk:
 
 @dataclass(frozen=True)
 class Mobility:
-    """A correlated walk.
+    """A correlated walk of ``round_s`` seconds between two rounds, however long they take.
 
-    Attributes
-    ----------
-    speed_m_per_s
-        Mean speed; 0: nobody moves.
-    correlation
-        α: what a round's velocity keeps of the one before, from 0 to 1.
-    round_s
-        For how long a unit walks between two rounds, however long they take.
-    radius_m
-        Of the disc around the server.
-    least_distance_m
-        Nearer to the server the path loss does not fall.
-    path_loss_exponent
-        γ: the gain falls with distance^γ.
+    A round's velocity keeps the share α, ``correlation``, of the one before. The gain falls with
+    distance^γ, γ being ``path_loss_exponent``, and not below ``least_distance_m``.
     """
 
     speed_m_per_s: Annotated[float, Field(ge=0, le=1e3)]
