@@ -131,13 +131,12 @@ def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Option → value then and now, of those that a run must not change."""
     before, after = _flat(then), _flat(now)
-    return {
+    values = {
         option: (before.get(option, "not there"), after.get(option, "not there"))
         for option in sorted(before.keys() | after.keys())
-        if before.get(option) != after.get(option)
-        and option not in _FREE
-        and not option.startswith(_FREE_GROUPS)
+        if option not in _FREE and not option.startswith(_FREE_GROUPS)
     }
+    return {option: (was, is_) for option, (was, is_) in values.items() if was != is_}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -15,13 +15,16 @@ _MOST = 1e100  # of what is averaged, so that no sum of it is infinite
 
 
 def checked_reply(
-    message: Message, unit: int, sent: Tensors, seen: int | None, settings: Settings
+    message: Message | None, unit: int, sent: Tensors, seen: int | None, settings: Settings
 ) -> TrainReply | Failure:
     """A unit's reply with its weights whole, or why it cannot be used.
 
     ``sent`` are the weights that the unit got. ``seen`` counts the target tokens that its head on
     the server was trained on, 0 unless that saw all steps; None: it has none there.
     """
+    if message is None:
+        limit = f"{settings.federation.round_timeout_s:g}"
+        return Failure("Timeout", f"no answer in {limit} s")
     if message.has_error():
         return Failure("ClientApp", one_line(message.error.reason))
     try:

@@ -280,23 +280,19 @@ class CollaPipeStrategy(Strategy):
     ) -> dict[int, TrainReply | Failure]:
         """Of each unit of the plan, in its order."""
         settings, heads = self._settings, session.heads
-        limit = f"{settings.federation.round_timeout_s:g}"
+        constant_w = session.scheduler.channel.interference_constant_w
+        factor = settings.federation.channel_noise
         came = {message.metadata.src_node_id: message for message in replies}
         outcomes = dict[int, TrainReply | Failure]()
         for plan in now.decision.plan.clusters:
             unit, message = plan.unit, came.get(session.units.nodes[plan.unit])
-            if message is None:
-                outcomes[unit] = Failure("Timeout", f"no answer in {limit} s")
-                continue
             seen = heads.target_tokens(unit) if heads else None
-            outcome = outcomes[unit] = checked_reply(message, unit, now.sent[unit], seen, settings)
-            factor = settings.federation.channel_noise
+            outcome = checked_reply(message, unit, now.sent[unit], seen, settings)
             if factor and isinstance(outcome, TrainReply):
-                constant_w = session.scheduler.channel.interference_constant_w
                 variance = noise_variance(plan, now.decision.request, constant_w, factor)
                 seed = derive(settings.seed, "channel_noise", now.decision.plan.round, unit)
-                noisy = with_noise(outcome.weights, variance, seed)
-                outcomes[unit] = replace(outcome, weights=noisy)
+                outcome = replace(outcome, weights=with_noise(outcome.weights, variance, seed))
+            outcomes[unit] = outcome
         return outcomes
 
     def _learn(

@@ -53,29 +53,16 @@ class EnvironmentState:
 
 @dataclass(frozen=True)
 class Environment:
-    """What changes, and by how much; see ``conf/environment/``.
+    """What changes, and by how much; ``conf/environment/static.yaml`` explains each field.
 
     Every round takes a generator of its own, and the same draws from it whatever is switched on.
     Each unit has a stream of it for itself, in which devices come last: what one unit tells of its
     cluster changes nothing for the others.
 
-    Attributes
-    ----------
-    speed_deviation, speed_correlation
-        Of the logarithm of a device's speed, a stationary AR(1) process around 0: its standard
-        deviation, and its correlation from round to round.
-    memory_share, energy_share
-        Least and most of what a round leaves of ``max_blocks``, rounded down, and of the energy
-        budgets of devices and uplinks; drawn evenly, each by itself. A device whose blocks are not
-        limited, or an energy that is not, stays so.
-    fading
-        ``rayleigh``: block fading. The gain of each unit and channel is multiplied by an
-        exponential number of mean 1, independent from round to round. Or ``none``.
-    mobility
-        How control units walk.
-    leave_probability, return_probability
-        That a device which is there is away in the next round, and the other way round: a Markov
-        chain of two states. A cluster whose devices are all away sits out.
+    The logarithm of a device's speed is a stationary AR(1) process around 0. Shares of memory and
+    energy are drawn evenly, each by itself; what is not limited stays so. ``rayleigh`` is block
+    fading, independent from round to round. Devices leave and return by a Markov chain of two
+    states; a cluster whose devices are all away sits out.
     """
 
     speed_deviation: Annotated[float, Field(ge=0, le=2)]
@@ -99,15 +86,16 @@ class Environment:
         self, clusters: Sequence[ClusterState], num_channels: int, rng: np.random.Generator
     ) -> EnvironmentState:
         """Before the first round: all devices are there, speeds and velocities are stationary."""
-        pairs = zip(clusters, rng.spawn(len(clusters)), strict=True)
-        return EnvironmentState(
-            tuple(self._newcomer(len(c.devices), num_channels, stream) for c, stream in pairs)
-        )
+        units = [
+            self._newcomer(len(cluster.devices), num_channels, stream)
+            for cluster, stream in zip(clusters, rng.spawn(len(clusters)), strict=True)
+        ]
+        return EnvironmentState(tuple(units))
 
     def step(self, state: EnvironmentState, rng: np.random.Generator) -> EnvironmentState:
         """The next round; ``rng`` is that round's own."""
-        pairs = zip(state.units, rng.spawn(len(state.units)), strict=True)
-        return EnvironmentState(tuple(self._unit(unit, stream) for unit, stream in pairs))
+        streams = rng.spawn(len(state.units))
+        return EnvironmentState(tuple(map(self._unit, state.units, streams)))
 
     def conditions(
         self, state: EnvironmentState, clusters: Sequence[ClusterState]
@@ -143,8 +131,7 @@ class Environment:
         kept = self.speed_correlation
         noise = self.speed_deviation * math.sqrt(1 - kept**2) * rng.standard_normal()
         chance = rng.random()
-        stays = chance >= self.leave_probability
-        returns = chance < self.return_probability
+        stays, returns = chance >= self.leave_probability, chance < self.return_probability
         return DeviceCondition(
             log_speed=kept * device.log_speed + noise,
             present=stays if device.present else returns,
