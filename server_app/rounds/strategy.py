@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from collapipe.models.split import frozen_names
 from collapipe.report import ClusterReport
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_splits
-from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -26,12 +25,10 @@ from collapipe.wire.upload import upload_bytes
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
-from server_app.rounds.channel_noise import noise_variance, with_noise
-from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.report_checks import checked_reply
+from server_app.rounds.replies import received
 from server_app.rounds.results import RoundResult, TrainingState
-from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
+from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
 from server_app.units import Units
 
 
@@ -179,7 +176,13 @@ class CollaPipeStrategy(Strategy):
         plan, heads = now.decision.plan, session.heads
         if heads is not None:
             heads.close()
-        outcomes = self._outcomes(session, replies, now)
+        request, nodes = now.decision.request, session.units.nodes
+        came_from = {message.metadata.src_node_id: message for message in replies}
+        outcomes = dict[int, TrainReply | Failure]()
+        for each in plan.clusters:
+            seen = heads.target_tokens(each.unit) if heads else None
+            message, sent = came_from.get(nodes[each.unit]), now.sent[each.unit]
+            outcomes[each.unit] = received(message, each, sent, seen, request, self._settings)
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
         if heads is not None and (diverged := heads.diverged()):
@@ -274,26 +277,6 @@ class CollaPipeStrategy(Strategy):
             session.heads.states if session.heads is not None else {},
             session.units.kept(),
         )
-
-    def _outcomes(
-        self, session: _Session, replies: Iterable[Message], now: _Round
-    ) -> dict[int, TrainReply | Failure]:
-        """Of each unit of the plan, in its order."""
-        settings, heads = self._settings, session.heads
-        constant_w = session.scheduler.channel.interference_constant_w
-        factor = settings.federation.channel_noise
-        came = {message.metadata.src_node_id: message for message in replies}
-        outcomes = dict[int, TrainReply | Failure]()
-        for plan in now.decision.plan.clusters:
-            unit, message = plan.unit, came.get(session.units.nodes[plan.unit])
-            seen = heads.target_tokens(unit) if heads else None
-            outcome = checked_reply(message, unit, now.sent[unit], seen, settings)
-            if factor and isinstance(outcome, TrainReply):
-                variance = noise_variance(plan, now.decision.request, constant_w, factor)
-                seed = derive(settings.seed, "channel_noise", now.decision.plan.round, unit)
-                outcome = replace(outcome, weights=with_noise(outcome.weights, variance, seed))
-            outcomes[unit] = outcome
-        return outcomes
 
     def _learn(
         self,
