@@ -146,14 +146,7 @@ class _Run:
         self.history.bytes_down += result.frozen_bytes
         self.history.add(report)
         log.add(report, result.request, evaluation, seconds)
-        write_checkpoint(
-            self.settings,
-            self.folder,
-            self.tokenizer,
-            self.history,
-            result.scheduler,
-            result.training_state,
-        )
+        write_checkpoint(self.settings, self.folder, self.tokenizer, self.history, result)
 
     def _evaluate(self, evaluator: Evaluator, model: GlobalModel) -> Evaluation:
         """The average's; where units have models of their own, the mean of theirs."""

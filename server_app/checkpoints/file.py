@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from collapipe.runs.folder import RunFolder
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.records.summary import History
-from server_app.rounds.results import TrainingState
+from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
@@ -159,16 +159,15 @@ def write_checkpoint(
     folder: RunFolder,
     tokenizer: Tokenizer,
     history: History,
-    state: SchedulerState,
-    training: Callable[[], TrainingState],
+    result: RoundResult,
 ) -> None:
     """Write a checkpoint every ``federation.checkpoint_every`` rounds, and after the last one, so
     that a run that is complete can be given more.
 
-    The round's lines and weights must be in the folder. ``training`` asks the units. Where one does
-    not answer, or sends more than a file can hold, or the disk is full, the run goes on without.
+    The round's lines and weights must be in the folder. Where a unit does not tell what it keeps,
+    or sends more than a file can hold, or the disk is full, the run goes on without.
     """
-    federation, round_ = settings.federation, history.num_rounds
+    federation, round_ = settings.federation, result.report.round
     every = federation.checkpoint_every
     if not every or (round_ % every and round_ != federation.rounds):
         return
@@ -178,10 +177,10 @@ def write_checkpoint(
             time.perf_counter() - history.start,
             tokenizer_digest(tokenizer),
             folder.sizes(),
-            state,
+            result.scheduler,
             replace(history, start=0.0),
         )
-        checkpoint = Checkpoint(settings.tree, progress, training())
+        checkpoint = Checkpoint(settings.tree, progress, result.training_state())
         CheckpointFolder(folder.path).write(checkpoint, federation.keep)
     except (CollaPipeError, OSError, SafetensorError) as error:
         _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))

@@ -76,21 +76,13 @@ class Mobility:
         noise = self._deviation * math.sqrt(1 - self.correlation**2) * rng.standard_normal(2)
         x_speed = self.correlation * walk.x_m_per_s + float(noise[0])
         y_speed = self.correlation * walk.y_m_per_s + float(noise[1])
-        moved = Walk(
-            walk.x_m + x_speed * self.round_s,
-            walk.y_m + y_speed * self.round_s,
-            x_speed,
-            y_speed,
-            walk.start_distance_m,
-        )
-        return self._reflected(moved)
+        x, y = walk.x_m + x_speed * self.round_s, walk.y_m + y_speed * self.round_s
+        return self._reflected(Walk(x, y, x_speed, y_speed, walk.start_distance_m))
 
     def relative_gain(self, walk: Walk) -> float:
         """The path's gain, divided by that at the place where the walk began."""
-        now, start = (
-            max(distance, self.least_distance_m)
-            for distance in (walk.distance_m, walk.start_distance_m)
-        )
+        distances = walk.distance_m, walk.start_distance_m
+        now, start = (max(distance, self.least_distance_m) for distance in distances)
         return float((start / now) ** self.path_loss_exponent)
 
     @property
@@ -108,10 +100,5 @@ class Mobility:
         x, y = walk.x_m / distance, walk.y_m / distance
         outward = walk.x_m_per_s * x + walk.y_m_per_s * y
         turned = 2 * max(outward, 0.0)
-        return Walk(
-            x * inside,
-            y * inside,
-            walk.x_m_per_s - turned * x,
-            walk.y_m_per_s - turned * y,
-            walk.start_distance_m,
-        )
+        x_speed, y_speed = walk.x_m_per_s - turned * x, walk.y_m_per_s - turned * y
+        return Walk(x * inside, y * inside, x_speed, y_speed, walk.start_distance_m)
