@@ -83,14 +83,9 @@ def watts(value: float) -> str:
     return f"{three_digits(value * 1e6)} uW"
 
 
-def micro_batches(count: int) -> str:
-    """``1 micro-batch``, ``2 micro-batches``."""
-    return f"{count} micro-batch{'es' if count != 1 else ''}"
-
-
 def counted(number: int, noun: str) -> str:
-    """``1 device``, ``2 devices``."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
+    """``1 device``, ``2 devices``, ``2 micro-batches``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'e' * noun.endswith('ch')}s"
 
 
 def block_range(span: Span) -> str:

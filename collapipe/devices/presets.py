@@ -11,21 +11,18 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.dataclasses import dataclass
 
 from collapipe.devices.hardware import PhysicalDevice, from_db, from_dbm
+from collapipe.sections import Count, Positive
+from collapipe.sections import NotNegative as Amount
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
 
 
 def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[float, float]:
-    if not (isinstance(value, list | tuple) and len(value) == 2):
+    ends = validate(value) if isinstance(value, list | tuple) and len(value) == 2 else (1, 0)
+    if ends[0] > ends[1]:
         raise ValueError("must be [least, most]")
-    least, most = validate(value)
-    if least > most:
-        raise ValueError("must be [least, most]")
-    return least, most
+    return ends
 
 
-Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decibels = Annotated[float, Field(ge=-300, le=300)]
 _ENDS = WrapValidator(_check_ends)
 # Least and most of what is drawn evenly.
@@ -48,7 +45,22 @@ class ClusterPreset(Protocol):
 
 
 @dataclass(frozen=True)
-class SyntheticCluster:
+class _DrawnCluster:
+    """Every unit has ``num_devices``, drawn one after the other by ``_device``."""
+
+    num_devices: Count
+
+    def draw(
+        self, cost: BlockCost, unit: int, rng: np.random.Generator
+    ) -> tuple[DeviceProfile, ...]:
+        return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
+
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SyntheticCluster(_DrawnCluster):
     """Devices of which nothing is said but their times, which do not depend on the model.
 
     Attributes
@@ -57,24 +69,16 @@ class SyntheticCluster:
         Seconds of a block, and of a hop, for each sample: least and most.
     """
 
-    num_devices: Count
     block_s: Range
     hop_s: Range
 
-    def draw(
-        self, cost: BlockCost, unit: int, rng: np.random.Generator
-    ) -> tuple[DeviceProfile, ...]:
-        return tuple(
-            DeviceProfile(
-                f"device-{k}",
-                AffineLaw(rng.uniform(*self.block_s), 0.0, rng.uniform(*self.hop_s), 0.0),
-            )
-            for k in range(self.num_devices)
-        )
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
+        block_s, hop_s = rng.uniform(*self.block_s), rng.uniform(*self.hop_s)
+        return DeviceProfile(f"device-{number}", AffineLaw(block_s, 0.0, hop_s, 0.0))
 
 
 @dataclass(frozen=True)
-class PaperCluster:
+class PaperCluster(_DrawnCluster):
     """Table II: what it leaves open is read so that the paper's Fig. 5 comes out.
 
     Attributes
@@ -95,7 +99,6 @@ class PaperCluster:
         Blocks in a device's memory (C7).
     """
 
-    num_devices: Count
     relative_speed: PositiveRange
     flops_per_s: PositiveRange
     forward_flops: Amount
@@ -109,13 +112,8 @@ class PaperCluster:
     energy_j: Positive
     max_blocks: Annotated[int, Field(ge=0)]
 
-    def draw(
-        self, cost: BlockCost, unit: int, rng: np.random.Generator
-    ) -> tuple[DeviceProfile, ...]:
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         # Table II gives times and memory by themselves, whatever a block costs.
-        return tuple(self._device(f"device-{k}", rng) for k in range(self.num_devices))
-
-    def _device(self, name: str, rng: np.random.Generator) -> DeviceProfile:
         factor, per_unit = rng.uniform(*self.relative_speed), rng.uniform(*self.flops_per_s)
         power = rng.uniform(*self.d2d_power_w)
         noise = self.d2d_bandwidth_hz * from_dbm(self.noise_dbm_per_hz)
@@ -128,7 +126,7 @@ class PaperCluster:
             self.forward_flops * joules, self.backward_flops * joules, 0.0, power * hop_s
         )
         budget = EnergyBudget(self.energy_j, energy, "micro_batch")
-        return DeviceProfile(name, time, self.max_blocks, budget)
+        return DeviceProfile(f"device-{number}", time, self.max_blocks, budget)
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class HardwareCluster:
+class HardwareCluster(_DrawnCluster):
     """Devices drawn from ``kinds``, each busy with other things for a part of its time.
 
     Attributes
@@ -156,17 +154,11 @@ class HardwareCluster:
         Fixed times of a block and of a hop, for each micro-batch.
     """
 
-    num_devices: Count
     kinds: Annotated[tuple[Hardware, ...], Field(min_length=1)]
     available: PositiveRange
     energy_j: Positive
     launch_s: Amount
     hop_latency_s: Amount
-
-    def draw(
-        self, cost: BlockCost, unit: int, rng: np.random.Generator
-    ) -> tuple[DeviceProfile, ...]:
-        return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         kind = self.kinds[rng.integers(len(self.kinds))]
@@ -224,11 +216,6 @@ class ChannelPreset:
     ) -> Uplink:
         """A control unit's uplink to all channels; ``activation_bits`` are those of a round."""
         bits = model_bits if self.model_bits is None else self.model_bits
-        gains = rng.uniform(*self.gain_db, size=self.num_channels)
-        return Uplink(
-            self.max_power_w,
-            self.energy_j,
-            bits,
-            activation_bits,
-            tuple(from_db(float(gain)) for gain in gains),
-        )
+        drawn = rng.uniform(*self.gain_db, size=self.num_channels)
+        gains = tuple(from_db(float(gain)) for gain in drawn)
+        return Uplink(self.max_power_w, self.energy_j, bits, activation_bits, gains)

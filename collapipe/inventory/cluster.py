@@ -7,7 +7,7 @@ import numpy as np
 
 from collapipe.devices.block_cost import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.inventory.file import Cluster, read_clusters
+from collapipe.inventory.file import Cluster, read_inventory
 from collapipe.state import BlockCost, DeviceProfile
 
 _ANY_COST = transformer_block_cost(512, 2048, 64, 64)  # to check a file before the model is known
@@ -48,7 +48,7 @@ class InventoryCluster:
 
     def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
         """All of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
-        clusters = read_clusters(Path(self.file), cost)
+        clusters = read_inventory(Path(self.file), cost).clusters
         if len(clusters) < wanted:
             raise ConfigError(
                 f"cluster.file={self.file}: has {len(clusters)} of {wanted} clusters, one for each "

@@ -35,6 +35,11 @@ class Model:
         """A block's cost, with 0 for figures that are absent."""
         return BlockCost(**{name: self.figures.get(name, 0.0) for name in _FIGURES})
 
+    @property
+    def block_bytes(self) -> float | None:
+        """Memory of one block; None: the file does not say."""
+        return self.figures.get("block_bytes")
+
 
 def read_model(document: Document, section: ModelSection, batch_size: int) -> Model:
     """The file's ``model``; what stands beside a name goes over it.
