@@ -14,14 +14,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import (
+    CONF,
+    GROUPS,
     check_choices,
+    check_name,
     choices_of,
     chooses,
     composed,
     composed_by_hydra,
+    known_names,
     options_of,
 )
-from collapipe.config.names import CONF, GROUPS, check_name, known_names
 from collapipe.config.overrides import literal, parse
 from collapipe.errors import ConfigError, one_line
 

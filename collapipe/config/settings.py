@@ -5,21 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from collapipe import sections
 from collapipe.config.typed import build
-from collapipe.sections import (
-    AdapterSettings,
-    CompressionSettings,
-    DataSettings,
-    DecoderSettings,
-    FederationSettings,
-    FrameworkSettings,
-    LinkSettings,
-    OptimizerSettings,
-    PipelineSettings,
-    RuntimeSettings,
-    ServerOptimizerSettings,
-    TrackingSettings,
-)
 
 if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
     from collapipe.models.split import ModelSpec
@@ -38,18 +25,18 @@ class Settings:
 
     seed: int
     batch_size: int
-    data: DataSettings
-    pipeline: PipelineSettings
-    optimizer: OptimizerSettings
-    federation: FederationSettings
-    server_optimizer: ServerOptimizerSettings
-    decoder: DecoderSettings
-    compression: CompressionSettings
-    adapter: AdapterSettings
-    link: LinkSettings
-    framework: FrameworkSettings
-    runtime: RuntimeSettings
-    tracking: TrackingSettings
+    data: sections.DataSettings
+    pipeline: sections.PipelineSettings
+    optimizer: sections.OptimizerSettings
+    federation: sections.FederationSettings
+    server_optimizer: sections.ServerOptimizerSettings
+    decoder: sections.DecoderSettings
+    compression: sections.CompressionSettings
+    adapter: sections.AdapterSettings
+    link: sections.LinkSettings
+    framework: sections.FrameworkSettings
+    runtime: sections.RuntimeSettings
+    tracking: sections.TrackingSettings
     task: "Task"
     model: "ModelSpec"
     tree: Mapping[str, Any]
