@@ -8,32 +8,18 @@ from collapipe.state import AffineLaw, BlockCost, DeviceProfile, EnergyBudget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhysicalDevice:
-    """A device as its hardware is described.
-
-    Attributes
-    ----------
-    chunk
-        Its measured law; None: the law follows from ``flops_per_s`` and ``d2d_rate_bps``.
-    d2d_rate_bps
-        To the next device, forward and backward one after the other; None: it sends nothing.
-    memory_bytes, max_blocks, energy_j
-        None: unlimited. The energy is that of a batch.
-    power_w
-        What it draws while it computes or sends.
-    launch_s, hop_latency_s
-        Fixed times of a block and of a hop, for each micro-batch.
-    """
+    """A device as its hardware is described; a limit that is None does not bind."""
 
     name: str
-    chunk: AffineLaw | None = None
+    chunk: AffineLaw | None = None  # measured; None: it follows from the speed and the rate
     flops_per_s: float | None = None
-    d2d_rate_bps: float | None = None
+    d2d_rate_bps: float | None = None  # forward, then backward; None: it sends nothing
     memory_bytes: float | None = None
     max_blocks: int | None = None
-    energy_j: float | None = None
-    power_w: float | None = None
-    launch_s: float = 0.0
-    hop_latency_s: float = 0.0
+    energy_j: float | None = None  # of a batch
+    power_w: float | None = None  # while it computes or sends
+    launch_s: float = 0.0  # of a block, for each micro-batch
+    hop_latency_s: float = 0.0  # of a hop, for each micro-batch
 
     def profile(self, cost: BlockCost) -> DeviceProfile:
         """The chunk law, the block limit and the energy law for blocks of ``cost``."""

@@ -20,17 +20,10 @@ class InventoryCluster:
     A device that is described by its hardware gets the law of the run's model and batch, one with a
     measured ``chunk`` has that. The file's model, batch size, channels and uplinks are for ``plan``
     alone: radio is that of the option ``channel``.
-
-    Attributes
-    ----------
-    file
-        YAML, see docs/planning.md.
-    num_units
-        N, that the file must have clusters for.
     """
 
-    file: str
-    num_units: int
+    file: str  # YAML, see docs/planning.md
+    num_units: int  # N, that the file must have clusters for
 
     def __post_init__(self) -> None:
         self._clusters(_ANY_COST, self.num_units)

@@ -29,45 +29,25 @@ _ENERGY_PAIRS = (  # neither says anything alone
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster of the file.
-
-    Attributes
-    ----------
-    loc
-        Its place in the file.
-    devices, profiles
-        The K devices, as the file describes them and as planners ask for them.
-    uplink
-        None where no joint round is planned.
-    """
+    """A cluster of the file: its K devices as the file describes them, and as planners do."""
 
     loc: Loc
     name: str
     devices: tuple[PhysicalDevice, ...]
     profiles: tuple[DeviceProfile, ...]
-    uplink: Uplink | None
+    uplink: Uplink | None  # None: no joint round
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """An inventory, checked.
-
-    Attributes
-    ----------
-    document
-        The file, for errors that name a line.
-    channels
-        Empty: no joint round.
-    notes
-        One line for each key that planning ignores because another is missing.
-    """
+    """An inventory, checked; ``document`` serves errors that name a line."""
 
     document: Document
     section: InventorySection
     model: Model
     clusters: tuple[Cluster, ...]
-    channels: tuple[Channel, ...]
-    notes: tuple[str, ...]
+    channels: tuple[Channel, ...]  # empty: no joint round
+    notes: tuple[str, ...]  # keys that planning ignores because another is missing
 
 
 def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
