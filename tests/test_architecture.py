@@ -93,7 +93,7 @@ EDGES = {
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
         "collapipe/config/own.py",
-        "collapipe/config/typed.py",
+        "collapipe/config/settings.py",
     ),
     "omegaconf": (
         "collapipe/config/composing.py",

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from collapipe.config.composing import choices_of, composed, options_of, run_dir
 from collapipe.config.overrides import split
-from collapipe.config.settings import Settings
+from collapipe.config.settings import Settings, build
 from collapipe.config.trust import read_saved
-from collapipe.config.typed import build
 from collapipe.errors import ConfigError
 from collapipe.sections import Count, DataSettings, LoraSettings
 from collapipe.validation import checked, typed

@@ -12,8 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import composed, options_of
 from collapipe.config.overrides import parse
-from collapipe.config.settings import Settings
-from collapipe.config.typed import class_of, is_partitioner
+from collapipe.config.settings import Settings, class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
@@ -39,8 +38,9 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """
     text = read_limited(file)
     check_text(file, text)
-    if any(map(_refers, yaml.scan(text))):
-        raise ConfigError(f"{file}: has references, which a saved configuration has not")
+    for token in yaml.scan(text):  # escapes are read already; what refers could look up a secret
+        if isinstance(token, yaml.ScalarToken) and "${" in token.value:
+            raise ConfigError(f"{file}: has references, which a saved configuration has not")
     try:
         tree = OmegaConf.create(text)
     except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
@@ -79,11 +79,6 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
             )
 
 
-def _refers(token: yaml.Token) -> bool:
-    """Whether it could look up a secret; escapes are read already."""
-    return isinstance(token, yaml.ScalarToken) and "${" in token.value
-
-
 def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
     """Every ``_target_`` below, and the option that it is of."""
     if isinstance(node, Mapping):
@@ -98,12 +93,8 @@ def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
 
 def _is_partitioner(target: str) -> bool:
     """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
-    if not target.startswith(_PARTITIONERS):
-        return False
-    found = _found(target)
-    return (
-        found is not None and is_partitioner(found) and found.__module__.startswith(_PARTITIONERS)
-    )
+    found = _found(target) if target.startswith(_PARTITIONERS) else None
+    return bool(found and is_partitioner(found) and found.__module__.startswith(_PARTITIONERS))
 
 
 def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:

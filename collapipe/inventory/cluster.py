@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import Cluster, read_inventory
 from collapipe.state import BlockCost, DeviceProfile

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import yaml
 
-from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.schema import ModelSection
 from collapipe.inventory.yaml_file import Document

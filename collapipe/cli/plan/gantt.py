@@ -21,6 +21,12 @@ _LABELLED_FROM = 0.017  # of the axis: a bar that has room for its number
 _SHADES, _HOPS = ("#3b6ea5", "#a9c6e3"), ("#222222", "#909090")  # apart in grey, too
 _UPLOAD = "#c98b3a"
 _NUMBERS = ("white", "black")
+_LEGEND = (
+    (_SHADES[0], "odd micro-batch, forward and backward"),
+    (_SHADES[1], "even micro-batch"),
+    (_HOPS[0], "hop to the next device, or back to the control unit"),
+    (_UPLOAD, "upload"),  # in a joint round
+)
 _BAR, _HOP_BAR = 0.56, 0.14  # of a row's height
 
 
@@ -37,7 +43,8 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     latest = max(each.total_s for each in clusters)
     for axes, each in zip(all_axes, clusters, strict=True):
         _draw_cluster(axes, each, latest if joint else each.total_s, joint)
-    figure.legend(handles=_legend(joint), loc="outside lower center", ncols=2, frameon=False)
+    patches = [Patch(facecolor=color, label=label) for color, label in _LEGEND[: 3 + joint]]
+    figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
     suffix = file.suffix.lower().removeprefix(".")
     metadata = {"Date": None} if suffix == "svg" else None
     try:
@@ -107,12 +114,3 @@ def _title(planned: PlannedCluster, joint: bool) -> str:
     idle = ", idle in this round" if joint and not allocation else ""
     name, batch = planned.cluster.name, seconds(partition.latency_s)
     return f"{name}: {how}, {batch} a batch{upload}{idle}"
-
-
-def _legend(joint: bool) -> list[Patch]:
-    patches = [
-        Patch(facecolor=_SHADES[0], label="odd micro-batch, forward and backward"),
-        Patch(facecolor=_SHADES[1], label="even micro-batch"),
-        Patch(facecolor=_HOPS[0], label="hop to the next device, or back to the control unit"),
-    ]
-    return [*patches, Patch(facecolor=_UPLOAD, label="upload")] if joint else patches
