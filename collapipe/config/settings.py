@@ -32,7 +32,7 @@ logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: plug-ins may be anything
 class Settings:
-    """Everything that a run is configured by.
+    """The options of a run.
 
     ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster``,
     ``channel`` and ``environment`` are built by who needs them, see ``build``. ``tree`` is
