@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from collapipe import __version__
-from collapipe.config.saved_yaml import read_limited
+from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer

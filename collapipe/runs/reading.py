@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from collapipe.config.saved_yaml import check_figures, check_text, read_limited
+from collapipe.config.trust import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
 from collapipe.formatting import seconds
 from collapipe.runs.metrics import Metric, RoundLine
