@@ -9,7 +9,7 @@ from rich.console import Console
 
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, seconds
-from collapipe.runs.metrics import RoundLine
+from collapipe.report import RoundReport
 from collapipe.runs.reading import Run, latest_run, modified_s, read_run
 
 _RECENT = 10  # rounds that tell how long the next ones take
@@ -99,7 +99,7 @@ def _results(run: Run) -> list[Line]:
     return lines
 
 
-def _units(last: RoundLine, did: str) -> list[Line]:
+def _units(last: RoundReport, did: str) -> list[Line]:
     """Who ``did`` what was to be done in the last round, and who did not and why."""
     planned = len(last.plan.clusters)
     lines = [("units", f"{len(last.units)} of {counted(planned, 'scheduled unit')} {did}")]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe.errors import ConfigError, printable
+from collapipe.report import RoundReport
 from collapipe.run_report.frame import GENERATOR
 from collapipe.run_report.page import run_page
-from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run, latest_run, read_run
 
 _HEAD = 2000  # characters of a page, in which it says who wrote it
@@ -34,7 +34,7 @@ def write_report(folders: Sequence[Path], output: Path | None, number: int | Non
     print(printable(str(file)))
 
 
-def _shown(run: Run, number: int | None) -> RoundLine | None:
+def _shown(run: Run, number: int | None) -> RoundReport | None:
     planned = [line for line in run.rounds if line.plan.clusters]
     if number is None:
         return planned[-1] if planned else None

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from collapipe.formatting import counted, seconds
+from collapipe.report import RoundReport
 from collapipe.run_report.frame import whole_page
 from collapipe.run_report.html import Markup, details, join, note, table, tag
 from collapipe.run_report.learning import learning
@@ -11,7 +12,6 @@ from collapipe.run_report.resources import energy, traffic
 from collapipe.run_report.step import step_chart
 from collapipe.run_report.timing import gantt, phases, predicted
 from collapipe.run_report.units import participation, radio
-from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run
 
 _GROUPS = (
@@ -20,7 +20,7 @@ _GROUPS = (
 )
 
 
-def run_page(run: Run, shown: RoundLine | None) -> str:
+def run_page(run: Run, shown: RoundReport | None) -> str:
     """Everything about one run; ``shown`` is the Gantt chart's round, None: there is none."""
     unknown = "The run has no choices.json, as older ones: groups are named by their classes."
     facts = [
@@ -93,7 +93,7 @@ def _chosen(run: Run, group: str) -> str:
 
 def _rounds(run: Run) -> Markup:
     ends = dict(zip((line.round for line in run.rounds), run.clock.ends_s, strict=True))
-    cells: dict[str, Callable[[RoundLine], str]] = {
+    cells: dict[str, Callable[[RoundReport], str]] = {
         "round": lambda line: str(line.round),
         "training loss": lambda line: _told(line.train_loss, ".5g"),
         "validation loss": lambda line: _told(line.evaluation_loss, ".5g"),

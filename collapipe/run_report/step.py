@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from collapipe.errors import ConfigError, printable
 from collapipe.plan import ClusterPlan
+from collapipe.report import RoundReport
 from collapipe.run_report.html import Markup
 from collapipe.run_report.rows import Kind, Row, rows
-from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run
 from optim.cluster_plan import cluster_problem
 from optim.planner import RoundRequest
@@ -27,7 +27,7 @@ _EVEN = Kind("even micro-batch", "fill c0 even", 0, 0.75)
 _SENT = Kind("hop to the next device", "hop", 0.8, 0.2)
 
 
-def step_chart(run: Run, line: RoundLine) -> Markup | None:
+def step_chart(run: Run, line: RoundReport) -> Markup | None:
     """A row a device that takes part; None where what was planned from is not known.
 
     Raises ``ConfigError`` where the file of it is damaged.

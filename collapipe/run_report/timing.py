@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 
 from collapipe.formatting import seconds, three_digits
 from collapipe.plan import ClusterPlan
+from collapipe.report import RoundReport
 from collapipe.run_report.html import Markup, charts, join, note, table
 from collapipe.run_report.lines import Series, lines
 from collapipe.run_report.rows import Kind, Row, rows, stacked
-from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run
 
 _SERVER = ("plan", "send", "train", "aggregate", "evaluate")
@@ -59,7 +59,7 @@ def _bars(
     return rows(title, "seconds", bars)
 
 
-def gantt(line: RoundLine) -> Markup:
+def gantt(line: RoundReport) -> Markup:
     """Who computes and sends when in a round: modelled, one unit above the other."""
     bars = [row for cluster in line.plan.clusters if (row := _row(line, cluster)).boxes]
     title, across = f"Round {line.round}, modelled", "seconds from the round's beginning"
@@ -74,7 +74,7 @@ def gantt(line: RoundLine) -> Markup:
     return join(chart, told, note(missing) if without else None)
 
 
-def _times(line: RoundLine, cluster: ClusterPlan) -> tuple[float | None, float | None]:
+def _times(line: RoundReport, cluster: ClusterPlan) -> tuple[float | None, float | None]:
     """Seconds of pipeline and upload; None: not modelled."""
     cost = line.costs.get(cluster.unit)
     if cost:
@@ -82,7 +82,7 @@ def _times(line: RoundLine, cluster: ClusterPlan) -> tuple[float | None, float |
     return cluster.latency_s, cluster.uplink.upload_s if cluster.uplink else None
 
 
-def _row(line: RoundLine, cluster: ClusterPlan) -> Row:
+def _row(line: RoundReport, cluster: ClusterPlan) -> Row:
     pairs = zip((_PIPELINE, _UPLOAD), _times(line, cluster), strict=True)
     parts = [(kind, value) for kind, value in pairs if value is not None]
     failed = ", failed" if cluster.unit in line.failures else ""
@@ -90,7 +90,7 @@ def _row(line: RoundLine, cluster: ClusterPlan) -> Row:
     return stacked(f"unit {cluster.unit}", parts, told)
 
 
-def _cells(line: RoundLine, cluster: ClusterPlan) -> list[object]:
+def _cells(line: RoundReport, cluster: ClusterPlan) -> list[object]:
     pipeline, upload = _times(line, cluster)
     uplink = cluster.uplink
     return [

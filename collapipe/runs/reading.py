@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
 from collapipe.formatting import seconds
-from collapipe.runs.metrics import Metric, RoundLine
+from collapipe.report import RoundReport, Score
 
 T = TypeVar("T")
 NO_UPLOADS = "uploads not counted"
@@ -26,7 +26,7 @@ class Summary:
 
     status: str
     error: str | None = None
-    metric: Metric | None = None
+    metric: Score | None = None
     test_loss: float | None = None
     wall_s: float | None = None
 
@@ -65,7 +65,7 @@ class Run:
     version: str
     config_text: str
     tree: Mapping[str, Any]
-    rounds: tuple[RoundLine, ...]
+    rounds: tuple[RoundReport, ...]
     summary: Summary | None
     shard_rows: dict[int, int]
     choices: dict[str, str] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class _Shards:
     shards: list[_Shard]
 
 
-_LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundLine), TypeAdapter(Summary), TypeAdapter(_Shards)
+_LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundReport), TypeAdapter(Summary), TypeAdapter(_Shards)
 _CHOICES, _TREE = TypeAdapter(dict[str, str]), TypeAdapter(_Tree)
 
 
@@ -241,7 +241,7 @@ def _tree(file: Path, text: str) -> dict[str, Any]:
     return dict(tree)
 
 
-def _rounds(file: Path, num_units: int) -> Iterator[RoundLine]:
+def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
     """The file's lines; the last one may be half written."""
     if not file.is_file():
         return
@@ -254,7 +254,7 @@ def _rounds(file: Path, num_units: int) -> Iterator[RoundLine]:
         yield line
 
 
-def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]:
+def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[str]:
     if line.round <= last:
         yield f"round {line.round} behind round {last}; rounds follow each other"
     planned = (cluster.unit for cluster in line.plan.clusters)
@@ -270,7 +270,7 @@ def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]
             yield f"{name}: {len(values)}; federation.num_units={num_units}"
 
 
-def _amounts(line: RoundLine) -> Iterator[float]:
+def _amounts(line: RoundReport) -> Iterator[float]:
     """What is drawn as a length, of the plan and the cost."""
     for each in line.plan.clusters:
         yield each.latency_s or 0.0
