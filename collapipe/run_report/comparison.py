@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from collapipe.formatting import counted
 from collapipe.run_report import learning
+from collapipe.run_report.charts import sample
 from collapipe.run_report.drawing import legend
-from collapipe.run_report.frame import whole_page
 from collapipe.run_report.groups import Group, grouped
-from collapipe.run_report.html import Markup, join, note, table, tag
-from collapipe.run_report.lines import sample
+from collapipe.run_report.html import Markup, join, note, table, tag, whole_page
 from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.reading import NO_UPLOADS, Run
 

@@ -6,8 +6,8 @@ from itertools import accumulate
 from operator import attrgetter
 
 from collapipe.report import RoundReport
+from collapipe.run_report.charts import Point, Series, lines
 from collapipe.run_report.html import Markup, charts, note
-from collapipe.run_report.lines import Point, Series, lines
 from collapipe.runs.reading import Run
 
 Value = Callable[[RoundReport], float | None]
