@@ -3,12 +3,13 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from collapipe.config.saved_yaml import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
@@ -49,16 +50,9 @@ class Clock:
 class Run:
     """A run's folder.
 
-    Attributes
-    ----------
-    tree
-        The configuration, resolved.
-    summary
-        None while the run is going, or if it was killed.
-    shard_rows
-        Training rows by unit; empty if it did not come to that.
-    choices
-        The file of ``conf/`` that each group of options came from; empty in older runs.
+    ``tree`` is the configuration, resolved; ``summary`` is None while the run is going, or if it
+    was killed; ``shard_rows`` are by unit, empty if it did not come to that; ``choices`` are the
+    files of ``conf/`` that each group of options came from, empty in older runs.
     """
 
     folder: Path
@@ -72,17 +66,14 @@ class Run:
 
     @property
     def num_units(self) -> int:
-        """Number N of units."""
         return int(self.tree["federation"]["num_units"])
 
     @property
     def planned_rounds(self) -> int:
-        """Rounds that the run is to have."""
         return int(self.tree["federation"]["rounds"])
 
     @property
     def seed(self) -> int:
-        """The seed of everything that is drawn."""
         return int(self.tree["seed"])
 
     @property
@@ -145,22 +136,23 @@ def read_run(folder: Path) -> Run:
             "starts)"
         )
     text = read_limited(config)
-    tree = _tree(config, text)
+    check_text(config, text)
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{config}: not a saved configuration ({one_line(error)})") from error
+    check_figures(config, tree)
+    num_units = _valid(_TREE, str(config), tree).federation.num_units
     first = text.partition("\n")[0]
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
-    num_units = tree["federation"]["num_units"]
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
-    shards = _read(_SHARDS, folder / "shards.json")
-    return Run(
-        folder,
-        version,
-        text,
-        tree,
-        rounds,
+    summary, shards = (
         _read(_SUMMARY, folder / "summary.json"),
-        {shard.unit: shard.rows for shard in shards.shards} if shards else {},
-        _read(_CHOICES, folder / "choices.json") or {},
+        _read(_SHARDS, folder / "shards.json"),
     )
+    rows = {shard.unit: shard.rows for shard in shards.shards} if shards else {}
+    choices = _read(_CHOICES, folder / "choices.json") or {}
+    return Run(folder, version, text, dict(tree), rounds, summary, rows, choices)
 
 
 def latest_run(outputs: Path = Path("outputs")) -> Path:
@@ -184,32 +176,28 @@ def modified_s(file: Path) -> float:
         return 0.0
 
 
-_MOST = 1e150  # of figures that are added up, squared and drawn
-_MOST_WHOLE = 10**30
+_MOST_REAL, _MOST_WHOLE = 1e150, 1e30  # of figures that are added up, squared and drawn
 _MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
+_Whole = Annotated[int, Field(strict=True, ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Federation:
-    num_units: Annotated[int, Field(strict=True, ge=0, le=_MOST_UNITS)]
-    rounds: Annotated[int, Field(strict=True, ge=0)]
+class _Federation(BaseModel):
+    num_units: Annotated[_Whole, Field(le=_MOST_UNITS)]
+    rounds: _Whole
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
+class _Tree(BaseModel):
     federation: _Federation
-    seed: Annotated[int, Field(strict=True, ge=0)]
+    seed: _Whole
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
+class _Shard(BaseModel):
     unit: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Shards:
+class _Shards(BaseModel):
     shards: list[_Shard]
 
 
@@ -227,18 +215,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
-
-
-def _tree(file: Path, text: str) -> dict[str, Any]:
-    """The configuration, with the numbers that every run has."""
-    check_text(file, text)
-    try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
-    check_figures(file, tree)
-    _valid(_TREE, str(file), tree)
-    return dict(tree)
 
 
 def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
@@ -283,8 +259,9 @@ def _amounts(line: RoundReport) -> Iterator[float]:
 
 def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
     where = f"{file}:{number}" if number else str(file)
+    whole, real = partial(_figure, int, _MOST_WHOLE), partial(_figure, float, _MOST_REAL)
     try:
-        tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
+        tree = json.loads(text, parse_int=whole, parse_float=real, parse_constant=real)
         return _valid(kind, where, _shortened(tree))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
@@ -311,15 +288,8 @@ def _shortened(node: Any) -> Any:
     return [_shortened(each) for each in node] if isinstance(node, list) else node
 
 
-def _real(text: str) -> float:
-    value = float(text)
-    if not abs(value) < _MOST:  # nor is NaN
-        raise ValueError(f"{text[:20]} is no figure of a run")
-    return value
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if abs(value) > _MOST_WHOLE:
+def _figure(kind: type[float], most: float, text: str) -> float:
+    value = kind(text)
+    if not abs(value) < most:  # nor is NaN
         raise ValueError(f"{text[:20]} is no figure of a run")
     return value
