@@ -25,7 +25,7 @@ _MARKS = (
 _MOST_MARKS, _MOST_POINTS = 8, 500
 _TOP, _ROW, _BOX = 8.0, 21.0, 15.0
 _NARROW = 6.0  # a cell without room for a gap beside it
-Point = Span = tuple[float, float]
+Point = tuple[float, float]
 T = TypeVar("T")
 
 
@@ -80,22 +80,23 @@ def _thinned(values: Sequence[T]) -> list[T]:
 
 def _band(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
     ends = _thinned(series.band)
-    there = [f"{horizontal.at(x):.1f} {vertical.at(low):.1f}" for x, low, _ in ends]
-    back = [f"{horizontal.at(x):.1f} {vertical.at(high):.1f}" for x, _, high in reversed(ends)]
-    path = f"M{'L'.join((*there, *back))}z"
-    return tag("path", d=path, class_=f"band {drawing.colour(series.style)}")
+    edge = [(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)]
+    path = "L".join(_places(edge, horizontal, vertical))
+    return tag("path", d=f"M{path}z", class_=f"band {drawing.colour(series.style)}")
 
 
 def _curve(series: Series, horizontal: Scale, vertical: Scale) -> Markup:
-    points = _thinned(series.points) if series.joined else series.points
-    places = [f"{horizontal.at(x):.1f} {vertical.at(y):.1f}" for x, y in points]
     if not series.joined:
-        return _marks(series.style, places, "points")
+        return _marks(series.style, _places(series.points, horizontal, vertical), "points")
+    places = _places(_thinned(series.points), horizontal, vertical)
     every = -(-len(places) // _MOST_MARKS)
     offset = (series.style * 3) % every  # so that marks of lines on one another can be told apart
-    return join(
-        _line(series.style, "M" + "L".join(places)), _marks(series.style, places[offset::every])
-    )
+    line = _line(series.style, "M" + "L".join(places))
+    return join(line, _marks(series.style, places[offset::every]))
+
+
+def _places(points: Sequence[Point], horizontal: Scale, vertical: Scale) -> list[str]:
+    return [f"{horizontal.at(x):.1f} {vertical.at(y):.1f}" for x, y in points]
 
 
 def _line(style: int, path: str) -> Markup:
@@ -134,7 +135,7 @@ class Row:
     """Boxes from a place on the axis to another; ``told`` stands behind them."""
 
     name: str
-    boxes: Sequence[tuple[Kind, Span]]
+    boxes: Sequence[tuple[Kind, Point]]
     told: str = ""
 
 
@@ -169,13 +170,13 @@ def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
     return _chart(title, "round", shown, axis, [right] * len(shown), drawing.WIDE, ground)
 
 
-def _placed(boxes: Sequence[tuple[Kind, Span]], axis: Scale) -> list[tuple[Kind, Span]]:
+def _placed(boxes: Sequence[tuple[Kind, Point]], axis: Scale) -> list[tuple[Kind, Point]]:
     """Each box around its round, with a gap behind it or, where it is narrow, joined to the one
     before."""
     width = axis.at(1.0) - axis.at(0.0)
     if width > _NARROW:
         return [(kind, (first - 0.5, last + 0.5 - 1 / width)) for kind, (first, last) in boxes]
-    found: list[tuple[Kind, Span]] = []
+    found: list[tuple[Kind, Point]] = []
     for kind, (first, last) in boxes:
         if found and found[-1][0] == kind and found[-1][1][1] == first - 0.5:
             found[-1] = (kind, (found[-1][1][0], last + 0.5))
@@ -184,7 +185,7 @@ def _placed(boxes: Sequence[tuple[Kind, Span]], axis: Scale) -> list[tuple[Kind,
     return found
 
 
-def _edges(content: Sequence[Row], width: float) -> Span:
+def _edges(content: Sequence[Row], width: float) -> Point:
     """Where the axis begins and ends, with room for names on the left and ``told`` behind."""
     name = max((len(row.name) for row in content), default=0)
     told = max((len(row.told) for row in content), default=0)

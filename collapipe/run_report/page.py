@@ -51,14 +51,13 @@ def write_report(folders: Sequence[Path], output: Path | None, number: int | Non
 
 
 def _shown(run: Run, number: int | None) -> RoundReport | None:
-    planned = [line for line in run.rounds if line.plan.clusters]
-    if number is None:
-        return planned[-1] if planned else None
-    for line in planned:
-        if line.round == number:
-            return line
-    held = f"{planned[0].round} … {planned[-1].round}" if planned else "none"
-    raise ConfigError(f"--round {number}: {run.folder} has no plan of it; planned rounds: {held}")
+    planned = {line.round: line for line in run.rounds if line.plan.clusters}
+    held = f"{min(planned)} … {max(planned)}" if planned else "none"
+    if number is not None and number not in planned:
+        raise ConfigError(
+            f"--round {number}: {run.folder} has no plan of it; planned rounds: {held}"
+        )
+    return planned[max(planned) if number is None else number] if planned else None
 
 
 def _write(file: Path, page: str) -> None:

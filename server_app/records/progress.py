@@ -2,7 +2,7 @@
 
 import threading
 import time
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -35,7 +35,13 @@ class RunProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        begun = {"round": 1, "rounds": rounds, "loss": "–", "speed": "–", "metric": "no metric yet"}
+        begun: dict[str, Any] = {
+            "round": 1,
+            "rounds": rounds,
+            "loss": "–",
+            "speed": "–",
+            "metric": "no metric yet",
+        }
         self._task = self._live.add_task("train", total=rounds * steps_per_round, **begun)
 
     def __enter__(self) -> Self:

@@ -116,13 +116,12 @@ def summarised(
 
 def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
     """Status, cause and exit status of a run that ended with ``error``."""
-    match error:
-        case None:
-            return "completed", None, 0
-        case KeyboardInterrupt():
-            return "interrupted", "interrupted", 1
-        case CollaPipeError():
-            return "failed", str(error), error.exit_status
+    if error is None:
+        return "completed", None, 0
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "interrupted", 1
+    if isinstance(error, CollaPipeError):
+        return "failed", str(error), error.exit_status
     return "failed", f"{type(error).__name__}: {error}", 1
 
 
