@@ -88,33 +88,15 @@ class RoundReport:
     """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default, and
     older runs lack some of the fields.
 
-    Attributes
-    ----------
-    plan
-        Without clusters where the round was skipped.
-    failures
-        Cause of each unit that was scheduled and did not finish.
-    bytes_up, bytes_down
-        Activations of all local steps plus the upload; gradients plus the download.
-    seconds
-        Measured wall time of each phase; names of the units' phases begin with ``unit/``.
-    wall_s
-        Measured from the run's start to the round's end.
-    train_loss
-        Mean over the units' steps, weighted as the aggregation weighs the units; None where nothing
-        was trained.
-    cost
-        Modelled, whatever clock the run has.
-    clock_s
-        All rounds until the end of this one, modelled or, with ``clock: real``, as measured.
-    skipped
-        Why nobody took part; None: somebody did.
-    excluded
-        Why units could not be planned with, by unit.
-    queues
-        Y_n(t+1) of all N units, which waited on if they failed; empty without a scheduler's.
-    estimates
-        After this round.
+    ``plan`` has no clusters where the round was ``skipped``, for the cause that this is.
+    ``failures`` are the causes of units that were scheduled and did not finish, ``excluded`` of
+    those that could not be planned with. Bytes up are activations of all local steps plus the
+    upload, bytes down gradients plus the download. ``seconds`` are measured for each phase, names
+    of the units' phases begin with ``unit/``; ``wall_s`` from the run's start to the round's end.
+    ``clock_s`` is of all rounds so far, modelled or, with ``clock: real``, as measured; ``cost`` is
+    always modelled. ``train_loss`` is the mean over the units' steps, weighted as the aggregation
+    weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed; empty
+    without a scheduler's. ``estimates`` are those after this round.
     """
 
     round: int

@@ -67,16 +67,18 @@ def _by_round(
 
 
 def _events(run: Run) -> Markup | None:
-    rows: list[list[object]] = []
-    for line in run.rounds:
-        if line.skipped:
-            rows.append([line.round, "–", "round skipped", printable(line.skipped)])
-        for what, causes in (("failed", line.failures), ("excluded", line.excluded)):
-            rows += [[line.round, unit, what, printable(why)] for unit, why in causes.items()]
-    if not rows:
-        return None
+    rows = [
+        [line.round, unit, what, printable(why)]
+        for line in run.rounds
+        for what, causes in (
+            ("round skipped", {"–": line.skipped} if line.skipped else {}),
+            ("failed", line.failures),
+            ("excluded", line.excluded),
+        )
+        for unit, why in causes.items()
+    ]
     whole = table(["round", "unit", "what", "why"], rows, "Failures and skipped rounds", words=True)
-    return details(f"What went wrong, and why ({len(rows)})", whole)
+    return details(f"What went wrong, and why ({len(rows)})", whole) if rows else None
 
 
 def radio(run: Run) -> Markup:

@@ -239,22 +239,17 @@ def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[st
             yield f"unit {unit}; federation.num_units={num_units}"
     if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):
         yield f"more than {_MOST_MICRO_BATCHES:,} micro-batches"
-    if any(amount < 0 for amount in _amounts(line)):
+    uplinks = [cluster.uplink for cluster in line.plan.clusters if cluster.uplink]
+    drawn = [cluster.latency_s for cluster in line.plan.clusters]
+    drawn += [amount for each in uplinks for amount in (each.power_w, each.upload_s)]
+    for cost in line.costs.values():
+        drawn += [cost.pipeline_s, cost.upload_s, cost.upload_energy_j]
+        drawn += cost.device_energy_j.values()
+    if any(amount is not None and amount < 0 for amount in drawn):
         yield "a time, an energy or a power is negative"
     for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
         if len(values) not in (0, num_units):
             yield f"{name}: {len(values)}; federation.num_units={num_units}"
-
-
-def _amounts(line: RoundReport) -> Iterator[float]:
-    """What is drawn as a length, of the plan and the cost."""
-    for each in line.plan.clusters:
-        yield each.latency_s or 0.0
-        if each.uplink:
-            yield from (each.uplink.power_w, each.uplink.upload_s)
-    for cost in line.costs.values():
-        yield from (cost.pipeline_s, cost.upload_s or 0.0, cost.upload_energy_j)
-        yield from cost.device_energy_j.values()
 
 
 def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
