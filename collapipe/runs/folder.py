@@ -119,10 +119,10 @@ class RunFolder:
         with self.storage_errors(name), (self.path / name).open("ab") as file:
             file.write(content)
 
-    def append_row(self, name: str, columns: Sequence[str], row: Mapping[str, Any]) -> None:
+    def append_row(self, name: str, row: Mapping[str, Any]) -> None:
         """Add a row to a CSV file, and before the first one the header."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer = csv.DictWriter(text, row, lineterminator="\n")
         if not (self.path / name).exists():
             writer.writeheader()
         writer.writerow(row)
