@@ -16,12 +16,18 @@ from collapipe.errors import CollaPipeError, printable
 from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
-TrustOption = Annotated[
+RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
+]
+Trust = Annotated[
     list[str] | None, typer.Option(help="A package whose plug-ins the run's folder may name.")
 ]
-UnitOption = Annotated[
+Unit = Annotated[
     int | None, typer.Option(help="Whose model, where the units' models were not averaged.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -68,9 +74,9 @@ def root(
 
 @app.command()
 def run(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
+    overrides: Overrides = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of options, or a run's config.yaml.")
     ] = None,
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="Sweep: KEY=V1,V2 runs each combination.")
@@ -78,32 +84,29 @@ def run(
 ) -> None:
     """Train; without options three clusters learn to translate dates.
 
-    Options are KEY=VALUE, all of them in docs/configuration.md. Groups such as task, strategy,
-    cluster and channel take a file's name: collapipe run strategy=random cluster=edge seed=1
+    Options are KEY=VALUE, all of them in docs/configuration.md, and go over those of --config.
+    Groups such as task, strategy, cluster and channel take a file's name: collapipe run
+    strategy=random cluster=edge seed=1
     """
-    if multirun:
-        from collapipe.cli.sweep import run_sweep
+    from collapipe.cli.run import run_job
+    from collapipe.cli.sweep import run_sweep
 
-        run_sweep(overrides or [])
-    else:
-        from collapipe.cli.run import run_job
-
-        run_job(overrides or [])
+    (run_sweep if multirun else run_job)(overrides or [], config)
 
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run that wrote a checkpoint.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Options that may change, e.g. federation.rounds=30"),
-    ] = None,
+    run_dir: RunDir,
+    overrides: Overrides = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="Name of a folder in checkpoints/; default: the last.")
     ] = None,
-    trust: TrustOption = None,
+    trust: Trust = None,
 ) -> None:
-    """Go on with a run that was interrupted, or give one that is complete more rounds."""
+    """Go on with a run that was interrupted, or give a complete one more rounds.
+
+    Some options may change: collapipe resume RUN_DIR federation.rounds=30
+    """
     from collapipe.cli.resume import resume_run
 
     resume_run(run_dir, overrides or [], checkpoint, trust or [])
@@ -111,7 +114,7 @@ def resume(
 
 @app.command()
 def predict(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir,
     texts: Annotated[
         list[str] | None, typer.Argument(help="Inputs; without any, lines of standard input.")
     ] = None,
@@ -121,11 +124,9 @@ def predict(
     scores: Annotated[
         bool, typer.Option("--scores", help="Print each answer's probability behind a tab.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per input, with all scores.")
-    ] = False,
-    trust: TrustOption = None,
-    unit: UnitOption = None,
+    as_json: Json = False,
+    trust: Trust = None,
+    unit: Unit = None,
 ) -> None:
     """Use a run's trained model."""
     from collapipe.cli.predict import as_texts, lines_of, predict_texts
@@ -143,13 +144,13 @@ def predict(
 
 @app.command()
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir,
     file: Annotated[
         Path, typer.Option(help="Rows with the columns of the run's own: CSV, TSV, JSON or text.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    trust: TrustOption = None,
-    unit: UnitOption = None,
+    as_json: Json = False,
+    trust: Trust = None,
+    unit: Unit = None,
 ) -> None:
     """Compute the metric of a run's trained model on other rows."""
     from collapipe.cli.predict import evaluate_file
@@ -159,12 +160,12 @@ def evaluate(
 
 @app.command()
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run with model=huggingface.")],
+    run_dir: RunDir,
     folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
-    trust: TrustOption = None,
-    unit: UnitOption = None,
+    trust: Trust = None,
+    unit: Unit = None,
 ) -> None:
-    """Write a run's trained model as a folder that transformers loads."""
+    """Write the model of a run with model=huggingface as a folder that transformers loads."""
     from collapipe.cli.export import export_run
 
     export_run(run_dir, folder, trust or [], unit)
@@ -173,7 +174,7 @@ def export(
 @app.command()
 def plan(
     inventory: Annotated[Path, typer.Argument(help="YAML file that describes your devices.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     solver: Annotated[
         str,
         typer.Option(

@@ -100,7 +100,7 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
         load_splits(settings)
     units = settings.federation.num_units
-    if run_simulation(Path(__file__).parents[2], overrides, units, resume=resume or ""):
+    if not run_simulation(Path(__file__).parents[2], overrides, units, resume or ""):
         raise _cause(Path(settings.run_dir) / "summary.json")
 
 

@@ -21,7 +21,7 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import compression, frames
-from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
@@ -66,7 +66,7 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> Traffic:
     """The frames of a step, made and measured."""
 
     def length(*tensors: torch.Tensor) -> int:
-        return len(frames.encode(Frame(Kind.ACTIVATION, 1, 2, 3, tensors)))
+        return len(frames.encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
 
     up = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double())
     down = length(torch.zeros(1).double())

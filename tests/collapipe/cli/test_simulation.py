@@ -100,7 +100,7 @@ def test_the_environment_is_private_quiet_and_finds_flowers_commands(
         assert site.environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
         assert site.environment["NO_PROXY"] == "example.org,127.0.0.1"
         assert site.environment["FLWR_TELEMETRY_ENABLED"] == "0"
-        assert list(site.neutral_folder.iterdir()) == []
+        assert list((site.home / "empty").iterdir()) == []
     assert os.environ["FLWR_HOME"] == "/somewhere/else"
 
 
