@@ -129,7 +129,7 @@ class Units:
         return told, causes
 
     def _states(self, nodes: Iterable[int]) -> dict[int, StateReply | Failure]:
-        content = records.pack_state_request(self._setup)
+        content = records.pack(self._setup)
         replies = self._send(dict.fromkeys(nodes, content), records.STATE)
         return {node: _answer(reply, records.unpack_state) for node, reply in replies.items()}
 

@@ -16,6 +16,7 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from collapipe.cli.processes import end_all
+import psutil
+
 from collapipe.config.typed import PLUGIN_FOLDER
 from collapipe.errors import CollaPipeError
 
@@ -41,6 +43,7 @@ _QUIET = {
     "TERM": "dumb",  # FORCE_COLOR would colour Flower's JSON
 }
 _START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
+_GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers, then 5 s at most
 _POLL_SECONDS = 0.1
 
 
@@ -221,3 +224,63 @@ def _stream_log(site: _Site, run_id: str) -> None:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
+
+
+def end_all(home: Path, root: int | None = None) -> None:
+    """End ``root`` and everything that descends from it or has ``home`` as its FLWR_HOME.
+
+    The simulation first, as ``flwr stop`` would but at once: SIGINT runs Flower's exit handlers.
+    (Its SIGTERM belongs to Ray, which would run none.)  Whoever outstays the time of grace or
+    a second Ctrl-C is killed.
+    """
+    family = Family(home, root)
+    try:
+        family.signal(signal.SIGINT, "flwr-simulation")
+        family.signal(signal.SIGTERM, "flower-superlink")
+    finally:
+        family.signal(signal.SIGKILL)
+
+
+class Family:
+    """The living processes of one FLWR_HOME.
+
+    Ray's workers overwrite their environment with their title, so that only their parents give
+    them away: a process that was found once is remembered, should its parent end first.
+    """
+
+    def __init__(self, home: Path, root: int | None) -> None:
+        self._home, self._root = str(home), root
+        self._members: set[psutil.Process] = set()  # equal by id and time of birth
+
+    def signal(self, number: signal.Signals, name: str = "") -> None:
+        """Send a signal to the members with this command and wait until they are gone."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        asked: set[psutil.Process] = set()
+        while (targets := self.named(name)) and time.monotonic() < deadline:
+            for process in targets - asked:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            asked |= targets
+            time.sleep(_POLL_SECONDS)
+
+    def named(self, name: str) -> set[psutil.Process]:
+        """The members whose command has ``name`` in it."""
+        found = {process for process in psutil.process_iter() if self._is_member(process)}
+        for process in tuple(found):
+            with suppress(psutil.NoSuchProcess):
+                found |= set(process.children(recursive=True))
+        self._members, named = set(), set()
+        for process in found:
+            with suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    self._members.add(process)
+                    if name in " ".join(process.cmdline()):
+                        named.add(process)
+        return named
+
+    def _is_member(self, process: psutil.Process) -> bool:
+        if process in self._members or process.pid == self._root:
+            return True
+        with suppress(psutil.Error, OSError):
+            return bool(process.environ().get("FLWR_HOME") == self._home)
+        return False  # somebody else's, whose environment is not ours to read

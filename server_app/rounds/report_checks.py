@@ -7,8 +7,8 @@ from collapipe.errors import WireError, one_line
 from collapipe.report import ClusterReport
 from collapipe.tensors import Tensors
 from collapipe.wire import records
+from collapipe.wire.compression import restore
 from collapipe.wire.messages import Failure, TrainReply
-from collapipe.wire.upload import restore
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST = 1e100  # of what is averaged, so that no sum of it is infinite
