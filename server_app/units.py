@@ -142,7 +142,7 @@ class Units:
             self.frozen_bytes += len(contents) * records.num_bytes(tensors)
 
     def _states(self, nodes: Iterable[int]) -> dict[int, StateReply | Failure]:
-        content = records.pack_state_request(self._setup)
+        content = records.pack(self._setup)
         return self._ask(records.STATE, dict.fromkeys(nodes, content), records.unpack_state)
 
     def _exchange(self, kind: str, groups: Mapping[int, Kept]) -> dict[int, Kept]:

@@ -14,8 +14,8 @@ from collapipe.report import ClusterReport
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.wire import records
+from collapipe.wire.compression import restore
 from collapipe.wire.messages import Failure, TrainReply
-from collapipe.wire.upload import restore
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
 

@@ -20,8 +20,8 @@ from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
+from collapipe.wire.compression import upload_bytes
 from collapipe.wire.messages import Failure, TrainReply, TrainRequest
-from collapipe.wire.upload import upload_bytes
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
@@ -160,7 +160,7 @@ class CollaPipeStrategy(Strategy):
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
             request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
             weights = records.pack_tensors(sent[unit]) if unit in own else common
-            content, node = records.pack_request(request, weights), session.units.nodes[unit]
+            content, node = records.pack(request, weights=weights), session.units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
         session.round = _Round(decision, sent, began, planned, time.perf_counter())
         return messages

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federated import run, weights
+from federated import rewritten, run, weights
 from flwr.app import Array, Context, Message
 
 from client_app import link
@@ -19,6 +19,7 @@ from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFaile
 from collapipe.models.transformer import EncoderBlock
 from collapipe.runs.model import initial_model, load_model
 from collapipe.wire import records
+from collapipe.wire.messages import Failure
 from pipeline.engine import Pipeline
 from server_app.decoding import heads
 
@@ -138,7 +139,7 @@ def claims_divergence(message: Message, context: Context) -> Message:
     """Units 0 and 1 train, and say that they did not."""
     reply = client_app(message, context)
     if message.metadata.message_type == "train" and context.node_config["partition-id"] != 2:
-        return Message(records.pack_failure(NonFiniteLossError("it is NaN")), reply_to=message)
+        return Message(records.pack(Failure("NonFiniteLossError", "it is NaN")), reply_to=message)
     return reply
 
 
@@ -314,8 +315,8 @@ def reports(**fields: object) -> Callable[[Message], None]:
     """A unit whose report says something else."""
 
     def lie(reply: Message) -> None:
-        report = reply.content["report"]
-        report["report"] = json.dumps({**json.loads(report["report"]), **fields})
+        with rewritten(reply) as told:
+            told["report"] |= fields
 
     return lie
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import run, settings_of
+from federated import rewritten, run, settings_of
 from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
 
@@ -207,14 +207,12 @@ def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
 
     def client(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
-        kind = "report" if message.metadata.message_type == "train" else "state"
         if context.node_config["partition-id"] == unit and told[0] < rounds:
             told[0] += 1
-            text = str(reply.content[kind]["state"])
-            for before, after in change.items():
-                assert before in text
-                text = text.replace(before, after)
-            reply.content[kind]["state"] = text
+            with rewritten(reply) as fields:
+                for before, after in change.items():
+                    assert before in fields["state"]
+                    fields["state"] = fields["state"].replace(before, after)
         return reply
 
     return client
@@ -245,8 +243,8 @@ def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
             if asked[0] > 1 and answer == "nothing":
                 return Message(RecordDict(), reply_to=message)
             if asked[0] > 1:  # nonsense, in the name of unit 0
-                told = reply.content["state"]
-                told["unit"], told["state"] = 0, str(told["state"]).replace('"unit":1', '"unit":0')
+                with rewritten(reply) as told:
+                    told |= {"unit": 0, "state": told["state"].replace('"unit":1', '"unit":0')}
         return reply
 
     run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
