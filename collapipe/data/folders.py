@@ -9,12 +9,20 @@ from typing import Any
 
 from datasets import Dataset
 
-from collapipe.data.lines import text_lines
+from collapipe.data.files import text_lines
 from collapipe.errors import ConfigError, DataError
-from collapipe.text.splits import Splits
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|[BI]-\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """A task's rows. ``train`` is cut into the units' shards, the others stay on the server."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +51,22 @@ def read_splits(task: str, root: str | None, suffix: str, parse: Parse) -> Split
             f"task {task}: no rows; set data.root=FOLDER, data.train_file=FILE, "
             "data.name=HUB_NAME or data=synthetic"
         )
+
+    def read(folder: Path, split: str) -> Dataset:
+        file = read_lines(folder, f"{split}.{suffix}")
+        if rows := parse(file):
+            return Dataset.from_list(rows)
+        raise DataError(f"{file.path} holds no rows; a split needs one")
+
+    return read_each_split(task, root, read)
+
+
+def read_each_split(task: str, root: str, read: Callable[[Path, str], Dataset]) -> Splits:
+    """What ``read`` finds for train, valid and test in the folder ``root``."""
     folder = Path(root)
     if not folder.is_dir():
         raise DataError(f"{task}: there is no folder {folder}; correct data.root")
-    train, validation, test = (
-        _rows(read_lines(folder, f"{split}.{suffix}"), parse)
-        for split in ("train", "valid", "test")
-    )
-    return Splits(train, validation, test)
+    return Splits(*(read(folder, split) for split in ("train", "valid", "test")))
 
 
 def read_lines(folder: Path, name: str) -> Lines:
@@ -59,13 +75,6 @@ def read_lines(folder: Path, name: str) -> Lines:
     if path is None:
         raise DataError(f"{folder} has neither {name} nor {name}.gz; add it, or set data.root")
     return Lines(path, [line.removesuffix("\n").removesuffix("\r") for line in text_lines(path)])
-
-
-def _rows(file: Lines, parse: Parse) -> Dataset:
-    rows = parse(file)
-    if not rows:
-        raise DataError(f"{file.path} holds no rows; a split needs one")
-    return Dataset.from_list(rows)
 
 
 def parse_labelled(file: Lines) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ from datasets import Dataset
 
 from collapipe.data.columns import standard
 from collapipe.data.files import read_file
+from collapipe.data.folders import Splits
 from collapipe.data.hub import hub_rows
 from collapipe.errors import DataError
 from collapipe.sections import DataSettings
 from collapipe.seeds import derive
-from collapipe.text.splits import Splits
 
 _log = logging.getLogger(__name__)
 _HELD_OUT = 10  # a split that is missing gets every tenth row

@@ -6,12 +6,12 @@ import threading
 from datasets import Dataset
 
 from collapipe.config import Settings
+from collapipe.data.folders import Splits
 from collapipe.data.shards import shards
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
 from collapipe.text.pretrained import pretrained_tokenizer
-from collapipe.text.splits import Splits
 from collapipe.text.tokenizer import Tokenizer
 
 _loading = threading.Lock()

@@ -8,11 +8,11 @@ import numpy as np
 from babel.dates import format_date, format_time
 from datasets import Dataset
 
+from collapipe.data.folders import Splits
 from collapipe.errors import ConfigError
 from collapipe.sections import Count
 from collapipe.seeds import derive
 from collapipe.tasks.translation import Translation
-from collapipe.text.splits import Splits
 
 START, END = datetime(1950, 1, 1), datetime(2050, 1, 1)
 NUM_MINUTES = (END - START) // timedelta(minutes=1)
@@ -33,7 +33,6 @@ class Dates(Translation):
     test_rows: Count
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for more rows than there are minutes."""
         if self._num_rows > NUM_MINUTES:
             raise ConfigError(
                 f"task.train_rows, validation_rows and test_rows add up to {self._num_rows}; "

@@ -11,8 +11,8 @@ import numpy as np
 from datasets import Dataset
 from numpy.random import Generator
 
+from collapipe.data.folders import Splits
 from collapipe.seeds import derive
-from collapipe.text.splits import Splits
 
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 1200, 150, 150
 Row = Mapping[str, Any]

@@ -9,11 +9,11 @@ from datasets import Dataset
 from pydantic import Field
 
 from collapipe.batch import Batch
-from collapipe.text.splits import Splits
+from collapipe.data.folders import Splits
 from collapipe.text.tokenizer import Tokenizer
 
-VocabularySize = Annotated[int, Field(ge=259)]  # a token for each of 256 bytes, and three marks
-# With fewer there is no token beside two marks; attention over more fits no device.
+VocabularySize = Annotated[int, Field(ge=259)]  # one for each of 256 bytes, three special tokens
+# With fewer there is no token beside two special ones; attention over more fits no device.
 TextLength = Annotated[int, Field(ge=3, le=2**15)]
 
 
@@ -28,17 +28,11 @@ class Score:
 
 
 class Examples(Protocol):
-    """Encoded rows that can be batched in any order.
-
-    Attributes
-    ----------
-    lengths
-        Input tokens of each example: those of similar length share a batch.
-    """
+    """Encoded rows that can be batched in any order."""
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Input tokens of each example."""
+        """Input tokens of each example: those of similar length share a batch."""
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Pad these examples to a common length."""
