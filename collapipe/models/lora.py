@@ -91,8 +91,7 @@ class LoraSpec(DerivedSpec):
         return self.target_modules
 
     def _trains_in_full(self, head: nn.Module) -> bool:
-        from collapipe.models.huggingface.causal import CausalHead
-        from collapipe.models.huggingface.encoders import TaskHead
+        from collapipe.models.huggingface.heads import CausalHead, TaskHead
 
         if isinstance(head, TaskHead):
             return True

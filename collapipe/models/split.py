@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from collapipe.batch import Batch
+from collapipe.batch import IGNORED, Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.text.tokenizer import Vocabulary
 
@@ -133,6 +134,31 @@ class SplitModel(nn.Module):
         """Greedy predictions for the batch's inputs."""
         hidden = self.encode(batch.inputs, batch.mask)
         return cast(Head, self.head).generate(hidden, batch.mask, max_length)
+
+
+def shift_right(targets: Tensor, start: int, fill: int) -> Tensor:
+    """A decoder's inputs [b, t]: ``start``, then all of ``targets`` but the last."""
+    before = targets.masked_fill(targets == IGNORED, fill)[:, :-1]
+    return torch.cat((targets.new_full((len(targets), 1), start), before), 1)
+
+
+def decode_greedily(
+    next_logits: Callable[[Tensor, int], Tensor], mask: Tensor, start: int, end: int, length: int
+) -> list[list[int]]:
+    """Ids of a batch's samples, up to ``end`` and ``length`` at most.
+
+    ``next_logits`` takes the last ids [b, 1] and their position, gives [b, vocabulary] and keeps
+    what it needs of the past.
+    """
+    ids = mask.new_full((len(mask), 1), start, dtype=torch.long)
+    done = mask.new_zeros(len(mask), dtype=torch.bool)
+    for position in range(length):
+        following = next_logits(ids[:, -1:], position).argmax(-1).masked_fill(done, end)
+        ids = torch.cat((ids, following[:, None]), 1)
+        done |= following == end
+        if bool(done.all()):
+            break
+    return [list(takewhile(end.__ne__, row)) for row in ids[:, 1:].tolist()]
 
 
 def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
+from collapipe.models.split import decode_greedily, shift_right
 from collapipe.text.tokenizer import Vocabulary
 
 KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
@@ -215,27 +216,21 @@ class Decoder(nn.Module):
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
         """Summed cross-entropy of ``targets`` [b, t], each predicted from those before it."""
-        before = targets.masked_fill(targets == IGNORED, self.vocabulary.pad)[:, :-1]
-        start = targets.new_full((targets.shape[0], 1), self.vocabulary.bos)
-        memories = self._memories(hidden)
-        x, _ = self._step(torch.cat((start, before), 1), 0, memories, mask, None)
+        inputs = shift_right(targets, self.vocabulary.bos, self.vocabulary.pad)
+        x, _ = self._step(inputs, 0, self._memories(hidden), mask, None)
         real = targets != IGNORED  # the output layer is the dearest: it sees no padding
         return functional.cross_entropy(self._logits(x[real]), targets[real], reduction="sum")
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
         """Greedy decoding of a batch at once, with cached keys and values."""
-        memories = self._memories(hidden)
-        ids = mask.new_full((len(hidden), 1), self.vocabulary.bos, dtype=torch.long)
-        done = mask.new_zeros(len(hidden), dtype=torch.bool)
-        past: list[KeysValues] | None = None
-        for position in range(max_length):
-            x, past = self._step(ids[:, -1:], position, memories, mask, past)
-            following = self._logits(x[:, -1]).argmax(-1).masked_fill(done, self.vocabulary.eos)
-            ids = torch.cat((ids, following[:, None]), 1)
-            done |= following == self.vocabulary.eos
-            if bool(done.all()):
-                break
-        return [_until(row, self.vocabulary.eos) for row in ids[:, 1:].tolist()]
+        memories, past = self._memories(hidden), None
+
+        def logits(ids: Tensor, position: int) -> Tensor:
+            nonlocal past
+            x, past = self._step(ids, position, memories, mask, past)
+            return self._logits(x[:, -1])
+
+        return decode_greedily(logits, mask, self.vocabulary.bos, self.vocabulary.eos, max_length)
 
     def _memories(self, hidden: Tensor) -> list[KeysValues]:
         memory = self.memory_norm(hidden)
@@ -271,7 +266,3 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _until(row: list[int], mark: int) -> list[int]:
-    return row[: row.index(mark)] if mark in row else row

@@ -17,7 +17,6 @@ from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.absent import TiedOutput, strip
 from collapipe.models.huggingface.configuration import (
     SUPPORTED,
     change,
@@ -25,9 +24,9 @@ from collapipe.models.huggingface.configuration import (
     use_vocabulary,
     without_layer_drop,
 )
-from collapipe.models.huggingface.families import Family
-from collapipe.models.huggingface.names import Names
-from collapipe.models.huggingface.skeleton import fill, skeleton
+from collapipe.models.huggingface.families import CLASSES, Family, Names
+from collapipe.models.huggingface.heads import TiedOutput
+from collapipe.models.huggingface.skeleton import fill, skeleton, strip
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.text.tokenizer import Vocabulary
 
@@ -148,7 +147,7 @@ class HuggingFaceSpec:
         family, own = self._read()
         config = copy.deepcopy(own)
         without_layer_drop(config)
-        if family.blocks_are_all_layers:
+        if "causal" not in family.heads:  # of which other layers stand behind the blocks
             setattr(config, family.sizes[0], self.num_blocks)
         if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1: transformers says so
             config.tie_word_embeddings = False  # and ties what in its weights is not tied
@@ -189,7 +188,7 @@ class HuggingFaceSpec:
     def class_name(self) -> str:
         """The class of transformers that makes the whole model."""
         assert self.head is not None
-        return self._family.class_name(self.head)
+        return CLASSES[self.head]
 
     def _filled(
         self, name: str, part: nn.Module, model: Any, vocabulary: Vocabulary | None
