@@ -47,7 +47,7 @@ def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:
     feature = rows.features[name]
     inner = getattr(feature, "feature", feature)  # a list's
     named = _name_of(inner) if isinstance(inner, ClassLabel) else _text
-    read = _items if column in ("tokens", "tags") else _one
+    read: Callable[[Any, _Named], Any] = _items if column in ("tokens", "tags") else _one
     values = []
     for number, value in enumerate(rows[name][:], 1):
         try:

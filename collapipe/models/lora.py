@@ -66,11 +66,9 @@ class LoraSpec(DerivedSpec):
 
     @property
     def num_blocks(self) -> int:
-        """L."""
         return self.base.num_blocks
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """Frozen as a whole."""
         return self.base.build_embedding(vocabulary).requires_grad_(False)
 
     def build_block(self, index: int) -> nn.Module:

@@ -34,7 +34,7 @@ class Head(Protocol):
         """Sum of the target tokens' losses; hidden [b, s, d], mask [b, s], targets [b, t]."""
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """Predicted ids of each sample, without marks."""
+        """Predicted ids of each sample, without special tokens."""
 
 
 class ModelSpec(Protocol):
@@ -68,30 +68,27 @@ class ModelSpec(Protocol):
 
 @dataclass(frozen=True)
 class DerivedSpec:
-    """What a model made out of another one has in common with it.
-
-    Attributes
-    ----------
-    base
-        The other one.
-    """
+    """What a model made out of another one, ``base``, has in common with it."""
 
     base: ModelSpec
 
     @property
     def dim(self) -> int:
-        """That of ``base``."""
         return self.base.dim
 
     @property
     def head(self) -> str | None:
-        """That of ``base``: targets and predictions are the same."""
         return self.base.head
 
     @property
     def own_tokenizer(self) -> str | None:
-        """That of ``base``."""
         return self.base.own_tokenizer
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        return self.base.build_embedding(vocabulary)
+
+    def build_block(self, index: int) -> nn.Module:
+        return self.base.build_block(index)
 
 
 class SplitModel(nn.Module):

@@ -49,7 +49,6 @@ class TransformerSpec:
 
     @property
     def head(self) -> str:
-        """A decoder."""
         return "decoder"
 
     @property
@@ -57,15 +56,12 @@ class TransformerSpec:
         """None: the first weights are drawn."""
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """Source embedding with positions."""
         return Embedding(self, vocabulary)
 
     def build_block(self, index: int) -> nn.Module:
-        """An encoder block; all are alike."""
         return EncoderBlock(self)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        """Decoder, target embedding and output layer."""
         return Decoder(self, vocabulary)
 
 
@@ -132,7 +128,6 @@ class Sublayer(nn.Module):
         self.pre = spec.norm == "pre"
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sublayer sees."""
         return self.norm(x) if self.pre else x
 
     def after(self, x: Tensor, output: Tensor) -> Tensor:
@@ -151,7 +146,6 @@ class FeedForward(nn.Module):
         self.outer = _linear(spec.feed_forward_dim, spec.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, t, d] → [b, t, d]."""
         return self.around.after(x, self.outer(functional.relu(self.inner(self.around.before(x)))))
 
 
@@ -215,14 +209,12 @@ class Decoder(nn.Module):
         self.output = None if spec.tie_embeddings else _linear(spec.dim, vocabulary.size)
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy of ``targets`` [b, t], each predicted from those before it."""
         inputs = shift_right(targets, self.vocabulary.bos, self.vocabulary.pad)
         x, _ = self._step(inputs, 0, self._memories(hidden), mask, None)
         real = targets != IGNORED  # the output layer is the dearest: it sees no padding
         return functional.cross_entropy(self._logits(x[real]), targets[real], reduction="sum")
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """Greedy decoding of a batch at once, with cached keys and values."""
         memories, past = self._memories(hidden), None
 
         def logits(ids: Tensor, position: int) -> Tensor:

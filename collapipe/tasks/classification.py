@@ -22,7 +22,6 @@ class LabelledTexts(EnclosedTexts):
     __slots__ = ()
 
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
-        """Each text's label by name."""
         return [self.tokenizer.labels[label] for (label,) in predictions]
 
     def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
@@ -45,7 +44,6 @@ class Classification(FolderTask):
     suffix, parse, made_up = "tsv", parse_labelled, topics
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
-        """Rows of each label."""
         return count_labels(rows["label"])
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> LabelledTexts:
@@ -55,7 +53,6 @@ class Classification(FolderTask):
         return LabelledTexts(texts, labels, tokenizer)
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> LabelledTexts:
-        """Texts whose labels are unknown."""
         ids = self.truncated(tokenizer.encode(texts), 2)
         return LabelledTexts(ids, [[] for _ in texts], tokenizer)
 

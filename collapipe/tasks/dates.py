@@ -41,7 +41,6 @@ class Dates(Translation):
 
     @property
     def name(self) -> str:
-        """As in ``task=NAME``."""
         return "dates"
 
     @property

@@ -65,7 +65,6 @@ class NamedEntities(FolderTask):
     suffix, parse, made_up = "conll", parse_tagged, entities
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
-        """Words of each tag."""
         return count_labels(chain.from_iterable(rows["tags"]))
 
     def train_tokenizer(self, rows: Dataset) -> Tokenizer:

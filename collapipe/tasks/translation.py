@@ -55,14 +55,12 @@ class Translation(TextTask):
         return Tokenizer.train(chain(rows["source"], rows["target"]), self.vocabulary)
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> SequencePairs:
-        """Both sides as token ids."""
         sources, targets = (
             self.truncated(tokenizer.encode(rows[side]), 1) for side in self.columns
         )
         return SequencePairs(sources, targets, tokenizer)
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> SequencePairs:
-        """Source texts; their targets are empty."""
         sources = self.truncated(tokenizer.encode(texts), 1)
         return SequencePairs(sources, [[] for _ in sources], tokenizer)
 

@@ -39,14 +39,14 @@ class TiedOutput(nn.Module):
 
 
 class _Head(nn.Module):
-    """A ``Head`` around what is left of the original; predicts something of each token."""
+    """A ``Head`` around what is left of the original."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()
         self.original = original
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[b, s, classes]."""
+        """[b, s, classes], where tokens have some each."""
         raise NotImplementedError
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
@@ -96,7 +96,6 @@ class PooledHead(TaskHead):
     """A label for each sample; ``targets`` are [b, 1]."""
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """The likeliest label, one for each sample."""
         return self.logits(hidden, mask).argmax(-1, keepdim=True).tolist()
 
 
@@ -123,19 +122,14 @@ class CausalHead(_Head):
             return self.original.lm_head(norm(hidden))  # type: ignore[no-any-return]
 
 
-class Seq2SeqHead(nn.Module):
-    """All that stands behind the last layer of BART's or Marian's encoder; a ``Head``."""
-
-    def __init__(self, original: Any) -> None:
-        super().__init__()
-        self.original = original
+class Seq2SeqHead(_Head):
+    """All that stands behind the last layer of BART's or Marian's encoder."""
 
     def memory(self, hidden: Tensor) -> Tensor:
         """What the decoder attends to."""
         return hidden
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy of ``targets`` [b, t], each predicted from those before it."""
         config = self.original.config
         check_length(config, targets)
         with ForeignDropout():
@@ -150,7 +144,6 @@ class Seq2SeqHead(nn.Module):
         return _cross_entropy(logits, targets)
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """Greedy decoding of a batch at once, with cached keys and values."""
         config, memory, past = self.original.config, self.memory(hidden), None
 
         def logits(ids: Tensor, position: int) -> Tensor:
@@ -173,7 +166,6 @@ class T5Head(Seq2SeqHead):
     """The encoder's last norm stands here: it belongs to no layer."""
 
     def memory(self, hidden: Tensor) -> Tensor:
-        """What the decoder attends to."""
         encoder = self.original.get_encoder()
         with ForeignDropout():
             return encoder.dropout(encoder.final_layer_norm(hidden))  # type: ignore[no-any-return]

@@ -39,20 +39,18 @@ def check_length(config: Any, ids: Tensor) -> None:
 
 
 class EncoderEmbedding(nn.Module):
-    """Of BERT, RoBERTa, ELECTRA (with its projection) and DistilBERT."""
+    """Of BERT, RoBERTa, ELECTRA (with its projection) and DistilBERT: [b, s] → [b, s, d]."""
 
     def __init__(self, original: Any) -> None:
         super().__init__()
         self.original = original
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[b, s] → [b, s, d]."""
         check_length(self.original.config, ids)
         with ForeignDropout():
             return self.embed(ids)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[b, s] → [b, s, d], as the family does it."""
         base = self.original.base_model
         hidden: Tensor = base.embeddings(ids)
         return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
@@ -67,7 +65,6 @@ class CausalEmbedding(EncoderEmbedding):
         return super().forward(ids) if hasattr(base, "wpe") else base.get_input_embeddings()(ids)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Tokens with learned positions."""
         base = self.original.base_model
         return base.drop(base.get_input_embeddings()(ids) + base.wpe(_places(ids)))  # type: ignore[no-any-return]
 
@@ -76,7 +73,6 @@ class Seq2SeqEmbedding(EncoderEmbedding):
     """The encoder of BART or Marian without its layers."""
 
     def embed(self, ids: Tensor) -> Tensor:
-        """The encoder's activation: there is no layer to change it."""
         return self.original.get_encoder()(ids).last_hidden_state  # type: ignore[no-any-return]
 
 
@@ -84,7 +80,6 @@ class T5Embedding(EncoderEmbedding):
     """Tokens; T5 knows positions by their distances alone."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[b, s] → [b, s, d]."""
         encoder = self.original.get_encoder()
         with ForeignDropout():
             return encoder.dropout(encoder.embed_tokens(ids))  # type: ignore[no-any-return]
@@ -98,7 +93,6 @@ class EncoderBlock(nn.Module):
         self.original, self.config = original, model.config
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """hidden [b, s, d], mask [b, s] True at tokens → [b, s, d]."""
         seen = create_bidirectional_mask(
             config=self.config, inputs_embeds=hidden, attention_mask=mask
         )
@@ -115,7 +109,6 @@ class CausalBlock(nn.Module):
         self.rotary = copy.deepcopy(getattr(model.base_model, "rotary_emb", None))  # no weights
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """hidden [b, s, d], mask [b, s] True at tokens → [b, s, d]."""
         with ForeignDropout():
             return apply_layer(self.original, self.index, self.config, self.rotary, hidden, mask)
 

@@ -96,11 +96,9 @@ class HuggingFaceSpec:
 
     @property
     def dim(self) -> int:
-        """d, the width of the activations."""
         return int(self._read()[1].hidden_size)
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """What stands before the first layer."""
         model = copy.deepcopy(_skeleton(self, vocabulary))
         strip(model, lambda name: self.names.part(name) == EMBEDDING)
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
@@ -113,7 +111,6 @@ class HuggingFaceSpec:
         return self._filled(block_name(index), block, model, None)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        """What stands behind the last block."""
         assert self.head is not None
         assert self.num_blocks is not None
         model = copy.deepcopy(_skeleton(self, vocabulary))
