@@ -1,6 +1,7 @@
 """What an encoder block costs, counted on the block itself, without memory for its weights."""
 
 import functools
+import inspect
 from collections.abc import Hashable, Iterable
 from dataclasses import astuple
 from typing import Any, cast
@@ -19,9 +20,12 @@ from collapipe.wire.compression import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32
 _Shape = tuple[int, ...]
-_ATTENTION = {  # the CPU's fused kernel, which torch's own table of FLOPs lacks
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+# The CPU's fused kernel, which torch's own table of FLOPs lacks.
+_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_ATTENTION = {
+    _KERNEL: inspect.unwrap(sdpa_flop),
+    _BACKWARD_KERNEL: inspect.unwrap(sdpa_backward_flop),
 }
 
 

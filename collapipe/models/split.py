@@ -1,7 +1,6 @@
 """The seam of a model: three kinds of parts, and their reunion, the unsplit model."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol, cast
@@ -114,16 +113,12 @@ class SplitModel(nn.Module):
 
     def loss(self, batch: Batch, key: DropoutKey) -> Tensor:
         """Sum of the target tokens' losses in one piece, with the dropout of micro-batch 0."""
-
-        def drawing(part: str) -> AbstractContextManager[None]:
-            return drawing_from(key.generator(part, 0))
-
-        with drawing(EMBEDDING):
+        with drawing_from(key.generator(EMBEDDING, 0)):
             hidden: Tensor = self.embedding(batch.inputs)
         for index, block in enumerate(self.blocks):
-            with drawing(block_name(index)):
+            with drawing_from(key.generator(block_name(index), 0)):
                 hidden = block(hidden, batch.mask)
-        with drawing(HEAD):
+        with drawing_from(key.generator(HEAD, 0)):
             return cast(Head, self.head).loss(hidden, batch.mask, batch.targets)
 
     @torch.inference_mode()

@@ -5,7 +5,9 @@ attention weights: so attention stays one fused kernel.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -226,7 +228,8 @@ class Decoder(nn.Module):
 
     def _memories(self, hidden: Tensor) -> list[KeysValues]:
         memory = self.memory_norm(hidden)
-        return [block.cross_attention.keys_values(memory) for block in self._decoder_blocks()]
+        blocks = cast(Iterable[DecoderBlock], self.blocks)
+        return [block.cross_attention.keys_values(memory) for block in blocks]
 
     def _step(
         self,
@@ -238,7 +241,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, list[KeysValues]]:
         x = self.embedding(ids, start)
         present = []
-        for index, block in enumerate(self._decoder_blocks()):
+        for index, block in enumerate(self.blocks):
             earlier = past[index] if past is not None else None
             x, kept = block(x, memories[index], mask[:, None, None, :], earlier)
             present.append(kept)
@@ -248,9 +251,6 @@ class Decoder(nn.Module):
         if self.output is None:
             return functional.linear(x, self.embedding.tokens.weight)
         return self.output(x)  # type: ignore[no-any-return]
-
-    def _decoder_blocks(self) -> list[DecoderBlock]:
-        return [block for block in self.blocks if isinstance(block, DecoderBlock)]
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

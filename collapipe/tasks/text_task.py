@@ -1,5 +1,6 @@
 """What tasks on texts share: rows, tokeniser, truncation, labels, texts between special tokens."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from collapipe.batch import IGNORED, Batch
 from collapipe.data.folders import Parse, Splits, read_splits
 from collapipe.errors import DataError
 from collapipe.tasks.task import TextLength, VocabularySize
-from collapipe.text.padding import mask_of, padded, truncate
+from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 _SHOWN = 6  # names in a message
 
 
@@ -48,8 +50,13 @@ class TextTask:
     def truncated(
         self, ids: Sequence[Sequence[int]], special_tokens: int, what: str = "texts"
     ) -> list[Sequence[int]]:
-        """Each text's first tokens, so many that its ``special_tokens`` have room."""
-        return truncate(ids, self.max_length - special_tokens, self.max_length, what)
+        """Each text's first tokens, so many that its ``special_tokens`` have room; the log says how
+        many texts had more."""
+        room = self.max_length - special_tokens
+        if longer := sum(len(row) > room for row in ids):
+            template = "%d of %d %s are longer than task.max_length=%d and were truncated"
+            _log.warning(template, longer, len(ids), what, self.max_length)
+        return [row[:room] for row in ids]
 
 
 @dataclass(frozen=True, slots=True)

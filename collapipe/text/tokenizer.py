@@ -120,12 +120,8 @@ class Tokenizer:
 
     def pack(self) -> str:
         """All of it as JSON: it travels to the units and is saved with the run."""
-        kept = {
-            "tokenizer": self.json_text,
-            "marks": asdict(self.special_tokens),
-            "labels": self.labels,
-        }
-        return json.dumps(kept)
+        marks = asdict(self.special_tokens)  # saved under this name
+        return json.dumps({"tokenizer": self.json_text, "marks": marks, "labels": self.labels})
 
     def with_labels(self, labels: Sequence[str]) -> "Tokenizer":
         """The same tokens, and names of labels."""

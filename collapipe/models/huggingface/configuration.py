@@ -89,15 +89,8 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
     return changed
 
 
-def without_layer_drop(config: Any) -> None:
-    """Leave no layer out by chance: torch's own generator would decide."""
-    for name in ("encoder_layerdrop", "decoder_layerdrop"):
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
-
-
-def use_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
-    """A model with fresh weights speaks the task's vocabulary."""
+def fit(config: Any, vocabulary: Vocabulary) -> None:
+    """Give a model with fresh weights the task's vocabulary."""
     config.vocab_size = vocabulary.size
     config.pad_token_id, config.bos_token_id = vocabulary.pad, vocabulary.bos
     config.eos_token_id = vocabulary.eos

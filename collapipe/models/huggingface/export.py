@@ -4,7 +4,6 @@ loads."""
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 import transformers
@@ -42,7 +41,10 @@ def export(
     so. Raises ``ConfigError`` for a folder that holds something.
     """
     check_folder(folder)
-    model = _whole(spec, vocabulary)
+    config = spec.run_config(vocabulary)
+    if spec.untied():
+        config.tie_word_embeddings = False
+    model = getattr(transformers, spec.class_name).from_config(config)
     if spec.head in ("tokens", "pooled"):
         model.config.id2label = dict(enumerate(labels))
         model.config.label2id = {name: number for number, name in enumerate(labels)}
@@ -74,13 +76,6 @@ def writing(folder: Path) -> Iterator[None]:
         raise ConfigError(
             f"{folder}: cannot be written ({one_line(error)}); make room or name another folder"
         ) from error
-
-
-def _whole(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> Any:
-    config = spec.run_config(vocabulary)
-    if spec.untied():
-        config.tie_word_embeddings = False
-    return getattr(transformers, spec.class_name).from_config(config)
 
 
 def export_tokenizer(tokenizer: Tokenizer, head: str, max_length: int, folder: Path) -> None:

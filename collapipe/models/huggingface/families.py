@@ -26,33 +26,17 @@ _ORIGINAL = ".original."
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one ``model_type``.
+    """Models of one ``model_type``."""
 
-    Attributes
-    ----------
-    layers
-        Path of the list of layers of which the first L are the blocks.
-    embedding
-        What the weights' names of the control unit begin with; all others are the head's.
-    sizes
-        Fields that ``config.json`` must have, the number of layers first.
-    heads
-        Kinds of heads, the default first.
-    embed, block
-        Modules around the embedding and around a layer.
-    copies
-        Weight → weight behind the blocks that it is a copy of, so that it needs no place.
-    twins
-        An embedding of the control unit and the one behind the blocks that is often the same.
-    """
-
-    layers: str
-    embedding: tuple[str, ...]
-    sizes: tuple[str, ...]
-    heads: tuple[str, ...]
-    embed: type[nn.Module]
-    block: type[nn.Module]
+    layers: str  # path of the list of layers of which the first L are the blocks
+    embedding: tuple[str, ...]  # beginnings of weights' names of the control unit, not the head
+    sizes: tuple[str, ...]  # fields that ``config.json`` must have, the number of layers first
+    heads: tuple[str, ...]  # kinds of heads, the default first
+    embed: type[nn.Module]  # around the embedding
+    block: type[nn.Module]  # around a layer
+    # Weight → weight behind the blocks that it is a copy of, so that it needs no place.
     copies: Mapping[str, str] = field(default_factory=dict)
+    # An embedding of the control unit and the one behind the blocks that is often the same.
     twins: tuple[str, str] | None = None
 
     def build_head(self, head: str, original: Any, num_blocks: int) -> nn.Module:

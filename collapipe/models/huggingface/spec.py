@@ -17,13 +17,7 @@ from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.configuration import (
-    SUPPORTED,
-    change,
-    read,
-    use_vocabulary,
-    without_layer_drop,
-)
+from collapipe.models.huggingface.configuration import SUPPORTED, change, fit, read
 from collapipe.models.huggingface.families import CLASSES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
@@ -143,15 +137,23 @@ class HuggingFaceSpec:
         """The model's configuration in this run; raises ``ConfigError`` for too many tokens."""
         family, own = self._read()
         config = copy.deepcopy(own)
-        without_layer_drop(config)
+        for name in ("encoder_layerdrop", "decoder_layerdrop"):
+            if hasattr(config, name):  # torch's own generator would decide which layers to drop
+                setattr(config, name, 0.0)
         if "causal" not in family.heads:  # of which other layers stand behind the blocks
             setattr(config, family.sizes[0], self.num_blocks)
         if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1: transformers says so
             config.tie_word_embeddings = False  # and ties what in its weights is not tied
         if self.head in ("tokens", "pooled") and vocabulary is not None:
-            config.num_labels = self._num_labels(vocabulary)
+            if vocabulary.num_labels < 2:
+                raise ConfigError(
+                    f"model.head={self.head}: predicts one of two labels or more, the training "
+                    f"rows have {vocabulary.num_labels}; correct the column of labels, or take "
+                    "other rows"
+                )
+            config.num_labels = vocabulary.num_labels
         if vocabulary is not None and not self.pretrained:
-            use_vocabulary(config, vocabulary)
+            fit(config, vocabulary)
         elif vocabulary is not None and vocabulary.size > config.vocab_size:
             raise ConfigError(
                 f"model.name={self.name}: knows {config.vocab_size} tokens, the run's tokeniser "
@@ -159,14 +161,6 @@ class HuggingFaceSpec:
                 "model.pretrained=false"
             )
         return config
-
-    def _num_labels(self, vocabulary: Vocabulary) -> int:
-        if vocabulary.num_labels < 2:
-            raise ConfigError(
-                f"model.head={self.head}: predicts one of two labels or more, the training rows "
-                f"have {vocabulary.num_labels}; correct the column of labels, or take other rows"
-            )
-        return vocabulary.num_labels
 
     def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
         """Weights of the original that have no place here → the one that each is a copy of."""
