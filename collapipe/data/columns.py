@@ -27,7 +27,9 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
         if name not in flat.column_names:
             there = ", ".join(map(repr, flat.column_names[:_SHOWN]))
             more = ", …" if len(flat.column_names) > _SHOWN else ""
-            if len(flat.column_names) == 1 and any(mark in there for mark in (";", "\\t")):
+            if len(flat.column_names) == 1 and any(
+                separator in there for separator in (";", "\\t")
+            ):
                 raise DataError(
                     f"{where}: its one column is {there}; separate cells by commas, or by tabs in "
                     "a file that ends in .tsv"

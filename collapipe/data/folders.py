@@ -18,7 +18,7 @@ _TAG = re.compile(r"O|[BI]-\S+")
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """A task's rows. ``train`` is cut into the units' shards, the others stay on the server."""
+    """A task's rows. ``train`` is divided into the units' shards, the others stay on the server."""
 
     train: Dataset
     validation: Dataset

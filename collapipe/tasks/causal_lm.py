@@ -36,12 +36,12 @@ class Pieces:
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Target i is what follows input i."""
-        pieces = [self._cut(row, 0) for row in rows]
-        following = [self._cut(row, 1) if self.targets else [] for row in rows]
+        pieces = [self._slice(row, 0) for row in rows]
+        following = [self._slice(row, 1) if self.targets else [] for row in rows]
         inputs = padded(pieces, self.tokenizer.vocabulary.pad)
         return Batch(inputs, mask_of(pieces), padded(following, IGNORED))
 
-    def _cut(self, row: int, shift: int) -> list[int]:
+    def _slice(self, row: int, shift: int) -> list[int]:
         start = self.starts[row] + shift
         ids: list[int] = self.stream[start : start + self.lengths[row]].tolist()
         return ids
@@ -69,7 +69,7 @@ class CausalLM(FolderTask):
         """All texts as one stream, EOS before, between and behind them, in pieces.
 
         A piece's last target is the next piece's first token, so that every token of the texts is
-        a target once and nothing is cut.
+        a target once and nothing is lost.
         """
         stream, size = _stream(rows, tokenizer), self.max_length
         starts = range(0, len(stream) - 1, size)

@@ -20,13 +20,8 @@ NUM_MINUTES = (END - START) // timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Dates(Translation):
-    """Minutes drawn from the century ``START`` to ``END``, written out by Babel's locale data.
-
-    Attributes
-    ----------
-    train_rows, validation_rows, test_rows
-        Rows of each split; no minute is drawn twice, so no row stands in two splits.
-    """
+    """Minutes drawn from the century ``START`` to ``END``, written out by Babel's locale data; no
+    minute is drawn twice, so no row stands in two splits."""
 
     train_rows: Count
     validation_rows: Count

@@ -71,7 +71,7 @@ class Task(Protocol):
         """A tokeniser for the task, a pure function of ``rows``."""
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """Rows as token ids; says in the log how many were cut to ``max_length``."""
+        """Rows as token ids; says in the log how many were truncated to ``max_length``."""
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Examples:
         """What a user types, without targets."""

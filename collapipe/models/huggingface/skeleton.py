@@ -1,4 +1,4 @@
-"""The original model without memory, how a part is cut out of it, and how that gets weights."""
+"""The original model without memory, how a part is taken out of it, and how that gets weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +59,7 @@ def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> N
 
 
 def fill(part: nn.Module, model: Any) -> nn.Module:
-    """Give ``part``, cut out of the skeleton ``model``, what it computes with.
+    """Give ``part``, taken out of the skeleton ``model``, what it computes with.
 
     Where torch's device is ``meta``, weights will come later, and only constants are computed,
     such as rotary frequencies and sinusoidal positions; elsewhere weights are drawn as
