@@ -50,8 +50,8 @@ def _part(partitioner: Partitioner, unit: int, num_rows: int) -> Dataset:
 def batch_rows(lengths: Sequence[int], batch_size: int, step: int, seed: int) -> NDArray[np.int64]:
     """Indices of the rows in batch ``step``, counted from 0: int64 [min(batch_size, rows)].
 
-    An epoch is a permutation of the rows, divided into whole batches: who is left over, fewer rows than
-    a batch has, sits out this epoch, another time others do. ``_BUCKET`` batches at a time are
+    An epoch is a permutation of the rows, divided into whole batches: the rows left over, fewer
+    than a batch has, sit out this epoch, another time others do. ``_BUCKET`` batches at a time are
     filled by length, the shortest rows first, so that a long row is padded to by rows that are
     nearly as long; an epoch's batches come in random order. A pure function: a resumed run needs no
     state but its step.
