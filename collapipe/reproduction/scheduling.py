@@ -14,7 +14,7 @@ from collapipe import config
 from collapipe.config import Settings
 from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
 from collapipe.state import ClusterState
-from server_app.rounds.dry_run import dry_run
+from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
 
 EXPERIMENT = "experiment=fig11"
