@@ -7,8 +7,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from collapipe.errors import ConfigError
 from collapipe.models.cut import CutSpec, uncut
-from collapipe.models.huggingface.export import check_folder, export, writing
-from collapipe.models.huggingface.export_tokenizer import export_tokenizer
+from collapipe.models.huggingface.export import check_folder, export, export_tokenizer, writing
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec, merged
 from collapipe.runs.model import load_model

@@ -13,7 +13,6 @@ from collapipe.errors import DataError
 _SHOWN = 12  # names in a message
 _EMPTY = "is empty; fill it in, or leave the row out"
 _Named = Callable[[Any], str]  # an item as text
-_Reader = Callable[[Any, _Named], Any]  # a cell
 
 
 def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
@@ -28,7 +27,9 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
         if name not in flat.column_names:
             there = ", ".join(map(repr, flat.column_names[:_SHOWN]))
             more = ", …" if len(flat.column_names) > _SHOWN else ""
-            if len(flat.column_names) == 1 and any(mark in there for mark in (";", "\\t")):
+            if len(flat.column_names) == 1 and any(
+                separator in there for separator in (";", "\\t")
+            ):
                 raise DataError(
                     f"{where}: its one column is {there}; separate cells by commas, or by tabs in "
                     "a file that ends in .tsv"
@@ -48,14 +49,14 @@ def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:
     feature = rows.features[name]
     inner = getattr(feature, "feature", feature)  # a list's
     named = _name_of(inner) if isinstance(inner, ClassLabel) else _text
-    read: _Reader = _READERS.get(column, _one)
+    read: Callable[[Any, _Named], Any] = _items if column in ("tokens", "tags") else _one
     values = []
     for number, value in enumerate(rows[name][:], 1):
         try:
             values.append(read(value, named))
         except ValueError as error:
             raise DataError(f"{where}: column {name!r}, row {number}: {error}") from error
-    return values
+    return [value.strip() for value in values] if column == "label" else values
 
 
 def _one(value: Any, named: _Named) -> str:
@@ -65,32 +66,18 @@ def _one(value: Any, named: _Named) -> str:
     return text
 
 
-def _label(value: Any, named: _Named) -> str:
-    return _one(value, named).strip()
-
-
-def _list(value: Any, named: _Named) -> list[str]:
+def _items(value: Any, named: _Named) -> list[str]:
     """A cell of a CSV file is split at blanks."""
-    items = _split(value) if isinstance(value, str) else value
-    if items is not None and not isinstance(items, list):
-        kind = type(items).__name__
+    if isinstance(value, str):
+        if re.match(r"\[\S.*,.*\]$", value):  # a list as Python prints it, in quotation marks
+            raise ValueError("holds a printed list; put blanks between items, or write JSON lines")
+        value = value.split()
+    if value is not None and not isinstance(value, list):
+        kind = type(value).__name__
         raise ValueError(f"holds a {kind}, not a list; write a list, or texts with blanks between")
-    if not items:
+    if not value:
         raise ValueError(_EMPTY)
-    return [named(item) for item in items]
-
-
-def _split(cell: str) -> list[str]:
-    if re.match(r"\[\S.*,.*\]$", cell):  # a list as Python prints it, in quotation marks
-        raise ValueError("holds a printed list; put blanks between items, or write JSON lines")
-    return cell.split()
-
-
-_READERS: Mapping[str, _Reader] = {
-    "label": _label,
-    "tokens": _list,
-    "tags": _list,
-}
+    return [named(item) for item in value]
 
 
 def _text(value: Any) -> str:
@@ -112,11 +99,11 @@ def _name_of(labels: ClassLabel) -> _Named:
 
 
 def _check_tags(tokens: list[list[str]], tags: list[list[str]], where: str) -> None:
-    for number, (words, marks) in enumerate(zip(tokens, tags, strict=True), 1):
-        if len(words) != len(marks):
+    for number, (words, row) in enumerate(zip(tokens, tags, strict=True), 1):
+        if len(words) != len(row):
             raise DataError(
-                f"{where}: row {number} has {len(words)} tokens and {len(marks)} tags; each token "
+                f"{where}: row {number} has {len(words)} tokens and {len(row)} tags; each token "
                 "needs one tag"
             )
-        for before, mark in pairwise([OUTSIDE, *marks]):
-            check_tag(mark, before, f"{where}: row {number}")
+        for before, tag in pairwise([OUTSIDE, *row]):
+            check_tag(tag, before, f"{where}: row {number}")

@@ -2,19 +2,27 @@
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
-from collapipe.data.lines import text_lines
+from collapipe.data.files import text_lines
 from collapipe.errors import ConfigError, DataError
-from collapipe.text.splits import Splits
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|[BI]-\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """A task's rows. ``train`` is divided into the units' shards, the others stay on the server."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +51,22 @@ def read_splits(task: str, root: str | None, suffix: str, parse: Parse) -> Split
             f"task {task}: no rows; set data.root=FOLDER, data.train_file=FILE, "
             "data.name=HUB_NAME or data=synthetic"
         )
+
+    def read(folder: Path, split: str) -> Dataset:
+        file = read_lines(folder, f"{split}.{suffix}")
+        if rows := parse(file):
+            return Dataset.from_list(rows)
+        raise DataError(f"{file.path} holds no rows; a split needs one")
+
+    return read_each_split(task, root, read)
+
+
+def read_each_split(task: str, root: str, read: Callable[[Path, str], Dataset]) -> Splits:
+    """What ``read`` finds for train, valid and test in the folder ``root``."""
     folder = Path(root)
     if not folder.is_dir():
         raise DataError(f"{task}: there is no folder {folder}; correct data.root")
-    train, validation, test = (
-        _rows(read_lines(folder, f"{split}.{suffix}"), parse)
-        for split in ("train", "valid", "test")
-    )
-    return Splits(train, validation, test)
+    return Splits(*(read(folder, split) for split in ("train", "valid", "test")))
 
 
 def read_lines(folder: Path, name: str) -> Lines:
@@ -61,24 +77,28 @@ def read_lines(folder: Path, name: str) -> Lines:
     return Lines(path, [line.removesuffix("\n").removesuffix("\r") for line in text_lines(path)])
 
 
-def _rows(file: Lines, parse: Parse) -> Dataset:
-    rows = parse(file)
-    if not rows:
-        raise DataError(f"{file.path} holds no rows; a split needs one")
-    return Dataset.from_list(rows)
-
-
 def parse_labelled(file: Lines) -> list[dict[str, Any]]:
     """Columns ``text`` and ``label``, a name, of lines ``text<TAB>label number``.
 
     Raises ``DataError`` with file and line.
     """
-    names = _names(file.path.parent)
-    lines = enumerate(file.lines, 1)
-    return [_labelled_row(line, names, file.at(number)) for number, line in lines if line.strip()]
+    names, rows = _label_names(file.path.parent), []
+    for number, line in enumerate(file.lines, 1):
+        if not line.strip():
+            continue
+        where, (text, label) = file.at(number), map(str.strip, line.rpartition("\t")[::2])
+        if not text or not label:
+            raise DataError(f"{where} is not a text, a tab and a label's number; correct the line")
+        if label not in names:
+            raise DataError(
+                f"{where}: label {label!r} is no line of labels.txt, counted from 0 to "
+                f"{len(names) - 1}; add its name there, or correct the number"
+            )
+        rows.append({"text": text, "label": names[label]})
+    return rows
 
 
-def _names(folder: Path) -> dict[str, str]:
+def _label_names(folder: Path) -> dict[str, str]:
     """A label's number as it is written → its name."""
     listed = read_lines(folder, "labels.txt")
     names = [line.strip() for line in listed.lines if line.strip()]
@@ -89,44 +109,25 @@ def _names(folder: Path) -> dict[str, str]:
     return {str(number): name for number, name in enumerate(names)}
 
 
-def _labelled_row(line: str, names: Mapping[str, str], where: str) -> dict[str, Any]:
-    text, label = (part.strip() for part in line.rpartition("\t")[::2])
-    if not text or not label:
-        raise DataError(f"{where} is not a text, a tab and a label's number; correct the line")
-    if label not in names:
-        raise DataError(
-            f"{where}: label {label!r} is no line of labels.txt, counted from 0 to "
-            f"{len(names) - 1}; add its name there, or correct the number"
-        )
-    return {"text": text, "label": names[label]}
-
-
 def parse_tagged(file: Lines) -> list[dict[str, Any]]:
     """Columns ``tokens`` and ``tags`` of lines ``word tag``, blank between sentences.
 
     Raises ``DataError`` with file and line.
     """
-    return [{"tokens": words, "tags": tags} for words, tags in _sentences(file)]
-
-
-def _sentences(file: Lines) -> Iterator[tuple[list[str], list[str]]]:
+    rows: list[dict[str, Any]] = []
     words: list[str] = []
     tags: list[str] = []
     for number, line in enumerate([*file.lines, ""], 1):
         if line.strip():
-            word, tag = _word(line, file.at(number))
-            words.append(word)
-            tags.append(check_tag(tag, tags[-1] if tags else OUTSIDE, file.at(number)))
+            where, parts = file.at(number), line.replace("\t", " ").split(" ")
+            if len(parts) != 2 or not parts[0]:
+                raise DataError(f"{where} is not a word, a blank and its tag; correct the line")
+            words.append(parts[0])
+            tags.append(check_tag(parts[1], tags[-1] if tags else OUTSIDE, where))
         elif words:
-            yield words, tags
+            rows.append({"tokens": words, "tags": tags})
             words, tags = [], []
-
-
-def _word(line: str, where: str) -> tuple[str, str]:
-    parts = line.replace("\t", " ").split(" ")
-    if len(parts) != 2 or not parts[0]:
-        raise DataError(f"{where} is not a word, a blank and its tag; correct the line")
-    return parts[0], parts[1]
+    return rows
 
 
 def check_tag(tag: str, before: str, where: str) -> str:

@@ -22,7 +22,7 @@ def shards(rows: Dataset, partitioner: Partitioner, units: Iterable[int]) -> lis
     """The rows of each of ``units``.
 
     ``partitioner`` must be a fresh one, for it takes rows only once. Raises ``DataError`` where it
-    cannot cut these rows or leaves a unit without any.
+    cannot divide these rows or leaves a unit without any.
     """
     partitioner.dataset = rows
     # Partitioners print bars, and warn of each draw that they repeat; what matters they raise.
@@ -38,7 +38,7 @@ def _part(partitioner: Partitioner, unit: int, num_rows: int) -> Dataset:
     except Exception as error:  # each partitioner has its own kinds
         cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(
-            f"unit {unit}: {kind} cannot cut {num_rows} rows ({cause}); {WAY_OUT}"
+            f"unit {unit}: {kind} cannot divide {num_rows} rows ({cause}); {WAY_OUT}"
         ) from error
     if mine is None:
         raise DataError(f"unit {unit}: {kind} makes {count} shards of {num_rows} rows; {WAY_OUT}")
@@ -50,8 +50,8 @@ def _part(partitioner: Partitioner, unit: int, num_rows: int) -> Dataset:
 def batch_rows(lengths: Sequence[int], batch_size: int, step: int, seed: int) -> NDArray[np.int64]:
     """Indices of the rows in batch ``step``, counted from 0: int64 [min(batch_size, rows)].
 
-    An epoch is a permutation of the rows, cut into whole batches: who is left over, fewer rows than
-    a batch has, sits out this epoch, another time others do. ``_BUCKET`` batches at a time are
+    An epoch is a permutation of the rows, divided into whole batches: the rows left over, fewer
+    than a batch has, sit out this epoch, another time others do. ``_BUCKET`` batches at a time are
     filled by length, the shortest rows first, so that a long row is padded to by rows that are
     nearly as long; an epoch's batches come in random order. A pure function: a resumed run needs no
     state but its step.

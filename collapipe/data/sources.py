@@ -12,11 +12,11 @@ from datasets import Dataset
 
 from collapipe.data.columns import standard
 from collapipe.data.files import read_file
+from collapipe.data.folders import Splits
 from collapipe.data.hub import hub_rows
 from collapipe.errors import DataError
 from collapipe.sections import DataSettings
 from collapipe.seeds import derive
-from collapipe.text.splits import Splits
 
 _log = logging.getLogger(__name__)
 _HELD_OUT = 10  # a split that is missing gets every tenth row
@@ -33,13 +33,12 @@ def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
     names = columns_of(data, columns)
     with _quiet():
         if data.name is None:
-            found = _file_rows(data)
+            options = {split: f"{split}_file" for split in ("train", "validation", "test")}
+            where = {s: file for s, option in options.items() if (file := getattr(data, option))}
+            found = {s: read_file(Path(where[s]), f"data.{options[s]}") for s in where}
         else:
             found = hub_rows(data.name, data.config, names.get("label"))
-        where = {
-            split: f"{data.name}:{split}" if data.name else getattr(data, f"{split}_file")
-            for split in found
-        }
+            where = {split: f"{data.name}:{split}" for split in found}
         rows = {split: standard(found[split], names, where[split]) for split in found}
     return _complete(rows, where["train"], seed)
 
@@ -47,13 +46,6 @@ def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
 def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:
     """A task's columns → what the user calls them."""
     return {column: getattr(data, f"{column}_column", column) for column in columns}
-
-
-def _file_rows(data: DataSettings) -> dict[str, Dataset]:
-    files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    return {
-        split: read_file(Path(file), f"data.{split}_file") for split, file in files.items() if file
-    }
 
 
 def _complete(rows: Mapping[str, Dataset], where: str, seed: int) -> Splits:

@@ -1,6 +1,7 @@
 """What an encoder block costs, counted on the block itself, without memory for its weights."""
 
 import functools
+import inspect
 from collections.abc import Hashable, Iterable
 from dataclasses import astuple
 from typing import Any, cast
@@ -8,11 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import ModelSpec
@@ -23,21 +20,12 @@ from collapipe.wire.compression import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32
 _Shape = tuple[int, ...]
-
-
-def _attention(query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-
-def _attention_backward(
-    gradient: _Shape, query: _Shape, key: _Shape, value: _Shape, *_: Any, **__: Any
-) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
-
-
-_ATTENTION = {  # the CPU's fused kernel, which torch's own table of FLOPs lacks
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+# The CPU's fused kernel, which torch's own table of FLOPs lacks.
+_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_ATTENTION = {
+    _KERNEL: inspect.unwrap(sdpa_flop),
+    _BACKWARD_KERNEL: inspect.unwrap(sdpa_backward_flop),
 }
 
 
@@ -55,9 +43,8 @@ def measure_cost(
 
     FLOPs are those of matrix products, attention's among them, in one forward and backward of one
     sample. Bytes are the weights, gradients and moments (AdamW's where no ``optimizer`` is given)
-    of what trains (``requires_grad``), and
-    what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B fewer. ``spec`` must
-    be hashable, as frozen dataclasses are.
+    of what trains, and what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B
+    fewer. ``spec`` must be hashable, as frozen dataclasses are.
     """
     return _dearest(cast(Hashable, spec), tokens, batch_size, optimizer)
 

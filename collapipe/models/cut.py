@@ -41,16 +41,7 @@ class CutSpec(DerivedSpec):
 
     num_blocks: int
 
-    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """That of ``base``."""
-        return self.base.build_embedding(vocabulary)
-
-    def build_block(self, index: int) -> nn.Module:
-        """That of ``base``."""
-        return self.base.build_block(index)
-
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        """The other blocks of ``base``, then its head."""
         rest = range(self.num_blocks, self.base.num_blocks)
         blocks = {index: self.base.build_block(index) for index in rest}
         return CutHead(blocks, self.base.build_head(vocabulary))
@@ -73,11 +64,9 @@ class CutHead(nn.Module):
         return cast(Head, self.head).loss(self._encoded(hidden, mask), mask, targets)
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Those of a head that has some."""
         return cast(Any, self.head).logits(self._encoded(hidden, mask), mask)  # type: ignore[no-any-return]
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """Predicted ids of each sample, without marks."""
         return cast(Head, self.head).generate(self._encoded(hidden, mask), mask, max_length)
 
     def _encoded(self, hidden: Tensor, mask: Tensor) -> Tensor:

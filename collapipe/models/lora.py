@@ -38,12 +38,8 @@ class LoraSpec(DerivedSpec):
     ``.lora_A.default.weight`` and ``.lora_B.default.weight``. B is zero at first, so that the first
     model is ``base``.
 
-    Attributes
-    ----------
-    rank, alpha, dropout
-        r, α and the probability that an adapter's input is dropped.
-    target_modules
-        Last names of linear layers; None: peft's for the family, queries and values of most.
+    ``dropout`` is of an adapter's input. ``target_modules`` are last names of linear layers; None:
+    peft's for the family, queries and values of most.
     """
 
     rank: int = 8
@@ -66,11 +62,9 @@ class LoraSpec(DerivedSpec):
 
     @property
     def num_blocks(self) -> int:
-        """L."""
         return self.base.num_blocks
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """Frozen as a whole."""
         return self.base.build_embedding(vocabulary).requires_grad_(False)
 
     def build_block(self, index: int) -> nn.Module:
@@ -91,8 +85,7 @@ class LoraSpec(DerivedSpec):
         return self.target_modules
 
     def _trains_in_full(self, head: nn.Module) -> bool:
-        from collapipe.models.huggingface.causal import CausalHead
-        from collapipe.models.huggingface.encoders import TaskHead
+        from collapipe.models.huggingface.heads import CausalHead, TaskHead
 
         if isinstance(head, TaskHead):
             return True
@@ -113,6 +106,7 @@ class LoraSpec(DerivedSpec):
         from the stream that the weights of ``base`` are drawn from.
         """
         from peft import LoraConfig, inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
 
         part.requires_grad_(False)
         layers = self._layers_of(part)
@@ -127,8 +121,9 @@ class LoraSpec(DerivedSpec):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(torch.initial_seed(), "adapter", name))
             inject_adapter_in_model(config, part)
-        if self.dropout:
-            _draw_from_the_part(part, self.dropout)
+        for layer in part.modules() if self.dropout else ():
+            if isinstance(layer, LoraLayer):  # draws from the part's generator
+                layer.lora_dropout["default"] = Dropout(self.dropout)
         return part
 
 
@@ -179,12 +174,3 @@ def _linear_layers(part: nn.Module) -> dict[str, nn.Module]:
 
 def _is_called(name: str, target: str) -> bool:
     return f".{name}".endswith(f".{target}")
-
-
-def _draw_from_the_part(part: nn.Module, probability: float) -> None:
-    """Adapters' dropout from the part's generator, also where nothing is in ``ForeignDropout``."""
-    from peft.tuners.lora import LoraLayer
-
-    for layer in part.modules():
-        if isinstance(layer, LoraLayer):
-            layer.lora_dropout["default"] = Dropout(probability)

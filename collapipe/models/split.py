@@ -1,14 +1,14 @@
 """The seam of a model: three kinds of parts, and their reunion, the unsplit model."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from collapipe.batch import Batch
+from collapipe.batch import IGNORED, Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.text.tokenizer import Vocabulary
 
@@ -34,7 +34,7 @@ class Head(Protocol):
         """Sum of the target tokens' losses; hidden [b, s, d], mask [b, s], targets [b, t]."""
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """Predicted ids of each sample, without marks."""
+        """Predicted ids of each sample, without special tokens."""
 
 
 class ModelSpec(Protocol):
@@ -68,30 +68,27 @@ class ModelSpec(Protocol):
 
 @dataclass(frozen=True)
 class DerivedSpec:
-    """What a model made out of another one has in common with it.
-
-    Attributes
-    ----------
-    base
-        The other one.
-    """
+    """What a model made out of another one, ``base``, has in common with it."""
 
     base: ModelSpec
 
     @property
     def dim(self) -> int:
-        """That of ``base``."""
         return self.base.dim
 
     @property
     def head(self) -> str | None:
-        """That of ``base``: targets and predictions are the same."""
         return self.base.head
 
     @property
     def own_tokenizer(self) -> str | None:
-        """That of ``base``."""
         return self.base.own_tokenizer
+
+    def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
+        return self.base.build_embedding(vocabulary)
+
+    def build_block(self, index: int) -> nn.Module:
+        return self.base.build_block(index)
 
 
 class SplitModel(nn.Module):
@@ -117,16 +114,12 @@ class SplitModel(nn.Module):
 
     def loss(self, batch: Batch, key: DropoutKey) -> Tensor:
         """Sum of the target tokens' losses in one piece, with the dropout of micro-batch 0."""
-
-        def drawing(part: str) -> AbstractContextManager[None]:
-            return drawing_from(key.generator(part, 0))
-
-        with drawing(EMBEDDING):
+        with drawing_from(key.generator(EMBEDDING, 0)):
             hidden: Tensor = self.embedding(batch.inputs)
         for index, block in enumerate(self.blocks):
-            with drawing(block_name(index)):
+            with drawing_from(key.generator(block_name(index), 0)):
                 hidden = block(hidden, batch.mask)
-        with drawing(HEAD):
+        with drawing_from(key.generator(HEAD, 0)):
             return cast(Head, self.head).loss(hidden, batch.mask, batch.targets)
 
     @torch.inference_mode()
@@ -134,6 +127,31 @@ class SplitModel(nn.Module):
         """Greedy predictions for the batch's inputs."""
         hidden = self.encode(batch.inputs, batch.mask)
         return cast(Head, self.head).generate(hidden, batch.mask, max_length)
+
+
+def shift_right(targets: Tensor, start: int, fill: int) -> Tensor:
+    """A decoder's inputs [b, t]: ``start``, then all of ``targets`` but the last."""
+    before = targets.masked_fill(targets == IGNORED, fill)[:, :-1]
+    return torch.cat((targets.new_full((len(targets), 1), start), before), 1)
+
+
+def decode_greedily(
+    next_logits: Callable[[Tensor, int], Tensor], mask: Tensor, start: int, end: int, length: int
+) -> list[list[int]]:
+    """Ids of a batch's samples, up to ``end`` and ``length`` at most.
+
+    ``next_logits`` takes the last ids [b, 1] and their position, gives [b, vocabulary] and keeps
+    what it needs of the past.
+    """
+    ids = mask.new_full((len(mask), 1), start, dtype=torch.long)
+    done = mask.new_zeros(len(mask), dtype=torch.bool)
+    for position in range(length):
+        following = next_logits(ids[:, -1:], position).argmax(-1).masked_fill(done, end)
+        ids = torch.cat((ids, following[:, None]), 1)
+        done |= following == end
+        if bool(done.all()):
+            break
+    return [list(takewhile(end.__ne__, row)) for row in ids[:, 1:].tolist()]
 
 
 def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:

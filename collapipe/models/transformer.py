@@ -5,7 +5,9 @@ attention weights: so attention stays one fused kernel.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch.nn import functional
 from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
+from collapipe.models.split import decode_greedily, shift_right
 from collapipe.text.tokenizer import Vocabulary
 
 KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
@@ -48,7 +51,6 @@ class TransformerSpec:
 
     @property
     def head(self) -> str:
-        """A decoder."""
         return "decoder"
 
     @property
@@ -56,15 +58,12 @@ class TransformerSpec:
         """None: the first weights are drawn."""
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """Source embedding with positions."""
         return Embedding(self, vocabulary)
 
     def build_block(self, index: int) -> nn.Module:
-        """An encoder block; all are alike."""
         return EncoderBlock(self)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        """Decoder, target embedding and output layer."""
         return Decoder(self, vocabulary)
 
 
@@ -131,7 +130,6 @@ class Sublayer(nn.Module):
         self.pre = spec.norm == "pre"
 
     def before(self, x: Tensor) -> Tensor:
-        """What the sublayer sees."""
         return self.norm(x) if self.pre else x
 
     def after(self, x: Tensor, output: Tensor) -> Tensor:
@@ -150,7 +148,6 @@ class FeedForward(nn.Module):
         self.outer = _linear(spec.feed_forward_dim, spec.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, t, d] → [b, t, d]."""
         return self.around.after(x, self.outer(functional.relu(self.inner(self.around.before(x)))))
 
 
@@ -214,32 +211,25 @@ class Decoder(nn.Module):
         self.output = None if spec.tie_embeddings else _linear(spec.dim, vocabulary.size)
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy of ``targets`` [b, t], each predicted from those before it."""
-        before = targets.masked_fill(targets == IGNORED, self.vocabulary.pad)[:, :-1]
-        start = targets.new_full((targets.shape[0], 1), self.vocabulary.bos)
-        memories = self._memories(hidden)
-        x, _ = self._step(torch.cat((start, before), 1), 0, memories, mask, None)
+        inputs = shift_right(targets, self.vocabulary.bos, self.vocabulary.pad)
+        x, _ = self._step(inputs, 0, self._memories(hidden), mask, None)
         real = targets != IGNORED  # the output layer is the dearest: it sees no padding
         return functional.cross_entropy(self._logits(x[real]), targets[real], reduction="sum")
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """Greedy decoding of a batch at once, with cached keys and values."""
-        memories = self._memories(hidden)
-        ids = mask.new_full((len(hidden), 1), self.vocabulary.bos, dtype=torch.long)
-        done = mask.new_zeros(len(hidden), dtype=torch.bool)
-        past: list[KeysValues] | None = None
-        for position in range(max_length):
-            x, past = self._step(ids[:, -1:], position, memories, mask, past)
-            following = self._logits(x[:, -1]).argmax(-1).masked_fill(done, self.vocabulary.eos)
-            ids = torch.cat((ids, following[:, None]), 1)
-            done |= following == self.vocabulary.eos
-            if bool(done.all()):
-                break
-        return [_until(row, self.vocabulary.eos) for row in ids[:, 1:].tolist()]
+        memories, past = self._memories(hidden), None
+
+        def logits(ids: Tensor, position: int) -> Tensor:
+            nonlocal past
+            x, past = self._step(ids, position, memories, mask, past)
+            return self._logits(x[:, -1])
+
+        return decode_greedily(logits, mask, self.vocabulary.bos, self.vocabulary.eos, max_length)
 
     def _memories(self, hidden: Tensor) -> list[KeysValues]:
         memory = self.memory_norm(hidden)
-        return [block.cross_attention.keys_values(memory) for block in self._decoder_blocks()]
+        blocks = cast(Iterable[DecoderBlock], self.blocks)
+        return [block.cross_attention.keys_values(memory) for block in blocks]
 
     def _step(
         self,
@@ -251,7 +241,7 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, list[KeysValues]]:
         x = self.embedding(ids, start)
         present = []
-        for index, block in enumerate(self._decoder_blocks()):
+        for index, block in enumerate(self.blocks):
             earlier = past[index] if past is not None else None
             x, kept = block(x, memories[index], mask[:, None, None, :], earlier)
             present.append(kept)
@@ -262,16 +252,9 @@ class Decoder(nn.Module):
             return functional.linear(x, self.embedding.tokens.weight)
         return self.output(x)  # type: ignore[no-any-return]
 
-    def _decoder_blocks(self) -> list[DecoderBlock]:
-        return [block for block in self.blocks if isinstance(block, DecoderBlock)]
-
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _until(row: list[int], mark: int) -> list[int]:
-    return row[: row.index(mark)] if mark in row else row

@@ -13,8 +13,7 @@ from collapipe.config import Settings, load_saved
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.folder import check_there, weights_file
-from collapipe.text.foreign import check_tokenizer
-from collapipe.text.tokenizer import SpecialTokens, Tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 
 
 def load_model(

@@ -6,12 +6,12 @@ import threading
 from datasets import Dataset
 
 from collapipe.config import Settings
+from collapipe.data.folders import Splits
 from collapipe.data.shards import shards
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
 from collapipe.text.pretrained import pretrained_tokenizer
-from collapipe.text.splits import Splits
 from collapipe.text.tokenizer import Tokenizer
 
 _loading = threading.Lock()
@@ -59,13 +59,13 @@ def _shards(settings: Settings) -> list[Dataset]:
     partitioner = settings.build("data.partitioner")
     units, train = settings.federation.num_units, _splits(settings).train
     _check_column(settings.tree["data"]["partitioner"].get("partition_by"), train)
-    cut = shards(train, partitioner, range(units))
+    divided = shards(train, partitioner, range(units))
     if partitioner.num_partitions != units:
         raise ConfigError(
             f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
             f"{units}; both must be the same, or rows stay unused"
         )
-    return cut
+    return divided
 
 
 def _check_column(name: object, train: Dataset) -> None:

@@ -16,8 +16,8 @@ from collapipe.data.folders import Lines
 from collapipe.errors import NonFiniteLossError
 from collapipe.tasks.synthetic import sentences
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import OwnRows, TextTask
-from collapipe.text.padding import mask_of, padded, truncate
+from collapipe.tasks.text_task import FolderTask
+from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 _AT_ONCE = 10_000  # texts
@@ -25,17 +25,8 @@ _AT_ONCE = 10_000  # texts
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Pieces of a stream of token ids.
-
-    Attributes
-    ----------
-    stream
-        int32 [tokens]
-    starts, lengths
-        Place of each piece's first token, and its number of tokens.
-    targets
-        Whether what stands behind a token in the stream follows it.
-    """
+    """Pieces of a stream of token ids, int32 [tokens], by the place of each one's first token and
+    its length; ``targets``: whether what stands behind a token in the stream follows it."""
 
     stream: NDArray[np.int32]
     starts: Sequence[int]
@@ -45,12 +36,12 @@ class Pieces:
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Target i is what follows input i."""
-        pieces = [self._cut(row, 0) for row in rows]
-        following = [self._cut(row, 1) if self.targets else [] for row in rows]
-        marks = self.tokenizer.vocabulary
-        return Batch(padded(pieces, marks.pad), mask_of(pieces), padded(following, IGNORED))
+        pieces = [self._slice(row, 0) for row in rows]
+        following = [self._slice(row, 1) if self.targets else [] for row in rows]
+        inputs = padded(pieces, self.tokenizer.vocabulary.pad)
+        return Batch(inputs, mask_of(pieces), padded(following, IGNORED))
 
-    def _cut(self, row: int, shift: int) -> list[int]:
+    def _slice(self, row: int, shift: int) -> list[int]:
         start = self.starts[row] + shift
         ids: list[int] = self.stream[start : start + self.lengths[row]].tolist()
         return ids
@@ -66,27 +57,19 @@ def _parse(file: Lines) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class CausalLM(TextTask):
-    """Rows have the column ``text``: a line of the folder's .txt files."""
+class CausalLM(FolderTask):
+    """Rows have the column ``text``: a line of the folder's files."""
 
     name = "causal_lm"
     columns = ("text",)
     heads = ("causal",)
-    own_rows = OwnRows("txt", _parse, sentences)
-
-    def label_counts(self, rows: Dataset) -> dict[str, int]:
-        """None: it predicts text."""
-        return {}
-
-    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
-        """Byte-level BPE of the texts."""
-        return Tokenizer.train(rows["text"], self.vocabulary)
+    suffix, parse, made_up = "txt", _parse, sentences
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Pieces:
         """All texts as one stream, EOS before, between and behind them, in pieces.
 
         A piece's last target is the next piece's first token, so that every token of the texts is
-        a target once and nothing is cut.
+        a target once and nothing is lost.
         """
         stream, size = _stream(rows, tokenizer), self.max_length
         starts = range(0, len(stream) - 1, size)
@@ -96,8 +79,7 @@ class CausalLM(TextTask):
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
         """A piece a text: EOS, as before every text in training, and the text's last tokens."""
         backwards = [ids[::-1] for ids in tokenizer.encode(texts)]
-        kept = truncate(backwards, self.max_length - 1, self.max_length, "texts")
-        pieces = [[tokenizer.vocabulary.eos, *ids[::-1]] for ids in kept]
+        pieces = [[tokenizer.vocabulary.eos, *ids[::-1]] for ids in self.truncated(backwards, 1)]
         stream = np.fromiter(chain.from_iterable(pieces), np.int32)
         lengths = [len(ids) for ids in pieces]
         starts = list(accumulate(lengths, initial=0))

@@ -8,11 +8,11 @@ import numpy as np
 from babel.dates import format_date, format_time
 from datasets import Dataset
 
+from collapipe.data.folders import Splits
 from collapipe.errors import ConfigError
 from collapipe.sections import Count
 from collapipe.seeds import derive
 from collapipe.tasks.translation import Translation
-from collapipe.text.splits import Splits
 
 START, END = datetime(1950, 1, 1), datetime(2050, 1, 1)
 NUM_MINUTES = (END - START) // timedelta(minutes=1)
@@ -20,20 +20,14 @@ NUM_MINUTES = (END - START) // timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Dates(Translation):
-    """Minutes drawn from the century ``START`` to ``END``, written out by Babel's locale data.
-
-    Attributes
-    ----------
-    train_rows, validation_rows, test_rows
-        Rows of each split; no minute is drawn twice, so no row stands in two splits.
-    """
+    """Minutes drawn from the century ``START`` to ``END``, written out by Babel's locale data; no
+    minute is drawn twice, so no row stands in two splits."""
 
     train_rows: Count
     validation_rows: Count
     test_rows: Count
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for more rows than there are minutes."""
         if self._num_rows > NUM_MINUTES:
             raise ConfigError(
                 f"task.train_rows, validation_rows and test_rows add up to {self._num_rows}; "
@@ -42,7 +36,6 @@ class Dates(Translation):
 
     @property
     def name(self) -> str:
-        """As in ``task=NAME``."""
         return "dates"
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 from datasets import Dataset
@@ -11,50 +11,25 @@ from seqeval.metrics.v1 import precision_recall_fscore_support
 from seqeval.scheme import IOB2
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch
+from collapipe.batch import IGNORED
 from collapipe.data.folders import OUTSIDE, parse_tagged
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import OwnRows, TextTask
-from collapipe.text.labels import count_labels, find_label, label_ids
-from collapipe.text.padding import mask_of, padded, truncate
+from collapipe.tasks.text_task import EnclosedTexts, FolderTask, count_labels, encode_labels
 from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class TaggedSentences:
-    """Token ids of sentences, without marks, and what each sentence's words became.
+class TaggedSentences(EnclosedTexts):
+    """Sentences, an id of a tag for each word, and the place of each word's first token: None for
+    a word that made no token or was truncated."""
 
-    Attributes
-    ----------
-    sentences
-        Token ids of each sentence.
-    starts
-        Place of each word's first token; None for a word that made no token or was cut off.
-    tags
-        Id of each word's tag; none where they are unknown.
-    """
-
-    sentences: Sequence[Sequence[int]]
     starts: Sequence[Sequence[int | None]]
-    tags: Sequence[Sequence[int]]
-    tokenizer: Tokenizer
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each sentence with both marks."""
-        return [len(ids) + 2 for ids in self.sentences]
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """A sentence stands between BOS and EOS; a word's tag is the target of its first token."""
-        marks = self.tokenizer.vocabulary
-        sentences = [[marks.bos, *self.sentences[row], marks.eos] for row in rows]
-        targets = padded([self._targets(row) for row in rows], IGNORED)
-        return Batch(padded(sentences, marks.pad), mask_of(sentences), targets)
-
-    def _targets(self, row: int) -> list[int]:
-        targets = [IGNORED] * (len(self.sentences[row]) + 2)
-        for start, tag in zip(self.starts[row], self.tags[row], strict=bool(self.tags[row])):
+    def targets(self, row: int) -> list[int]:
+        """A word's tag is the target of its first token."""
+        targets = [IGNORED] * (len(self.texts[row]) + 2)
+        for start, tag in zip(self.starts[row], self.labels[row], strict=bool(self.labels[row])):
             if start is not None:
                 targets[start + 1] = tag  # behind BOS
         return targets
@@ -71,28 +46,25 @@ class TaggedSentences:
         """Of each word's tags, of ``probabilities`` [tokens, tags]; a word without a token is
         certainly O."""
         words = [
-            {OUTSIDE: 1.0}
-            if start is None
-            else dict(zip(self.tokenizer.labels, probabilities[start + 1].tolist(), strict=True))
+            {OUTSIDE: 1.0} if start is None else self.by_name(probabilities[start + 1])
             for start in self.starts[row]
         ]
         return {"probability": [max(each.values()) for each in words], "probabilities": words}
 
 
 @dataclass(frozen=True, slots=True)
-class NamedEntities(TextTask):
+class NamedEntities(FolderTask):
     """Rows have the columns ``tokens``, words or characters, and ``tags``, IOB2, one for each.
 
-    A line of the folder's .conll files is ``word tag``, a blank one stands between sentences.
+    A line of the folder's files is ``word tag``, a blank one stands between sentences.
     """
 
     name = "ner"
     columns = ("tokens", "tags")
     heads = ("tokens",)
-    own_rows = OwnRows("conll", parse_tagged, entities)
+    suffix, parse, made_up = "conll", parse_tagged, entities
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
-        """Words of each tag, see ``count_labels``."""
         return count_labels(chain.from_iterable(rows["tags"]))
 
     def train_tokenizer(self, rows: Dataset) -> Tokenizer:
@@ -101,9 +73,9 @@ class NamedEntities(TextTask):
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> TaggedSentences:
         """Words and tags as ids. Raises ``DataError`` for a tag without one."""
-        ids = label_ids(tokenizer.labels)
-        tags = [[find_label(t, ids, row) for t in tags] for row, tags in enumerate(rows["tags"], 1)]
-        return self._examples(rows["tokens"], tags, tokenizer)
+        return self._examples(
+            rows["tokens"], encode_labels(rows["tags"], tokenizer.labels), tokenizer
+        )
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> TaggedSentences:
         """Sentences with blanks between words; one without any is taken character by character."""
@@ -111,8 +83,8 @@ class NamedEntities(TextTask):
         return self._examples(words, [[] for _ in words], tokenizer)
 
     def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
-        """seqeval's strict F1, precision and recall over all entities, of whole sentences: what
-        was cut off counts as O."""
+        """seqeval's strict F1, precision and recall over all entities, of whole sentences: a
+        truncated word counts as O."""
         precision, recall, f1, _ = precision_recall_fscore_support(  # seqeval's mode="strict"
             list(rows["tags"]),
             [tags.split() for tags in predictions],
@@ -127,21 +99,17 @@ class NamedEntities(TextTask):
         return Score("strict F1", round(float(f1), 6), signature, extra_metrics)
 
     def _examples(
-        self,
-        words: Sequence[Sequence[str]],
-        tags: Sequence[Sequence[int]],
-        tokenizer: Tokenizer,
+        self, words: Sequence[Sequence[str]], tags: Sequence[Sequence[int]], tokenizer: Tokenizer
     ) -> TaggedSentences:
-        pieces, room = tokenizer.encode_words(words), self.max_length - 2
+        pieces = tokenizer.encode_words(words)
         whole = [list(chain.from_iterable(row)) for row in pieces]
-        sentences = truncate(whole, room, self.max_length, "sentences")
-        return TaggedSentences(sentences, [_starts(row, room) for row in pieces], tags, tokenizer)
+        starts = [self._starts(row) for row in pieces]
+        return TaggedSentences(self.truncated(whole, 2, "sentences"), tags, tokenizer, starts)
 
-
-def _starts(words: Sequence[Sequence[int]], room: int) -> list[int | None]:
-    starts: list[int | None] = []
-    place = 0
-    for ids in words:
-        starts.append(place if ids and place < room else None)
-        place += len(ids)
-    return starts
+    def _starts(self, words: Sequence[Sequence[int]]) -> list[int | None]:
+        places = accumulate(map(len, words), initial=0)
+        room = self.max_length - 2
+        return [
+            place if ids and place < room else None
+            for ids, place in zip(words, places, strict=False)
+        ]

@@ -5,12 +5,11 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from collapipe.data.folders import read_lines
+from collapipe.data.folders import Splits, read_each_split, read_lines
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError
 from collapipe.sections import DataSettings
 from collapipe.tasks.translation import Translation
-from collapipe.text.splits import Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class ParallelCorpus(Translation):
     target: str
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for fields that no corpus fits."""
         if self.source == self.target:
             raise ConfigError(f"task.source and task.target are both {self.source!r}; set two")
 
@@ -46,47 +44,27 @@ class ParallelCorpus(Translation):
 
         Raises ``DataError`` for a folder, file or line that cannot be read or paired.
         """
-        if self.root is None:
-            hub = DataSettings(
-                name=self.hub_name, source_column=self.source, target_column=self.target
+        if self.root is not None:
+            return read_each_split(self.name, self.root, self._paired)
+        hub = DataSettings(name=self.hub_name, source_column=self.source, target_column=self.target)
+        return read(hub, self.columns, seed)
+
+    def _paired(self, folder: Path, split: str) -> Dataset:
+        source = read_lines(folder, f"{split}.{self.source}")
+        target = read_lines(folder, f"{split}.{self.target}")
+        if len(source.lines) != len(target.lines):
+            raise DataError(
+                f"{source.path} has {len(source.lines)} lines, {target.path} has "
+                f"{len(target.lines)}; line n of one must translate line n of the other"
             )
-            return read(hub, self.columns, seed)
-        folder = Path(self.root)
-        if not folder.is_dir():
-            raise DataError(f"{self.name}: there is no folder {folder}; correct data.root")
-        train, validation, test = (
-            _paired(_read(folder, split, self.source), _read(folder, split, self.target))
-            for split in ("train", "valid", "test")
-        )
-        return Splits(train, validation, test)
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One language's lines and the name of the place they come from."""
-
-    where: str
-    lines: list[str]
-
-
-def _read(folder: Path, split: str, language: str) -> _Side:
-    file = read_lines(folder, f"{split}.{language}")
-    return _Side(str(file.path), [line.strip() for line in file.lines])
-
-
-def _paired(source: _Side, target: _Side) -> Dataset:
-    counts = len(source.lines), len(target.lines)
-    if counts[0] != counts[1]:
-        raise DataError(
-            f"{source.where} has {counts[0]} lines, {target.where} has {counts[1]}; "
-            "line n of one must translate line n of the other"
-        )
-    pairs = list(zip(source.lines, target.lines, strict=True))
-    for number, pair in enumerate(pairs, 1):
-        if any(pair) and not all(pair):
-            blank = target if pair[0] else source
-            raise DataError(f"{blank.where}:{number} is blank, its translation is not; fill it in")
-    rows = [{"source": left, "target": right} for left, right in pairs if left]
-    if not rows:
-        raise DataError(f"{source.where} and {target.where} hold no text; a split needs one row")
-    return Dataset.from_list(rows)
+        rows = []
+        for number, pair in enumerate(zip(source.lines, target.lines, strict=True), 1):
+            left, right = map(str.strip, pair)
+            if bool(left) != bool(right):
+                blank = (target if left else source).at(number)
+                raise DataError(f"{blank} is blank, its translation is not; fill it in")
+            if left:
+                rows.append({"source": left, "target": right})
+        if not rows:
+            raise DataError(f"{source.path} and {target.path} hold no text; a split needs one row")
+        return Dataset.from_list(rows)

@@ -26,16 +26,9 @@ def rows_at_once(task: Task, tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a model says of one text.
-
-    Attributes
-    ----------
-    text
-        A label, a tag for each word, or generated text.
-    scores
-        ``probability`` of the answer (a list for tags) and ``probabilities`` of all labels, or
-        ``log_probability`` of generated text; empty unless asked for.
-    """
+    """A label, a tag for each word, or generated text, and scores where they were asked for:
+    ``probability`` (a list for tags) and ``probabilities`` of all labels, or ``log_probability``
+    of generated text."""
 
     text: str
     scores: Mapping[str, Any] = field(default_factory=dict)
@@ -43,15 +36,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """A run's model, ready to answer.
-
-    Attributes
-    ----------
-    max_new_tokens
-        Tokens that a causal model writes behind a text, at most; other tasks have none.
-    scored
-        Whether answers have scores.
-    """
+    """A run's model, which answers with scores where ``scored``; a causal one continues a text by
+    at most ``max_new_tokens`` tokens."""
 
     model: SplitModel
     task: Task
@@ -60,11 +46,9 @@ class Predictor:
     scored: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is None:
-            return
-        if self.max_new_tokens < 1:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise ConfigError(f"--max-new-tokens {self.max_new_tokens}: must be at least 1")
-        if not self._causal:
+        if self.max_new_tokens is not None and not self._causal:
             raise ConfigError(
                 f"--max-new-tokens: a model of task={self.task.name} continues no text; leave it "
                 "out"
@@ -102,7 +86,10 @@ class Predictor:
             return [examples.scores(row, probabilities[row]) for row in range(len(ids))]
         end, longest = self.tokenizer.vocabulary.eos, self.task.max_length
         targets = [[*row, end][:longest] for row in ids]
-        return [_log_probability(head, hidden, mask, n, row) for n, row in enumerate(targets)]
+        return [
+            {"log_probability": _log_probability(head, hidden, mask, n, row)}
+            for n, row in enumerate(targets)
+        ]
 
     def _continued(self, batch: Batch) -> list[Prediction]:
         """Greedy: the likeliest token again and again, up to EOS."""
@@ -123,8 +110,7 @@ class Predictor:
                 written[n].append(found[row][-1])
                 if self.scored:
                     targets = [*[IGNORED] * (len(seen[row]) - 1), found[row][-1]]
-                    added = _log_probability(head, hidden, mask, row, targets)
-                    log_probability[n] += added["log_probability"]
+                    log_probability[n] += _log_probability(head, hidden, mask, row, targets)
         texts = self.tokenizer.decode(written)
         return [
             Prediction(text, {"log_probability": each} if self.scored else {})
@@ -134,9 +120,7 @@ class Predictor:
 
 def _log_probability(
     head: Head, hidden: Tensor, mask: Tensor, row: int, targets: Sequence[int]
-) -> dict[str, float]:
+) -> float:
     """Of the targets of one row, natural logarithm."""
     one = slice(row, row + 1)
-    return {
-        "log_probability": -float(head.loss(hidden[one], mask[one], padded([targets], IGNORED)))
-    }
+    return -float(head.loss(hidden[one], mask[one], padded([targets], IGNORED)))

@@ -11,8 +11,8 @@ import numpy as np
 from datasets import Dataset
 from numpy.random import Generator
 
+from collapipe.data.folders import Splits
 from collapipe.seeds import derive
-from collapipe.text.splits import Splits
 
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 1200, 150, 150
 Row = Mapping[str, Any]
@@ -81,18 +81,16 @@ def _splits(seed: int, purpose: str, draw: Callable[[Generator], Row]) -> Splits
     return Splits(*(Dataset.from_list(drawn[start:stop]) for start, stop in pairwise(bounds)))
 
 
-def _one_of(choices: Sequence[str], random: Generator) -> str:
+def _one_of(choices: str | Sequence[str], random: Generator) -> str:
+    """One of a list, or of a text's words."""
+    choices = choices.split() if isinstance(choices, str) else choices
     return choices[int(random.integers(len(choices)))]
-
-
-def _word(words: str, random: Generator) -> str:
-    return _one_of(words.split(), random)
 
 
 def _topic(random: Generator) -> Row:
     label = _one_of(list(_TOPICS), random)
     words = [_word_about(label, random) for _ in range(int(random.integers(6, 15)))]
-    words[int(random.integers(len(words)))] = _word(_TOPICS[label], random)  # one at least
+    words[int(random.integers(len(words)))] = _one_of(_TOPICS[label], random)  # one at least
     return {"text": " ".join(words), "label": label}
 
 
@@ -100,7 +98,7 @@ def _word_about(label: str, random: Generator) -> str:
     draw = random.random()
     if draw < _OTHER_TOPIC:
         label = _one_of(list(_TOPICS), random)
-    return _word(_TOPICS[label] if draw < _OTHER_TOPIC + _OWN_TOPIC else _COMMON, random)
+    return _one_of(_TOPICS[label] if draw < _OTHER_TOPIC + _OWN_TOPIC else _COMMON, random)
 
 
 def _tagged(random: Generator) -> Row:
@@ -122,11 +120,11 @@ def _name(kind: str, random: Generator) -> list[str]:
     words = [_name_word(kind, random)]
     if kind == "PER" and random.random() < 0.5:
         words.append(_name_word(kind, random))
-    return [*words, _word(_KINDS, random)] if kind == "ORG" else words
+    return [*words, _one_of(_KINDS, random)] if kind == "ORG" else words
 
 
 def _name_word(kind: str, random: Generator) -> str:
-    syllables = (_word(part, random) for part in (_STARTS, _STARTS, _ENDS[kind]))
+    syllables = (_one_of(part, random) for part in (_STARTS, _STARTS, _ENDS[kind]))
     return "".join(syllables).capitalize()
 
 

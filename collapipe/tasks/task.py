@@ -8,27 +8,21 @@ from datasets import Dataset
 from pydantic import Field
 
 from collapipe.batch import Batch
+from collapipe.data.folders import Splits
 from collapipe.report import Score as Score  # what a user's task returns
-from collapipe.text.splits import Splits
 from collapipe.text.tokenizer import Tokenizer
 
-VocabularySize = Annotated[int, Field(ge=259)]  # a token for each of 256 bytes, and three marks
-# With fewer there is no token beside two marks; attention over more fits no device.
+VocabularySize = Annotated[int, Field(ge=259)]  # one for each of 256 bytes, three special tokens
+# With fewer there is no token beside two special ones; attention over more fits no device.
 TextLength = Annotated[int, Field(ge=3, le=2**15)]
 
 
 class Examples(Protocol):
-    """Encoded rows that can be batched in any order.
-
-    Attributes
-    ----------
-    lengths
-        Input tokens of each example: those of similar length share a batch.
-    """
+    """Encoded rows that can be batched in any order."""
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Input tokens of each example."""
+        """Input tokens of each example: those of similar length share a batch."""
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Pad these examples to a common length."""
@@ -67,7 +61,7 @@ class Task(Protocol):
         """A tokeniser for the task, a pure function of ``rows``."""
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """Rows as token ids; says in the log how many were cut to ``max_length``."""
+        """Rows as token ids; says in the log how many were truncated to ``max_length``."""
 
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Examples:
         """What a user types, without targets."""

@@ -1,50 +1,74 @@
-"""What tasks on one column of texts share: where rows come from, and how long they may be."""
+"""What tasks on texts share: rows, tokeniser, truncation, labels, texts between special tokens."""
 
-from collections.abc import Callable
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from collapipe.data.folders import Parse, read_splits
+from datasets import Dataset
+from torch import Tensor
+
+from collapipe.batch import IGNORED, Batch
+from collapipe.data.folders import Parse, Splits, read_splits
+from collapipe.errors import DataError
 from collapipe.tasks.task import TextLength, VocabularySize
-from collapipe.text.splits import Splits
+from collapipe.text.padding import mask_of, padded
+from collapipe.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+_SHOWN = 6  # names in a message
 
 
-@dataclass(frozen=True, slots=True)
-class OwnRows:
-    """Where a task's rows come from unless the user's configuration names others.
+class TextTask:
+    """The base of a task; its subclass is a dataclass with these fields and more.
 
     Attributes
     ----------
-    suffix, parse
-        Of the folder's files, and what finds their rows.
-    made_up
-        Rows as a function of the seed.
+    vocabulary
+        Tokens known to a tokeniser of the task's own, at most.
+    max_length
+        Tokens of a text, special tokens among them; a longer text is truncated.
+    columns
+        Columns of the rows; the first holds texts.
     """
 
-    suffix: str
-    parse: Parse
-    made_up: Callable[[int], Splits]
+    __slots__ = ()
+    vocabulary: VocabularySize
+    max_length: TextLength
+    columns: ClassVar[tuple[str, ...]]
+    heads: ClassVar[tuple[str, ...]]
+
+    def label_counts(self, rows: Dataset) -> dict[str, int]:
+        """None: the task predicts text."""
+        return {}
+
+    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
+        """Byte-level BPE of the texts."""
+        return Tokenizer.train(rows[self.columns[0]], self.vocabulary)
+
+    def truncated(
+        self, ids: Sequence[Sequence[int]], special_tokens: int, what: str = "texts"
+    ) -> list[Sequence[int]]:
+        """Each text's first tokens, so many that its ``special_tokens`` have room; the log says how
+        many texts had more."""
+        room = self.max_length - special_tokens
+        if longer := sum(len(row) > room for row in ids):
+            template = "%d of %d %s are longer than task.max_length=%d and were truncated"
+            _log.warning(template, longer, len(ids), what, self.max_length)
+        return [row[:room] for row in ids]
 
 
 @dataclass(frozen=True, slots=True)
-class TextTask:
+class FolderTask(TextTask):
     """A task whose rows are a folder's, or made up.
 
     Attributes
     ----------
     root
-        Folder with ``{train,valid,test}.SUFFIX``, plain or .gz; the task's own class says what
-        stands in a line.
+        Folder with ``{train,valid,test}.SUFFIX``, plain or .gz, of lines that ``parse`` reads.
     synthetic
-        Made-up rows.
-    vocabulary
-        Tokens known to a tokeniser of the task's own, at most.
-    max_length
-        Tokens of an input, marks among them; what is longer is cut.
-    name, columns, heads
-        See ``Task``.
-    own_rows
-        Its folder's files and its made-up rows.
+        Whether rows are those of ``made_up``, a function of the seed.
     """
 
     root: str | None
@@ -53,16 +77,70 @@ class TextTask:
     max_length: TextLength
 
     name: ClassVar[str]
-    columns: ClassVar[tuple[str, ...]]
-    heads: ClassVar[tuple[str, ...]]
-    own_rows: ClassVar[OwnRows]
+    suffix: ClassVar[str]
+    parse: ClassVar[Parse]
+    made_up: ClassVar[Callable[[int], Splits]]
 
     def splits(self, seed: int) -> Splits:
-        """Rows of the folder in its order, or made-up ones, a function of the seed.
-
-        Raises ``DataError`` that names file and line, ``ConfigError`` where there is neither.
-        """
-        rows = self.own_rows
+        """Rows of the folder in its order, or made-up ones. Raises ``DataError`` that names file
+        and line, ``ConfigError`` where there is neither."""
+        task = type(self)
         if self.synthetic:
-            return rows.made_up(seed)
-        return read_splits(self.name, self.root, rows.suffix, rows.parse)
+            return task.made_up(seed)
+        return read_splits(self.name, self.root, self.suffix, task.parse)
+
+
+@dataclass(frozen=True, slots=True)
+class EnclosedTexts:
+    """Token ids of texts, without special tokens, and ids of each one's labels; none if unknown."""
+
+    texts: Sequence[Sequence[int]]
+    labels: Sequence[Sequence[int]]
+    tokenizer: Tokenizer
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each text with BOS and EOS."""
+        return [len(ids) + 2 for ids in self.texts]
+
+    def batch(self, rows: Sequence[int]) -> Batch:
+        """A text stands between BOS and EOS; what ``targets`` holds of it is padded."""
+        vocabulary = self.tokenizer.vocabulary
+        texts = [[vocabulary.bos, *self.texts[row], vocabulary.eos] for row in rows]
+        targets = padded([self.targets(row) for row in rows], IGNORED)
+        return Batch(padded(texts, vocabulary.pad), mask_of(texts), targets)
+
+    def targets(self, row: int) -> Sequence[int]:
+        """What a model must predict of one text."""
+        return self.labels[row]
+
+    def by_name(self, probabilities: Tensor) -> dict[str, float]:
+        """``probabilities`` [labels] of the labels."""
+        return dict(zip(self.tokenizer.labels, probabilities.tolist(), strict=True))
+
+
+def count_labels(names: Iterable[str]) -> dict[str, int]:
+    """How often each name stands there, in the order of the labels' ids.
+
+    Names are sorted, by value where all are whole numbers: an order that depends neither on the
+    rows' order nor on where they come from, so that a run on the same rows has the same ids.
+    """
+    counts = Counter(names)
+    numeric = all(name.removeprefix("-").isdecimal() for name in counts)
+    ordered = sorted(counts, key=lambda name: (int(name) if numeric else 0, name))
+    return {name: counts[name] for name in ordered}
+
+
+def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[list[int]]:
+    """Ids of each row's labels. Raises ``DataError`` for one that no training row has."""
+    ids = {name: number for number, name in enumerate(labels)}
+    encoded = []
+    for row, names in enumerate(rows, 1):
+        if unknown := [name for name in names if name not in ids]:
+            known = ", ".join([*labels[:_SHOWN], *(["…"] if len(labels) > _SHOWN else [])])
+            raise DataError(
+                f"row {row}: label {unknown[0]!r} stands in no training row (they have {known}); "
+                "leave the row out, or train on rows that have it"
+            )
+        encoded.append([ids[name] for name in names])
+    return encoded

@@ -1,7 +1,5 @@
 """A tokeniser that came with a model: in a folder, or of a hub id."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +17,33 @@ from transformers.models.auto.tokenization_auto import (
 from transformers.utils import cached_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.text.foreign import check_tokenizer
-from collapipe.text.tokenizer import SpecialTokens, Tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 
 
 def pretrained_tokenizer(name: str) -> Tokenizer:
     """The tokeniser in a folder or of a hub id. Raises ``ConfigError``."""
-    original = _load(name)
-    backend = getattr(original, "backend_tokenizer", None)
-    if backend is None:
-        raise ConfigError(
-            f"data.tokenizer={name}: has no tokenizer.json; convert it with transformers, or take "
-            "another"
-        )
-    bos = original.cls_token or original.bos_token or original.eos_token
-    eos = original.sep_token or original.eos_token
-    if eos is None or bos is None:
-        raise ConfigError(
-            f"data.tokenizer={name}: its tokeniser has no token for a text's end (eos_token or "
-            "sep_token in tokenizer_config.json)"
-        )
-    # Padding is masked, so that any token will do where there is none for it, as in GPT-2.
-    special_tokens, json_text = SpecialTokens(original.pad_token or eos, bos, eos), backend.to_str()
-    with _named(name):
-        check_tokenizer(json_text)
+    try:
+        original = _load(name)
+        backend = getattr(original, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                "has no tokenizer.json; convert it with transformers, or take another"
+            )
+        bos = original.cls_token or original.bos_token or original.eos_token
+        eos = original.sep_token or original.eos_token
+        if eos is None or bos is None:
+            raise ConfigError(
+                "its tokeniser has no token for a text's end (eos_token or sep_token in "
+                "tokenizer_config.json)"
+            )
+        # Padding is masked, so that any token will do where there is none for it, as in GPT-2.
+        special_tokens = SpecialTokens(original.pad_token or eos, bos, eos)
+        check_tokenizer(json_text := backend.to_str())
         return Tokenizer(json_text, special_tokens)
+    except ConfigError as error:
+        raise ConfigError(f"data.tokenizer={name}: {error}") from error
+    except Exception as error:  # no such name, no network, no file, damaged: all kinds
+        raise ConfigError(f"data.tokenizer={name}: cannot be read ({one_line(error)})") from error
 
 
 def _load(name: str) -> Any:
@@ -53,28 +53,12 @@ def _load(name: str) -> Any:
         _check_class(name)
         ready = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
         if ready is not None:
-            with _named(name):
-                check_tokenizer(Path(ready).read_text("utf-8"))
+            check_tokenizer(Path(ready).read_text("utf-8"))
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except ConfigError:
-        raise
-    except Exception as error:  # no such name, no network, no file, damaged: all kinds
-        if not (Path(name) / "vocab.txt").is_file():
-            raise ConfigError(
-                f"data.tokenizer={name}: cannot be read ({one_line(error)})"
-            ) from error
-    try:  # its config.json does not say whose it is
-        return BertTokenizer.from_pretrained(name)
     except Exception as error:
-        raise ConfigError(f"data.tokenizer={name}: cannot be read ({one_line(error)})") from error
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"data.tokenizer={name}: {error}") from error
+        if isinstance(error, ConfigError) or not (Path(name) / "vocab.txt").is_file():
+            raise
+    return BertTokenizer.from_pretrained(name)  # its config.json does not say whose it is
 
 
 def _check_class(name: str) -> None:
@@ -86,9 +70,7 @@ def _check_class(name: str) -> None:
             found = tokenizer_class_from_name(spelling)
             known = isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
             if found is not None and not known:
-                raise ConfigError(
-                    f"data.tokenizer={name}: its tokenizer_class {named[:80]!r} is no tokeniser"
-                )
+                raise ConfigError(f"its tokenizer_class {named[:80]!r} is no tokeniser")
 
 
 def _config(name: str) -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""What turns a run's texts and labels into numbers."""
+"""What turns a run's texts and labels into numbers, and the check of a stranger's tokeniser."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -40,6 +44,22 @@ class SpecialTokens:
 OWN_SPECIAL_TOKENS = SpecialTokens()
 _MOST_TOKENS = 2**22
 _BLANK = "Ġ"  # as byte-level tokenisers write it
+_MOST_BYTES, _MOST_MEMORY, _SECONDS = 2**27, 2**32, 60
+_MOST_PROBES, _LONGEST_PROBE = 2000, 1000
+_PROBES = ["", " ", "\n", "A hen, 7 eggs: naïve?", "".join(map(chr, range(1, 1024))), "母鸡 🐔 ﷺ"]
+_TRY = f"""
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({_MOST_MEMORY}, {_MOST_MEMORY}))
+import tokenizers
+text, probes = json.load(sys.stdin)
+tokenizer = tokenizers.Tokenizer.from_str(text)
+tokenizer.no_padding(), tokenizer.no_truncation()
+for probe in probes:
+    ids = tokenizer.encode(probe, add_special_tokens=False).ids
+    tokenizer.decode(ids)
+    if len(ids) > 100 * len(probe) + 100:
+        sys.exit(f"{{len(ids)}} tokens for a text of {{len(probe)}} characters")
+"""
 
 
 @contextmanager
@@ -56,12 +76,8 @@ def _failures(what: str) -> Iterator[None]:
 class Tokenizer:
     """Text to token ids and back, and the names of the labels, in the order of their ids.
 
-    Raises ``ConfigError`` for JSON that is no tokeniser, or one without its special tokens.
-
-    Attributes
-    ----------
-    json_text
-        The tokeniser in the format of the tokenizers library.
+    ``json_text`` is in the format of the tokenizers library. Raises ``ConfigError`` for JSON that
+    is no tokeniser, or one without its special tokens.
     """
 
     def __init__(
@@ -104,12 +120,8 @@ class Tokenizer:
 
     def pack(self) -> str:
         """All of it as JSON: it travels to the units and is saved with the run."""
-        kept = {
-            "tokenizer": self.json_text,
-            "marks": asdict(self.special_tokens),
-            "labels": self.labels,
-        }
-        return json.dumps(kept)
+        marks = asdict(self.special_tokens)  # saved under this name
+        return json.dumps({"tokenizer": self.json_text, "marks": marks, "labels": self.labels})
 
     def with_labels(self, labels: Sequence[str]) -> "Tokenizer":
         """The same tokens, and names of labels."""
@@ -152,3 +164,45 @@ class Tokenizer:
         words = list(dict.fromkeys(chain.from_iterable(rows)))  # a corpus repeats its words
         ids = dict(zip(words, self.encode([self._blank + word for word in words]), strict=True))
         return [[ids[word] for word in row] for row in rows]
+
+
+def check_tokenizer(json_text: str) -> None:
+    """Raise ``ConfigError`` for a tokeniser's JSON that the library cannot read, or that fails on
+    common texts or on those that its own rules name.
+
+    A tokeniser of somebody else is tried in a process of its own before it is used here: the
+    library may panic, which prints a backtrace, or take all memory, which ends the process.
+    """
+    if len(json_text) > _MOST_BYTES:
+        raise ConfigError(f"a tokeniser of {len(json_text)} characters, at most {_MOST_BYTES}")
+    try:
+        tree = json.loads(json_text)
+        rules = [tree[part] for part in ("normalizer", "pre_tokenizer", "decoder") if part in tree]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"not a tokeniser's JSON ({one_line(error)})") from error
+    probes = [*_PROBES, *_texts(rules)][:_MOST_PROBES]
+    try:
+        tried = subprocess.run(  # noqa: S603, our own program
+            [sys.executable, "-I", "-c", _TRY],
+            input=json.dumps([json_text, probes]),
+            env={**os.environ, "RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"},
+            capture_output=True,
+            check=False,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"a tokeniser that takes longer than {_SECONDS} s") from error
+    if tried.returncode:
+        why = (tried.stderr.strip() or f"status {tried.returncode}").splitlines()[-1]
+        raise ConfigError(f"not a tokeniser that works ({one_line(why)})")
+
+
+def _texts(rules: Any) -> Iterator[str]:
+    """What a tokeniser's rules name: a rule may fail on that alone."""
+    if isinstance(rules, dict | list):
+        for rule in rules.values() if isinstance(rules, dict) else rules:
+            yield from _texts(rule)
+    elif isinstance(rules, str):
+        yield rules[:_LONGEST_PROBE]

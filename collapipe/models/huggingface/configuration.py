@@ -1,19 +1,29 @@
-"""The model's own ``config.json``: read, checked, and fitted to a run."""
+"""The model's own ``config.json``: read, checked, and fitted to a run.
+
+The hub is asked once, and for a short time: where it does not answer, the cache has to do.
+"""
 
 import copy
 import difflib
 import functools
+import os
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import transformers
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, is_offline_mode
+from huggingface_hub.errors import HfHubHTTPError
+from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.families import FAMILIES, Family
-from collapipe.models.huggingface.hub import config_fields
 from collapipe.text.tokenizer import Vocabulary
 
+_CONFIG = "config.json"
+_PATIENCE_S = 2.5  # for an answer, name resolution included; HF_HUB_ETAG_TIMEOUT overrides it
 SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
 
 
@@ -27,44 +37,39 @@ def read(name: str | None, kind: str | None = None) -> tuple[Family, Any]:
     """
     if not name:
         if kind is None or kind not in FAMILIES:
-            raise ConfigError(
-                f"model.name: give a hub id or a folder, or model.family; {SUPPORTED}"
-            )
+            raise _refusal("model.name: give a hub id or a folder, or model.family")
         return FAMILIES[kind], CONFIG_MAPPING[kind]()
+    where = f"model.name={name}: "
     try:
         raw = config_fields(name)
     except (OSError, ValueError) as error:
-        cause = one_line(error)
-        raise ConfigError(
-            f"model.name={name}: neither a folder with a config.json nor a model that the hub "
-            f"answers for ({cause}); name a folder, or say model.family without a name; {SUPPORTED}"
+        raise _refusal(
+            f"{where}neither a folder with a config.json nor a model that the hub answers for "
+            f"({one_line(error)}); name a folder, or say model.family without a name"
         ) from error
     own = raw.get("model_type")
     if own is None and kind is None:
-        raise ConfigError(
-            f"model.name={name}: its config.json has no model_type; say model.family; {SUPPORTED}"
-        )
+        raise _refusal(f"{where}its config.json has no model_type; say model.family")
     if own is not None and kind not in (None, own):
-        raise ConfigError(f"model.family={kind}: model.name={name} is a {own}; {SUPPORTED}")
+        raise _refusal(f"model.family={kind}: model.name={name} is a {own}")
     kind = str(own or kind)
     if kind not in FAMILIES:
-        raise ConfigError(
-            f"model.name={name}: model_type {kind} cannot be taken apart; {SUPPORTED}"
-        )
+        raise _refusal(f"{where}model_type {kind} cannot be taken apart")
     family = FAMILIES[kind]
     for size in family.sizes:
         if not isinstance(raw.get(size), int):
-            raise ConfigError(
-                f"model.name={name}: its config.json, of a {kind}, has no {size}; {SUPPORTED}"
-            )
+            raise _refusal(f"{where}its config.json, of a {kind}, has no {size}")
     try:
         return family, CONFIG_MAPPING[kind].from_dict(raw)
     except Exception as error:  # huggingface_hub's own kinds among them
-        cause = one_line(error)
-        raise ConfigError(
-            f"model.name={name}: transformers {transformers.__version__} refuses its config.json "
-            f"({cause}); {SUPPORTED}"
+        raise _refusal(
+            f"{where}transformers {transformers.__version__} refuses its config.json "
+            f"({one_line(error)})"
         ) from error
+
+
+def _refusal(message: str) -> ConfigError:
+    return ConfigError(f"{message}; {SUPPORTED}")
 
 
 def change(config: Any, fields: Mapping[str, Any]) -> Any:
@@ -84,15 +89,8 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
     return changed
 
 
-def without_layer_drop(config: Any) -> None:
-    """Leave no layer out by chance: torch's own generator would decide."""
-    for name in ("encoder_layerdrop", "decoder_layerdrop"):
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
-
-
-def use_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
-    """A model with fresh weights speaks the task's vocabulary."""
+def fit(config: Any, vocabulary: Vocabulary) -> None:
+    """Give a model with fresh weights the task's vocabulary."""
     config.vocab_size = vocabulary.size
     config.pad_token_id, config.bos_token_id = vocabulary.pad, vocabulary.bos
     config.eos_token_id = vocabulary.eos
@@ -101,3 +99,42 @@ def use_vocabulary(config: Any, vocabulary: Vocabulary) -> None:
         config.forced_bos_token_id = config.forced_eos_token_id = None
     if hasattr(config, "decoder_vocab_size"):
         config.decoder_vocab_size = vocabulary.size
+
+
+def config_fields(name: str) -> dict[str, Any]:
+    """The ``config.json`` of a folder, or of a hub id: the hub's, or the cached one.
+
+    Raises ``OSError`` or ``ValueError`` where there is none.
+    """
+    silence = "" if Path(name).is_dir() else _silence(name)
+    try:
+        raw, _ = PretrainedConfig.get_config_dict(name, local_files_only=bool(silence))
+    except OSError as error:
+        if silence:
+            raise OSError(f"{silence}, and the cache has no {_CONFIG} of it") from error
+        raise
+    return dict(raw)
+
+
+def _silence(name: str) -> str:
+    """Why the hub cannot be asked; empty where it answered, be it that it has no such model."""
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    patience = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)
+    problem = f"{constants.ENDPOINT} did not answer within {patience:g} s"
+
+    def ask() -> None:
+        nonlocal problem
+        try:
+            get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=patience)
+            problem = ""
+        except HfHubHTTPError as error:
+            failed = error.response.status_code >= 500
+            problem = f"{constants.ENDPOINT} answered {one_line(error)}" if failed else ""
+        except Exception as error:  # of the network, or of a name that cannot be an id
+            problem = f"{constants.ENDPOINT} cannot be asked: {one_line(error)}"
+
+    thread = threading.Thread(target=ask, daemon=True)  # a resolver may wait longer than we do
+    thread.start()
+    thread.join(patience)
+    return problem

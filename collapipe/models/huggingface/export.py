@@ -1,17 +1,30 @@
-"""A trained split model as a folder that ``from_pretrained`` of transformers loads."""
+"""A trained split model and its tokeniser as a folder that ``from_pretrained`` of transformers
+loads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import tokenizers
 import transformers
 from safetensors import SafetensorError
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.tokenizer import Tokenizer, Vocabulary
+
+# What the tasks put around an input for each kind of head.
+_TEMPLATES = {
+    "tokens": "{bos} $A {eos}",
+    "pooled": "{bos} $A {eos}",
+    "causal": "{eos} $A",
+    "decoder": "$A {eos}",
+}
+# What else a pretrained tokeniser may have, under one of the names that families give it.
+_OTHERS = {"mask_token": ("[MASK]", "<mask>"), "unk_token": ("[UNK]", "<unk>")}
 
 
 def export(
@@ -28,7 +41,10 @@ def export(
     so. Raises ``ConfigError`` for a folder that holds something.
     """
     check_folder(folder)
-    model = _whole(spec, vocabulary)
+    config = spec.run_config(vocabulary)
+    if spec.untied():
+        config.tie_word_embeddings = False
+    model = getattr(transformers, spec.class_name).from_config(config)
     if spec.head in ("tokens", "pooled"):
         model.config.id2label = dict(enumerate(labels))
         model.config.label2id = {name: number for number, name in enumerate(labels)}
@@ -62,8 +78,27 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _whole(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> Any:
-    config = spec.run_config(vocabulary)
-    if spec.untied():
-        config.tie_word_embeddings = False
-    return getattr(transformers, spec.class_name).from_config(config)
+def export_tokenizer(tokenizer: Tokenizer, head: str, max_length: int, folder: Path) -> None:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``; ``AutoTokenizer`` reads them.
+
+    A text's ids there are those of the run, special tokens included; ``truncation=True`` truncates
+    as the run did, to ``max_length``.
+    """
+    words, special = tokenizers.Tokenizer.from_str(tokenizer.json_text), tokenizer.special_tokens
+    ids, template = words.get_vocab(), _TEMPLATES[head].format(bos=special.bos, eos=special.eos)
+    words.post_processor = TemplateProcessing(
+        single=template,
+        special_tokens=[(token, ids[token]) for token in dict.fromkeys((special.bos, special.eos))],
+    )
+    named = {kind: name for kind, names in _OTHERS.items() for name in names if name in ids}
+    if head in ("tokens", "pooled"):
+        named |= {"cls_token": special.bos, "sep_token": special.eos}
+    PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token=special.pad,
+        bos_token=special.bos,
+        eos_token=special.eos,
+        split_special_tokens=True,  # a typed "</s>" is text, as in the run
+        model_max_length=max_length,
+        **named,
+    ).save_pretrained(folder)

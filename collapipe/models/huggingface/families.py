@@ -1,4 +1,10 @@
-"""Which part of a model stands where, family by family: names as transformers has them."""
+"""Which part of a model stands where, family by family; the only place that knows its weights'
+names in transformers and here.
+
+Behind ``original.`` stands the original's own name, in a block what follows the layer's number:
+``bert.encoder.layer.3.output.dense.weight`` is ``blocks.3.original.output.dense.weight``, and
+``classifier.bias`` is ``head.original.classifier.bias``.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,94 +12,98 @@ from typing import Any
 
 from torch import nn
 
-from collapipe.models.huggingface import causal, encoders, seq2seq, t5
-from collapipe.models.huggingface.absent import Absent
+from collapipe.models.huggingface import heads, layers
+from collapipe.models.split import EMBEDDING, HEAD, block_name
 
-_CLASSES = {
+CLASSES = {  # of transformers, which make the whole model
     "tokens": "AutoModelForTokenClassification",
     "pooled": "AutoModelForSequenceClassification",
     "causal": "AutoModelForCausalLM",
     "decoder": "AutoModelForSeq2SeqLM",
 }
+_ORIGINAL = ".original."
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one ``model_type``.
+    """Models of one ``model_type``."""
 
-    Attributes
-    ----------
-    layers
-        Path of the list of layers of which the first L are the blocks.
-    embedding
-        What the weights' names of the control unit begin with; all others are the head's.
-    sizes
-        Fields that ``config.json`` must have, the number of layers first.
-    heads
-        Kinds of heads, the default first.
-    embed, block
-        Modules around the embedding and around a layer.
-    copies
-        Weight → weight behind the blocks that it is a copy of, so that it needs no place.
-    twins
-        An embedding of the control unit and the one behind the blocks that is often the same.
-    """
-
-    layers: str
-    embedding: tuple[str, ...]
-    sizes: tuple[str, ...]
-    heads: tuple[str, ...]
-    embed: type[nn.Module]
-    block: type[nn.Module]
+    layers: str  # path of the list of layers of which the first L are the blocks
+    embedding: tuple[str, ...]  # beginnings of weights' names of the control unit, not the head
+    sizes: tuple[str, ...]  # fields that ``config.json`` must have, the number of layers first
+    heads: tuple[str, ...]  # kinds of heads, the default first
+    embed: type[nn.Module]  # around the embedding
+    block: type[nn.Module]  # around a layer
+    # Weight → weight behind the blocks that it is a copy of, so that it needs no place.
     copies: Mapping[str, str] = field(default_factory=dict)
+    # An embedding of the control unit and the one behind the blocks that is often the same.
     twins: tuple[str, str] | None = None
-
-    @property
-    def blocks_are_all_layers(self) -> bool:
-        """Whether no layer of the list stands behind the blocks."""
-        return "causal" not in self.heads
-
-    def class_name(self, head: str) -> str:
-        """The class of transformers that makes the whole model."""
-        return _CLASSES[head]
 
     def build_head(self, head: str, original: Any, num_blocks: int) -> nn.Module:
         """A ``Head`` around what is left of the model behind the blocks."""
-        if head == "tokens":
-            return encoders.TokenHead(original)
-        if head == "pooled":
-            return encoders.PooledHead(original)
         if head == "causal":
-            return causal.CausalHead(original, num_blocks, self.layers)
-        return (t5.T5Head if self.block is t5.Block else seq2seq.Seq2SeqHead)(original)
+            return heads.CausalHead(original, num_blocks, self.layers)
+        if head == "decoder":
+            kind = heads.T5Head if self.block is layers.T5Block else heads.Seq2SeqHead
+            return kind(original)
+        return (heads.PooledHead if head == "pooled" else heads.TaskHead)(original)
 
     def copies_in(self, original: Any) -> dict[str, str]:
-        """``copies`` that the configuration asks for, of weights that the model has."""
-        tied = original.config.tie_word_embeddings
+        """``copies`` that the configuration asks for, of weights that the whole model has."""
+        tied, there = (
+            original.config.tie_word_embeddings,
+            dict(original.named_modules(remove_duplicate=False)),
+        )
         return {
             name: source
             for name, source in self.copies.items()
-            if (tied or "shared" in name) and _has(original, name)
+            if (tied or "shared" in name) and name.rpartition(".")[0] in there
         }
 
 
-def _has(original: nn.Module, name: str) -> bool:
-    try:
-        owner = original.get_submodule(name.rpartition(".")[0])
-    except AttributeError:
-        return False
-    return not isinstance(owner, Absent)
+@dataclass(frozen=True)
+class Names:
+    """The names of a model of ``family`` whose first ``num_blocks`` layers are blocks."""
+
+    family: Family
+    num_blocks: int
+
+    def part(self, original: str) -> str:
+        """The part that has a weight: ``embedding``, ``blocks.3`` or ``head``."""
+        prefix = f"{self.family.layers}."
+        if original.startswith(prefix):
+            index = int(original.removeprefix(prefix).partition(".")[0])
+            return block_name(index) if index < self.num_blocks else HEAD
+        return EMBEDDING if original.startswith(self.family.embedding) else HEAD
+
+    def to_ours(self, original: str) -> str:
+        """Name in the split model."""
+        part = self.part(original)
+        return f"{part}{_ORIGINAL}{original.removeprefix(self._stem(part))}"
+
+    def to_original(self, ours: str) -> str:
+        """The inverse of ``to_ours``."""
+        part, _, rest = ours.partition(_ORIGINAL)
+        return f"{self._stem(part)}{rest}"
+
+    def _stem(self, part: str) -> str:
+        """What the part's names in the original have in common."""
+        if part in (EMBEDDING, HEAD):
+            return ""
+        return f"{self.family.layers}.{part.rpartition('.')[2]}."
 
 
 def _encoder(
     base: str,
-    layers: str = "encoder.layer",
+    path: str = "encoder.layer",
     sizes: tuple[str, ...] = ("num_hidden_layers", "hidden_size"),
 ) -> Family:
     embedding = (f"{base}.embeddings.", f"{base}.embeddings_project.")
-    heads = ("tokens", "pooled")
+    kinds = ("tokens", "pooled")
     sizes = (*sizes, "vocab_size")
-    return Family(f"{base}.{layers}", embedding, sizes, heads, encoders.Embedding, encoders.Block)
+    return Family(
+        f"{base}.{path}", embedding, sizes, kinds, layers.EncoderEmbedding, layers.EncoderBlock
+    )
 
 
 _LLAMA = Family(
@@ -101,8 +111,8 @@ _LLAMA = Family(
     ("model.embed_tokens.",),
     ("num_hidden_layers", "hidden_size", "vocab_size"),
     ("causal",),
-    causal.Embedding,
-    causal.Block,
+    layers.CausalEmbedding,
+    layers.CausalBlock,
     twins=("model.embed_tokens.weight", "lm_head.weight"),
 )
 _BART = Family(
@@ -110,8 +120,8 @@ _BART = Family(
     ("model.encoder.",),
     ("encoder_layers", "d_model", "vocab_size"),
     ("decoder",),
-    seq2seq.Embedding,
-    encoders.Block,
+    layers.Seq2SeqEmbedding,
+    layers.EncoderBlock,
     {
         "lm_head.weight": "model.decoder.embed_tokens.weight",
         "model.shared.weight": "model.decoder.embed_tokens.weight",
@@ -128,8 +138,8 @@ FAMILIES: Mapping[str, Family] = {
         ("transformer.wte.", "transformer.wpe."),
         ("n_layer", "n_embd", "vocab_size"),
         ("causal",),
-        causal.Embedding,
-        causal.Block,
+        layers.CausalEmbedding,
+        layers.CausalBlock,
         twins=("transformer.wte.weight", "lm_head.weight"),
     ),
     "llama": _LLAMA,
@@ -141,8 +151,8 @@ FAMILIES: Mapping[str, Family] = {
         ("encoder.embed_tokens.",),
         ("num_layers", "d_model", "vocab_size"),
         ("decoder",),
-        t5.Embedding,
-        t5.Block,
+        layers.T5Embedding,
+        layers.T5Block,
         {
             "lm_head.weight": "decoder.embed_tokens.weight",
             "shared.weight": "decoder.embed_tokens.weight",

@@ -1,6 +1,6 @@
-"""The original model without memory, and how a part of it gets its weights."""
+"""The original model without memory, how a part is taken out of it, and how that gets weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,23 +30,36 @@ def skeleton(config: Any, class_name: str) -> Any:
             return getattr(transformers, class_name).from_config(
                 config, attn_implementation="eager", trust_remote_code=False
             )
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        cause = one_line(error)
+    except Exception as error:  # each model's code has kinds of its own
         raise ConfigError(
             f"model.name: transformers cannot build a {config.model_type} of this config.json "
-            f"({cause}); {SUPPORTED}"
+            f"({one_line(error)}); {SUPPORTED}"
         ) from error
 
 
+class Absent(nn.Module):
+    """A module that another machine holds, and that nothing here calls."""
+
+
+def strip(module: nn.Module, keep: Callable[[str], bool], prefix: str = "") -> None:
+    """Take out every submodule with weights of which none is kept.
+
+    ``keep`` is asked for weights by their full names. What has no weights stays.
+    """
+    for name in [name for name in module._buffers if not keep(f"{prefix}{name}")]:
+        if name not in module._non_persistent_buffers_set:
+            del module._buffers[name]
+    for name, child in list(module.named_children()):
+        weights = [f"{prefix}{name}.{weight}" for weight in child.state_dict()]
+        if not weights or any(map(keep, weights)):
+            strip(child, keep, f"{prefix}{name}.")
+        else:
+            empty = isinstance(child, nn.ModuleList)
+            module._modules[name] = nn.ModuleList() if empty else Absent()
+
+
 def fill(part: nn.Module, model: Any) -> nn.Module:
-    """Give ``part``, cut out of the skeleton ``model``, what it computes with.
+    """Give ``part``, taken out of the skeleton ``model``, what it computes with.
 
     Where torch's device is ``meta``, weights will come later, and only constants are computed,
     such as rotary frequencies and sinusoidal positions; elsewhere weights are drawn as
@@ -80,14 +93,8 @@ def _initialise(modules: list[nn.Module], model: Any) -> None:
 
 def _constants_as_buffers(part: nn.Module) -> None:
     """Parameters that must not train, Marian's positions, are constants: no part's weights."""
-    for module, name in _frozen(part):
-        weight = module._parameters.pop(name)
-        assert weight is not None
-        module.register_buffer(name, weight.data, persistent=False)
-
-
-def _frozen(part: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    for module in list(part.modules()):
+    for module in part.modules():
         for name, weight in list(module._parameters.items()):
             if weight is not None and not weight.requires_grad:
-                yield module, name
+                del module._parameters[name]
+                module.register_buffer(name, weight.data, persistent=False)

@@ -17,17 +17,10 @@ from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.absent import TiedOutput, strip
-from collapipe.models.huggingface.configuration import (
-    SUPPORTED,
-    change,
-    read,
-    use_vocabulary,
-    without_layer_drop,
-)
-from collapipe.models.huggingface.families import Family
-from collapipe.models.huggingface.names import Names
-from collapipe.models.huggingface.skeleton import fill, skeleton
+from collapipe.models.huggingface.configuration import SUPPORTED, change, fit, read
+from collapipe.models.huggingface.families import CLASSES, Family, Names
+from collapipe.models.huggingface.heads import TiedOutput
+from collapipe.models.huggingface.skeleton import fill, skeleton, strip
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.text.tokenizer import Vocabulary
 
@@ -97,11 +90,9 @@ class HuggingFaceSpec:
 
     @property
     def dim(self) -> int:
-        """d, the width of the activations."""
         return int(self._read()[1].hidden_size)
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """What stands before the first layer."""
         model = copy.deepcopy(_skeleton(self, vocabulary))
         strip(model, lambda name: self.names.part(name) == EMBEDDING)
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
@@ -114,7 +105,6 @@ class HuggingFaceSpec:
         return self._filled(block_name(index), block, model, None)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        """What stands behind the last block."""
         assert self.head is not None
         assert self.num_blocks is not None
         model = copy.deepcopy(_skeleton(self, vocabulary))
@@ -147,15 +137,23 @@ class HuggingFaceSpec:
         """The model's configuration in this run; raises ``ConfigError`` for too many tokens."""
         family, own = self._read()
         config = copy.deepcopy(own)
-        without_layer_drop(config)
-        if family.blocks_are_all_layers:
+        for name in ("encoder_layerdrop", "decoder_layerdrop"):
+            if hasattr(config, name):  # torch's own generator would decide which layers to drop
+                setattr(config, name, 0.0)
+        if "causal" not in family.heads:  # of which other layers stand behind the blocks
             setattr(config, family.sizes[0], self.num_blocks)
         if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1: transformers says so
             config.tie_word_embeddings = False  # and ties what in its weights is not tied
         if self.head in ("tokens", "pooled") and vocabulary is not None:
-            config.num_labels = self._num_labels(vocabulary)
+            if vocabulary.num_labels < 2:
+                raise ConfigError(
+                    f"model.head={self.head}: predicts one of two labels or more, the training "
+                    f"rows have {vocabulary.num_labels}; correct the column of labels, or take "
+                    "other rows"
+                )
+            config.num_labels = vocabulary.num_labels
         if vocabulary is not None and not self.pretrained:
-            use_vocabulary(config, vocabulary)
+            fit(config, vocabulary)
         elif vocabulary is not None and vocabulary.size > config.vocab_size:
             raise ConfigError(
                 f"model.name={self.name}: knows {config.vocab_size} tokens, the run's tokeniser "
@@ -163,14 +161,6 @@ class HuggingFaceSpec:
                 "model.pretrained=false"
             )
         return config
-
-    def _num_labels(self, vocabulary: Vocabulary) -> int:
-        if vocabulary.num_labels < 2:
-            raise ConfigError(
-                f"model.head={self.head}: predicts one of two labels or more, the training rows "
-                f"have {vocabulary.num_labels}; correct the column of labels, or take other rows"
-            )
-        return vocabulary.num_labels
 
     def copies(self, vocabulary: Vocabulary) -> dict[str, str]:
         """Weights of the original that have no place here → the one that each is a copy of."""
@@ -189,7 +179,7 @@ class HuggingFaceSpec:
     def class_name(self) -> str:
         """The class of transformers that makes the whole model."""
         assert self.head is not None
-        return self._family.class_name(self.head)
+        return CLASSES[self.head]
 
     def _filled(
         self, name: str, part: nn.Module, model: Any, vocabulary: Vocabulary | None

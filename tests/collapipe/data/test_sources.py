@@ -14,10 +14,10 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from collapipe.data import hub as hub_module
 from collapipe.data.columns import standard
+from collapipe.data.folders import Splits
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError
 from collapipe.sections import DataSettings
-from collapipe.text.splits import Splits
 
 TEXTS = ["a hen", "NA", '"owl", she', " two  blanks "]
 LABELS = ["007", "08", "1e3", "1.50"]  # what a guess of types would change

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collapipe.errors import ConfigError
-from collapipe.models.huggingface import hub
+from collapipe.models.huggingface import configuration
 from collapipe.models.huggingface.configuration import read
 
 
@@ -32,7 +32,7 @@ def test_a_hub_that_cannot_be_asked_is_one_line_soon(
         listener.close()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", network == "offline")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(hub, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(configuration, "_PATIENCE_S", 1.0)
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"^model\.name=nosuch: ") as caught:
         read("nosuch")
@@ -53,4 +53,4 @@ def test_without_a_network_the_cache_is_read(
     (model / "refs/main").write_text("abc")
     sizes = {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 8}
     (model / "snapshots/abc/config.json").write_text(json.dumps(sizes))
-    assert hub.config_fields("somebody/bert").items() >= sizes.items()
+    assert configuration.config_fields("somebody/bert").items() >= sizes.items()

@@ -18,8 +18,7 @@ from collapipe.cli.export import export_run
 from collapipe.cli.predict import predict_texts
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.huggingface.export import export
-from collapipe.models.huggingface.export_tokenizer import export_tokenizer
+from collapipe.models.huggingface.export import export, export_tokenizer
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import ModelSpec, SplitModel
 from collapipe.runs.folder import RunFolder

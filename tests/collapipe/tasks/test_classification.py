@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.config import load_overrides
+from collapipe.data.folders import Splits
 from collapipe.errors import ConfigError, DataError
 from collapipe.runs.rows import build_tokenizer
 from collapipe.tasks.classification import Classification, LabelledTexts
 from collapipe.tasks.task import Task
-from collapipe.text.labels import count_labels
-from collapipe.text.splits import Splits
+from collapipe.tasks.text_task import count_labels
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.validation import typed
 

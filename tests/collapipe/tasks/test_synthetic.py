@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from collapipe.data.folders import Splits
 from collapipe.data.shards import batch_rows
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import SplitModel
@@ -13,7 +14,6 @@ from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.ner import NamedEntities
 from collapipe.tasks.task import Task
-from collapipe.text.splits import Splits
 from server_app.evaluation import Evaluator
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from collapipe.errors import ConfigError
-from collapipe.text.foreign import check_tokenizer
-from collapipe.text.tokenizer import SpecialTokens, Tokenizer
+from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 
 Change = Callable[[dict[str, Any]], Any]
 
