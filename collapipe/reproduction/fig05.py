@@ -1,7 +1,7 @@
 """Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, PaperFigure, Row, at_least, within_one
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, at_least, within_one
 from collapipe.reproduction.paper_world import BATCH_SIZE, BERT_BLOCKS, draw_cluster, solve, stream
 from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
@@ -50,10 +50,9 @@ def _solve(seed: int, number: int) -> SolvedCluster:
     )
 
 
-def _rows(seeds: Mapping[int, Clusters]) -> Iterator[Row]:
-    for seed, clusters in seeds.items():
-        for number, cluster in enumerate(clusters):
-            yield seed, number, *astuple(cluster)
+def _rows(seed: int, clusters: Clusters) -> Iterator[Row]:
+    for number, cluster in enumerate(clusters):
+        yield seed, number, *astuple(cluster)
 
 
 def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
@@ -66,11 +65,10 @@ def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
             text, unit = f"median of the best m where S = {s} is best", "micro-batches"
             claim = within_one(text, _PAPER[s], medians, unit) if s in _PAPER else None
             yield claim or Finding(text, medians, unit)
-    even, best = (
-        [sum(getattr(cluster, name) for cluster in each) for each in seeds]
-        for name in ("even_latency_s", "latency_s")
+    increase = over_seeds(
+        100 * (sum(c.even_latency_s for c in each) / sum(c.latency_s for c in each) - 1)
+        for each in seeds
     )
-    increase = over_seeds(100 * (one / other - 1) for one, other in zip(even, best, strict=True))
     text = "even split over all devices: increase of the mean latency"
     yield at_least(text, "increases significantly", increase, "%", 0)
     for s in _segments(seeds):
@@ -93,11 +91,11 @@ def _micro_batches(clusters: Clusters, segments: int) -> list[int]:
     return [each.num_micro_batches for each in clusters if each.num_segments == segments]
 
 
-def _draw(seeds: Sequence[Clusters]) -> Figure:
+def _draw(seeds: Sequence[Clusters], ours: Ours) -> Figure:
     figure, axes = drawing.panels(3.1, 3, width_ratios=[1.75, 1, 1])
     segments = _segments(seeds)
     _draw_clusters(axes[0], seeds[0][:_SHOWN])
-    shares = [_shares(seeds, s) for s in segments]
+    shares = [ours[f"clusters whose best S is {s}"] for s in segments]
     axes[1].bar(segments, [each.mean for each in shares], 0.7, **drawing.MARKS[0].as_bar())
     drawing.error_bars(axes[1], segments, shares)
     axes[1].set(ylim=(0, None), ylabel="share of clusters [%]", title="(b) all clusters: S")
