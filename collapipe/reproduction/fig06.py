@@ -67,9 +67,12 @@ def _both(
     return curves[OWN].at(what, axis, place), curves[other].at(what, axis, place)
 
 
-def _lead(seeds: Sequence[Curves], *which: str, share: float = 1.0) -> list[float]:
-    """How far ours is above the other's; arguments are those of ``_both``."""
-    return [own - their for own, their in (_both(each, *which, share) for each in seeds)]
+def _lead(
+    seeds: Sequence[Curves], other: str, axis: str, what: str, share: float = 1.0
+) -> list[float]:
+    """How far ours is above the other's, as in ``_both``."""
+    pairs = [_both(each, other, axis, what, share) for each in seeds]
+    return [own - their for own, their in pairs]
 
 
 def gain_percent(seeds: Sequence[Curves], other: str, axis: str) -> Interval:
@@ -95,7 +98,7 @@ def _findings(seeds: Seeds) -> Iterator[Finding]:
             gain = over_seeds(_lead(classification, other, axis, "validation"))
             text = f"accuracy above {FRAMEWORKS[other]}'s, {when}"
             yield within_a_quarter(text, paper, gain, "points")
-        early = -over_seeds(_lead(ner, "vanilla_fl", axis, "losses", share=_EARLY))
+        early = -over_seeds(_lead(ner, "vanilla_fl", axis, "losses", _EARLY))
         text = f"NER's training loss below VanillaFL's in the first quarter, {when}"
         yield above(text, "falls faster early", early, "", _ROUNDING)
     for task in TASKS:

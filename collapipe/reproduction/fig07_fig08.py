@@ -52,23 +52,13 @@ _SLOWEST = "on devices, the slowest cluster of each round"
 
 @dataclass(frozen=True, slots=True)
 class MethodTimes:
-    """A method's rounds.
-
-    Attributes
-    ----------
-    devices_s, slowest_s
-        Mean and largest time of each round's clusters on their devices.
-    uploads_s, adapters_s
-        Mean of each round's uploads, and of the adapters among them.
-    over_limits
-        How many clusters exceed memory or energy.
-    """
+    """A method's rounds; seconds are means of each round's clusters."""
 
     devices_s: Floats
-    slowest_s: Floats
+    slowest_s: Floats  # the largest of the clusters' times on devices
     uploads_s: Floats
-    adapters_s: Floats
-    over_limits: int
+    adapters_s: Floats  # among the uploads
+    over_limits: int  # how many clusters exceed memory or energy
 
     def total(self, counted: str) -> float:
         """Seconds of all rounds."""

@@ -78,31 +78,18 @@ class Evidence:
 class PaperFigure(Generic[R]):
     """How a figure is computed, R being the result of one seed.
 
-    Attributes
-    ----------
-    compute
-        Takes a seed; of a figure that trains: the finished runs by the keys of ``jobs``.
-    rows
-        Of a seed; ``columns`` are their names.
-    findings
-        Of all seeds; the paper's claims, too.
-    settings
-        What was drawn and how often, next to the presets.
-    jobs
-        The runs of a seed, by any key; None: nothing is trained.
-    basis
-        Where the numbers come from.
+    ``compute`` takes a seed; of a figure that trains: the finished runs by the keys of ``jobs``.
     """
 
     name: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # of ``rows``
     compute: Callable[..., R]
-    rows: Callable[[int, R], Iterable[Row]]
-    findings: Callable[[Sequence[R]], Iterable[Finding]]
+    rows: Callable[[int, R], Iterable[Row]]  # of a seed
+    findings: Callable[[Sequence[R]], Iterable[Finding]]  # the paper's claims, too
     draw: Callable[[Sequence[R], Ours], Figure]
-    settings: Mapping[str, Cell] = field(default_factory=dict)
+    settings: Mapping[str, Cell] = field(default_factory=dict)  # next to the presets
     num_seeds: int = 5
-    jobs: Callable[[int], Mapping[Any, Job]] | None = None
+    jobs: Callable[[int], Mapping[Any, Job]] | None = None  # of a seed; None: nothing is trained
     basis: str = "times that a model predicts, not measured ones"
 
     def evidence(self, seeds: Sequence[int], training: Training | None = None) -> Evidence:

@@ -23,27 +23,16 @@ K = TypeVar("K", bound=tuple[Cell, ...])
 
 @dataclass(frozen=True, slots=True)
 class LearningCurve:
-    """A run; metrics are BLEU, or a share in %.
-
-    Attributes
-    ----------
-    rounds, devices_s, clock_s
-        The axes: rounds from 1, and modelled seconds until each one's end, on the slowest cluster's
-        devices alone and with uploads.
-    losses, validation, validation_losses
-        In training and on the validation rows after each round; NaN where it was not evaluated.
-    test, test_loss
-        Of the model at its end.
-    """
+    """A run; metrics are BLEU, or a share in %. Rounds, from 1, and seconds are axes."""
 
     metric: str
     rounds: Floats
-    devices_s: Floats
-    clock_s: Floats
-    losses: Floats
-    validation: Floats
+    devices_s: Floats  # modelled, until a round's end, on the slowest cluster's devices alone
+    clock_s: Floats  # the same with uploads
+    losses: Floats  # in training
+    validation: Floats  # NaN where it was not evaluated
     validation_losses: Floats
-    test: float
+    test: float  # of the model at its end
     test_loss: float
 
     @property
@@ -72,9 +61,9 @@ class LearningCurve:
 
     def rows(self) -> Iterator[Row]:
         """Its cells under ``COLUMNS``, but for the seed; empty where it was not evaluated."""
-        columns = (self.devices_s, self.clock_s, self.losses)
-        columns += (self.validation_losses, self.validation)
-        for number, *values in np.column_stack((self.rounds, *columns)).tolist():
+        trained = self.rounds, self.devices_s, self.clock_s, self.losses
+        table = np.column_stack((*trained, self.validation_losses, self.validation))
+        for number, *values in table.tolist():
             *train, loss, metric = ("" if np.isnan(value) else value for value in values)
             yield int(number), *train, loss, self.metric, metric
 

@@ -115,9 +115,9 @@ def _requests(file: Path) -> Iterator[RoundRequest]:
 
 
 def _rows(seed: int, outcomes: Outcomes) -> Iterator[Row]:
-    for setting, each in outcomes.items():
+    for (factor, _), each in outcomes.items():
         for row in each.learned.rows():
-            yield setting.factor, each.power_w, each.error, seed, *row
+            yield factor, each.power_w, each.error, seed, *row
 
 
 def _gains(values: Floats) -> Floats:

@@ -23,27 +23,13 @@ Overrides = Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round.
+    """A round."""
 
-    Attributes
-    ----------
-    delay_s
-        Of the slowest unit's pipeline and upload.
-    pipelines_s
-        Of each unit that took part.
-    took_part
-        Which of the N units did.
-    largest_queue
-        Of all units' Y_n after it; 0 where the strategy keeps none.
-    over_limits
-        How many units' plans exceed a device's memory or energy.
-    """
-
-    delay_s: float
-    pipelines_s: tuple[float, ...]
-    took_part: tuple[bool, ...]
-    largest_queue: float
-    over_limits: int
+    delay_s: float  # of the slowest unit's pipeline and upload
+    pipelines_s: tuple[float, ...]  # of each unit that took part
+    took_part: tuple[bool, ...]  # which of the N units did
+    largest_queue: float  # of all units' Y_n after it; 0 where the strategy keeps none
+    over_limits: int  # how many units' plans exceed a device's memory or energy
 
 
 RunHistory = tuple[RoundResult, ...]
