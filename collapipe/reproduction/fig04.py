@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -88,28 +87,26 @@ def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:
 
 def _draw(drawn: Sequence[Floats], _: Ours) -> Figure:
     figure, (left, right) = drawing.panels(3.4, 2, sharey=True)
-    _draw_panel(left, [_alike()], "(a) devices that are alike")
     means = [each.mean(axis=0) for each in drawn]
-    _draw_panel(right, means, "(b) drawn devices, the S fastest, mean")
+    for axes, tables, title in (
+        (left, [_alike()], "(a) devices that are alike"),
+        (right, means, "(b) drawn devices, the S fastest, mean"),
+    ):
+        m, by_segments = range(1, BATCH_SIZE + 1), enumerate(np.swapaxes(tables, 0, 1), start=1)
+        series = {f"S={s}": (m, drawing.over_places(seconds)) for s, seconds in by_segments}
+        drawing.draw_lines(axes, series, markevery=[0, 1, 3, 7, 15, 31, 63])
+        mean = np.mean(tables, axis=0)
+        (segments, least), least_s = best(mean), float(mean.min())
+        star: dict[str, Any] = {"marker": "*", "markersize": 13, "mfc": "white", "mec": "black"}
+        axes.plot(least, least_s, linestyle="none", zorder=5, label="optimum", **star)
+        text = f"S={segments}, m={least}: {least_s:.0f} s"
+        drawing.annotate(axes, text, (least, least_s), -16)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(2 ** np.arange(7), [str(2**power) for power in range(7)])
+        axes.set(ylim=(0, None), xlabel="micro-batches m", title=title)
     left.set_ylabel("time of a batch [s]")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=7)
     return figure
-
-
-def _draw_panel(axes: Axes, tables: Sequence[Floats], title: str) -> None:
-    m = range(1, tables[0].shape[1] + 1)
-    by_segments = enumerate(np.swapaxes(tables, 0, 1), start=1)
-    series = {f"S={s}": (m, drawing.over_places(seconds)) for s, seconds in by_segments}
-    drawing.draw_lines(axes, series, markevery=[0, 1, 3, 7, 15, 31, 63])
-    mean = np.mean(tables, axis=0)
-    segments, least = best(mean)
-    star: dict[str, Any] = {"marker": "*", "markersize": 13, "mfc": "white", "mec": "black"}
-    axes.plot(least, mean.min(), linestyle="none", zorder=5, label="optimum", **star)
-    text = f"S={segments}, m={least}: {mean.min():.0f} s"
-    drawing.annotate(axes, text, (least, float(mean.min())), -16)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(2 ** np.arange(7), [str(2**power) for power in range(7)])
-    axes.set(ylim=(0, None), xlabel="micro-batches m", title=title)
 
 
 FIGURE = PaperFigure(

@@ -93,13 +93,22 @@ def _micro_batches(clusters: Clusters, segments: int) -> list[int]:
 
 def _draw(seeds: Sequence[Clusters], ours: Ours) -> Figure:
     figure, axes = drawing.panels(3.1, 3, width_ratios=[1.75, 1, 1])
-    segments = _segments(seeds)
+    segments, every = _segments(seeds), [cluster for each in seeds for cluster in each]
     _draw_clusters(axes[0], seeds[0][:_SHOWN])
     shares = [ours[f"clusters whose best S is {s}"] for s in segments]
     axes[1].bar(segments, [each.mean for each in shares], 0.7, **drawing.MARKS[0].as_bar())
     drawing.error_bars(axes[1], segments, shares)
     axes[1].set(ylim=(0, None), ylabel="share of clusters [%]", title="(b) all clusters: S")
-    _draw_micro_batches(axes[2], seeds)
+    # Median and quartiles of m, with the paper's three pairs.
+    quartiles = [np.percentile(_micro_batches(every, s), [25, 50, 75]) for s in segments]
+    found = [Interval(median, low, high) for low, median, high in quartiles]
+    colour = drawing.MARKS[0].colour
+    drawing.error_bars(axes[2], segments, found, marker="o", color=colour, label="ours")
+    axes[2].plot([*_PAPER], [*_PAPER.values()], "x", color="black", markersize=8, label="paper")
+    axes[2].set_xlim(segments[0] - 0.5, segments[-1] + 0.5)
+    axes[2].yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[2].set(ylim=(0, 1.4 * np.max(quartiles)), ylabel="best m", title="(c) all clusters: m")
+    axes[2].legend(loc="upper left")
     for each in axes[1:]:
         each.set(xticks=segments, xlabel="best S")
     return figure
@@ -118,21 +127,6 @@ def _draw_clusters(axes: Axes, clusters: Clusters) -> None:
     axes.set_xticks(range(place + 1), [*map(str, range(1, place + 1)), str(place)])
     axes.set(xlabel="cluster", ylabel="time of a batch [s]", title="(a) the first four clusters")
     axes.set_ylim(0, 1.45 * max(latency_s for latency_s, _, _ in bars))
-    axes.legend(loc="upper left")
-
-
-def _draw_micro_batches(axes: Axes, seeds: Sequence[Clusters]) -> None:
-    """Median and quartiles of m, with the paper's three pairs."""
-    every = [cluster for each in seeds for cluster in each]
-    segments = _segments(seeds)
-    quartiles = [np.percentile(_micro_batches(every, s), [25, 50, 75]) for s in segments]
-    found = [Interval(median, low, high) for low, median, high in quartiles]
-    colour = drawing.MARKS[0].colour
-    drawing.error_bars(axes, segments, found, marker="o", color=colour, label="ours")
-    axes.plot(list(_PAPER), list(_PAPER.values()), "x", color="black", markersize=8, label="paper")
-    axes.set_xlim(segments[0] - 0.5, segments[-1] + 0.5)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(ylim=(0, 1.4 * np.max(quartiles)), ylabel="best m", title="(c) all clusters: m")
     axes.legend(loc="upper left")
 
 

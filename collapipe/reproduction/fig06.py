@@ -8,14 +8,8 @@ from matplotlib.figure import Figure
 
 from collapipe.errors import RoundFailedError
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, above, within_a_quarter
-from collapipe.reproduction.learning_curves import (
-    COLUMNS,
-    LearningCurve,
-    curve_rows,
-    learning_curves,
-    mean_over_seeds,
-)
+from collapipe.reproduction.figure import Finding, Ours, above, within_a_quarter
+from collapipe.reproduction.learning_curves import LearningCurve, curve_figure, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import Interval, over_seeds
 
@@ -148,14 +142,5 @@ def _draw(seeds: Seeds, _: Ours) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
-    "fig06",
-    ("task", "framework", *COLUMNS),
-    learning_curves,
-    curve_rows,
-    _findings,
-    _draw,
-    num_seeds=3,
-    jobs=_jobs,
-    basis="learning is real, measured on held-out rows; its seconds are modelled",
-)
+_BASIS = "learning is real, measured on held-out rows; its seconds are modelled"
+FIGURE = curve_figure("fig06", ("task", "framework"), _jobs, _findings, _draw, _BASIS)

@@ -7,13 +7,7 @@ from matplotlib.figure import Figure
 
 from collapipe.reproduction import drawing
 from collapipe.reproduction.figure import Finding, Ours, PaperFigure, above
-from collapipe.reproduction.learning_curves import (
-    COLUMNS,
-    LearningCurve,
-    curve_rows,
-    learning_curves,
-    mean_over_seeds,
-)
+from collapipe.reproduction.learning_curves import LearningCurve, curve_figure, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import over_seeds
 
@@ -56,17 +50,8 @@ class Study:
 
     def figure(self) -> PaperFigure[Curves]:
         """Named as its experiment."""
-        return PaperFigure(
-            self.experiment.name,
-            ("dropout", "variant", *COLUMNS),
-            learning_curves,
-            curve_rows,
-            self._findings,
-            self._draw,
-            num_seeds=3,
-            jobs=self._jobs,
-            basis="learning is real, measured on held-out rows",
-        )
+        name, keys = self.experiment.name, ("dropout", "variant")
+        return curve_figure(name, keys, self._jobs, self._findings, self._draw)
 
     def _jobs(self, seed: int) -> dict[tuple[float, str], Job]:
         """Every variant with and without dropout."""

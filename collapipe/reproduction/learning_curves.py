@@ -1,15 +1,17 @@
 """What a run learned: losses and metrics over rounds and over its modelled seconds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
 from collapipe.reproduction.drawing import over_places
-from collapipe.reproduction.figure import Cell, Row
+from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row
+from collapipe.reproduction.training import Job
 from collapipe.runs.evidence import Interval
 from collapipe.runs.metrics import Metric
 from collapipe.runs.reading import Run
@@ -76,16 +78,28 @@ def mean_over_seeds(
     return (np.mean(places, axis=0) / unit).tolist(), over_places(values)
 
 
-def learning_curves(runs: Mapping[K, Run]) -> dict[K, LearningCurve]:
-    """The curve of each run of a seed."""
-    return {key: learning_curve(run) for key, run in runs.items()}
-
-
-def curve_rows(seed: int, curves: Mapping[K, LearningCurve]) -> Iterator[Row]:
-    """Rows of all curves: the cells of the key, then ``COLUMNS``."""
-    for key, curve in curves.items():
-        for row in curve.rows():
-            yield *key, seed, *row
+def curve_figure(
+    name: str,
+    keys: tuple[str, ...],
+    jobs: Callable[[int], Mapping[K, Job]],
+    findings: Callable[[Sequence[Mapping[K, LearningCurve]]], Iterable[Finding]],
+    draw: Callable[[Sequence[Mapping[K, LearningCurve]], Ours], Figure],
+    basis: str = "learning is real, measured on held-out rows",
+) -> PaperFigure[Mapping[K, LearningCurve]]:
+    """A figure with a curve a job; rows have the key's cells, named ``keys``, and ``COLUMNS``."""
+    return PaperFigure(
+        name,
+        (*keys, *COLUMNS),
+        lambda runs: {key: learning_curve(run) for key, run in runs.items()},
+        lambda seed, curves: (
+            (*key, seed, *row) for key, curve in curves.items() for row in curve.rows()
+        ),
+        findings,
+        draw,
+        num_seeds=3,
+        jobs=jobs,
+        basis=basis,
+    )
 
 
 def learning_curve(run: Run) -> LearningCurve:

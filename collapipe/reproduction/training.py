@@ -53,18 +53,12 @@ class Training:
 
     @property
     def sizes(self) -> str:
-        """Of models, data and rounds."""
         return "the paper's" if self.full else "reduced"
 
     def runs(self, jobs: Sequence[Job]) -> Mapping[Job, Run]:
         """Every job's finished run, trained now where it was not before.
 
-        Raises
-        ------
-        ConfigError
-            Where data are missing, or a folder holds a run with other options.
-        RoundFailedError
-            Where a run fails, with its last line. Those that were finished stay.
+        Raises ``RoundFailedError`` with the last line of a run that fails; finished ones stay.
         """
         sets = {name for job in jobs if (name := job.experiment.data)}
         missing = sorted(name for name in sets if not (self.data and (self.data / name).is_dir()))
