@@ -140,40 +140,32 @@ def _findings(seeds: Sequence[Outcomes]) -> Iterator[Finding]:
     text = text.format("shrinking of its fall per watt")
     yield above(text, _DIMINISHING, bends, "1/W", 0.0)
     for factor in FACTORS:
-        losses = [[each[factor, p].learned.test_loss for p in POWERS_W] for each in seeds]
+        losses = [np.array([each[factor, p].learned.test_loss for p in POWERS_W]) for each in seeds]
         what = f"factor {factor:g}: test loss"
         text = f"{what} with {POWERS_W[0]:g} W above that with {POWERS_W[-1]:g} W"
         yield above(text, _FASTER, over_seeds(map(_first_minus_last, losses)), "", _ROUNDING)
-        for each, unit, gains in (
-            (
-                "a watt of the first doubling takes more off than one of the last",
-                "1/W",
-                _gains_per_watt,
-            ),
-            ("the first doubling takes more off than the last", "", _gains),
-        ):
-            ours = over_seeds(_first_minus_last(gains(np.array(values))) for values in losses)
-            yield above(f"{what}: {each}", _DIMINISHING, ours, unit, _ROUNDING)
+        watts = over_seeds(_first_minus_last(_gains_per_watt(each)) for each in losses)
+        text = f"{what}: a watt of the first doubling takes more off than one of the last"
+        yield above(text, _DIMINISHING, watts, "1/W", _ROUNDING)
+        doublings = over_seeds(_first_minus_last(_gains(each)) for each in losses)
+        text = f"{what}: the first doubling takes more off than the last"
+        yield above(text, _DIMINISHING, doublings, "", _ROUNDING)
     for place, power in enumerate(POWERS_W):
         yield Finding(f"ε with {power:g} W", over_seeds(float(each[place]) for each in every), "")
     for setting in SETTINGS:
-        name = _name(setting)
+        name = f"factor {setting.factor:g}, {setting.power_w:g} W" if setting.factor else "no noise"
         curves = [each[setting].learned for each in seeds]
         yield Finding(f"{name}: test loss", over_seeds(each.test_loss for each in curves), "")
         score = over_seeds(each.test for each in curves)
         yield Finding(f"{name}: test {curves[0].metric}", score, curves[0].unit)
-        if setting != QUIET:
+        if setting.factor:
             excess = over_seeds(
                 each[setting].learned.test_loss - each[QUIET].learned.test_loss for each in seeds
             )
             yield Finding(f"{name}: test loss above that without noise", excess, "")
 
 
-def _name(setting: Setting) -> str:
-    return "no noise" if setting == QUIET else f"factor {setting.factor:g}, {setting.power_w:g} W"
-
-
-def _first_minus_last(values: Floats | Sequence[float]) -> float:
+def _first_minus_last(values: Floats) -> float:
     return float(values[0] - values[-1])
 
 
@@ -188,13 +180,11 @@ def _draw(seeds: Sequence[Outcomes], ours: Ours) -> Figure:
     drawing.draw_lines(left, series)
     left.set(xlim=(0, None), yscale="log", xlabel="round", ylabel="training loss")
     left.set_title(f"(a) factor {_SHOWN:g}")
-    settings = {f"factor {each:g}": [Setting(each, p) for p in POWERS_W] for each in FACTORS}
-    settings |= {"no noise": [QUIET] * len(POWERS_W)}
     losses = {
-        label: (POWERS_W, [ours[f"{_name(each)}: test loss"] for each in several])
-        for label, several in settings.items()
-    }
-    drawing.draw_lines(middle, losses)
+        f"factor {each:g}": [ours[f"factor {each:g}, {p:g} W: test loss"] for p in POWERS_W]
+        for each in FACTORS
+    } | {"no noise": [ours["no noise: test loss"]] * len(POWERS_W)}
+    drawing.draw_lines(middle, {label: (POWERS_W, found) for label, found in losses.items()})
     middle.set(ylabel="test loss", title="(b) several factors")
     drawing.draw_lines(right, {"": (POWERS_W, [ours[f"ε with {p:g} W"] for p in POWERS_W])})
     right.set(ylabel="ε(p), mean of units", title="(c) transmission error")
