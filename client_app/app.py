@@ -14,23 +14,19 @@ from client_app.control_unit import ControlUnit
 from collapipe import cancellation, config
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError, WireError
+from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
-from collapipe.wire.compression import FLOAT32
+from collapipe.wire.compression import FLOAT32, compress_update
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
-from collapipe.wire.messages import Failure, Setup
-from collapipe.wire.upload import compress_update
+from collapipe.wire.messages import Failure, Setup, TrainRequest
 
 app = ClientApp()
 _reading = threading.Lock()
 _log = logging.getLogger(__name__)
-_SETUP = "setup"  # kept in the unit's state between messages, as are those of training:
-_OPTIMIZER, _RESIDUAL = _KEPT = "optimizer", "residual"
-
-
+_OPTIMIZER, _RESIDUAL = _KEPT = "optimizer", "residual"  # in the unit's state, as its setup is
 Handler = Callable[[Message, Context], Message]
 
 
@@ -43,7 +39,7 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
             content = answer(message, context)
         except CollaPipeError as error:
             _log.info("%s: %s", message.metadata.message_type, error)
-            content = records.pack_failure(error)
+            content = records.pack(Failure(type(error).__name__, one_line(error)))
         return Message(content, reply_to=message)
 
     return reply
@@ -53,9 +49,11 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 @_answering
 def state(message: Message, context: Context) -> RecordDict:
     """Keep what the run is made of; the cluster's state, and the frozen parts not stored here."""
-    setup = records.unpack_state_request(message.content)
-    context.state[_SETUP] = records.pack_state_request(setup)["setup"]
-    return records.pack_state(_control_unit(context).state, _lacking(setup))
+    setup = records.unpack(Setup, message.content)
+    context.state.update(records.pack(setup))
+    absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
+    lacking = [part for part, name in setup.frozen.items() if name in absent]
+    return records.pack_state(_control_unit(context).state, lacking)
 
 
 @app.query("frozen")
@@ -95,23 +93,26 @@ def restore(message: Message, context: Context) -> RecordDict:
 @_answering
 def train(message: Message, context: Context) -> RecordDict:
     """Run a round and keep the optimiser's state for the next."""
-    request, weights = records.unpack_request(message.content)
+    request = records.unpack(TrainRequest, message.content)
+    weights = records.unpack_record(message.content, "weights")
     settings = config.load(context.run_config)
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
         unit = _control_unit(context)
         precision = settings.compression.upload
-        start = weights if precision == FLOAT32 else _copies(weights)
+        start = weights
+        if precision != FLOAT32:  # training changes weights where they are
+            start = {name: tensor.clone() for name, tensor in weights.items()}
         whole = {**_frozen_weights(context), **weights}
-        finished = unit.train(request, whole, _kept(context, _OPTIMIZER))
-        end = {name: finished.reply.weights[name] for name in weights}
+        reply, optimizer_state = unit.train(request, whole, _kept(context, _OPTIMIZER))
+        end = {name: reply.weights[name] for name in weights}
         sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
         cancellation.check()  # a round that the server has given up leaves no state
     if settings.optimizer.state == "keep":
-        context.state[_OPTIMIZER] = records.pack_tensors(finished.optimizer_state)
+        context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
-    return records.pack_reply(replace(finished.reply, weights=sent))
+    return records.pack_reply(replace(reply, weights=sent))
 
 
 def _groups(message: Message) -> dict[str, Tensors]:
@@ -122,19 +123,14 @@ def _groups(message: Message) -> dict[str, Tensors]:
 
 
 def _setup(context: Context) -> Setup:
-    if _SETUP not in context.state:
+    if Setup.__name__ not in context.state:
         raise WireError("this unit has no setup of the run yet; send a state request first")
-    return records.unpack_state_request(context.state)
+    return records.unpack(Setup, context.state)
 
 
 def _control_unit(context: Context) -> ControlUnit:
     unit = int(context.node_config["partition-id"])
     return _cached_unit(config.load(context.run_config), unit, _setup(context).tokenizer)
-
-
-def _lacking(setup: Setup) -> list[str]:
-    absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
-    return [part for part, name in setup.frozen.items() if name in absent]
 
 
 def _frozen_weights(context: Context) -> Tensors:
@@ -152,11 +148,6 @@ def _cached_weights(parts: tuple[tuple[str, str], ...]) -> Tensors:
 @functools.lru_cache(maxsize=64)  # a process may serve many units, and each many rounds
 def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
     return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    """For training changes weights where they are."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _kept(context: Context, key: str) -> Tensors:

@@ -1,12 +1,17 @@
-"""What a unit reports of its cluster: devices, rows, and the bits that it will upload."""
+"""What a unit reports of its cluster: devices, rows, and the bits that it will upload.
 
-from dataclasses import replace
+What its steps put on the decoder link is known to the byte, before any of it is sent.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from client_app.traffic import LinkFormat, expected_step, round_of
+from collapipe.batch import Batch
 from collapipe.config import Settings
+from collapipe.data.shards import batch_rows
 from collapipe.devices.presets import ChannelPreset, ClusterPreset
 from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.cut import extra_rows
@@ -14,6 +19,12 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire import frames
+from collapipe.wire.compression import layout
+from pipeline.micro_batch import split
+
+_SAMPLED = 64  # batches: a second for tens of thousands of rows
+_BYE = frames.num_bytes([])
 
 
 def cluster_state(
@@ -47,13 +58,64 @@ def _activation_bits(
     spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
     precision, rows = settings.compression.activation, extra_rows(spec)
     form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, precision, rows)
-    seed, num_micro_batches = (
-        derive(settings.seed, "data", unit),
-        settings.pipeline.num_micro_batches,
-    )
-    step = expected_step(form, examples, settings.batch_size, num_micro_batches, seed)
+    seed, parts = derive(settings.seed, "data", unit), settings.pipeline.num_micro_batches
+    step = expected_step(form, examples, settings.batch_size, parts, seed)
     return 8 * round_of([step] * steps).bytes_up
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:
     return np.random.default_rng(derive(settings.seed, purpose, unit))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of frames from the unit to the server, and back; whole, but for a mean."""
+
+    bytes_up: float
+    bytes_down: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFormat:
+    """What the size of a unit's frames depends on, apart from its batches."""
+
+    num_parts: int  # embedding and blocks, L + 1: each has a gradient norm
+    dim: int
+    dtype: torch.dtype  # in which the model computes, and in which gradients come back
+    precision: str  # compression.activation
+    extra_rows: int = 0  # of an activation behind those of the tokens, see models.cut.extra_rows
+
+    def step(self, micro_batches: Sequence[Batch]) -> Traffic:
+        """A step's: a begin, an activation for each micro-batch, and the norms; gradients and a
+        norm come back."""
+        up = frames.num_bytes([(torch.int64, (2,))])
+        up += frames.num_bytes([(torch.float64, (self.num_parts,))])
+        down = frames.num_bytes([(torch.float64, (1,))])
+        for part in micro_batches:
+            samples, tokens = part.mask.shape
+            shape = (samples, tokens + self.extra_rows, self.dim)
+            others = [(torch.bool, (samples, tokens)), (torch.int64, tuple(part.targets.shape))]
+            up += frames.num_bytes([*layout(shape, self.dtype, self.precision), *others])
+            down += frames.num_bytes([(torch.float64, ()), (self.dtype, shape)])
+        return Traffic(up, down)
+
+
+def round_of(steps: Iterable[Traffic]) -> Traffic:
+    """A whole round: its steps, and a farewell each way."""
+    every = [*steps, Traffic(_BYE, _BYE)]
+    return Traffic(sum(step.bytes_up for step in every), sum(step.bytes_down for step in every))
+
+
+def expected_step(
+    form: LinkFormat, examples: Examples, batch_size: int, num_micro_batches: int, seed: int
+) -> Traffic:
+    """Mean of the steps on a first epoch's batches, at most ``_SAMPLED`` of them, evenly spaced;
+    ``seed`` is that of the unit's data."""
+    lengths = examples.lengths
+    epoch = len(lengths) // min(batch_size, len(lengths))
+    count = min(epoch, _SAMPLED)
+    rows = [batch_rows(lengths, batch_size, i * epoch // count, seed) for i in range(count)]
+    batches = (examples.batch(each.tolist()) for each in rows)
+    steps = [form.step(split(batch, num_micro_batches)) for batch in batches]
+    up, down = (sum(step.bytes_up for step in steps), sum(step.bytes_down for step in steps))
+    return Traffic(up / len(steps), down / len(steps))

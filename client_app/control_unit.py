@@ -3,39 +3,105 @@
 import functools
 import logging
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.utils import clip_grad_norm_
 
 from client_app.cluster_state import cluster_state
 from client_app.link import DecoderLink
-from client_app.unsplit import UnsplitTrainer
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part, select
-from collapipe.models.split import EMBEDDING, HEAD, block_name, build_empty
+from collapipe.models.part import (
+    HeadPart,
+    Part,
+    build_optimizer,
+    load_optimizer_state,
+    optimizer_state,
+    select,
+    set_rate,
+)
+from collapipe.models.split import (
+    EMBEDDING,
+    HEAD,
+    ModelSpec,
+    SplitModel,
+    block_name,
+    build_empty,
+)
 from collapipe.report import ClusterReport
 from collapipe.runs.rows import load_shards
+from collapipe.sections import OptimizerSettings
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.tokenizer import Tokenizer, Vocabulary
 from collapipe.wire.messages import TrainReply, TrainRequest
-from pipeline.engine import Pipeline
-from pipeline.head import HeadStage, LocalHead
+from pipeline.engine import PhaseTimer, Pipeline
+from pipeline.head import LocalHead
 
 _log = logging.getLogger(__name__)
+
+
+class UnsplitTrainer:
+    """The baseline ``vanilla_fl``: the unit alone trains the whole model, in a pipeline's steps.
+
+    Shares no code with the pipeline: one model, one optimiser, torch's own clipping. So it is also
+    the oracle that the pipeline is held against.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        vocabulary: Vocabulary,
+        weights: Tensors,
+        settings: OptimizerSettings,
+        state: Mapping[str, Tensor],
+    ) -> None:
+        self._model = build_empty(lambda: SplitModel(spec, vocabulary), weights).train()
+        self._optimizer = build_optimizer(settings, self._model.parameters())
+        load_optimizer_state(self._model, self._optimizer, state)
+        self.timer = PhaseTimer()
+
+    def run(self, batch: Batch, key: DropoutKey) -> float:
+        """Forward and backward; the loss."""
+        assert isinstance(self._model, SplitModel)
+        with self.timer.phase("forward"):
+            loss = self._model.loss(batch, key) / batch.num_targets
+        with self.timer.phase("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def step(self, rate: float, clip_norm: float | None) -> float:
+        """Clip by the global norm and step; the norm's square, before it was clipped."""
+        with self.timer.phase("norms"):
+            limit = math.inf if clip_norm is None else clip_norm
+            norm = float(clip_grad_norm_(self._model.parameters(), limit))
+        if not math.isfinite(norm):
+            raise NonFiniteLossError(f"the gradients' norm is {norm}")
+        with self.timer.phase("step"):
+            set_rate(self._optimizer, rate)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+        return norm**2
+
+    def weights(self) -> Tensors:
+        """All weights by name."""
+        return {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
+
+    def optimizer_state(self) -> Tensors:
+        """The optimiser's state by the weights' names."""
+        return optimizer_state(self._model, self._optimizer)
+
+
 Trainer = Pipeline | UnsplitTrainer  # the cluster's pipeline, or the unit alone
-
-
-@dataclass(frozen=True, slots=True)
-class UnitRound:
-    """A finished round: the reply, and what the unit keeps until its next one."""
-
-    reply: TrainReply
-    optimizer_state: Tensors
+Head = DecoderLink | LocalHead
 
 
 class ControlUnit:
@@ -51,72 +117,61 @@ class ControlUnit:
         if len(self._lengths) < settings.batch_size:
             _log.warning(
                 "unit %d has %d rows, fewer than batch_size=%d: each step takes all of them",
-                unit,
-                len(self._lengths),
-                settings.batch_size,
+                *(unit, len(self._lengths), settings.batch_size),
             )
 
     @functools.cached_property
     def state(self) -> ClusterState:
         return cluster_state(self._settings, self._unit, self._examples, self._tokenizer.vocabulary)
 
-    def train(self, request: TrainRequest, weights: Tensors, optimizer_state: Tensors) -> UnitRound:
-        """Run the round's local steps. Raises ``NonFiniteLossError``, ``LinkError``,
-        ``CancelledRoundError``."""
+    def train(
+        self, request: TrainRequest, weights: Tensors, state: Tensors
+    ) -> tuple[TrainReply, Tensors]:
+        """Run the round's local steps; the reply, and the optimiser's ``state`` after them.
+
+        Raises ``NonFiniteLossError``, ``LinkError`` or ``CancelledRoundError``.
+        """
         settings = self._settings
         if settings.framework.unsplit:
-            trainer = UnsplitTrainer(
-                settings.model,
-                self._tokenizer.vocabulary,
-                weights,
-                settings.optimizer,
-                optimizer_state,
-            )
+            spec, vocabulary = settings.model, self._tokenizer.vocabulary
+            trainer = UnsplitTrainer(spec, vocabulary, weights, settings.optimizer, state)
             return self._run(request, trainer)
-        if request.link is None:
-            return self._train_with_own_head(request, weights, optimizer_state)
-        precision, limit = settings.compression.activation, settings.link.max_message_bytes
         with (
-            DecoderLink(request.link, self._unit, request.round, limit, precision) as link,
-            self._pipeline(request, link, weights, optimizer_state) as pipeline,
+            self._head(request, weights, state) as head,
+            self._pipeline(request, head, weights, state) as pipeline,
         ):
-            return self._run(request, pipeline, link)
+            return self._run(request, pipeline, head)
 
-    def _train_with_own_head(
+    def _head(
         self, request: TrainRequest, weights: Tensors, state: Tensors
-    ) -> UnitRound:
-        """The head is the pipeline's last stage, here on the unit: targets do not leave it."""
+    ) -> AbstractContextManager[Head]:
+        """The link to the server's head, or a head here on the unit: targets do not leave it."""
         settings, vocabulary = self._settings, self._tokenizer.vocabulary
+        if request.link is not None:
+            precision, limit = settings.compression.activation, settings.link.max_message_bytes
+            return DecoderLink(request.link, self._unit, request.round, limit, precision)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
-        head = LocalHead(HeadPart(HEAD, module, settings.optimizer, state))
-        with self._pipeline(request, head, weights, state) as pipeline:
-            finished = self._run(request, pipeline)
-            whole = {**finished.reply.weights, **head.weights()}
-            kept = {**finished.optimizer_state, **head.optimizer_state()}
-            reply = replace(finished.reply, weights=whole)
-            return UnitRound(reply, kept)
+        return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))
 
     def _pipeline(
-        self, request: TrainRequest, head: HeadStage, weights: Tensors, state: Tensors
+        self, request: TrainRequest, head: Head, weights: Tensors, state: Tensors
     ) -> Pipeline:
-        settings, spec = self._settings, self._settings.model
+        spec, optimizer = self._settings.model, self._settings.optimizer
         vocabulary = self._tokenizer.vocabulary
-        embedding = build_empty(
-            lambda: spec.build_embedding(vocabulary), select(weights, EMBEDDING)
-        )
-        blocks = {
-            block_name(index): build_empty(
-                functools.partial(spec.build_block, index), select(weights, block_name(index))
-            )
+
+        def part(name: str, build: Callable[[], Module]) -> Part:
+            return Part(name, build_empty(build, select(weights, name)), optimizer, state)
+
+        first = part(EMBEDDING, lambda: spec.build_embedding(vocabulary))
+        blocks = [
+            part(block_name(index), functools.partial(spec.build_block, index))
             for index in range(spec.num_blocks)
-        }
-        parts = [Part(name, block, settings.optimizer, state) for name, block in blocks.items()]
-        first = Part(EMBEDDING, embedding, settings.optimizer, state)
-        return Pipeline(request.plan, first, parts, head)
+        ]
+        return Pipeline(request.plan, first, blocks, head)
 
     def _run(
-        self, request: TrainRequest, trainer: Trainer, link: DecoderLink | None = None
-    ) -> UnitRound:
+        self, request: TrainRequest, trainer: Trainer, head: Head | None = None
+    ) -> tuple[TrainReply, Tensors]:
         settings = self._settings
         losses, squared_norms, samples, tokens = list[float](), list[float](), 0, 0
         for step in settings.federation.steps_of(request.round):
@@ -133,20 +188,24 @@ class ControlUnit:
             squared_norms.append(squared_norm)
             samples += batch.num_samples
             tokens += batch.num_targets
-        if link is not None:
-            link.finish()  # before its bytes are counted
+        weights, kept = trainer.weights(), trainer.optimizer_state()
+        bytes_up = bytes_down = 0
+        if isinstance(head, DecoderLink):
+            head.finish()  # before its bytes are counted
+            bytes_up, bytes_down = head.bytes_up, head.bytes_down
+        elif head is not None:
+            weights, kept = weights | head.weights(), kept | head.optimizer_state()
         report = ClusterReport(
             self._unit,
             tuple(losses),
             samples,
             tokens,
             dict(trainer.timer.seconds),
-            link.bytes_up if link else 0,
-            link.bytes_down if link else 0,
+            bytes_up,
+            bytes_down,
             tuple(squared_norms),
         )
-        reply = TrainReply(trainer.weights(), report, self.state)
-        return UnitRound(reply, trainer.optimizer_state())
+        return TrainReply(weights, report, self.state), kept
 
     def _step(self, trainer: Trainer, batch: Batch, step: int) -> tuple[float, float]:
         """Loss, and squared norm of the gradient."""

@@ -1,23 +1,41 @@
 """The pipeline of one cluster for one round: segments from a plan, batches in, weights out."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, clip_scale
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors
-from collapipe.timing import PhaseTimer
 from pipeline import schedule
 from pipeline.head import HeadStage
-from pipeline.inline import PipelineStage, run_inline
 from pipeline.micro_batch import split
-from pipeline.schedule import BACKWARD, Action
+from pipeline.schedule import BACKWARD, FORWARD, Action, Schedule
 from pipeline.segment import Segment
+
+
+class PhaseTimer:
+    """Adds up the seconds spent inside ``timer.phase(name)``."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside as ``name``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
 
 
 @dataclass
@@ -31,7 +49,8 @@ class _BatchStep:
 
 @dataclass
 class _SegmentStage:
-    """A segment; the first one has the control unit's embedding before it."""
+    """A segment; the first one has the control unit's embedding before it, and gets None to go
+    forward. ``ready``: whether an action would run without waiting for another machine."""
 
     segment: Segment
     step: _BatchStep
@@ -62,7 +81,7 @@ class _SegmentStage:
 
 @dataclass
 class _LastStage:
-    """The head; forward hands over, backward waits for the answer."""
+    """The head; forward hands over, backward gets None and waits for the answer."""
 
     head: HeadStage
     step: _BatchStep
@@ -83,19 +102,14 @@ class _LastStage:
         return action.kind != BACKWARD or self.head.ready(action.micro_batch)
 
 
+_Stage = _SegmentStage | _LastStage
+
+
 class Pipeline:
     """Runs a plan's segments, from the embedding to the head, on the inline transport.
 
-    Parameters
-    ----------
-    embedding
-        The control unit's part.
-    blocks
-        The encoder's L parts in order; the plan says which segment holds which.
-    head
-        What answers the last segment's activations.
-
-    Raises ``ConfigError`` for a plan that does not place every block.
+    ``blocks`` are the encoder's L parts in order; the plan says which segment holds which. Raises
+    ``ConfigError`` for a plan that does not place every block.
     """
 
     def __init__(
@@ -130,14 +144,11 @@ class Pipeline:
         step = _BatchStep(key, micro_batches, self.timer)
         head = _LastStage(self._head, step)
         first, *others = self.segments
-        stages: list[PipelineStage] = [
-            _SegmentStage(first, step, self._embedding),
-            *(_SegmentStage(segment, step) for segment in others),
-            head,
-        ]
+        front = [_SegmentStage(first, step, self._embedding)]
+        stages: list[_Stage] = [*front, *(_SegmentStage(segment, step) for segment in others), head]
         self._head.begin(key, micro_batches, batch.num_targets)
         actions = schedule.build(self._plan.schedule, len(self.segments), len(micro_batches))
-        run_inline(actions, stages)
+        _run_inline(actions, stages)
         return head.loss
 
     def step(self, rate: float, clip_norm: float | None) -> float:
@@ -156,12 +167,46 @@ class Pipeline:
 
     def weights(self) -> Tensors:
         """Weights of embedding and blocks by their names in the whole model."""
-        return _union([part.weights() for part in self._parts])
+        return {k: v for part in self._parts for k, v in part.weights().items()}
 
     def optimizer_state(self) -> Tensors:
         """Optimiser state of embedding and blocks, by the same names."""
-        return _union([part.optimizer_state() for part in self._parts])
+        return {k: v for part in self._parts for k, v in part.optimizer_state().items()}
 
 
-def _union(tensors: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    return {name: tensor for each in tensors for name, tensor in each.items()}
+def _run_inline(actions: Schedule, stages: Sequence[_Stage]) -> None:
+    """Run every action once, all stages in one thread.
+
+    A tensor that a device would send is put into a box; an action can run when what it needs is
+    there. The stage nearest to the head goes first, so that activations leave for the decoder as
+    early as the schedule allows, and segments compute while the decoder does. Raises
+    ``CancelledRoundError`` between two actions when asked to.
+    """
+    pending = [deque(each) for each in actions]
+    boxes: list[dict[Action, Tensor | None]] = [{} for _ in stages]
+    last = len(stages) - 1
+
+    def has_input(stage: int, action: Action) -> bool:
+        edge = 0 if action.kind == FORWARD else last
+        return stage == edge or action in boxes[stage]
+
+    def next_stage() -> int:
+        waiting = last
+        for stage in reversed(range(len(stages))):
+            if pending[stage] and has_input(stage, pending[stage][0]):
+                if stages[stage].ready(pending[stage][0]):
+                    return stage
+                waiting = stage
+        return waiting  # nothing else to do: its action waits for the head's answer
+
+    while any(pending):
+        cancellation.check()
+        stage = next_stage()
+        action = pending[stage].popleft()
+        received = boxes[stage].pop(action, None)
+        forward = action.kind == FORWARD
+        run = stages[stage].forward if forward else stages[stage].backward
+        sent = run(action.micro_batch, received)
+        neighbour = stage + 1 if forward else stage - 1
+        if 0 <= neighbour <= last:
+            boxes[neighbour][action] = sent

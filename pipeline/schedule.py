@@ -128,11 +128,8 @@ def _alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
 
 def _check_complete(schedule: Schedule) -> None:
     micro_batches = {action.micro_batch for actions in schedule for action in actions}
+    wanted = [Action(kind, each) for each in micro_batches for kind in (FORWARD, BACKWARD)]
     for stage, actions in enumerate(schedule):
-        for micro_batch in micro_batches:
-            for kind in (FORWARD, BACKWARD):
-                count = actions.count(Action(kind, micro_batch))
-                if count != 1:
-                    raise ScheduleError(
-                        f"stage {stage} has {kind}{micro_batch} {count} times, not once"
-                    )
+        for action in wanted:
+            if (count := actions.count(action)) != 1:
+                raise ScheduleError(f"stage {stage} has {action} {count} times, not once")

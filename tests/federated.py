@@ -1,8 +1,12 @@
 """A federation small enough for tests, in this process."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
+from flwr.app import ConfigRecord, Message
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 from torch import Tensor
@@ -32,6 +36,15 @@ TINY = (
 )
 # 40 rows in the proportion 1 : 2 : 3
 UNEVEN = "data.partitioner._target_=flwr_datasets.partitioner.LinearPartitioner"
+
+
+@contextmanager
+def rewritten(reply: Message) -> Iterator[dict[str, Any]]:
+    """What a unit says of itself, to be changed before the server reads it."""
+    record = cast(ConfigRecord, reply.content["UnitReply"])
+    fields = json.loads(str(record["json"]))
+    yield fields
+    record["json"] = json.dumps(fields)
 
 
 def settings_of(run_dir: Path, overrides: Sequence[str]) -> tuple[Settings, list[str]]:

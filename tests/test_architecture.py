@@ -22,7 +22,7 @@ ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app")
 # Our own modules that a file may import: the first line that its path begins with.
 OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
-    "collapipe/planning/": ("collapipe", "optim"),  # asks the planner about an inventory
+    "collapipe/planning.py": ("collapipe", "optim"),  # asks the planner about an inventory
     "collapipe/reproduction/": ROOMS,  # so do the paper's figures
     "collapipe/run_report/": ("collapipe", "optim"),  # draws plans by the planner's timeline
     "collapipe/": ("collapipe",),
@@ -43,7 +43,6 @@ OWN = {
         "collapipe.report",
         "collapipe.state",
         "collapipe.tensors",
-        "collapipe.timing",
         "collapipe.wire.frames",
     ),
     "client_app/": ("client_app", "pipeline", "collapipe", "optim.partition"),
@@ -57,7 +56,6 @@ LAYERS = (
     "validation",
     "own_packages",
     "seeds",
-    "timing",
     "cancellation",
     "batch",
     "tensors",
@@ -93,7 +91,7 @@ EDGES = {
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
         "collapipe/config/own.py",
-        "collapipe/config/typed.py",
+        "collapipe/config/settings.py",
     ),
     "omegaconf": (
         "collapipe/config/composing.py",

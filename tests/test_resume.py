@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from federated import TINY
+from federated import TINY, rewritten
 from flwr.app import Context, Message, RecordDict
 from resumed import SMALL, World, differing, outcome, tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -58,8 +58,8 @@ def test_other_devices_than_at_the_checkpoint_are_named(tmp_path: Path) -> None:
     def slower(message: Message, context: Context) -> Message:
         reply = units(message, context)
         if context.node_config["partition-id"] == 1:
-            told = str(reply.content["state"]["state"])
-            reply.content["state"]["state"] = told.replace('"v":0.0', '"v":0.5')
+            with rewritten(reply) as told:
+                told["state"] = told["state"].replace('"v":0.0', '"v":0.5')
         return reply
 
     world = World(tmp_path, "framework.train=false")

@@ -10,18 +10,21 @@ from typing import Annotated
 
 import click
 import typer
+from typer import Argument, Option
 
 from collapipe import __version__
 from collapipe.errors import CollaPipeError, printable
 from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
-TrustOption = Annotated[
-    list[str] | None, typer.Option(help="A package whose plug-ins the run's folder may name.")
+RunDir = Annotated[Path, Argument(help="Folder of a run.")]
+Overrides = Annotated[
+    list[str] | None,
+    Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
 ]
-UnitOption = Annotated[
-    int | None, typer.Option(help="Whose model, where the units' models were not averaged.")
-]
+Trust = Annotated[list[str] | None, Option(help="Package whose plug-ins the folder may name.")]
+Unit = Annotated[int | None, Option(help="Whose model, where they were not averaged.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -59,7 +62,7 @@ def _leave_stuck_threads(status: int) -> None:
 
 @app.callback()
 def root(
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show debug logs.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="Show debug logs.")] = False,
 ) -> None:
     """Train Transformers together on clusters of edge devices."""
     level = logging.DEBUG if verbose else logging.WARNING
@@ -68,42 +71,34 @@ def root(
 
 @app.command()
 def run(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Options KEY=VALUE, e.g. task=multi30k federation.rounds=5"),
-    ] = None,
+    overrides: Overrides = None,
+    config: Annotated[Path | None, Option(help="Options as YAML, or a run's config.yaml.")] = None,
     multirun: Annotated[
-        bool, typer.Option("-m", "--multirun", help="Sweep: KEY=V1,V2 runs each combination.")
+        bool, Option("-m", "--multirun", help="KEY=V1,V2 runs every combination.")
     ] = False,
 ) -> None:
     """Train; without options three clusters learn to translate dates.
 
-    Options are KEY=VALUE, all of them in docs/configuration.md. Groups such as task, strategy,
-    cluster and channel take a file's name: collapipe run strategy=random cluster=edge seed=1
+    Options are KEY=VALUE, all of them in docs/configuration.md, and go over those of --config.
+    Groups such as task, strategy, cluster and channel take a file's name: collapipe run
+    strategy=random cluster=edge seed=1
     """
-    if multirun:
-        from collapipe.cli.sweep import run_sweep
+    from collapipe.cli.run import run_job, run_sweep
 
-        run_sweep(overrides or [])
-    else:
-        from collapipe.cli.run import run_job
-
-        run_job(overrides or [])
+    (run_sweep if multirun else run_job)(overrides or [], config)
 
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run that wrote a checkpoint.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Options that may change, e.g. federation.rounds=30"),
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Name of a folder in checkpoints/; default: the last.")
-    ] = None,
-    trust: TrustOption = None,
+    run_dir: RunDir,
+    overrides: Overrides = None,
+    checkpoint: Annotated[str | None, Option(help="Its name; default: the last.")] = None,
+    trust: Trust = None,
 ) -> None:
-    """Go on with a run that was interrupted, or give one that is complete more rounds."""
+    """Go on with a run that was interrupted, or give a complete one more rounds.
+
+    Some options may change: collapipe resume RUN_DIR federation.rounds=30
+    """
     from collapipe.cli.resume import resume_run
 
     resume_run(run_dir, overrides or [], checkpoint, trust or [])
@@ -111,21 +106,17 @@ def resume(
 
 @app.command()
 def predict(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run_dir: RunDir,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Inputs; without any, lines of standard input.")
+        list[str] | None, Argument(help="Inputs; default: lines of standard input.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that a causal model writes at most; default: 1.")
+        int | None, Option(help="Tokens of a causal model; default: 1.")
     ] = None,
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Print each answer's probability behind a tab.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per input, with all scores.")
-    ] = False,
-    trust: TrustOption = None,
-    unit: UnitOption = None,
+    scores: Annotated[bool, Option("--scores", help="Print probabilities behind a tab.")] = False,
+    as_json: Json = False,
+    trust: Trust = None,
+    unit: Unit = None,
 ) -> None:
     """Use a run's trained model."""
     from collapipe.cli.predict import as_texts, lines_of, predict_texts
@@ -143,13 +134,11 @@ def predict(
 
 @app.command()
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    file: Annotated[
-        Path, typer.Option(help="Rows with the columns of the run's own: CSV, TSV, JSON or text.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    trust: TrustOption = None,
-    unit: UnitOption = None,
+    run_dir: RunDir,
+    file: Annotated[Path, Option(help="Rows with the run's columns: CSV, TSV, JSON or text.")],
+    as_json: Json = False,
+    trust: Trust = None,
+    unit: Unit = None,
 ) -> None:
     """Compute the metric of a run's trained model on other rows."""
     from collapipe.cli.predict import evaluate_file
@@ -159,12 +148,12 @@ def evaluate(
 
 @app.command()
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run with model=huggingface.")],
-    folder: Annotated[Path, typer.Argument(help="A new folder for the model.")],
-    trust: TrustOption = None,
-    unit: UnitOption = None,
+    run_dir: RunDir,
+    folder: Annotated[Path, Argument(help="A new folder for the model.")],
+    trust: Trust = None,
+    unit: Unit = None,
 ) -> None:
-    """Write a run's trained model as a folder that transformers loads."""
+    """Write the model of a run with model=huggingface as a folder that transformers loads."""
     from collapipe.cli.export import export_run
 
     export_run(run_dir, folder, trust or [], unit)
@@ -172,18 +161,16 @@ def export(
 
 @app.command()
 def plan(
-    inventory: Annotated[Path, typer.Argument(help="YAML file that describes your devices.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    inventory: Annotated[Path, Argument(help="YAML file that describes your devices.")],
+    as_json: Json = False,
     solver: Annotated[
         str,
-        typer.Option(
+        Option(
             help="exact, paper, gpipe, pipeline, titanic, pipedream, pipeedge, "
             "no_segment_scheduling or vanilla_fl."
         ),
     ] = "exact",
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the pipelines as a Gantt chart, .svg or .png.")
-    ] = None,
+    plot: Annotated[Path | None, Option(help="Gantt chart to write, .svg or .png.")] = None,
 ) -> None:
     """Split a model over the devices of an inventory; tell what a batch takes.
 
@@ -199,32 +186,28 @@ def plan(
 def report(
     run_dirs: Annotated[
         list[Path] | None,
-        typer.Argument(
+        Argument(
             metavar="RUN_DIR…",
             help="Folders of runs; several are compared; default: the latest below ./outputs.",
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="File; default: report.html in the run's folder, or here for several."),
+        Option(help="File; default: report.html in the run's folder, or here for several."),
     ] = None,
     round_: Annotated[
-        int | None,
-        typer.Option("--round", help="Round of the Gantt chart; default: the last one planned."),
+        int | None, Option("--round", help="Round of the Gantt chart; default: the last.")
     ] = None,
 ) -> None:
     """Write what a run did, or how runs compare, as one HTML file that needs no network."""
-    from collapipe.run_report.command import write_report
+    from collapipe.run_report.page import write_report
 
     write_report(run_dirs or [], output, round_)
 
 
 @app.command()
 def status(
-    run_dir: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a run; default: the latest below ./outputs."),
-    ] = None,
+    run_dir: Annotated[Path | None, Argument(help="Folder of a run; default: the latest.")] = None,
 ) -> None:
     """Tell how far a run is; from another terminal while it is going."""
     from collapipe.cli.status import show_status
@@ -234,22 +217,16 @@ def status(
 
 @app.command()
 def reproduce(
-    figure: Annotated[str, typer.Argument(help="Such as fig04; or modelled, or all.")],
-    seeds: Annotated[
-        int | None, typer.Option(help="How many, from 0; default: as docs/reproduction.md has.")
-    ] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the files and runs.")] = Path(
+    figure: Annotated[str, Argument(help="Such as fig04; or modelled, or all.")],
+    seeds: Annotated[int | None, Option(help="How many; default: as in the results.")] = None,
+    output: Annotated[Path, Option(help="Folder for the files and runs.")] = Path(
         "outputs/reproduction"
     ),
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder with multi30k, chinese_ner and toutiao15; default: $COLLAPIPE_DATA."
-        ),
+        Option(help="Folder with multi30k, chinese_ner and toutiao15; default: $COLLAPIPE_DATA."),
     ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Train models of the paper's sizes: days.")
-    ] = False,
+    full: Annotated[bool, Option("--full", help="Models of the paper's sizes: days.")] = False,
 ) -> None:
     """Compute figures of the paper; tell where they agree.
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from collapipe.data.columns import standard
 from collapipe.data.files import read_file
@@ -39,7 +39,8 @@ def predict_texts(
     predictor = Predictor(model, settings.task, tokenizer, max_new_tokens, scored)
     for batch in texts:
         for text, prediction in zip(batch, predictor.predict(batch), strict=True):
-            print(_as_json(text, prediction) if as_json else _as_line(prediction), flush=True)
+            found = {"text": text, "prediction": prediction.text, **prediction.scores}
+            print(json.dumps(found) if as_json else _as_line(prediction), flush=True)
 
 
 def evaluate_file(
@@ -107,8 +108,3 @@ def _as_line(prediction: Prediction) -> str:
     score = scores.get("probability", scores.get("log_probability"))
     values = score if isinstance(score, list) else [score]
     return f"{line}\t{' '.join(f'{value:.4g}' for value in values)}"
-
-
-def _as_json(text: str, prediction: Prediction) -> str:
-    found: dict[str, Any] = {"text": text, "prediction": prediction.text, **prediction.scores}
-    return json.dumps(found)

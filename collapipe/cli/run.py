@@ -1,16 +1,23 @@
-"""``collapipe run``: one job, in this process or on Flower's simulation engine."""
+"""``collapipe run``: one job or a sweep, in this process or on Flower's simulation engine."""
 
 import itertools
 import json
 import logging
 import os
+import shlex
+import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from collapipe import config
 from collapipe.config import Settings, quoted
-from collapipe.config.overrides import join, parse
-from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
+from collapipe.config.composing import sweep_dir
+from collapipe.config.overrides import expand, join, parse
+from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
+from collapipe.formatting import print_table
 from collapipe.own_packages import find_own_packages_first
 
 _QUIET = {
@@ -33,7 +40,7 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     quieten()
     overrides = config.own_overrides(overrides, config_file)
     settings = config.load_overrides(overrides)
-    chosen = any(each.key_or_group == "hydra.run.dir" for each in parse(overrides))
+    chosen = _is_set("hydra.run.dir", overrides)
     folder = unused_folder(Path(settings.run_dir), chosen)
     try:
         start(_absolute(overrides, settings, folder), settings)
@@ -42,6 +49,82 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
             folder.rmdir()
         raise
     return folder
+
+
+def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None:
+    """Train each combination in a numbered folder, then print a table of all.
+
+    Whatever is wrong with the options of any job is raised before the first one trains; a job that
+    fails later does not stop the others. Raises ``RoundFailedError`` in the end where one did.
+    """
+    jobs = [config.own_overrides(job, config_file) for job in expand(overrides)]
+    where = Path(sweep_dir(overrides))
+    for job in jobs:
+        config.load_overrides([*job, f"hydra.run.dir={quoted(where / '0')}"])
+    folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
+    folders = [folder / str(number) for number in range(len(jobs))]
+    names = [
+        join([each for each in job if any(each not in other for other in jobs)]) for job in jobs
+    ]
+    causes: list[str | None] = []
+    try:
+        for number, (job, run_dir) in enumerate(zip(jobs, folders, strict=True)):
+            print(f"job {number} of 0 … {len(jobs) - 1}: {names[number]}")
+            causes.append(_failure([*job, f"hydra.run.dir={quoted(run_dir)}"]))
+    finally:
+        _print_table(names, folders, causes)
+    failed = [number for number, cause in enumerate(causes) if cause is not None]
+    if failed:
+        raise RoundFailedError(
+            f"{len(failed)} of {len(jobs)} jobs failed: {', '.join(map(str, failed))}"
+        )
+
+
+def _failure(overrides: Sequence[str]) -> str | None:
+    """Why a job failed, printed at once; None where it did not."""
+    try:
+        run_job(overrides)
+    except CollaPipeError as error:
+        cause = printable(str(error))
+        print(f"error: {cause}", file=sys.stderr)
+        return cause
+    except Exception as error:  # a user's class may raise anything, and the other jobs go on
+        traceback.print_exc()
+        return f"{type(error).__name__}: {printable(str(error))}"
+    return None
+
+
+def _print_table(
+    names: Sequence[str], folders: Sequence[Path], causes: Sequence[str | None]
+) -> None:
+    """A row for each job that ended, and the command that compares those that have metrics."""
+    rows = [
+        [str(number), names[number], *_results(folders[number], cause)]
+        for number, cause in enumerate(causes)
+    ]
+    print_table(Console(), ["job", "options", "status", "train loss", "test", "clock"], rows)
+    compared = [str(each) for each in folders if (each / "metrics.jsonl").exists()]
+    if compared:
+        print(f"report: {shlex.join(['collapipe', 'report', *compared])}")
+
+
+def _results(folder: Path, cause: str | None) -> list[str]:
+    """Status, last training loss, test metric and clock of a job."""
+    file = folder / "summary.json"
+    if not file.exists():
+        return ["failed" if cause else "no summary", "", "", ""]
+    summary = json.loads(file.read_text(encoding="utf-8"))
+    loss, metric = summary["train_loss"], summary["metric"]
+    return [
+        summary["status"],
+        f"{loss['last']:.4f}" if loss else "",
+        f"{metric['name']} {metric['value']:.4g}" if metric else "",
+        f"{summary['clock_s']:,.1f} s",
+    ]
+
+
+def _is_set(option: str, overrides: Sequence[str]) -> bool:
+    return any(each.key_or_group == option for each in parse(overrides))
 
 
 def unused_folder(folder: Path, chosen: bool) -> Path:
@@ -100,7 +183,7 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
         load_splits(settings)
     units = settings.federation.num_units
-    if run_simulation(Path(__file__).parents[2], overrides, units, resume=resume or ""):
+    if not run_simulation(Path(__file__).parents[2], overrides, units, resume or ""):
         raise _cause(Path(settings.run_dir) / "summary.json")
 
 
@@ -115,13 +198,13 @@ def _cause(summary: Path) -> CollaPipeError:
 
 def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
     """Overrides that mean the same in another working directory, and at another second."""
-    settled = [*overrides, f"hydra.run.dir={quoted(folder)}"]
-    named = {f"data.{option}": path for option, path in settings.data.paths().items()}
-    models = {
-        "data.tokenizer": settings.data.tokenizer,
-        "model.name": settings.tree["model"].get("name"),
+    tree = settings.tree
+    models = {"data.tokenizer": settings.data.tokenizer, "model.name": tree["model"].get("name")}
+    named = {
+        "hydra.run.dir": folder,
+        **{f"data.{option}": path for option, path in settings.data.paths().items()},
+        **{option: Path(name) for option, name in models.items() if name and Path(name).is_dir()},
     }
-    named |= {option: Path(name) for option, name in models.items() if name and Path(name).is_dir()}
-    inventory = settings.tree["cluster"].get("file")
-    named |= {"cluster.file": Path(inventory)} if inventory else {}
-    return [*settled, *(f"{o}={quoted(path.resolve())}" for o, path in named.items())]
+    if inventory := tree["cluster"].get("file"):
+        named["cluster.file"] = Path(inventory)
+    return [*overrides, *(f"{option}={quoted(path.resolve())}" for option, path in named.items())]

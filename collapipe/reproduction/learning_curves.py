@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
+from collapipe.report import Score
 from collapipe.reproduction.drawing import over_places
 from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row
 from collapipe.reproduction.training import Job
 from collapipe.runs.evidence import Interval
-from collapipe.runs.metrics import Metric
 from collapipe.runs.reading import Run
 
 Floats = NDArray[np.float64]
@@ -133,5 +133,5 @@ def learning_curve(run: Run) -> LearningCurve:
     )
 
 
-def _value(metric: Metric) -> float:
+def _value(metric: Score) -> float:
     return metric.value * (100 if metric.name in SHARES else 1)

@@ -4,22 +4,26 @@ A row is the last dimension: of an activation a token, of a weight matrix an out
 and truth values always travel as they are.
 
 Activations are encoded once and what rounding takes from them is gone: each belongs to other
-samples, so there is no next message of the same tensor that could repay it. Changes of weights can
-be repaid, see ``upload``. Gradients that answer activations are exact.
+samples, so there is no next message of the same tensor that could repay it. Gradients that answer
+activations are exact. Of weights their change since the round began is encoded, and what rounding
+takes from it stays with the unit, which adds it to its next one: so nothing is lost for ever,
+however small a round's change is (error feedback: Seide et al., 2014; Karimireddy et al., 2019).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from collapipe.errors import NonFiniteLossError, WireError
-from collapipe.tensors import all_finite
+from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.frames import Layout
 
 FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
 _LEVELS = 127  # on each side of 0
+_SUFFIXES = ("", "/scale")  # of an uploaded tensor's name
+_BITS = torch.int16  # what an uploaded bfloat16 travels as, for numpy has no such type
 
 
 def layout(shape: Sequence[int], dtype: torch.dtype, precision: str) -> tuple[Layout, ...]:
@@ -81,6 +85,84 @@ def decode(tensors: Sequence[Tensor], precision: str, dtype: torch.dtype) -> Ten
     return restored
 
 
+def compress_update(
+    start: Mapping[str, Tensor],
+    end: Mapping[str, Tensor],
+    residual: Mapping[str, Tensor],
+    precision: str,
+) -> tuple[Tensors, Tensors]:
+    """What travels, and what it lacks: the ``residual`` of the unit's next upload.
+
+    ``start`` are the weights as they came, a copy: training changes tensors in place. ``residual``
+    is empty before the first upload. With float32 the weights ``end`` are sent as they are. Raises
+    ``NonFiniteLossError`` that names the tensor where a change is NaN or infinite.
+    """
+    if precision == FLOAT32:
+        return dict(end), {}
+    sent: Tensors = {}
+    lacking: Tensors = {}
+    for name, value in end.items():
+        if not value.is_floating_point():
+            sent[name] = value
+            continue
+        change = value - start[name]
+        if residual:
+            change += residual[name]
+        try:
+            encoded = encode(change, precision)
+        except NonFiniteLossError as error:
+            raise NonFiniteLossError(
+                f"the change of {name}: {error}; lower optimizer.lr or set optimizer.clip_norm"
+            ) from error
+        sent |= _travelling(name, encoded)
+        lacking[name] = change - decode(encoded, precision, change.dtype)
+    return sent, lacking
+
+
+def restore(
+    sent: Mapping[str, Tensor], start: Mapping[str, Tensor], precision: str, sender: str
+) -> Tensors:
+    """The unit's weights, from what ``compress_update`` sent and the weights it started from.
+
+    Raises ``WireError`` that names ``sender`` and the tensor unless names, shapes and dtypes are
+    those expected and all values finite.
+    """
+    check_like(sent, _expected(start, precision), sender)
+    if precision == FLOAT32:
+        return dict(sent)
+    restored: Tensors = {}
+    for name, value in start.items():
+        try:
+            came = decode(_received(name, sent, precision, value.dtype), precision, value.dtype)
+        except WireError as error:
+            raise WireError(f"{sender} sent {name} with {error}") from error
+        restored[name] = value + came if value.is_floating_point() else came
+        if not all_finite(restored[name]):
+            raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
+    return restored
+
+
+def upload_bytes(weights: Mapping[str, Tensor], precision: str) -> int:
+    """Payload of what ``compress_update`` sends of ``weights``."""
+    return sum(num_bytes(weight.shape, weight.dtype, precision) for weight in weights.values())
+
+
+def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], sender: str) -> None:
+    """Raise ``WireError`` unless names, shapes and dtypes are those expected, all values finite."""
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
+        raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
+    for name, tensor in tensors.items():
+        like = expected[name]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise WireError(
+                f"{sender} sent {name} as {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {like.dtype} {list(like.shape)}"
+            )
+        if not all_finite(tensor):
+            raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
+
+
 def _quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:
     rows = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     if not rows.numel():  # a row without elements has no largest one
@@ -97,3 +179,27 @@ def _scale_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _named(layouts: Sequence[Layout]) -> str:
     return " and ".join(f"{dtype} {list(shape)}" for dtype, shape in layouts)
+
+
+def _expected(start: Mapping[str, Tensor], precision: str) -> Tensors:
+    """Tensors without values, of the names, dtypes and shapes that travel."""
+    expected: Tensors = {}
+    for name, value in start.items():
+        layouts = layout(value.shape, value.dtype, precision)
+        empty = [torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in layouts]
+        expected |= _travelling(name, empty)
+    return expected
+
+
+def _travelling(name: str, tensors: Sequence[Tensor]) -> Tensors:
+    bits = [each.view(_BITS) if each.dtype == torch.bfloat16 else each for each in tensors]
+    return {name + suffix: tensor for suffix, tensor in zip(_SUFFIXES, bits, strict=False)}
+
+
+def _received(
+    name: str, sent: Mapping[str, Tensor], precision: str, dtype: torch.dtype
+) -> list[Tensor]:
+    tensors = [sent[name + suffix] for suffix in _SUFFIXES if name + suffix in sent]
+    if precision == BFLOAT16 and dtype.is_floating_point:
+        return [tensors[0].view(torch.bfloat16)]
+    return tensors

@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,38 +39,42 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     return content.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
 class FrozenStore:
     """A folder of safetensors files, each named by the digest of what it holds.
 
     Any number of processes may use it at once. Nothing is ever taken out but what is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    folder: Path
 
     def lacks(self, digests: Iterable[str]) -> list[str]:
         """Those of ``digests`` that are not here, or damaged and now removed; raises ``WireError``
         for what is no digest."""
-        return [name for name in digests if not self._has(name)]
-
-    def _has(self, name: str) -> bool:
-        try:
-            self.load(name)
-        except DataError:
-            return False
-        return True
+        lacking = []
+        for name in digests:
+            try:
+                self.load(name)
+            except DataError:
+                lacking.append(name)
+        return lacking
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Keep ``tensors`` and return their digest, by which the caller checks what it was sent.
-
-        Raises ``ConfigError`` where the folder cannot be written.
-        """
+        """Keep ``tensors``, all or nothing, and return their digest, by which the caller checks
+        what it was sent. Raises ``ConfigError`` where the folder cannot be written."""
         name = digest(tensors)
-        file = self._file(name)
-        if file.exists():
+        if (file := self._file(name)).exists():
             return name
         try:
-            self._write(file, {key: tensor.contiguous() for key, tensor in tensors.items()})
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(".partial", name[:8], self.folder) as folder:
+                partial = Path(folder) / file.name
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial)
+                if digest(load(partial.read_bytes())) != name:
+                    raise OSError("what was written reads differently")
+                with partial.open("rb+") as written:
+                    os.fsync(written.fileno())
+                partial.replace(file)
         except (OSError, SafetensorError) as error:
             raise ConfigError(
                 f"{file}: cannot keep frozen weights ({error}); make room, or set XDG_CACHE_HOME "
@@ -78,11 +83,8 @@ class FrozenStore:
         return name
 
     def load(self, name: str) -> Tensors:
-        """What has the digest ``name``.
-
-        Raises ``DataError`` where it is not here, cannot be read, or is damaged; then it is
-        removed, and from then on lacking.
-        """
+        """What has the digest ``name``. Raises ``DataError`` where it is not here, cannot be read,
+        or is damaged; then it is removed, and from then on lacking."""
         file = self._file(name)
         try:
             tensors = load(file.read_bytes())  # a copy: nobody's writing changes it later
@@ -91,36 +93,17 @@ class FrozenStore:
         except OSError as error:
             raise DataError(f"{file}: cannot read frozen weights ({error}); mend that") from error
         except (SafetensorError, KeyError) as error:  # a type that torch has not
-            raise self._damaged(file, one_line(error)) from error
-        if digest(tensors) != name:
-            raise self._damaged(file, "its content has another digest")
-        return tensors
+            cause = one_line(error)
+        else:
+            if digest(tensors) == name:
+                return tensors
+            cause = "its content has another digest"
+        with suppress(OSError):
+            file.unlink()
+        raise DataError(f"{file}: frozen weights were damaged ({cause}) and are removed; run again")
 
     def _file(self, name: str) -> Path:
         """The file of a digest; another machine's text gives no path outside the folder."""
         if not _DIGEST.fullmatch(name):
             raise WireError(f"digest of frozen weights {name[:80]!r}: must be 64 hex digits")
-        return self._folder / f"{name}.safetensors"
-
-    def _write(self, file: Path, tensors: Tensors) -> None:
-        """All or nothing: what is read back is what was meant, before it gets its name."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, path = tempfile.mkstemp(".partial", file.stem[:8], self._folder)
-        os.close(handle)
-        partial = Path(path)
-        try:
-            save_file(tensors, partial)
-            if digest(load(partial.read_bytes())) != file.stem:
-                raise OSError("what was written reads differently")
-            with partial.open("rb+") as written:
-                os.fsync(written.fileno())
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    def _damaged(self, file: Path, cause: str) -> DataError:
-        with suppress(OSError):
-            file.unlink()
-        return DataError(
-            f"{file}: frozen weights were damaged ({cause}) and are removed; run again"
-        )
+        return self.folder / f"{name}.safetensors"

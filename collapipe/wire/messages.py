@@ -11,23 +11,13 @@ from collapipe.tensors import Tensors
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """How a unit reaches the decoder for one round. Keys and token never appear in a log.
-
-    Attributes
-    ----------
-    server_certificate
-        The only one that the unit accepts, PEM.
-    unit_key, unit_certificate
-        What the server asks of every connection, PEM; the same for all units of a run.
-    token
-        Good for one unit, round and stream.
-    """
+    """How a unit reaches the decoder for one round. Keys and token never appear in a log."""
 
     address: str
-    server_certificate: bytes
-    unit_key: bytes
-    unit_certificate: bytes
-    token: str
+    server_certificate: bytes  # PEM, the only one that the unit accepts
+    unit_key: bytes  # PEM, the same for all units of a run
+    unit_certificate: bytes  # PEM, what the server asks of every connection
+    token: str  # good for one unit, round and stream
 
     def __repr__(self) -> str:
         return f"LinkAddress(address={self.address!r})"
@@ -35,18 +25,10 @@ class LinkAddress:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a unit must know of a run before its first round.
+    """What a unit must know of a run before its first round."""
 
-    Attributes
-    ----------
-    tokenizer
-        See ``Tokenizer.pack``.
-    frozen
-        Part of the model → digest of its weights that do not train, as ``FrozenStore`` has them.
-    """
-
-    tokenizer: str
-    frozen: Mapping[str, str]
+    tokenizer: str  # as Tokenizer.pack makes it
+    frozen: Mapping[str, str]  # part of the model → digest of its weights that do not train
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +52,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StateReply:
-    """A unit's answer to a state request.
-
-    Attributes
-    ----------
-    state
-        Its cluster; a ``Failure`` where what it sent is none.
-    lacking
-        Frozen parts of the model that it has not.
-    """
+    """A unit's cluster, a ``Failure`` where what it sent is none, and the frozen parts of the model
+    that it lacks."""
 
     unit: int
     state: ClusterState | Failure

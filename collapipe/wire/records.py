@@ -1,10 +1,12 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
+import functools
 import io
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,14 +20,8 @@ from torch import Tensor
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
-from collapipe.tensors import Tensors, all_finite
-from collapipe.wire.messages import (
-    Failure,
-    Setup,
-    StateReply,
-    TrainReply,
-    TrainRequest,
-)
+from collapipe.tensors import Tensors
+from collapipe.wire.messages import Failure, StateReply, TrainReply
 
 T = TypeVar("T")
 STATE = "query.state"  # message types, as Flower addresses them
@@ -40,35 +36,31 @@ _HEADER = re.compile(  # what numpy and we write for numbers in C order
     re.DOTALL,
 )
 
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
-    kind: TypeAdapter(kind) for kind in (ClusterState, ClusterReport, Setup, TrainRequest)
-}
+
+def pack(message: object, **groups: ArrayRecord) -> RecordDict:
+    """A message as JSON under the name of its class, and named tensors beside it."""
+    config = ConfigRecord({"json": _json(message)})
+    return RecordDict({type(message).__name__: config, **groups})
 
 
-def pack_state_request(setup: Setup) -> RecordDict:
-    """Ask for a cluster's state; the unit keeps the setup."""
-    return RecordDict({"setup": ConfigRecord({"setup": _json(setup)})})
-
-
-def unpack_state_request(content: RecordDict) -> Setup:
-    """Raises ``WireError``, as all that unpack do."""
-    return _parse(Setup, _value(content, "setup", "setup"))
+def unpack(kind: type[T], content: RecordDict) -> T:
+    """The message of this class. Raises ``WireError``, as all that unpack do."""
+    config = content.get(kind.__name__)
+    if not isinstance(config, ConfigRecord) or "json" not in config:
+        raise WireError(f"message without {kind.__name__}; has {sorted(content)}")
+    return _parse(kind, config["json"])
 
 
 def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
     """A cluster's state, and the frozen parts that the unit has not."""
-    values = ConfigRecord({"unit": state.unit, "state": _json(state), "lacking": [*lacking]})
-    return RecordDict({"state": values})
+    return pack(UnitReply(state.unit, _json(state), lacking=tuple(lacking)))
 
 
 def unpack_state(content: RecordDict) -> StateReply | Failure:
-    if failure := _failure(content):
-        return failure
-    unit, lacking = (_value(content, "state", key) for key in ("unit", "lacking"))
-    if not isinstance(unit, int) or not isinstance(lacking, list):
-        raise WireError("state.unit must be a whole number and state.lacking a list of parts")
-    state = _cluster_state(unit, _value(content, "state", "state"))
-    return StateReply(unit, state, tuple(str(part) for part in lacking))
+    if Failure.__name__ in content:
+        return unpack(Failure, content)
+    answer = unpack(UnitReply, content)
+    return StateReply(answer.unit, _own_state(answer), answer.lacking)
 
 
 def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
@@ -78,46 +70,24 @@ def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
 
 
 def unpack_groups(content: RecordDict) -> dict[str, Tensors] | Failure:
-    groups = {name: unpack_tensors(record) for name, record in content.array_records.items()}
-    return _failure(content) or groups
-
-
-def pack_request(request: TrainRequest, weights: ArrayRecord) -> RecordDict:
-    """A ``train`` message's content; ``weights`` can be shared by many."""
-    config = ConfigRecord({"request": _json(request)})
-    return RecordDict({"weights": weights, "request": config})
-
-
-def unpack_request(content: RecordDict) -> tuple[TrainRequest, Tensors]:
-    request = _parse(TrainRequest, _value(content, "request", "request"))
-    return request, unpack_record(content, "weights")
+    if Failure.__name__ in content:
+        return unpack(Failure, content)
+    return {name: unpack_tensors(record) for name, record in content.array_records.items()}
 
 
 def pack_reply(reply: TrainReply) -> RecordDict:
     """A unit's answer to a ``train`` message."""
-    values = ConfigRecord({"report": _json(reply.report), "state": _json(reply.state)})
-    return RecordDict({"weights": pack_tensors(reply.weights), "report": values})
+    answer = UnitReply(reply.report.unit, _json(reply.state), reply.report)
+    return pack(answer, weights=pack_tensors(reply.weights))
 
 
 def unpack_reply(content: RecordDict) -> TrainReply | Failure:
-    if failure := _failure(content):
-        return failure
-    report = _parse(ClusterReport, _value(content, "report", "report"))
-    state = _cluster_state(report.unit, _value(content, "report", "state"))
-    return TrainReply(unpack_record(content, "weights"), report, state)
-
-
-def pack_failure(error: Exception) -> RecordDict:
-    """The answer of a unit that could not finish."""
-    config = ConfigRecord({"kind": type(error).__name__, "message": str(error)})
-    return RecordDict({"failure": config})
-
-
-def _failure(content: RecordDict) -> Failure | None:
-    if "failure" not in content:
-        return None
-    kind, message = (str(_value(content, "failure", key)) for key in ("kind", "message"))
-    return Failure(kind, message)
+    if Failure.__name__ in content:
+        return unpack(Failure, content)
+    answer = unpack(UnitReply, content)
+    if answer.report is None:
+        raise WireError("reply without a report")
+    return TrainReply(unpack_record(content, "weights"), answer.report, _own_state(answer))
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -184,50 +154,43 @@ def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], sender: str) -> None:
-    """Raise ``WireError`` unless names, shapes and dtypes are those expected, all values finite."""
-    if tensors.keys() != expected.keys():
-        odd = sorted(tensors.keys() ^ expected.keys())
-        raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
-    for name, tensor in tensors.items():
-        like = expected[name]
-        if tensor.shape != like.shape or tensor.dtype != like.dtype:
-            raise WireError(
-                f"{sender} sent {name} as {tensor.dtype} {list(tensor.shape)}, "
-                f"expected {like.dtype} {list(like.shape)}"
-            )
-        if not all_finite(tensor):
-            raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
+@dataclass(frozen=True, slots=True)
+class UnitReply:
+    """What a unit sends; ``state`` is read apart from the rest, which may be valid without it."""
+
+    unit: int
+    state: str
+    report: ClusterReport | None = None
+    lacking: tuple[str, ...] = ()
 
 
-def _cluster_state(unit: int, text: Any) -> ClusterState | Failure:
-    """The state of ``unit``, or why its text is none: that excludes the unit from rounds only."""
+def _own_state(answer: UnitReply) -> ClusterState | Failure:
+    """The unit's state, or why what it sent is none: that excludes the unit from rounds only."""
     try:
-        state = _parse(ClusterState, text)
+        state = _parse(ClusterState, answer.state)
     except WireError as error:
         return Failure(type(error).__name__, one_line(error))
-    if state.unit != unit:
-        return Failure("WireError", f"sent the state of unit {state.unit}, expected {unit}")
+    if state.unit != answer.unit:
+        cause = f"sent the state of unit {state.unit}, expected {answer.unit}"
+        return Failure(WireError.__name__, cause)
     return state
 
 
+@functools.cache  # each costs a millisecond
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def _json(value: object) -> str:
-    return _ADAPTERS[type(value)].dump_json(value).decode()
+    return _adapter(type(value)).dump_json(value).decode()
 
 
 def _parse(kind: type[T], text: Any) -> T:
     try:
-        return cast(T, _ADAPTERS[kind].validate_json(text))
+        return cast(T, _adapter(kind).validate_json(text))
     except CollaPipeError as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise WireError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
-
-
-def _value(content: RecordDict, record: str, key: str) -> Any:
-    config = content.get(record)
-    if not isinstance(config, ConfigRecord) or key not in config:
-        raise WireError(f"message without {record}.{key}; has {sorted(content)}")
-    return config[key]

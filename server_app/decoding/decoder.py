@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,42 +21,22 @@ OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, samples
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What a session must know of its unit's round.
-
-    Attributes
-    ----------
-    num_blocks
-        L; the unit has L + 1 parts, so it sends as many squared norms.
-    dim
-        d, the width of the activations.
-    steps
-        Global steps that the unit will train, in order.
-    total_steps
-        Of the whole run, for the schedule of the learning rate.
-    num_classes, batch_size, max_length
-        Bounds of what a frame may hold: logits cost far more memory than the targets that ask
-        for them.
-    precision
-        In which activations come.
-    head
-        Its kind, as ``ModelSpec.head`` names it: how long targets may be follows from it.
-    extra_rows
-        Rows of an activation behind those of the tokens, see ``models.cut.extra_rows``.
-    """
+    """What a session must know of its unit's round, and bounds of what a frame may hold: logits
+    cost far more memory than the targets that ask for them."""
 
     unit: int
     round: int
     seed: int
-    num_blocks: int
-    dim: int
-    steps: range
-    total_steps: int
+    num_blocks: int  # L; the unit has L + 1 parts, so it sends as many squared norms
+    dim: int  # d, the width of the activations
+    steps: range  # global steps that the unit will train, in order
+    total_steps: int  # of the whole run, for the schedule of the learning rate
     num_classes: int
     batch_size: int
     max_length: int
-    precision: str = FLOAT32
-    head: str | None = "decoder"
-    extra_rows: int = 0
+    precision: str = FLOAT32  # in which activations come
+    head: str | None = "decoder"  # its kind: how long targets may be follows from it
+    extra_rows: int = 0  # of an activation behind those of the tokens, see models.cut.extra_rows
 
 
 @dataclass
@@ -88,7 +68,7 @@ class DecoderSession:
     target_tokens: int = 0
     diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
     _step: _OpenStep | None = None
-    _steps_done: int = field(default=0)
+    _steps_done: int = 0
 
     @property
     def in_step(self) -> bool:

@@ -38,7 +38,7 @@ class Heads:
         self._frozen = {name.removeprefix(f"{HEAD}.") for name in frozen}
         self.states: dict[int, Tensors] = {}
         self._sessions: dict[int, DecoderSession] = {}
-        self._addresses: list[LinkAddress] = []
+        self._addresses: dict[int, LinkAddress] = {}
         self._first: Tensors = {}
 
     def open(self, round_: int, models: Mapping[int, Tensors]) -> dict[int, LinkAddress]:
@@ -51,23 +51,16 @@ class Heads:
         turn: AbstractContextManager[object] = threading.Lock() if self.shared else nullcontext()
         common = self._build(first, _SHARED) if self.shared and models else None
         self._sessions = {
-            unit: DecoderSession(
-                self._plan(unit, round_),
-                common or self._build(model, unit),
-                self._settings.optimizer,
-                turn,
-                self._on_step,
-            )
+            unit: self._session(unit, round_, common or self._build(model, unit), turn)
             for unit, model in models.items()
         }
-        addresses = {unit: self._link.open(session) for unit, session in self._sessions.items()}
-        self._addresses = list(addresses.values())
-        return addresses
+        self._addresses = {unit: self._link.open(each) for unit, each in self._sessions.items()}
+        return self._addresses
 
     def close(self) -> None:
         """The round is over: streams end, wherever they are, and nothing changes any more."""
-        self._link.close(self._addresses)
-        self._addresses = []
+        self._link.close([*self._addresses.values()])
+        self._addresses = {}
 
     def target_tokens(self, unit: int) -> int:
         """Target tokens that the unit's session was trained on; 0 unless it saw all steps."""
@@ -97,24 +90,26 @@ class Heads:
             self.states[owner] = self._sessions[unit].part.optimizer_state()
 
     def _build(self, weights: Tensors, owner: int) -> HeadPart:
-        spec, optimizer = self._settings.model, self._settings.optimizer
+        settings = self._settings
         own = {
             name: value if name in self._frozen else value.clone()
             for name, value in select(weights, HEAD).items()
         }
-        module = build_empty(lambda: spec.build_head(self._vocabulary), own)
-        return HeadPart(HEAD, module, optimizer, self.states.get(owner, {}))
+        module = build_empty(lambda: settings.model.build_head(self._vocabulary), own)
+        return HeadPart(HEAD, module, settings.optimizer, self.states.get(owner, {}))
 
-    def _plan(self, unit: int, round_: int) -> SessionPlan:
-        settings = self._settings
-        return SessionPlan(
+    def _session(
+        self, unit: int, round_: int, part: HeadPart, turn: AbstractContextManager[object]
+    ) -> DecoderSession:
+        settings, federation = self._settings, self._settings.federation
+        plan = SessionPlan(
             unit,
             round_,
             settings.seed,
             settings.model.num_blocks,
             settings.model.dim,
-            settings.federation.steps_of(round_),
-            settings.federation.total_steps,
+            federation.steps_of(round_),
+            federation.total_steps,
             self._vocabulary.num_classes,
             settings.batch_size,
             settings.task.max_length,
@@ -122,3 +117,4 @@ class Heads:
             settings.model.head,
             extra_rows(settings.model),
         )
+        return DecoderSession(plan, part, settings.optimizer, turn, self._on_step)

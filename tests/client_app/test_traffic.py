@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sections import link_settings, optimizer_settings
 
+from client_app.cluster_state import LinkFormat, Traffic, expected_step, round_of
 from client_app.link import DecoderLink
-from client_app.traffic import LinkFormat, Traffic, expected_step, round_of
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
@@ -21,7 +21,7 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import compression, frames
-from collapipe.wire.frames import Frame, Kind
+from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
@@ -66,7 +66,7 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> Traffic:
     """The frames of a step, made and measured."""
 
     def length(*tensors: torch.Tensor) -> int:
-        return len(frames.encode(Frame(Kind.ACTIVATION, 1, 2, 3, tensors)))
+        return len(frames.encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
 
     up = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double())
     down = length(torch.zeros(1).double())
@@ -87,8 +87,7 @@ def test_a_step_is_as_long_as_its_frames(
         Batch(torch.ones(b, s).long(), torch.ones(b, s).bool(), torch.ones(b, t).long())
         for b, s, t in shapes
     ]
-    hidden = [(b, s + form.extra_rows, form.dim) for b, s, _ in shapes]
-    assert form.step(hidden, [t for _, _, t in shapes]) == sent(form, parts)
+    assert form.step(parts) == sent(form, parts)
 
 
 @given(forms, rows, sizes, sizes, st.integers(0, 2**31))
@@ -133,5 +132,5 @@ def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, preci
             link.exchange_norms([1.0] * 3)
         link.finish()
         counted = Traffic(link.bytes_up, link.bytes_down)
-    steps = [form.step_of(batch, num_micro_batches) for batch in batches]
+    steps = [form.step(split(batch, num_micro_batches)) for batch in batches]
     assert round_of(steps) == counted

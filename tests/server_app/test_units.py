@@ -5,13 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from federated import run
+from federated import rewritten, run
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from sections import federation_settings
 
 from client_app.app import app
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.wire import records
+from collapipe.wire.messages import Failure
 from server_app import units
 from server_app.grid import InlineGrid
 
@@ -39,7 +40,7 @@ WORDS = "\x1b[31mred\n" + "x" * 9999
 
 
 def failing(message: Message, context: Context) -> Message:
-    return Message(records.pack_failure(ConfigError(WORDS)), reply_to=message)
+    return Message(records.pack(Failure("ConfigError", WORDS)), reply_to=message)
 
 
 def raising(message: Message, context: Context) -> Message:
@@ -62,14 +63,17 @@ def silent(message: Message, context: Context) -> Message:
 
 
 def nonsense(message: Message, context: Context) -> Message:
-    return Message(RecordDict({"state": ConfigRecord({"unit": "one"})}), reply_to=message)
+    return Message(
+        RecordDict({"UnitReply": ConfigRecord({"json": '{"unit": "one"}'})}), reply_to=message
+    )
 
 
 def numbered(unit: int) -> Callable[[Message, Context], Message]:
     def client(message: Message, context: Context) -> Message:
         reply = app(message, context)
         if message.metadata.message_type == "query.state":
-            reply.content["state"]["unit"] = unit
+            with rewritten(reply) as told:
+                told["unit"] = unit
         return reply
 
     return client

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from federated import TINY, play
 
 import collapipe
@@ -319,6 +320,32 @@ def test_a_sweep_checks_all_jobs_before_the_first(command: Command, tmp_path: Pa
     assert (status, err.count("\n")) == (2, 1)
     assert "seed=-1" in err
     assert not (tmp_path / "s").exists()
+
+
+def test_a_file_of_options_is_taken_and_so_is_a_runs_own(command: Command, tmp_path: Path) -> None:
+    """What is typed goes over the file."""
+    file, runs = tmp_path / "mine.yaml", [tmp_path / name for name in "abc"]
+    file.write_text("seed: 7\nstrategy: random\nfederation: {rounds: 5}\n")
+    for run_dir, options in [
+        (runs[0], ["--config", str(file), *TINY, "federation.rounds=1"]),
+        (runs[1], ["--config", str(runs[0] / "config.yaml"), "framework.train=false"]),
+    ]:
+        status, out, err = command("run", *options, f"hydra.run.dir={run_dir}")
+        assert status == 0, out + err
+    summaries = [json.loads((run_dir / "summary.json").read_text()) for run_dir in runs[:2]]
+    assert [(each["seed"], each["rounds_completed"]) for each in summaries] == [(7, 1), (7, 1)]
+    first, second = (yaml.safe_load((each / "config.yaml").read_text()) for each in runs[:2])
+    assert first["strategy"]["_target_"] == "optim.baselines.RandomUnits"
+    first["framework"]["train"] = False
+    assert first == second
+    options = ["-m", "--config", str(runs[1] / "config.yaml"), "seed=1,2"]
+    status, out, err = command("run", *options, f"hydra.sweep.dir={runs[2]}")
+    assert status == 0, out + err
+    sweep = [json.loads((runs[2] / job / "summary.json").read_text()) for job in "01"]
+    assert [(each["seed"], each["rounds_completed"]) for each in sweep] == [(1, 1), (2, 1)]
+    status, _, err = command("run", "--config", str(tmp_path / "absent.yaml"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "absent.yaml" in err
 
 
 def test_two_starts_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:

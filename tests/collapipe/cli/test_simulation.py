@@ -12,7 +12,7 @@ from flwr.common.config import parse_config_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.cli import processes, simulation
+from collapipe.cli import simulation
 from collapipe.errors import CollaPipeError
 
 
@@ -70,9 +70,9 @@ def test_every_process_of_a_site_ends_with_it() -> None:
         with child:
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
-            family = processes.Family(site.home, child.pid)
+            family = simulation.Family(site.home, child.pid)
             assert len(family.named("")) == 2
-            processes.end_all(site.home, child.pid)
+            simulation.end_all(site.home, child.pid)
         assert child.returncode == -signal.SIGKILL
         assert family.named("") == set()
     assert not site.home.exists()
@@ -84,9 +84,9 @@ def test_a_site_ends_its_own_processes_only() -> None:
         simulation._site() as other,
         subprocess.Popen(["sleep", "60"], env=other.environment) as process,
     ):
-        processes.end_all(mine.home)
+        simulation.end_all(mine.home)
         assert process.poll() is None
-        processes.end_all(other.home)
+        simulation.end_all(other.home)
         assert process.wait() == -signal.SIGKILL
 
 
@@ -100,7 +100,7 @@ def test_the_environment_is_private_quiet_and_finds_flowers_commands(
         assert site.environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
         assert site.environment["NO_PROXY"] == "example.org,127.0.0.1"
         assert site.environment["FLWR_TELEMETRY_ENABLED"] == "0"
-        assert list(site.neutral_folder.iterdir()) == []
+        assert list((site.home / "empty").iterdir()) == []
     assert os.environ["FLWR_HOME"] == "/somewhere/else"
 
 

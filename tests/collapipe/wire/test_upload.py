@@ -11,7 +11,7 @@ from torch import Tensor
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.upload import compress_update, restore, upload_bytes
+from collapipe.wire.compression import compress_update, restore, upload_bytes
 
 ROUNDED = ["bfloat16", "int8"]
 

@@ -17,7 +17,6 @@ from sections import link_settings, optimizer_settings
 
 from client_app.link import DecoderLink
 from collapipe.batch import Batch
-from collapipe.cancellation import cancellable
 from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
@@ -26,7 +25,14 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, credentials, self_signed
+from collapipe.wire.link import (
+    METHOD,
+    SERVER_NAME,
+    UNIT_NAME,
+    channel_options,
+    credentials,
+    self_signed,
+)
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
@@ -310,18 +316,6 @@ def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> No
     assert codes == {grpc.StatusCode.UNIMPLEMENTED}
 
 
-class Impostor:
-    """A server that answers an activation with whatever it was given."""
-
-    def __init__(self, *answer: Frame) -> None:
-        self._answer = answer
-
-    def __call__(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        for message in messages:
-            if frames.decode(message).kind == FrameKind.ACTIVATION:
-                yield from map(frames.encode, self._answer)
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -348,21 +342,35 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
 
 
 def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
-    answer = Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 8)))
-    with impostor(answer, answer) as address, DecoderLink(address, 0, 3, LIMIT) as link:
+    """Not held for another one's; the last micro-batch is answered, so nobody waits."""
+    once, last = (
+        Frame(FrameKind.GRADIENT, 3, 6, number, (torch.tensor(1.0), torch.ones(2, 3, 8)))
+        for number in range(2)
+    )
+    with impostor(once, once, last) as address, DecoderLink(address, 0, 3, LIMIT) as link:
         link.begin(DropoutKey(0, 0, 6), [batch(), batch()], 8)
-        link.submit(0, torch.ones(2, 3, 8))
+        for number in range(2):
+            link.submit(number, torch.ones(2, 3, 8))
         link.answer(0)
-        with pytest.raises(WireError, match="micro-batch 0"), cancellable(30):
+        with pytest.raises(WireError, match="micro-batch 0"):
             link.answer(1)
 
 
 @contextmanager
 def impostor(*answers: Frame) -> Iterator[LinkAddress]:
-    """A server that gives these answers to an activation."""
+    """A server that gives all of these answers to a stream's first activation."""
+
+    def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        left = answers
+        for message in messages:
+            if frames.decode(message).kind == FrameKind.ACTIVATION:
+                yield from map(frames.encode, left)
+                left = ()
+
     key, certificate = self_signed()
-    server = grpc.server(ThreadPoolExecutor(2))
-    handler = grpc.stream_stream_rpc_method_handler(Impostor(*answers))
+    # the link's own options: with gRPC's the server ends a connection for its pings
+    server = grpc.server(ThreadPoolExecutor(2), options=channel_options(LIMIT))
+    handler = grpc.stream_stream_rpc_method_handler(answer)
     service, method = METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federated import run, weights
+from federated import rewritten, run, weights
 from flwr.app import Array, Context, Message
 
 from client_app import link
@@ -19,6 +19,7 @@ from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFaile
 from collapipe.models.transformer import EncoderBlock
 from collapipe.runs.model import initial_model, load_model
 from collapipe.wire import records
+from collapipe.wire.messages import Failure
 from pipeline.engine import Pipeline
 from server_app.decoding import heads
 
@@ -138,7 +139,7 @@ def claims_divergence(message: Message, context: Context) -> Message:
     """Units 0 and 1 train, and say that they did not."""
     reply = client_app(message, context)
     if message.metadata.message_type == "train" and context.node_config["partition-id"] != 2:
-        return Message(records.pack_failure(NonFiniteLossError("it is NaN")), reply_to=message)
+        return Message(records.pack(Failure("NonFiniteLossError", "it is NaN")), reply_to=message)
     return reply
 
 
@@ -152,16 +153,14 @@ def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
     assert first["failures"] == dict.fromkeys("01", "NonFiniteLossError: it is NaN")
 
 
-@pytest.mark.parametrize(
-    "name", ["report_checks.check_report", "report_checks.restore", "strategy.noise_variance"]
-)
+@pytest.mark.parametrize("name", ["check_report", "restore", "noise_variance"])
 def test_a_bug_of_our_own_is_no_failure_of_the_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*arguments: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(f"server_app.rounds.{name}", broken)
+    monkeypatch.setattr(f"server_app.rounds.replies.{name}", broken)
     with pytest.raises(KeyError):
         run(tmp_path / "run", "federation.channel_noise=1")
 
@@ -316,8 +315,8 @@ def reports(**fields: object) -> Callable[[Message], None]:
     """A unit whose report says something else."""
 
     def lie(reply: Message) -> None:
-        report = reply.content["report"]
-        report["report"] = json.dumps({**json.loads(report["report"]), **fields})
+        with rewritten(reply) as told:
+            told["report"] |= fields
 
     return lie
 

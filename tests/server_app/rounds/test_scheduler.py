@@ -3,13 +3,13 @@
 import gzip
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from federated import run, settings_of
+from federated import rewritten, run, settings_of
 from flwr.app import Context, Message, RecordDict
 from pydantic import TypeAdapter
 
@@ -149,6 +149,7 @@ def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> Non
     assert [loss is None for loss in own.state.losses] == [unit != finished for unit in range(4)]
 
 
+@dataclass(frozen=True)
 class Nothing:
     """A strategy whose author forgot to return."""
 
@@ -206,14 +207,12 @@ def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
 
     def client(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
-        kind = "report" if message.metadata.message_type == "train" else "state"
         if context.node_config["partition-id"] == unit and told[0] < rounds:
             told[0] += 1
-            text = str(reply.content[kind]["state"])
-            for before, after in change.items():
-                assert before in text
-                text = text.replace(before, after)
-            reply.content[kind]["state"] = text
+            with rewritten(reply) as fields:
+                for before, after in change.items():
+                    assert before in fields["state"]
+                    fields["state"] = fields["state"].replace(before, after)
         return reply
 
     return client
@@ -244,8 +243,8 @@ def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
             if asked[0] > 1 and answer == "nothing":
                 return Message(RecordDict(), reply_to=message)
             if asked[0] > 1:  # nonsense, in the name of unit 0
-                told = reply.content["state"]
-                told["unit"], told["state"] = 0, str(told["state"]).replace('"unit":1', '"unit":0')
+                with rewritten(reply) as told:
+                    told |= {"unit": 0, "state": told["state"].replace('"unit":1', '"unit":0')}
         return reply
 
     run(tmp_path, *FAST, client=client)  # type: ignore[arg-type]
