@@ -3,89 +3,59 @@
 import csv
 import json
 import os
-import pkgutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from matplotlib import rc_context
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from collapipe import __version__
 from collapipe.errors import ConfigError
-from collapipe.reproduction.drawing import style
-from collapipe.reproduction.figure import Claim, Evidence, PaperFigure
+from collapipe.reproduction import fig04, fig05, fig06, fig11, frameworks, remark2
+from collapipe.reproduction.drawing import STYLE
+from collapipe.reproduction.fig07_fig08 import FIG07, FIG08
+from collapipe.reproduction.fig09_fig10 import FIG09, FIG10
+from collapipe.reproduction.figure import Claim, PaperFigure
 from collapipe.reproduction.paper_world import paper_presets
 from collapipe.reproduction.training import Training, data_folder
 from collapipe.runs.evidence import Interval
 
-_FIGURES = MappingProxyType(
-    {
-        "fig04": "fig04:FIGURE",
-        "fig05": "fig05:FIGURE",
-        "fig06": "fig06:FIGURE",
-        "fig07": "fig07_fig08:FIG07",
-        "fig08": "fig07_fig08:FIG08",
-        "fig09": "fig09_fig10:FIG09",
-        "fig10": "fig09_fig10:FIG10",
-        "fig11": "fig11:FIGURE",
-        "frameworks": "frameworks:FIGURE",
-        "remark2": "remark2:FIGURE",
-    }
+_MODELLED = (fig04.FIGURE, fig05.FIGURE, FIG07, FIG08, fig11.FIGURE, frameworks.FIGURE)
+_TRAINED = (fig06.FIGURE, FIG09, FIG10, remark2.FIGURE)
+_CHOICES: Mapping[str, Sequence[PaperFigure[Any]]] = MappingProxyType(
+    {each.name: (each,) for each in (*_MODELLED, *_TRAINED)}
+    | {"modelled": _MODELLED, "all": (*_MODELLED, *_TRAINED)}
 )
-"""Where each figure is defined; imported when it is asked for."""
-_FROM_DATA = ("fig06", "fig09", "fig10")
-_TRAINED = (*_FROM_DATA, "remark2")
-_MODELLED = tuple(name for name in _FIGURES if name not in _TRAINED)
-_GROUPS = MappingProxyType({"modelled": _MODELLED, "all": (*_MODELLED, *_TRAINED)})
 _DPI = 150
 
 
 def reproduce(
-    figure: str, seeds: int | None, output: Path, data: Path | None = None, full: bool = False
+    choice: str, seeds: int | None, output: Path, data: Path | None = None, full: bool = False
 ) -> None:
-    """Write one figure, those that need no training, or all of them, to ``output``.
-
-    Parameters
-    ----------
-    seeds
-        How many; None: as many as docs/reproduction.md has.
-    data
-        Folder of the data sets, for figures that train on some; None: $COLLAPIPE_DATA.
-    full
-        Train models of the paper's sizes.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown figure, no seeds, no data where they are needed, or a folder that cannot be
-        written to.
-    """
-    if figure not in (*_FIGURES, *_GROUPS):
-        known = ", ".join((*_FIGURES, *_GROUPS))
-        raise ConfigError(f"there is no figure {figure}; known: {known}")
+    """Compute and write what the command was asked for. Raises ``ConfigError``."""
+    if choice not in _CHOICES:
+        raise ConfigError(f"there is no figure {choice}; known: {', '.join(_CHOICES)}")
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: must be at least 1")
-    names, training = _GROUPS.get(figure, (figure,)), None
+    figures, training = _CHOICES[choice], None
     console = Console(highlight=False, markup=False, emoji=False)
-    if any(name in _TRAINED for name in names):
-        folder = data_folder(data) if any(name in _FROM_DATA for name in names) else None
+    jobs = [job for each in figures if each.jobs for job in each.jobs(0).values()]
+    if jobs:
+        folder = data_folder(data) if any(job.experiment.data for job in jobs) else None
         runs = (output / "runs").resolve()
         training = Training(folder, runs, full, lambda text: console.print(text, soft_wrap=True))
     _prepare(output)
-    for name in names:
+    for figure in figures:
         begun = time.monotonic()
-        chosen: PaperFigure[Any] = pkgutil.resolve_name(f"collapipe.reproduction.{_FIGURES[name]}")
-        numbers = range(seeds or chosen.num_seeds)
-        with style():
-            evidence = chosen.evidence(numbers, training)
-            _write(chosen, evidence, numbers, output)
-        title = f"{name}, {time.monotonic() - begun:.0f} s"
-        console.print(_table(title, evidence.claims))
+        with rc_context(dict(STYLE)):
+            claims = _write(figure, range(seeds or figure.num_seeds), training, output)
+        console.print(_table(f"{figure.name}, {time.monotonic() - begun:.0f} s", claims))
     console.print(f"modelled times, not measured ones; files: {output}", soft_wrap=True)
 
 
@@ -100,29 +70,11 @@ def _prepare(output: Path) -> None:
 
 
 def _write(
-    figure: PaperFigure[Any], evidence: Evidence, seeds: Sequence[int], folder: Path
-) -> None:
+    figure: PaperFigure[Any], seeds: Sequence[int], training: Training | None, folder: Path
+) -> Sequence[Claim]:
     """Write ``NAME.csv``, ``.json``, ``.png`` and ``.svg``; existing ones are replaced."""
-    file, record = folder / figure.name, _record(figure, evidence, seeds)
-    try:
-        with file.with_suffix(".csv").open("w", newline="", encoding="utf-8") as stream:
-            table = csv.writer(stream, lineterminator="\n")
-            table.writerow(figure.columns)
-            table.writerows(evidence.rows)
-        text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
-        file.with_suffix(".json").write_text(f"{text}\n", encoding="utf-8")
-        evidence.picture.savefig(file.with_suffix(".png"), dpi=_DPI)
-        evidence.picture.savefig(file.with_suffix(".svg"), metadata={"Date": None})
-    except OSError as error:
-        raise ConfigError(
-            f"--output {folder}: {error.filename} cannot be written ({error.strerror})"
-        ) from error
-
-
-def _record(
-    figure: PaperFigure[Any], evidence: Evidence, seeds: Sequence[int]
-) -> dict[str, object]:
-    return {
+    file, evidence = folder / figure.name, figure.evidence(seeds, training)
+    record = {
         "figure": figure.name,
         "basis": figure.basis,
         "interval": "95 %, Student's t over the seeds' means; null with one seed",
@@ -136,6 +88,18 @@ def _record(
             "presets": paper_presets().options,
         },
     }
+    text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
+    try:
+        with file.with_suffix(".csv").open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream, lineterminator="\n").writerows([figure.columns, *evidence.rows])
+        file.with_suffix(".json").write_text(f"{text}\n", encoding="utf-8")
+        evidence.picture.savefig(file.with_suffix(".png"), dpi=_DPI)
+        evidence.picture.savefig(file.with_suffix(".svg"), metadata={"Date": None})
+    except OSError as error:
+        raise ConfigError(
+            f"--output {folder}: {error.filename} cannot be written ({error.strerror})"
+        ) from error
+    return evidence.claims
 
 
 def _table(title: str, claims: Iterable[Claim]) -> Table:
@@ -152,8 +116,6 @@ def _table(title: str, claims: Iterable[Claim]) -> Table:
 def shown(interval: Interval, unit: str) -> str:
     """Such as ``12.3 (11.0 … 13.6) %``; what has no unit, such as a loss, more precisely."""
     digits = 1 if unit else 3
-    mean, low, high = (
-        "" if each is None else f"{each:.{digits}f}"
-        for each in (interval.mean, interval.low, interval.high)
-    )
-    return " ".join([mean, *([f"({low} … {high})"] if low else []), *([unit] if unit else [])])
+    mean, low, high = (f"{each:.{digits}f}" for each in (interval.mean, *interval.ends))
+    ends = "" if interval.low is None else f" ({low} … {high})"
+    return f"{mean}{ends} {unit}".rstrip()

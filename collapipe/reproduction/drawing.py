@@ -1,13 +1,11 @@
 """The look of all figures: one palette that is legible on white and apart in grey."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -19,7 +17,7 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[Interval]]]
 """Places and values of each label."""
 WIDTH_IN = 6.5
 _TINT = 0.55  # share of white in what fills a bar
-_STYLE: Mapping[str, Any] = MappingProxyType(
+STYLE: Mapping[Any, Any] = MappingProxyType(
     {
         "font.size": 9,
         "axes.titlesize": 9,
@@ -38,6 +36,7 @@ _STYLE: Mapping[str, Any] = MappingProxyType(
         "svg.hashsalt": "collapipe",  # and ids are not drawn by chance
     }
 )
+"""Matplotlib's settings while a figure is drawn and saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,6 @@ class Mark:
     line: str
     marker: str
     hatch: str
-
-    def as_line(self) -> dict[str, Any]:
-        """Arguments of ``plot``."""
-        return {"color": self.colour, "linestyle": self.line, "marker": self.marker}
 
     def as_bar(self) -> dict[str, Any]:
         """Arguments of ``bar``."""
@@ -71,27 +66,15 @@ MARKS = (
 """Of at least 3:1 against white, and of lightness at least 6 (L*) apart."""
 
 
-def style() -> AbstractContextManager[None]:
-    """Matplotlib's settings while a figure is drawn and saved."""
-    settings: Any = dict(_STYLE)
-    return rc_context(settings)
-
-
 def panels(
     height_in: float, columns: int, rows: int = 1, **layout: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure of the page's width with panels side by side, row after row."""
     figure = Figure((WIDTH_IN, height_in), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **layout)
-    return figure, list(axes.flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
 
 
-def draw_lines(
-    axes: Axes,
-    series: Series,
-    markevery: Any = None,
-    nested: bool = False,
-) -> None:
+def draw_lines(axes: Axes, series: Series, markevery: Any = None, nested: bool = False) -> None:
     """A line of means in a band of 95 % for each label.
 
     Markers are apart, and with ``nested`` wide lines lie below narrow ones, so that lines on each
@@ -99,14 +82,15 @@ def draw_lines(
     """
     count = len(series)
     for place, (label, (x, intervals)) in enumerate(series.items()):
-        mark = MARKS[place]
-        every = max(len(x) // 5, 1)
+        mark, every = MARKS[place], max(len(x) // 5, 1)
         ends = np.transpose([each.ends for each in intervals])
         axes.fill_between(x, *ends, color=mark.colour, alpha=0.15, linewidth=0)
         axes.plot(
             x,
             [each.mean for each in intervals],
-            **mark.as_line(),
+            color=mark.colour,
+            linestyle=mark.line,
+            marker=mark.marker,
             markevery=(place * every // count, every) if markevery is None else markevery,
             linewidth=1.3 + 0.8 * (count - 1 - place) * nested,
             label=label,
@@ -122,9 +106,8 @@ def error_bars(
     **style: Any,
 ) -> None:
     """95 % intervals on upright bars, or on level ones; ``style`` adds a marker, a label or so."""
-    means = [each.mean for each in intervals]
-    below = [each.mean - each.ends[0] for each in intervals]
-    reach = below, [each.ends[1] - each.mean for each in intervals]
+    means = np.array([each.mean for each in intervals])
+    reach = np.abs(np.transpose([each.ends for each in intervals]) - means)
     at = {"x": means, "y": places, "xerr": reach} if level else {"y": means, "yerr": reach}
     look = {"linestyle": "none", "color": "black", "capsize": 2.5, "elinewidth": 1}
     axes.errorbar(**{"x": list(places), **at, **look, **style})
@@ -140,6 +123,6 @@ def over_places(values: ArrayLike) -> list[Interval]:
     return [over_seeds(column) for column in np.transpose(values).tolist()]
 
 
-def legend_below(axes: Axes, columns: int, gap: float = 0.2) -> None:
+def legend_below(axes: Axes, columns: int) -> None:
     """A legend of what this panel shows, below it."""
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -gap), ncols=columns)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns)

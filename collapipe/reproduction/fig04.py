@@ -5,16 +5,15 @@ energy are left out, which would only hide a part of the picture.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Cell, Finding, PaperFigure, Row, at_least
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, at_least
 from collapipe.reproduction.paper_world import BATCH_SIZE, TRANSFORMER_BLOCKS, paper_presets
 from collapipe.runs.evidence import over_seeds, share_over_seeds
 from collapipe.state import DeviceProfile
@@ -30,14 +29,11 @@ def latencies(devices: Sequence[DeviceProfile]) -> Floats:
     """Seconds of a batch on the S fastest devices with m micro-batches, [S, m] from 1."""
     fastest = tuple(sorted(devices, key=lambda device: device.time.compute(1, 1.0)))
     most = min(len(devices), TRANSFORMER_BLOCKS)
-    return np.array([_over_m(fastest[:count]) for count in range(1, most + 1)])
-
-
-def _over_m(devices: tuple[DeviceProfile, ...]) -> list[float]:
-    blocks = even_blocks(TRANSFORMER_BLOCKS, len(devices))
-    return [
-        pipeline_latency(devices, blocks, BATCH_SIZE, m, "bound") for m in range(1, BATCH_SIZE + 1)
-    ]
+    seconds = np.empty((most, BATCH_SIZE))
+    for place, m in np.ndindex(seconds.shape):
+        chosen, blocks = fastest[: place + 1], even_blocks(TRANSFORMER_BLOCKS, place + 1)
+        seconds[place, m] = pipeline_latency(chosen, blocks, BATCH_SIZE, m + 1, "bound")
+    return seconds
 
 
 def best(seconds: Floats) -> tuple[int, int]:
@@ -61,12 +57,15 @@ def _compute(seed: int) -> Floats:
     return np.array([latencies(presets.devices(seed, number)) for number in range(CLUSTERS)])
 
 
-def _rows(drawn: Mapping[int, Floats]) -> Iterator[Row]:
-    tables: list[tuple[str, Cell, Floats]] = [("alike", "", _alike())]
-    tables += [("drawn", seed, each.mean(axis=0)) for seed, each in drawn.items()]
-    for devices, seed, seconds in tables:
-        for (place, m), value in np.ndenumerate(seconds):
-            yield devices, seed, place + 1, m + 1, float(value)
+def _rows(seed: int, drawn: Floats) -> Iterator[Row]:
+    if seed == 0:  # these are the same for all seeds
+        yield from (("alike", "", *point) for point in _points(_alike()))
+    yield from (("drawn", seed, *point) for point in _points(drawn.mean(axis=0)))
+
+
+def _points(seconds: Floats) -> Iterator[tuple[int, int, float]]:
+    for (place, m), value in np.ndenumerate(seconds):
+        yield place + 1, m + 1, float(value)
 
 
 def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:
@@ -86,30 +85,28 @@ def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:
         yield Finding(f"{devices}: least latency", least, "s")
 
 
-def _draw(drawn: Sequence[Floats]) -> Figure:
+def _draw(drawn: Sequence[Floats], _: Ours) -> Figure:
     figure, (left, right) = drawing.panels(3.4, 2, sharey=True)
-    _draw_panel(left, [_alike()], "(a) devices that are alike")
     means = [each.mean(axis=0) for each in drawn]
-    _draw_panel(right, means, "(b) drawn devices, the S fastest, mean")
+    for axes, tables, title in (
+        (left, [_alike()], "(a) devices that are alike"),
+        (right, means, "(b) drawn devices, the S fastest, mean"),
+    ):
+        m, by_segments = range(1, BATCH_SIZE + 1), enumerate(np.swapaxes(tables, 0, 1), start=1)
+        series = {f"S={s}": (m, drawing.over_places(seconds)) for s, seconds in by_segments}
+        drawing.draw_lines(axes, series, markevery=[0, 1, 3, 7, 15, 31, 63])
+        mean = np.mean(tables, axis=0)
+        (segments, least), least_s = best(mean), float(mean.min())
+        star: dict[str, Any] = {"marker": "*", "markersize": 13, "mfc": "white", "mec": "black"}
+        axes.plot(least, least_s, linestyle="none", zorder=5, label="optimum", **star)
+        text = f"S={segments}, m={least}: {least_s:.0f} s"
+        drawing.annotate(axes, text, (least, least_s), -16)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(2 ** np.arange(7), [str(2**power) for power in range(7)])
+        axes.set(ylim=(0, None), xlabel="micro-batches m", title=title)
     left.set_ylabel("time of a batch [s]")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=7)
     return figure
-
-
-def _draw_panel(axes: Axes, tables: Sequence[Floats], title: str) -> None:
-    m = range(1, tables[0].shape[1] + 1)
-    by_segments = enumerate(np.swapaxes(tables, 0, 1), start=1)
-    series = {f"S={s}": (m, drawing.over_places(seconds)) for s, seconds in by_segments}
-    drawing.draw_lines(axes, series, markevery=[0, 1, 3, 7, 15, 31, 63])
-    mean = np.mean(tables, axis=0)
-    segments, least = best(mean)
-    star: dict[str, Any] = {"marker": "*", "markersize": 13, "mfc": "white", "mec": "black"}
-    axes.plot(least, mean.min(), linestyle="none", zorder=5, label="optimum", **star)
-    text = f"S={segments}, m={least}: {mean.min():.0f} s"
-    drawing.annotate(axes, text, (least, float(mean.min())), -16)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(2 ** np.arange(7), [str(2**power) for power in range(7)])
-    axes.set(ylim=(0, None), xlabel="micro-batches m", title=title)
 
 
 FIGURE = PaperFigure(

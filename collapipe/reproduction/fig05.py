@@ -1,7 +1,7 @@
 """Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, PaperFigure, Row, at_least, within_one
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, at_least, within_one
 from collapipe.reproduction.paper_world import BATCH_SIZE, BERT_BLOCKS, draw_cluster, solve, stream
 from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
@@ -50,10 +50,9 @@ def _solve(seed: int, number: int) -> SolvedCluster:
     )
 
 
-def _rows(seeds: Mapping[int, Clusters]) -> Iterator[Row]:
-    for seed, clusters in seeds.items():
-        for number, cluster in enumerate(clusters):
-            yield seed, number, *astuple(cluster)
+def _rows(seed: int, clusters: Clusters) -> Iterator[Row]:
+    for number, cluster in enumerate(clusters):
+        yield seed, number, *astuple(cluster)
 
 
 def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
@@ -66,11 +65,10 @@ def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
             text, unit = f"median of the best m where S = {s} is best", "micro-batches"
             claim = within_one(text, _PAPER[s], medians, unit) if s in _PAPER else None
             yield claim or Finding(text, medians, unit)
-    even, best = (
-        [sum(getattr(cluster, name) for cluster in each) for each in seeds]
-        for name in ("even_latency_s", "latency_s")
+    increase = over_seeds(
+        100 * (sum(c.even_latency_s for c in each) / sum(c.latency_s for c in each) - 1)
+        for each in seeds
     )
-    increase = over_seeds(100 * (one / other - 1) for one, other in zip(even, best, strict=True))
     text = "even split over all devices: increase of the mean latency"
     yield at_least(text, "increases significantly", increase, "%", 0)
     for s in _segments(seeds):
@@ -93,15 +91,24 @@ def _micro_batches(clusters: Clusters, segments: int) -> list[int]:
     return [each.num_micro_batches for each in clusters if each.num_segments == segments]
 
 
-def _draw(seeds: Sequence[Clusters]) -> Figure:
+def _draw(seeds: Sequence[Clusters], ours: Ours) -> Figure:
     figure, axes = drawing.panels(3.1, 3, width_ratios=[1.75, 1, 1])
-    segments = _segments(seeds)
+    segments, every = _segments(seeds), [cluster for each in seeds for cluster in each]
     _draw_clusters(axes[0], seeds[0][:_SHOWN])
-    shares = [_shares(seeds, s) for s in segments]
+    shares = [ours[f"clusters whose best S is {s}"] for s in segments]
     axes[1].bar(segments, [each.mean for each in shares], 0.7, **drawing.MARKS[0].as_bar())
     drawing.error_bars(axes[1], segments, shares)
     axes[1].set(ylim=(0, None), ylabel="share of clusters [%]", title="(b) all clusters: S")
-    _draw_micro_batches(axes[2], seeds)
+    # Median and quartiles of m, with the paper's three pairs.
+    quartiles = [np.percentile(_micro_batches(every, s), [25, 50, 75]) for s in segments]
+    found = [Interval(median, low, high) for low, median, high in quartiles]
+    colour = drawing.MARKS[0].colour
+    drawing.error_bars(axes[2], segments, found, marker="o", color=colour, label="ours")
+    axes[2].plot([*_PAPER], [*_PAPER.values()], "x", color="black", markersize=8, label="paper")
+    axes[2].set_xlim(segments[0] - 0.5, segments[-1] + 0.5)
+    axes[2].yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[2].set(ylim=(0, 1.4 * np.max(quartiles)), ylabel="best m", title="(c) all clusters: m")
+    axes[2].legend(loc="upper left")
     for each in axes[1:]:
         each.set(xticks=segments, xlabel="best S")
     return figure
@@ -120,21 +127,6 @@ def _draw_clusters(axes: Axes, clusters: Clusters) -> None:
     axes.set_xticks(range(place + 1), [*map(str, range(1, place + 1)), str(place)])
     axes.set(xlabel="cluster", ylabel="time of a batch [s]", title="(a) the first four clusters")
     axes.set_ylim(0, 1.45 * max(latency_s for latency_s, _, _ in bars))
-    axes.legend(loc="upper left")
-
-
-def _draw_micro_batches(axes: Axes, seeds: Sequence[Clusters]) -> None:
-    """Median and quartiles of m, with the paper's three pairs."""
-    every = [cluster for each in seeds for cluster in each]
-    segments = _segments(seeds)
-    quartiles = [np.percentile(_micro_batches(every, s), [25, 50, 75]) for s in segments]
-    found = [Interval(median, low, high) for low, median, high in quartiles]
-    colour = drawing.MARKS[0].colour
-    drawing.error_bars(axes, segments, found, marker="o", color=colour, label="ours")
-    axes.plot(list(_PAPER), list(_PAPER.values()), "x", color="black", markersize=8, label="paper")
-    axes.set_xlim(segments[0] - 0.5, segments[-1] + 0.5)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(ylim=(0, 1.4 * np.max(quartiles)), ylabel="best m", title="(c) all clusters: m")
     axes.legend(loc="upper left")
 
 

@@ -8,14 +8,8 @@ from matplotlib.figure import Figure
 
 from collapipe.errors import RoundFailedError
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, PaperFigure, above, within_a_quarter
-from collapipe.reproduction.learning_curves import (
-    COLUMNS,
-    LearningCurve,
-    curve_rows,
-    learning_curves,
-    mean_over_seeds,
-)
+from collapipe.reproduction.figure import Finding, Ours, above, within_a_quarter
+from collapipe.reproduction.learning_curves import LearningCurve, curve_figure, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import Interval, over_seeds
 
@@ -58,21 +52,21 @@ def _of(seeds: Seeds, task: str) -> list[Curves]:
     return [{name: each[task, name] for name in FRAMEWORKS} for each in seeds]
 
 
-def lead(
-    seeds: Sequence[Curves], other: str, axis: str, what: str, share: float = 1.0
-) -> list[float]:
-    """How far ``what`` of ours is above another's, where ``axis`` is at ``share`` of the place at
-    which the first framework is through its rounds."""
-    pairs = [_both(each, other, axis, what, share) for each in seeds]
-    return [own - their for own, their in pairs]
-
-
 def _both(
     curves: Curves, other: str, axis: str, what: str, share: float = 1.0
 ) -> tuple[float, float]:
-    place = share * min(each.losses.end(axis) for each in curves.values())
-    own, their = (getattr(curves[name], what).at(axis, place) for name in (OWN, other))
-    return own, their
+    """Ours and the other's at ``share`` of the place on ``axis`` at which the first framework is
+    through its rounds."""
+    place = share * min(each.end(axis) for each in curves.values())
+    return curves[OWN].at(what, axis, place), curves[other].at(what, axis, place)
+
+
+def _lead(
+    seeds: Sequence[Curves], other: str, axis: str, what: str, share: float = 1.0
+) -> list[float]:
+    """How far ours is above the other's, as in ``_both``."""
+    pairs = [_both(each, other, axis, what, share) for each in seeds]
+    return [own - their for own, their in pairs]
 
 
 def gain_percent(seeds: Sequence[Curves], other: str, axis: str) -> Interval:
@@ -85,7 +79,7 @@ def gain_percent(seeds: Sequence[Curves], other: str, axis: str) -> Interval:
         label, metric = FRAMEWORKS[other], seeds[0][other].metric
         raise RoundFailedError(f"{label}: {metric} 0 {AXES[axis]}; no percentage of it exists")
     mean = float(np.mean(theirs))
-    return over_seeds(100 * gain / mean for gain in lead(seeds, other, axis, "validation"))
+    return over_seeds(100 * gain / mean for gain in _lead(seeds, other, axis, "validation"))
 
 
 def _findings(seeds: Seeds) -> Iterator[Finding]:
@@ -95,10 +89,10 @@ def _findings(seeds: Seeds) -> Iterator[Finding]:
             gain = gain_percent(translation, other, axis)
             yield within_a_quarter(f"BLEU above {FRAMEWORKS[other]}'s, {when}", 19.5, gain, "%")
         for other, paper in (("pipeline", 1.82), ("titanic", 0.15)):
-            gain = over_seeds(lead(classification, other, axis, "validation"))
+            gain = over_seeds(_lead(classification, other, axis, "validation"))
             text = f"accuracy above {FRAMEWORKS[other]}'s, {when}"
             yield within_a_quarter(text, paper, gain, "points")
-        early = -over_seeds(lead(ner, "vanilla_fl", axis, "losses", _EARLY))
+        early = -over_seeds(_lead(ner, "vanilla_fl", axis, "losses", _EARLY))
         text = f"NER's training loss below VanillaFL's in the first quarter, {when}"
         yield above(text, "falls faster early", early, "", _ROUNDING)
     for task in TASKS:
@@ -111,55 +105,42 @@ def _of_task(task: str, seeds: Sequence[Curves]) -> Iterator[Finding]:
         tests = over_seeds(each[name].test for each in seeds)
         yield Finding(f"{task}: {label}'s {metric} on test", tests, unit)
         for axis, what in (("devices_s", "on devices"), ("clock_s", "with uploads")):
-            ends = over_seeds(each[name].losses.end(axis) for each in seeds)
+            ends = over_seeds(each[name].end(axis) for each in seeds)
             yield Finding(f"{task}: {label}'s seconds {what}", ends, "s")
     for other in _OTHERS:
         label = FRAMEWORKS[other]
         for axis, when in AXES.items():
-            gain = over_seeds(lead(seeds, other, axis, "validation"))
+            gain = over_seeds(_lead(seeds, other, axis, "validation"))
             yield Finding(f"{task}: ahead of {label}, {when}", gain, "points")
-            losses = -over_seeds(lead(seeds, other, axis, "validation_losses"))
+            losses = -over_seeds(_lead(seeds, other, axis, "validation_losses"))
             yield Finding(f"{task}: validation loss below {label}'s, {when}", losses, "")
         for what, name, its in (
             ("losses", "training loss", ""),
             ("validation", f"validation {metric}", "points"),
         ):
-            most = over_seeds(largest_difference(each[OWN], each[other], what) for each in seeds)
+            apart = (getattr(each[OWN], what) - getattr(each[other], what) for each in seeds)
+            most = over_seeds(float(np.nanmax(np.abs(each))) for each in apart)
             text = f"{task}: largest difference of {name} from {label} in any round"
             yield Finding(text, most, its)
 
 
-def largest_difference(one: LearningCurve, other: LearningCurve, what: str) -> float:
-    """In any round of ``losses`` or ``validation``."""
-    return float(np.abs(getattr(one, what).values - getattr(other, what).values).max())
-
-
-def _draw(seeds: Seeds) -> Figure:
+def _draw(seeds: Seeds, _: Ours) -> Figure:
     """A row a task: its metric against rounds and two kinds of modelled seconds."""
     figure, panels = drawing.panels(1.9 * len(TASKS) + 0.5, len(AXES), len(TASKS), sharey="row")
     for axes, (task, axis) in zip(panels, itertools.product(TASKS, AXES), strict=True):
-        curves, unit = _of(seeds, task), 1.0 if axis == "rounds" else 3600.0
+        unit = 1.0 if axis == "rounds" else 3600.0
         series = {
-            label: mean_over_seeds([each[name].validation for each in curves], axis, unit)
+            label: mean_over_seeds([each[task, name] for each in seeds], "validation", axis, unit)
             for name, label in FRAMEWORKS.items()
         }
         drawing.draw_lines(axes, series, nested=True)
         axes.set(xlim=(0, None), ylim=(0, None), xlabel=_LABELS[axis])
         if axis == "rounds":
-            axes.set_ylabel(f"{task}: {curves[0][OWN].metric_label}")
+            axes.set_ylabel(f"{task}: {seeds[0][task, OWN].metric_label}")
     labels = panels[0].get_legend_handles_labels()
     figure.legend(*labels, loc="outside lower center", ncols=len(FRAMEWORKS))
     return figure
 
 
-FIGURE = PaperFigure(
-    "fig06",
-    ("task", "framework", *COLUMNS),
-    learning_curves,
-    curve_rows,
-    _findings,
-    _draw,
-    num_seeds=3,
-    jobs=_jobs,
-    basis="learning is real, measured on held-out rows; its seconds are modelled",
-)
+_BASIS = "learning is real, measured on held-out rows; its seconds are modelled"
+FIGURE = curve_figure("fig06", ("task", "framework"), _jobs, _findings, _draw, _BASIS)

@@ -1,17 +1,22 @@
 """Fig. 11: total delay over rounds under DSSRA, against scheduling by chance, loss or delay."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, PaperFigure, Row, within_a_quarter
-from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, within_a_quarter
+from collapipe.reproduction.scheduling import (
+    Overrides,
+    RunHistory,
+    reduction,
+    run_histories,
+    total_s,
+)
+from collapipe.runs.evidence import over_seeds, share_over_seeds
 
 ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round
 _PAPER = {"loss-only": 46.44, "delay-only": 15.48, "random": 7.12}
@@ -39,7 +44,7 @@ RULES: Mapping[str, Overrides] = {
     "loss-only": ("strategy=loss_only",),
     "delay-only": ("strategy=delay_only",),
 }
-_STRATEGIES: Mapping[str, Overrides] = {**PLANNED, **RULES}
+_STRATEGIES = {**PLANNED, **RULES}
 _IN_FADING: Mapping[str, Overrides] = {
     **_READINGS,
     **{f"{each}{EVEN}": (*how, "strategy.partition=pipeline") for each, how in RULES.items()},
@@ -57,7 +62,7 @@ _FADING = tuple(WORLDS)[:2]
 _THREE = f"{MAIN}, N = 3"
 _OWN, _ALGORITHMS = "DSSRA, V = 0.1", "DSSRA, V = 0.1, Algorithms 2 to 4"
 _AS_LINES = (*(dssra(weight) for weight in (0.01, 0.1, 10.0)), "random", "delay-only")
-_DELAY_ONLY = "delay-only", "random"
+_DELAY_ONLY = "reduction of delay-only against random; {}"
 _NEXT_TO_V = 60.0  # where delay-only stands on the axis of V
 
 
@@ -80,11 +85,6 @@ class Schedules:
         return float(np.mean(each[half:quarter])), float(np.mean(each[quarter:]))
 
 
-def total_s(run: RunHistory) -> float:
-    """Delay of all rounds."""
-    return sum(result.delay_s for result in run)
-
-
 def _compute(seed: int) -> Schedules:
     """DSSRA with several V, and the rules, over the same rounds."""
     runs = run_histories(seed, ROUNDS, WORLDS, _STRATEGIES)
@@ -96,48 +96,32 @@ def _compute(seed: int) -> Schedules:
     return Schedules(runs, run_histories(seed, PAPER_ROUNDS, {MAIN: ()}, solvers)[MAIN])
 
 
-def _rows(seeds: Mapping[int, Schedules]) -> Iterator[Row]:
-    for seed, schedules in seeds.items():
-        for world, by_strategy in schedules.runs.items():
-            for strategy, run in by_strategy.items():
-                totals = accumulate(result.delay_s for result in run)
-                for number, (each, total) in enumerate(zip(run, totals, strict=True), start=1):
-                    yield seed, world, strategy, number, each.delay_s, total, each.largest_queue
-
-
-def reduction(seeds: Sequence[Schedules], world: str, of: str, against: str) -> Interval:
-    """By how many percent one total is below another, paired by seed."""
-    return _reduction([each.runs[world] for each in seeds], of, against)
-
-
-def _reduction(seeds: Iterable[Mapping[str, RunHistory]], of: str, against: str) -> Interval:
-    return over_seeds(100 * (1 - total_s(runs[of]) / total_s(runs[against])) for runs in seeds)
-
-
-def shares(seeds: Sequence[Schedules], world: str, strategy: str) -> tuple[Interval, Interval]:
-    """Of the rounds, of the least and of the most scheduled unit, %."""
-    least, most = zip(*(each.shares(world, strategy) for each in seeds), strict=True)
-    return share_over_seeds(least), share_over_seeds(most)
+def _rows(seed: int, schedules: Schedules) -> Iterator[Row]:
+    for world, by_strategy in schedules.runs.items():
+        for strategy, run in by_strategy.items():
+            totals = accumulate(result.delay_s for result in run)
+            for number, (each, total) in enumerate(zip(run, totals, strict=True), start=1):
+                yield seed, world, strategy, number, each.delay_s, total, each.largest_queue
 
 
 def _findings(seeds: Sequence[Schedules]) -> Iterator[Finding]:
-    for world, there in seeds[0].runs.items():
-        planned = [each for each in there if each in PLANNED or each in _READINGS]
-        for each in there:
-            yield from _of_strategy(seeds, world, each, each in planned)
+    for world in seeds[0].runs:
+        there = [each.runs[world] for each in seeds]
+        planned = [each for each in there[0] if each in PLANNED or each in _READINGS]
+        for strategy in there[0]:
+            yield from _of_strategy(seeds, world, strategy, strategy in planned)
         for own in (*planned, *RULES):
-            for other in there:
+            for other in there[0]:
                 if other in (own, *planned):
                     continue
-                text = f"reduction of {own} against {other}; {world}"
-                ours = reduction(seeds, world, own, other)
+                text, ours = f"reduction of {own} against {other}", reduction(there, own, other)
                 if own == dssra(0.01) and world in WORLDS:
                     paper = _PAPER[other.removesuffix(EVEN)]
-                    yield within_a_quarter(text, paper, ours, "%")
+                    yield within_a_quarter(f"{text}; {world}", paper, ours, "%")
                 else:
-                    yield Finding(text, ours, "%")
+                    yield Finding(f"{text}; {world}", ours, "%")
     text = f"reduction of {_OWN} against its Algorithms 2 to 4, first {PAPER_ROUNDS} rounds; {MAIN}"
-    yield Finding(text, _reduction([each.first for each in seeds], _OWN, _ALGORITHMS), "%")
+    yield Finding(text, reduction([each.first for each in seeds], _OWN, _ALGORITHMS), "%")
 
 
 def _of_strategy(
@@ -145,68 +129,64 @@ def _of_strategy(
 ) -> Iterator[Finding]:
     runs = [each.runs[world][strategy] for each in seeds]
     yield Finding(f"{strategy}: total delay; {world}", over_seeds(map(total_s, runs)), "s")
-    for which, share in zip(("least", "most"), shares(seeds, world, strategy), strict=True):
-        yield Finding(f"{strategy}: rounds of the {which} scheduled unit; {world}", share, "%")
+    shares = zip(*(each.shares(world, strategy) for each in seeds), strict=True)
+    for which, percents in zip(("least", "most"), shares, strict=True):
+        text = f"{strategy}: rounds of the {which} scheduled unit; {world}"
+        yield Finding(text, share_over_seeds(percents), "%")
     units = over_seeds(float(np.mean([sum(each.took_part) for each in run])) for run in runs)
     yield Finding(f"{strategy}: units in a round; {world}", units, "1")
+    pairs = [each.queues(world, strategy) for each in seeds]
     if keeps_queues:
-        pairs = [each.queues(world, strategy) for each in seeds]
         late = over_seeds(after for _, after in pairs)
         yield Finding(f"{strategy}: largest queue, mean of the last quarter; {world}", late, "1")
         grown = over_seeds(after - before for before, after in pairs)
         yield Finding(f"{strategy}: growth of that against the quarter before; {world}", grown, "1")
 
 
-def _draw(seeds: Sequence[Schedules]) -> Figure:
+def _draw(seeds: Sequence[Schedules], ours: Ours) -> Figure:
     """Totals over rounds; delay, participation and queues over V."""
 
-    def over_weights(measure: Callable[[str, str], Interval]) -> drawing.Series:
-        found = {world: [measure(world, dssra(weight)) for weight in WEIGHTS] for world in WORLDS}
-        return {world: (WEIGHTS, intervals) for world, intervals in found.items()}
+    def over_weights(text: str) -> drawing.Series:
+        """What is found of DSSRA in each world, over V."""
+        return {
+            world: (WEIGHTS, [ours[f"{text.format(dssra(weight))}; {world}"] for weight in WEIGHTS])
+            for world in WORLDS
+        }
 
     figure, (totals, delays, rounds, queues) = drawing.panels(6.2, 2, rows=2)
-    _draw_totals(totals, seeds)
+    series = {}
+    for strategy in _AS_LINES:
+        delays_s = [[each.delay_s for each in seed.runs[MAIN][strategy]] for seed in seeds]
+        thousands = drawing.over_places(np.cumsum(delays_s, axis=1) / 1000)
+        series[strategy] = (range(1, len(thousands) + 1), thousands)
+    drawing.draw_lines(totals, series)
+    totals.set(xlim=(0, None), ylim=(0, None), xlabel="round", ylabel="total delay [1,000 s]")
+    totals.set_title(f"(a) {MAIN}")
+    totals.legend(loc="upper left")
     for axes in (delays, rounds, queues):
         axes.set(xscale="log", xlabel="V [1/s]")
         axes.set_xticks(WEIGHTS, [f"{weight:g}" for weight in WEIGHTS])
         axes.minorticks_off()
-    drawing.draw_lines(delays, over_weights(lambda w, name: -reduction(seeds, w, name, "random")))
-    _draw_delay_only(delays, seeds)
-    drawing.draw_lines(rounds, over_weights(lambda w, name: shares(seeds, w, name)[0]))
-    drawing.draw_lines(rounds, over_weights(lambda w, name: shares(seeds, w, name)[1]))
+    above = over_weights("reduction of {} against random").items()
+    drawing.draw_lines(delays, {world: (x, [-each for each in y]) for world, (x, y) in above})
+    for step, (mark, world) in enumerate(zip(drawing.MARKS, WORLDS, strict=False)):
+        # A little apart, so that intervals on each other are seen to be several.
+        place, found = _NEXT_TO_V * 1.2 ** (step - 1.5), -ours[_DELAY_ONLY.format(world)]
+        drawing.error_bars(delays, [place], [found], marker=mark.marker, color=mark.colour)
+    delays.axhline(0, color="black", linewidth=0.8)
+    delays.set_xticks([*WEIGHTS, _NEXT_TO_V], [*map("{:g}".format, WEIGHTS), "delay-\nonly"])
+    delays.set(ylabel="total delay against random [%]", title="(b) delay")
+    for which in ("least", "most"):
+        drawing.draw_lines(rounds, over_weights(f"{{}}: rounds of the {which} scheduled unit"))
     rounds.set(ylim=(0, 100), ylabel="rounds of a unit [%]")
     rounds.set_title("(c) least and most scheduled unit")
-    late = over_weights(lambda w, name: over_seeds(each.queues(w, name)[1] for each in seeds))
-    drawing.draw_lines(queues, late)
+    drawing.draw_lines(queues, over_weights("{}: largest queue, mean of the last quarter"))
     queues.set(yscale="log", ylabel="largest queue")
     queues.set_title("(d) mean of the last quarter of the rounds")
     handles = [line for line in queues.lines if line.get_label() in WORLDS]
     title = "(b), (c) and (d)"
     figure.legend(handles=handles, loc="outside lower center", ncols=4, title=title)
     return figure
-
-
-def _draw_totals(axes: Axes, seeds: Sequence[Schedules]) -> None:
-    series = {}
-    for strategy in _AS_LINES:
-        runs = [each.runs[MAIN][strategy] for each in seeds]
-        delays_s = [[result.delay_s for result in run] for run in runs]
-        totals = drawing.over_places(np.cumsum(delays_s, axis=1) / 1000)
-        series[strategy] = (range(1, len(totals) + 1), totals)
-    drawing.draw_lines(axes, series)
-    axes.set(xlim=(0, None), ylim=(0, None), xlabel="round", ylabel="total delay [1,000 s]")
-    axes.set_title(f"(a) {MAIN}")
-    axes.legend(loc="upper left")
-
-
-def _draw_delay_only(axes: Axes, seeds: Sequence[Schedules]) -> None:
-    for step, (mark, world) in enumerate(zip(drawing.MARKS, WORLDS, strict=False)):
-        # A little apart, so that intervals on each other are seen to be several.
-        place, found = _NEXT_TO_V * 1.2 ** (step - 1.5), reduction(seeds, world, *_DELAY_ONLY)
-        drawing.error_bars(axes, [place], [-found], marker=mark.marker, color=mark.colour)
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xticks([*WEIGHTS, _NEXT_TO_V], [*map("{:g}".format, WEIGHTS), "delay-\nonly"])
-    axes.set(ylabel="total delay against random [%]", title="(b) delay")
 
 
 FIGURE = PaperFigure(

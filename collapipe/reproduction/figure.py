@@ -13,6 +13,8 @@ from collapipe.runs.evidence import Interval
 
 Cell = str | int | float
 Row = tuple[Cell, ...]
+Ours = Mapping[str, Interval]
+"""Our numbers by the text of their findings."""
 R = TypeVar("R")
 PROCESSES = 2  # that compute seeds side by side
 
@@ -37,10 +39,7 @@ class Claim(Finding):
 
 
 def within_a_quarter(text: str, paper: float, ours: Interval, unit: str) -> Claim:
-    """A number agrees where our mean is off by at most a quarter of it.
-
-    The interval does not count: the wider it is, the more it would agree with.
-    """
+    """A number agrees by its mean alone: the wider its interval, the more would lie within."""
     agrees = abs(ours.mean - paper) <= abs(paper) / 4
     rule = "our mean is within a quarter of the paper's figure"
     return Claim(text, ours, unit, paper, agrees, rule)
@@ -79,56 +78,39 @@ class Evidence:
 class PaperFigure(Generic[R]):
     """How a figure is computed, R being the result of one seed.
 
-    Attributes
-    ----------
-    columns
-        Names of what ``rows`` returns.
-    compute
-        Takes a seed; of a figure that trains: the finished runs by the keys of ``jobs``.
-    findings
-        Returns the paper's claims, too.
-    settings
-        What was drawn and how often, next to the presets.
-    jobs
-        The runs of a seed, by any key; None: nothing is trained.
-    basis
-        Where the numbers come from.
+    ``compute`` takes a seed; of a figure that trains: the finished runs by the keys of ``jobs``.
     """
 
     name: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # of ``rows``
     compute: Callable[..., R]
-    rows: Callable[[Mapping[int, R]], Iterable[Row]]
-    findings: Callable[[Sequence[R]], Iterable[Finding]]
-    draw: Callable[[Sequence[R]], Figure]
-    settings: Mapping[str, Cell] = field(default_factory=dict)
+    rows: Callable[[int, R], Iterable[Row]]  # of a seed
+    findings: Callable[[Sequence[R]], Iterable[Finding]]  # the paper's claims, too
+    draw: Callable[[Sequence[R], Ours], Figure]
+    settings: Mapping[str, Cell] = field(default_factory=dict)  # next to the presets
     num_seeds: int = 5
-    jobs: Callable[[int], Mapping[Any, Job]] | None = None
+    jobs: Callable[[int], Mapping[Any, Job]] | None = None  # of a seed; None: nothing is trained
     basis: str = "times that a model predicts, not measured ones"
 
     def evidence(self, seeds: Sequence[int], training: Training | None = None) -> Evidence:
         """Compute or train all seeds. Raises ``ConfigError`` and ``RoundFailedError``."""
         settings = dict(self.settings)
         if self.jobs is None:
-            results = dict(zip(seeds, compute_seeds(self.compute, seeds), strict=True))
+            results = compute_seeds(self.compute, seeds)
         else:
             assert training is not None
-            jobs = {seed: self.jobs(seed) for seed in seeds}
-            runs = training.runs([job for each in jobs.values() for job in each.values()])
-            results = {
-                seed: self.compute({key: runs[job] for key, job in each.items()})
-                for seed, each in jobs.items()
-            }
+            jobs = [self.jobs(seed) for seed in seeds]
+            runs = training.runs([job for each in jobs for job in each.values()])
+            results = [self.compute({key: runs[each[key]] for key in each}) for each in jobs]
             wall_s = round(sum(run.summary.wall_s or 0 for run in runs.values() if run.summary))
             settings |= {"sizes": training.sizes, "runs": len(runs), "runs_wall_s": wall_s}
-        every = list(results.values())
-        found = list(self.findings(every))
+        found = list(self.findings(results))
         return Evidence(
-            list(self.rows(results)),
+            [row for each in zip(seeds, results, strict=True) for row in self.rows(*each)],
             [each for each in found if isinstance(each, Claim)],
             [each for each in found if not isinstance(each, Claim)],
             settings,
-            self.draw(every),
+            self.draw(results, {each.text: each.ours for each in found}),
         )
 
 
@@ -136,10 +118,6 @@ def compute_seeds(compute: Callable[[int], R], seeds: Sequence[int]) -> list[R]:
     """``compute`` of each seed, side by side in processes that end with this one."""
     if PROCESSES == 1 or len(seeds) == 1:
         return [compute(seed) for seed in seeds]
-    with multiprocessing.get_context("spawn").Pool(PROCESSES, _ignore_ctrl_c) as pool:
+    ignore_ctrl_c = signal.SIGINT, signal.SIG_IGN  # this process ends the others
+    with multiprocessing.get_context("spawn").Pool(PROCESSES, signal.signal, ignore_ctrl_c) as pool:
         return pool.map(compute, seeds, chunksize=1)
-
-
-def _ignore_ctrl_c() -> None:
-    """Whoever started this process ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,13 +8,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, PaperFigure, Row, within_a_quarter
-from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, within_a_quarter
+from collapipe.reproduction.scheduling import (
+    Overrides,
+    RunHistory,
+    reduction,
+    run_histories,
+    total_s,
+)
+from collapipe.runs.evidence import over_seeds, share_over_seeds
 
 ROUNDS, UNITS = 5, 3
 LABELS: Mapping[str, str] = {
@@ -56,11 +61,6 @@ def slowest_cluster_s(run: RunHistory) -> float:
     return sum(max(each.pipelines_s) for each in run)
 
 
-def total_s(run: RunHistory) -> float:
-    """With uploads, of the unit that ends last, summed over rounds."""
-    return sum(each.delay_s for each in run)
-
-
 _COUNTED: Mapping[str, tuple[Seconds, str]] = {
     "cluster delay": (mean_cluster_s, _ACTIVATIONS),
     "total, adapters": (total_s, _ADAPTERS),
@@ -69,6 +69,7 @@ _COUNTED: Mapping[str, tuple[Seconds, str]] = {
 }
 """What is counted: seconds, and with which uploads. The paper may mean one of the first three."""
 _CLAIMED = tuple(_COUNTED)[:3]
+_AGAINST_RIVAL = "reduction against VanillaFL, total; {}"
 
 
 def plain(framework: str, environment: str = "static", uploads: str = _ACTIVATIONS) -> str:
@@ -79,11 +80,6 @@ def plain(framework: str, environment: str = "static", uploads: str = _ACTIVATIO
 def scaled(what: str, factor: float) -> str:
     """The name of a world with other uplinks: ``what`` is a payload, or VanillaFL's label."""
     return f"{what}; {factor:g} times the bandwidth"
-
-
-def reduction(seeds: Sequence[Runs], seconds: Seconds, of: str, against: str) -> Interval:
-    """By how many percent one world's time is below another's, paired by seed."""
-    return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
 
 
 def worlds() -> dict[str, Overrides]:
@@ -124,35 +120,23 @@ def play(seed: int, rounds: int, among: Mapping[str, Overrides]) -> Runs:
     return {name: by_strategy["all"] for name, by_strategy in found.items()}
 
 
-def _rows(seeds: Mapping[int, Runs]) -> Iterator[Row]:
-    for seed, runs in seeds.items():
-        for world, run in runs.items():
-            for number, each in enumerate(run, start=1):
-                pipelines_s = each.pipelines_s
-                mean_s = float(np.mean(pipelines_s))
-                yield seed, world, number, mean_s, max(pipelines_s), each.delay_s
-
-
-def _below(seeds: Sequence[Runs], counted: str, environment: str, other: str) -> Interval:
-    seconds, uploads = _COUNTED[counted]
-    own, against = (plain(name, environment, uploads) for name in (OWN, other))
-    return reduction(seeds, seconds, own, against)
-
-
-def _a_round(seeds: Sequence[Runs], counted: str, environment: str, name: str) -> Interval:
-    seconds, uploads = _COUNTED[counted]
-    runs = [each[plain(name, environment, uploads)] for each in seeds]
-    return over_seeds(seconds(run) / len(run) for run in runs)
+def _rows(seed: int, runs: Runs) -> Iterator[Row]:
+    for world, run in runs.items():
+        for number, each in enumerate(run, start=1):
+            pipelines_s = each.pipelines_s
+            mean_s = float(np.mean(pipelines_s))
+            yield seed, world, number, mean_s, max(pipelines_s), each.delay_s
 
 
 def _findings(seeds: Sequence[Runs]) -> Iterator[Finding]:
     for environment in ENVIRONMENTS:
-        for counted in _COUNTED:
+        for counted, (seconds, uploads) in _COUNTED.items():
             for name, label in LABELS.items():
-                seconds = _a_round(seeds, counted, environment, name)
-                yield Finding(f"{label}: {counted}; {environment}, a round", seconds, "s")
+                own, other = (plain(each, environment, uploads) for each in (OWN, name))
+                a_round = over_seeds(seconds(each[other]) / len(each[other]) for each in seeds)
+                yield Finding(f"{label}: {counted}; {environment}, a round", a_round, "s")
                 text = f"reduction against {label}, {counted}; {environment}"
-                below = _below(seeds, counted, environment, name)
+                below = reduction(seeds, own, other, seconds)
                 if name in _PAPER and counted in _CLAIMED and environment == ENVIRONMENTS[0]:
                     yield within_a_quarter(text, _PAPER[name], below, "%")
                 elif name != OWN:
@@ -165,23 +149,24 @@ def _findings(seeds: Sequence[Runs]) -> Iterator[Finding]:
             yield Finding(text, percents, "%")
     for payload in PAYLOADS:
         for factor in FACTORS:
-            text = f"reduction against VanillaFL, total; {scaled(payload, factor)}"
-            yield Finding(text, _against_rival(seeds, payload, factor), "%")
+            own, rival = (scaled(what, factor) for what in (payload, LABELS[RIVAL]))
+            yield Finding(_AGAINST_RIVAL.format(own), reduction(seeds, own, rival), "%")
 
 
-def _against_rival(seeds: Sequence[Runs], payload: str, factor: float) -> Interval:
-    """CollaPipe against VanillaFL, both with ``factor`` times the bandwidth, %."""
-    rival = scaled(LABELS[RIVAL], factor)
-    return reduction(seeds, total_s, scaled(payload, factor), rival)
-
-
-def _draw(seeds: Sequence[Runs]) -> Figure:
+def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
     """Rounds on static devices; reductions over the uplinks' bandwidth."""
     figure, (left, right) = drawing.panels(3.9, 2, width_ratios=[1.1, 1])
-    _draw_rounds(left, seeds)
+    for place, (mark, counted) in enumerate(zip(drawing.MARKS, _CLAIMED, strict=False)):
+        places = [number + 0.27 * (place - 1) for number in range(len(LABELS))]
+        found = [ours[f"{label}: {counted}; static, a round"] for label in LABELS.values()]
+        left.barh(places, [each.mean for each in found], 0.26, **mark.as_bar(), label=counted)
+        drawing.error_bars(left, places, found, level=True)
+    left.set_yticks(np.arange(len(LABELS)), LABELS.values())
+    left.invert_yaxis()
+    left.set(xlabel="a round [s]", title="(a) static clusters")
     series = {
-        payload: (FACTORS, [_against_rival(seeds, payload, factor) for factor in FACTORS])
-        for payload in PAYLOADS
+        what: (FACTORS, [ours[_AGAINST_RIVAL.format(scaled(what, each))] for each in FACTORS])
+        for what in PAYLOADS
     }
     drawing.draw_lines(right, series)
     right.axhline(0, color="black", linewidth=0.8)
@@ -190,17 +175,6 @@ def _draw(seeds: Sequence[Runs]) -> Figure:
     for axes in (left, right):
         drawing.legend_below(axes, 2)
     return figure
-
-
-def _draw_rounds(axes: Axes, seeds: Sequence[Runs]) -> None:
-    for place, (mark, counted) in enumerate(zip(drawing.MARKS, _CLAIMED, strict=False)):
-        places = [number + 0.27 * (place - 1) for number in range(len(LABELS))]
-        found = [_a_round(seeds, counted, "static", name) for name in LABELS]
-        axes.barh(places, [each.mean for each in found], 0.26, **mark.as_bar(), label=counted)
-        drawing.error_bars(axes, places, found, level=True)
-    axes.set_yticks(np.arange(len(LABELS)), LABELS.values())
-    axes.invert_yaxis()
-    axes.set(xlabel="a round [s]", title="(a) static clusters")
 
 
 FIGURE = PaperFigure(

@@ -1,16 +1,18 @@
 """What a run learned: losses and metrics over rounds and over its modelled seconds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
 from collapipe.report import Score
 from collapipe.reproduction.drawing import over_places
-from collapipe.reproduction.figure import Cell, Row
+from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row
+from collapipe.reproduction.training import Job
 from collapipe.runs.evidence import Interval
 from collapipe.runs.reading import Run
 
@@ -18,62 +20,21 @@ Floats = NDArray[np.float64]
 SHARES = ("accuracy", "strict F1")  # of 1; here in %
 _AXES = ("round", "devices_s", "clock_s")
 COLUMNS = ("seed", *_AXES, "train_loss", "validation_loss", "metric", "validation_metric")
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """A quantity where it was measured; all arrays have as many elements.
-
-    Attributes
-    ----------
-    rounds
-        From 1.
-    devices_s, clock_s
-        Modelled seconds until the round's end: on the slowest cluster's devices alone, and with
-        uploads.
-    """
-
-    rounds: Floats
-    devices_s: Floats
-    clock_s: Floats
-    values: Floats
-
-    def at(self, axis: str, place: float) -> float:
-        """The value where ``axis``, one of the three, is at ``place``; between points linear."""
-        return float(np.interp(place, getattr(self, axis), self.values))
-
-    def end(self, axis: str) -> float:
-        """The last place on ``axis``."""
-        return float(getattr(self, axis)[-1])
-
-
-def mean_over_seeds(
-    several: Sequence[Points], axis: str = "rounds", unit: float = 1.0
-) -> tuple[list[float], list[Interval]]:
-    """Mean places on ``axis`` in ``unit``, and values; of runs with the same rounds."""
-    places = np.mean([getattr(each, axis) for each in several], axis=0) / unit
-    return places.tolist(), over_places([each.values for each in several])
+K = TypeVar("K", bound=tuple[Cell, ...])
 
 
 @dataclass(frozen=True, slots=True)
 class LearningCurve:
-    """A run; metrics are BLEU, or a share in %.
-
-    Attributes
-    ----------
-    losses
-        In training, of every round.
-    validation, validation_losses
-        Where it was evaluated.
-    test, test_loss
-        Of the model at its end.
-    """
+    """A run; metrics are BLEU, or a share in %. Rounds, from 1, and seconds are axes."""
 
     metric: str
-    losses: Points
-    validation: Points
-    validation_losses: Points
-    test: float
+    rounds: Floats
+    devices_s: Floats  # modelled, until a round's end, on the slowest cluster's devices alone
+    clock_s: Floats  # the same with uploads
+    losses: Floats  # in training
+    validation: Floats  # NaN where it was not evaluated
+    validation_losses: Floats
+    test: float  # of the model at its end
     test_loss: float
 
     @property
@@ -86,33 +47,59 @@ class LearningCurve:
         """The metric with its unit."""
         return f"{self.metric}{self.unit and f' [{self.unit}]'}"
 
+    def points(self, what: str, axis: str) -> tuple[Floats, Floats]:
+        """Places on ``axis`` where ``what`` was measured, and its values there."""
+        values: Floats = getattr(self, what)
+        there = ~np.isnan(values)
+        return getattr(self, axis)[there], values[there]
+
+    def at(self, what: str, axis: str, place: float) -> float:
+        """``what`` where ``axis`` is at ``place``; between points linear."""
+        return float(np.interp(place, *self.points(what, axis)))
+
+    def end(self, axis: str) -> float:
+        """The last place on ``axis``."""
+        return float(getattr(self, axis)[-1])
+
     def rows(self) -> Iterator[Row]:
         """Its cells under ``COLUMNS``, but for the seed; empty where it was not evaluated."""
-        losses, metrics = (
-            dict(zip(each.rounds, each.values.tolist(), strict=True))
-            for each in (self.validation_losses, self.validation)
-        )
-        every = self.losses
-        columns = (every.rounds, every.devices_s, every.clock_s, every.values)
-        for number, *values in zip(*(each.tolist() for each in columns), strict=True):
-            loss, metric = losses.get(number, ""), metrics.get(number, "")
-            yield int(number), *values, loss, self.metric, metric
+        trained = self.rounds, self.devices_s, self.clock_s, self.losses
+        table = np.column_stack((*trained, self.validation_losses, self.validation))
+        for number, *values in table.tolist():
+            *train, loss, metric = ("" if np.isnan(value) else value for value in values)
+            yield int(number), *train, loss, self.metric, metric
 
 
-K = TypeVar("K", bound=tuple[Cell, ...])
+def mean_over_seeds(
+    curves: Sequence[LearningCurve], what: str, axis: str = "rounds", unit: float = 1.0
+) -> tuple[list[float], list[Interval]]:
+    """Mean places on ``axis`` in ``unit``, and values; of runs with the same rounds."""
+    places, values = zip(*(each.points(what, axis) for each in curves), strict=True)
+    return (np.mean(places, axis=0) / unit).tolist(), over_places(values)
 
 
-def learning_curves(runs: Mapping[K, Run]) -> dict[K, LearningCurve]:
-    """The curve of each run of a seed."""
-    return {key: learning_curve(run) for key, run in runs.items()}
-
-
-def curve_rows(seeds: Mapping[int, Mapping[K, LearningCurve]]) -> Iterator[Row]:
-    """Rows of all curves: the cells of the key, then ``COLUMNS``."""
-    for seed, curves in seeds.items():
-        for key, curve in curves.items():
-            for row in curve.rows():
-                yield *key, seed, *row
+def curve_figure(
+    name: str,
+    keys: tuple[str, ...],
+    jobs: Callable[[int], Mapping[K, Job]],
+    findings: Callable[[Sequence[Mapping[K, LearningCurve]]], Iterable[Finding]],
+    draw: Callable[[Sequence[Mapping[K, LearningCurve]], Ours], Figure],
+    basis: str = "learning is real, measured on held-out rows",
+) -> PaperFigure[Mapping[K, LearningCurve]]:
+    """A figure with a curve a job; rows have the key's cells, named ``keys``, and ``COLUMNS``."""
+    return PaperFigure(
+        name,
+        (*keys, *COLUMNS),
+        lambda runs: {key: learning_curve(run) for key, run in runs.items()},
+        lambda seed, curves: (
+            (*key, seed, *row) for key, curve in curves.items() for row in curve.rows()
+        ),
+        findings,
+        draw,
+        num_seeds=3,
+        jobs=jobs,
+        basis=basis,
+    )
 
 
 def learning_curve(run: Run) -> LearningCurve:
@@ -121,28 +108,26 @@ def learning_curve(run: Run) -> LearningCurve:
     Raises ``ConfigError`` where a unit was excluded or failed in a round: runs that trained on
     other rows cannot be compared.
     """
-    summary = run.summary
+    summary, lines = run.summary, run.rounds
     if summary is None or summary.metric is None or summary.test_loss is None:
         raise ConfigError(f"{run.folder}: has no test metric; remove it, so that it is run again")
-    few = [line.round for line in run.rounds if len(line.units) < run.num_units]
+    few = [line.round for line in lines if len(line.units) < run.num_units]
     if few:
         raise ConfigError(
             f"{run.folder}: {len(few)} rounds, the first of them {few[0]}, without all units"
         )
-    pipelines_s = [
-        max((cost.pipeline_s for cost in line.costs.values()), default=0.0) for line in run.rounds
+    slowest_s = [
+        max((cost.pipeline_s for cost in line.costs.values()), default=0.0) for line in lines
     ]
-    rounds = np.array([line.round for line in run.rounds], float)
-    axes = rounds, np.cumsum(pipelines_s), np.array(run.clock.ends_s)
-    evaluated = [place for place, line in enumerate(run.rounds) if line.metric is not None]
-    there = axes[0][evaluated], axes[1][evaluated], axes[2][evaluated]
-    metrics = [_value(metric) for line in run.rounds if (metric := line.metric)]
-    losses = [line.evaluation_loss or 0.0 for line in run.rounds if line.metric]
+    losses = [line.evaluation_loss or 0.0 if line.metric else None for line in lines]
     return LearningCurve(
         summary.metric.name,
-        Points(*axes, np.array([line.train_loss for line in run.rounds], float)),
-        Points(*there, np.array(metrics)),
-        Points(*there, np.array(losses)),
+        np.array([line.round for line in lines], float),
+        np.cumsum(slowest_s),
+        np.array(run.clock.ends_s),
+        np.array([line.train_loss for line in lines], float),
+        np.array([line.metric and _value(line.metric) for line in lines], float),
+        np.array(losses, float),
         _value(summary.metric),
         summary.test_loss,
     )

@@ -30,19 +30,15 @@ class PaperPresets:
 
     def devices(self, seed: int, *purpose: int | str) -> tuple[DeviceProfile, ...]:
         """Draw the devices of one cluster; the same seed and purpose give the same ones."""
-        # Table II describes times and memory by itself, whatever the model's blocks cost.
-        cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)
+        cost = BlockCost(0.0, 0.0, 0.0, 0.0, 0.0)  # Table II has times and memory of its own
         return self.cluster.draw(cost, 0, stream(seed, "cluster", *purpose))
 
     def radio(
         self, seed: int, num_units: int, *purpose: int | str
     ) -> tuple[tuple[Channel, ...], tuple[Uplink, ...]]:
-        """Draw the channels, and the uplinks of ``num_units`` units with a batch's activations.
-
-        A sample's activations are half of what passes a hop there and back.
-        """
+        """Draw the channels, and the uplinks of ``num_units`` units with a batch's activations."""
         rng = stream(seed, "radio", *purpose)
-        bits = BATCH_SIZE * self.cluster.hop_bits / 2
+        bits = BATCH_SIZE * self.cluster.hop_bits / 2  # half of what passes a hop there and back
         channels = self.channel.draw(rng)
         return channels, tuple(self.channel.draw_uplink(0.0, bits, rng) for _ in range(num_units))
 

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from collapipe.errors import ConfigError
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, PaperFigure, Row, above
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above
 from collapipe.reproduction.learning_curves import (
     COLUMNS,
     LearningCurve,
@@ -41,8 +42,7 @@ _REQUEST = TypeAdapter(RoundRequest)
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """The noise's factor, 0 for none, and the most power of the uplinks in W."""
 
     factor: float
@@ -63,26 +63,23 @@ class Outcome:
     error: float
 
 
-Outcomes = Mapping[Setting, Outcome]
+Outcomes = Mapping[tuple[float, float], Outcome]
 """A seed's runs: the same rows, first weights, order and gains, and noise of the same draw."""
 
 
-def _jobs(seed: int) -> dict[Setting, Job]:
+def _jobs(seed: int) -> dict[tuple[float, float], Job]:
     return {
         each: Job(
             _EXPERIMENT,
             f"factor{each.factor:g}-power{each.power_w:g}" if each.factor else "quiet",
             seed,
-            (
-                f"federation.channel_noise={each.factor}",
-                f"channel.max_power_w={each.power_w}",
-            ),
+            (f"federation.channel_noise={each.factor}", f"channel.max_power_w={each.power_w}"),
         )
         for each in SETTINGS
     }
 
 
-def _compute(runs: Mapping[Setting, Run]) -> Outcomes:
+def _compute(runs: Mapping[tuple[float, float], Run]) -> Outcomes:
     return {each: Outcome(learning_curve(run), *transmission(run)) for each, run in runs.items()}
 
 
@@ -117,61 +114,48 @@ def _requests(file: Path) -> Iterator[RoundRequest]:
         raise ConfigError(f"{file}: not what a run writes ({why})") from error
 
 
-def _rows(seeds: Mapping[int, Outcomes]) -> Iterator[Row]:
-    for seed, outcomes in seeds.items():
-        for setting, each in outcomes.items():
-            for row in each.learned.rows():
-                yield setting.factor, each.power_w, each.error, seed, *row
+def _rows(seed: int, outcomes: Outcomes) -> Iterator[Row]:
+    for (factor, _), each in outcomes.items():
+        for row in each.learned.rows():
+            yield factor, each.power_w, each.error, seed, *row
 
 
-def errors(outcomes: Outcomes) -> Floats:
-    """ε(p) over the powers, [P]; noise changes nothing of it."""
-    return np.array([outcomes[Setting(FACTORS[0], power)].error for power in POWERS_W])
-
-
-def losses(outcomes: Outcomes, factor: float) -> Floats:
-    """Test losses over the powers, [P]."""
-    return np.array([outcomes[Setting(factor, power)].learned.test_loss for power in POWERS_W])
-
-
-def gains(values: Floats) -> Floats:
+def _gains(values: Floats) -> Floats:
     """What each doubling of the power takes off ``values`` [P], as [P - 1]."""
     return -np.diff(values)
 
 
-def gains_per_watt(values: Floats) -> Floats:
+def _gains_per_watt(values: Floats) -> Floats:
     """The same for each watt of the doubling, 1/W; they fall where ``values`` are convex in p."""
-    return gains(values) / np.diff(POWERS_W)
+    return _gains(values) / np.diff(POWERS_W)
 
 
 def _findings(seeds: Sequence[Outcomes]) -> Iterator[Finding]:
-    every = [errors(each) for each in seeds]
-    falls = over_seeds(float(gains(each).min()) for each in every)
-    bends = over_seeds(float(gains(gains_per_watt(each)).min()) for each in every)
+    # ε(p) over the powers; noise changes nothing of it.
+    every = [np.array([each[FACTORS[0], p].error for p in POWERS_W]) for each in seeds]
+    falls = over_seeds(float(_gains(each).min()) for each in every)
+    bends = over_seeds(float(_gains(_gains_per_watt(each)).min()) for each in every)
     text = "ε: least {} with a doubling of p"
     yield above(text.format("fall"), _FASTER, falls, "", 0.0)
     text = text.format("shrinking of its fall per watt")
     yield above(text, _DIMINISHING, bends, "1/W", 0.0)
     for factor in FACTORS:
-        values = [losses(each, factor) for each in seeds]
+        losses = [np.array([each[factor, p].learned.test_loss for p in POWERS_W]) for each in seeds]
         what = f"factor {factor:g}: test loss"
-        whole = over_seeds(float(each[0] - each[-1]) for each in values)
         text = f"{what} with {POWERS_W[0]:g} W above that with {POWERS_W[-1]:g} W"
-        yield above(text, _FASTER, whole, "", _ROUNDING)
-        watts = over_seeds(_first_minus_last(gains_per_watt(each)) for each in values)
+        yield above(text, _FASTER, over_seeds(map(_first_minus_last, losses)), "", _ROUNDING)
+        watts = over_seeds(_first_minus_last(_gains_per_watt(each)) for each in losses)
         text = f"{what}: a watt of the first doubling takes more off than one of the last"
         yield above(text, _DIMINISHING, watts, "1/W", _ROUNDING)
-        doublings = over_seeds(_first_minus_last(gains(each)) for each in values)
+        doublings = over_seeds(_first_minus_last(_gains(each)) for each in losses)
         text = f"{what}: the first doubling takes more off than the last"
         yield above(text, _DIMINISHING, doublings, "", _ROUNDING)
     for place, power in enumerate(POWERS_W):
-        error = over_seeds(float(errors(each)[place]) for each in seeds)
-        yield Finding(f"ε with {power:g} W", error, "")
+        yield Finding(f"ε with {power:g} W", over_seeds(float(each[place]) for each in every), "")
     for setting in SETTINGS:
         name = f"factor {setting.factor:g}, {setting.power_w:g} W" if setting.factor else "no noise"
         curves = [each[setting].learned for each in seeds]
-        loss = over_seeds(each.test_loss for each in curves)
-        yield Finding(f"{name}: test loss", loss, "")
+        yield Finding(f"{name}: test loss", over_seeds(each.test_loss for each in curves), "")
         score = over_seeds(each.test for each in curves)
         yield Finding(f"{name}: test {curves[0].metric}", score, curves[0].unit)
         if setting.factor:
@@ -185,32 +169,24 @@ def _first_minus_last(values: Floats) -> float:
     return float(values[0] - values[-1])
 
 
-def _draw(seeds: Sequence[Outcomes]) -> Figure:
+def _draw(seeds: Sequence[Outcomes], ours: Ours) -> Figure:
     """Training curves at several powers; test loss and error of transmission over p."""
     figure, (left, middle, right) = drawing.panels(3.6, 3)
     shown = {f"{power:g} W": Setting(_SHOWN, power) for power in POWERS_W} | {"no noise": QUIET}
-    drawing.draw_lines(
-        left,
-        {
-            label: mean_over_seeds([each[setting].learned.losses for each in seeds])
-            for label, setting in shown.items()
-        },
-    )
+    series = {
+        label: mean_over_seeds([each[setting].learned for each in seeds], "losses")
+        for label, setting in shown.items()
+    }
+    drawing.draw_lines(left, series)
     left.set(xlim=(0, None), yscale="log", xlabel="round", ylabel="training loss")
     left.set_title(f"(a) factor {_SHOWN:g}")
-    series = {
-        f"factor {factor:g}": (
-            POWERS_W,
-            drawing.over_places([losses(each, factor) for each in seeds]),
-        )
-        for factor in FACTORS
-    }
-    quiet = over_seeds(each[QUIET].learned.test_loss for each in seeds)
-    drawing.draw_lines(middle, series | {"no noise": (POWERS_W, [quiet] * len(POWERS_W))})
+    losses = {
+        f"factor {each:g}": [ours[f"factor {each:g}, {p:g} W: test loss"] for p in POWERS_W]
+        for each in FACTORS
+    } | {"no noise": [ours["no noise: test loss"]] * len(POWERS_W)}
+    drawing.draw_lines(middle, {label: (POWERS_W, found) for label, found in losses.items()})
     middle.set(ylabel="test loss", title="(b) several factors")
-    drawing.draw_lines(
-        right, {"": (POWERS_W, drawing.over_places([errors(each) for each in seeds]))}
-    )
+    drawing.draw_lines(right, {"": (POWERS_W, [ours[f"ε with {p:g} W"] for p in POWERS_W])})
     right.set(ylabel="ε(p), mean of units", title="(c) transmission error")
     for axes in (middle, right):
         axes.set(xlim=(0, None), ylim=(0, None), xlabel="transmit power p [W]")

@@ -6,47 +6,48 @@ and channels.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.config import Settings
+from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
 from collapipe.state import ClusterState
 from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
 
-EXPERIMENT = "experiment=fig11"
 Overrides = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round.
+    """A round."""
 
-    Attributes
-    ----------
-    delay_s
-        Of the slowest unit's pipeline and upload.
-    pipelines_s
-        Of each unit that took part.
-    took_part
-        Which of the N units did.
-    largest_queue
-        Of all units' Y_n after it; 0 where the strategy keeps none.
-    over_limits
-        How many units' plans exceed a device's memory or energy.
-    """
-
-    delay_s: float
-    pipelines_s: tuple[float, ...]
-    took_part: tuple[bool, ...]
-    largest_queue: float
-    over_limits: int
+    delay_s: float  # of the slowest unit's pipeline and upload
+    pipelines_s: tuple[float, ...]  # of each unit that took part
+    took_part: tuple[bool, ...]  # which of the N units did
+    largest_queue: float  # of all units' Y_n after it; 0 where the strategy keeps none
+    over_limits: int  # how many units' plans exceed a device's memory or energy
 
 
 RunHistory = tuple[RoundResult, ...]
+
+
+def total_s(run: RunHistory) -> float:
+    """Delay of all rounds: with uploads, of the unit that ends last."""
+    return sum(each.delay_s for each in run)
+
+
+def reduction(
+    seeds: Iterable[Mapping[str, RunHistory]],
+    of: str,
+    against: str,
+    seconds: Callable[[RunHistory], float] = total_s,
+) -> Interval:
+    """By how many percent one run takes less than another, paired by seed."""
+    return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
 
 
 def run_histories(
@@ -54,44 +55,25 @@ def run_histories(
 ) -> dict[str, dict[str, RunHistory]]:
     """Each strategy's rounds in each world.
 
-    Parameters
-    ----------
-    worlds, strategies
-        What sets each apart from the experiment ``fig11``; a strategy's options are all under
-        ``strategy``.
+    Both are what sets them apart from the experiment ``fig11``; a strategy's options are all under
+    ``strategy``.
     """
-    states = _cluster_states(seed, worlds)
-    runs = {
-        (world, strategy): _run(
-            _with(_load((EXPERIMENT, *where)), seed, _load((EXPERIMENT, *how))),
-            rounds,
-            states[world],
-        )
-        for world, where in worlds.items()
-        for strategy, how in strategies.items()
-    }
+    # What control units report is the same for all strategies; their rows, in all worlds, too.
+    base = _settings(seed, ())
+    tokenizer = build_tokenizer(base, load_splits(base).train)
+    shards = [base.task.encode(shard, tokenizer) for shard in load_shards(base)]
+    runs = {}
+    for world, where in worlds.items():
+        own = _settings(seed, where)
+        states = [
+            cluster_state(own, unit, shards[unit], tokenizer.vocabulary)
+            for unit in range(own.federation.num_units)
+        ]
+        for strategy, how in strategies.items():
+            runs[world, strategy] = _run(_settings(seed, where, how), rounds, states)
     # Round by round: what all of them compute from the same devices is computed once.
     by_run = dict(zip(runs, zip(*zip(*runs.values(), strict=True), strict=True), strict=True))
     return {world: {each: by_run[world, each] for each in strategies} for world in worlds}
-
-
-def _cluster_states(
-    seed: int, worlds: Mapping[str, Overrides]
-) -> dict[str, tuple[ClusterState, ...]]:
-    """What control units report to the server in each world; their rows are the same in all."""
-    base = _load((EXPERIMENT,))
-    settings = _with(base, seed, base)
-    tokenizer = build_tokenizer(settings, load_splits(settings).train)
-    shards = [settings.task.encode(shard, tokenizer) for shard in load_shards(settings)]
-    found = {}
-    for world, where in worlds.items():
-        own = _load((EXPERIMENT, *where))
-        own = _with(own, seed, own)
-        found[world] = tuple(
-            cluster_state(own, unit, shards[unit], tokenizer.vocabulary)
-            for unit in range(own.federation.num_units)
-        )
-    return found
 
 
 def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Iterator[RoundResult]:
@@ -107,12 +89,13 @@ def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Ite
         )
 
 
-@functools.cache  # composing takes a good part of a second
-def _load(options: tuple[str, ...]) -> Settings:
-    return config.load_overrides(options)
-
-
-def _with(world: Settings, seed: int, chosen: Settings) -> Settings:
-    """``world`` with that seed, and the strategy of ``chosen``."""
+def _settings(seed: int, where: Overrides, how: Overrides | None = None) -> Settings:
+    """A world with that seed, and with the strategy of ``how``, or its own."""
+    world, chosen = _load(tuple(where)), _load(tuple(where if how is None else how))
     tree = {**world.tree, "seed": seed, "strategy": chosen.tree["strategy"]}
     return replace(world, seed=seed, tree=tree)
+
+
+@functools.cache  # composing takes a good part of a second
+def _load(options: tuple[str, ...]) -> Settings:
+    return config.load_overrides(("experiment=fig11", *options))

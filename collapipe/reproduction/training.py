@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from collapipe import config
-from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError
+from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.runs.reading import Run, read_run
 
 AT_A_TIME = 2
@@ -25,14 +25,11 @@ _COMMAND = (sys.executable, "-m", "collapipe.cli.app")
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A file of ``conf/experiment``, its data's folder, and the file with the paper's sizes.
-
-    ``data`` is None where the task makes its own rows.
-    """
+    """A file of ``conf/experiment``."""
 
     name: str
-    data: str | None
-    full: str
+    data: str | None  # its folder; None where the task makes its own rows
+    full: str  # the file with the paper's sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +44,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Training:
-    """Where data come from, where runs go, and whether they have the paper's sizes.
+    """Where data come from, where runs go, and whether they have the paper's sizes."""
 
-    ``data`` is None where no experiment reads any.
-    """
-
-    data: Path | None
+    data: Path | None  # None where no experiment reads any
     folder: Path
     full: bool
     say: Callable[[str], None] = print
 
     @property
     def sizes(self) -> str:
-        """Of models, data and rounds."""
         return "the paper's" if self.full else "reduced"
 
     def runs(self, jobs: Sequence[Job]) -> Mapping[Job, Run]:
         """Every job's finished run, trained now where it was not before.
 
-        Raises
-        ------
-        ConfigError
-            Where data are missing, or a folder holds a run with other options.
-        RoundFailedError
-            Where a run fails, with its last line. Those that were finished stay.
+        Raises ``RoundFailedError`` with the last line of a run that fails; finished ones stay.
         """
         sets = {name for job in jobs if (name := job.experiment.data)}
         missing = sorted(name for name in sets if not (self.data and (self.data / name).is_dir()))
@@ -82,21 +70,17 @@ class Training:
         for number, job in enumerate(_finished(waiting, self._log), 1):
             minutes = (time.monotonic() - begun) / 60
             self.say(f"{self._name(job)}: done, {number} of {len(waiting)}, {minutes:.1f} min")
-        return MappingProxyType({job: read_run(self._run_dir(job)) for job in jobs})
+        return MappingProxyType({job: read_run(self.folder / self._name(job)) for job in jobs})
 
     def _name(self, job: Job) -> str:
         return f"{job.experiment.name}{'_full' * self.full}/{job.variant}-{job.seed}"
 
-    def _run_dir(self, job: Job) -> Path:
-        return self.folder / self._name(job)
-
     def _log(self, job: Job) -> Path:
-        run_dir = self._run_dir(job)
-        return run_dir.with_name(f"{run_dir.name}.log")
+        return self.folder / f"{self._name(job)}.log"
 
     def _command(self, job: Job) -> list[str] | None:
         """What is left to do for a job; None: nothing."""
-        run_dir, overrides = self._run_dir(job), self._overrides(job)
+        run_dir, overrides = self.folder / self._name(job), self._overrides(job)
         if (run_dir / "config.yaml").is_file():
             found, asked = read_run(run_dir), config.load_overrides(overrides)
             different = sorted(_differences(found.tree, asked.tree))
@@ -117,12 +101,7 @@ class Training:
         names = [job.experiment.name, *([job.experiment.full] if self.full else [])]
         data = self.data and job.experiment.data and self.data / job.experiment.data
         root = [f"data.root={config.quoted(data)}"] if data else []
-        return [
-            f"experiment=[{','.join(names)}]",
-            *root,
-            *job.overrides,
-            f"seed={job.seed}",
-        ]
+        return [f"experiment=[{','.join(names)}]", *root, *job.overrides, f"seed={job.seed}"]
 
 
 def data_folder(given: Path | None) -> Path:
@@ -162,7 +141,9 @@ def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path])
             time.sleep(_POLL_S)
             for job in [job for job, process in running.items() if process.poll() is not None]:
                 if running.pop(job).returncode:
-                    raise _failure(log(job))
+                    lines = log(job).read_text(encoding="utf-8", errors="replace").splitlines()
+                    last = next((each for each in reversed(lines) if each.strip()), "no output")
+                    raise RoundFailedError(f"{log(job)}: {last.strip().removeprefix('error: ')}")
                 yield job
     finally:  # whoever still runs is ended, as by Ctrl-C
         for process in running.values():
@@ -178,9 +159,3 @@ def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own command
             command, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
-
-
-def _failure(log: Path) -> CollaPipeError:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = lines[-1].removeprefix("error: ") if lines else "no output"
-    return RoundFailedError(f"{log}: {last}")

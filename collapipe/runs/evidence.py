@@ -38,8 +38,7 @@ def over_seeds(values: Iterable[float]) -> Interval:
     if count == 1:
         return Interval(mean, None, None)
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    half = quantile * math.sqrt(variance / count)
+    half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half)
 
 

@@ -10,8 +10,14 @@ import pytest
 from collapipe.cli.run import run_job
 from collapipe.reproduction import fig11, frameworks
 from collapipe.reproduction.fig11 import MAIN, Schedules, dssra
-from collapipe.reproduction.frameworks import LABELS, mean_cluster_s, plain, reduction, total_s
-from collapipe.reproduction.scheduling import RoundResult, RunHistory, run_histories
+from collapipe.reproduction.frameworks import LABELS, mean_cluster_s, plain
+from collapipe.reproduction.scheduling import (
+    RoundResult,
+    RunHistory,
+    reduction,
+    run_histories,
+    total_s,
+)
 
 WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
 STRATEGIES = {
@@ -86,8 +92,8 @@ def test_shares_and_queues_add_up() -> None:
     slow = tuple(result(10.0, (True, False), queue) for queue in queues)
     fast = tuple(result(8.0, (place < 2, place >= 2)) for place in range(8))
     seed = Schedules({MAIN: {"slow": slow, "fast": fast}}, {})
-    assert fig11.reduction([seed], MAIN, "fast", "slow").mean == pytest.approx(20)
-    assert fig11.reduction([seed], MAIN, "slow", "fast").mean == pytest.approx(-25)
+    assert reduction([seed.runs[MAIN]], "fast", "slow").mean == pytest.approx(20)
+    assert reduction([seed.runs[MAIN]], "slow", "fast").mean == pytest.approx(-25)
     assert seed.shares(MAIN, "slow") == (0, 100)
     assert seed.shares(MAIN, "fast") == (25, 75)
     assert seed.queues(MAIN, "slow") == (5, 10)  # third and last quarter
@@ -99,7 +105,7 @@ def test_reductions_are_paired_by_seed() -> None:
         {"own": (result(own, (True,)),), "other": (result(other, (True,)),)} for own, other in pairs
     ]
     for seconds in (total_s, mean_cluster_s):
-        interval = reduction(samples, seconds, "own", "other")
+        interval = reduction(samples, "own", "other", seconds)
         assert (interval.mean, interval.low) == (pytest.approx(10), pytest.approx(10))
 
 

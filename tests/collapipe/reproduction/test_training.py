@@ -101,17 +101,17 @@ def reproduce(command: Command) -> Command:
 
 def test_seconds_are_the_slowest_clusters() -> None:
     found = learning_curve(made_run(round_s=10.0, upload_s=5.0))
-    assert found.losses.devices_s.tolist() == [10.0 * t for t in range(1, ROUNDS + 1)]
-    assert found.losses.clock_s.tolist() == [15.0 * t for t in range(1, ROUNDS + 1)]
-    assert found.validation.rounds.tolist() == [2, 4, 6, 8]
-    assert found.validation.clock_s.tolist() == [30, 60, 90, 120]
+    assert found.devices_s.tolist() == [10.0 * t for t in range(1, ROUNDS + 1)]
+    assert found.clock_s.tolist() == [15.0 * t for t in range(1, ROUNDS + 1)]
+    assert found.points("validation", "rounds")[0].tolist() == [2, 4, 6, 8]
+    assert found.points("validation", "clock_s")[0].tolist() == [30, 60, 90, 120]
 
 
 def test_between_evaluations_a_curve_is_linear() -> None:
-    points = learning_curve(made_run()).validation
-    assert points.at("rounds", 5.0) == pytest.approx(5.0)
-    assert points.at("devices_s", 50.0) == pytest.approx(5.0)
-    assert points.at("rounds", 100.0) == ROUNDS
+    curve = learning_curve(made_run())
+    assert curve.at("validation", "rounds", 5.0) == pytest.approx(5.0)
+    assert curve.at("validation", "devices_s", 50.0) == pytest.approx(5.0)
+    assert curve.at("validation", "rounds", 100.0) == ROUNDS
 
 
 def test_shares_are_percents() -> None:
