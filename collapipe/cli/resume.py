@@ -6,7 +6,7 @@ from pathlib import Path
 
 from collapipe import config
 from collapipe.cli.run import quieten, start
-from collapipe.config.names import CONF
+from collapipe.config.composing import CONF
 from collapipe.config.overrides import merged, quoted
 from collapipe.config.trust import check_addresses, check_overrides
 from collapipe.errors import ConfigError, one_line

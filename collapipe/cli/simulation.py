@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collapipe.cli.processes import end_all
-from collapipe.config.typed import PLUGIN_FOLDER
+from collapipe.config.settings import PLUGIN_FOLDER
 from collapipe.errors import CollaPipeError
 
 _QUIET = {
