@@ -34,26 +34,18 @@ def print_table(
     Where the line is too narrow the last ``spare`` columns are left out, and where that is not
     enough lines overrun it. Tells whether all columns were printed.
     """
-    table, width = _table(console, columns, rows)
-    complete = not spare or width <= console.width
-    if not complete:
-        table, width = _table(console, columns[:-spare], [row[:-spare] for row in rows])
-    table.width = width
-    console.print(table, crop=False)
-    return complete
-
-
-def _table(
-    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> tuple[Table, int]:
-    """With the width that it needs."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))  # a name is no markup
     endless = console.options.update(width=_ENDLESS_COLUMNS)
-    return table, console.measure(table, options=endless).maximum
+    table.width = console.measure(table, options=endless).maximum
+    if spare and table.width > console.width:
+        print_table(console, columns[:-spare], [row[:-spare] for row in rows])
+        return False
+    console.print(table, crop=False)
+    return True
 
 
 def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
@@ -83,14 +75,9 @@ def watts(value: float) -> str:
     return f"{three_digits(value * 1e6)} uW"
 
 
-def micro_batches(count: int) -> str:
-    """``1 micro-batch``, ``2 micro-batches``."""
-    return f"{count} micro-batch{'es' if count != 1 else ''}"
-
-
 def counted(number: int, noun: str) -> str:
-    """``1 device``, ``2 devices``."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
+    """``1 device``, ``2 devices``, ``2 micro-batches``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'e' * noun.endswith('ch')}s"
 
 
 def block_range(span: Span) -> str:

@@ -69,24 +69,12 @@ class UplinkPlan:
 class ClusterPlan:
     """What one cluster does in one round.
 
-    Attributes
-    ----------
-    unit
-        Number n of the cluster's control unit.
-    segments
-        The S segments in the order in which activations pass them; contiguous from block 0.
-        Without any, every device trains all blocks on its share of the batch.
-    num_micro_batches
-        m; a batch of fewer samples is cut into as many micro-batches as it has samples.
-    schedule
-        Name of the pipeline's schedule, ``gpipe`` or ``one_f_one_b``.
-    latency_s
-        What the strategy expects the round's pipelines to take; None: it does not model time.
-    uplink
-        None: the strategy plans no channels.
-    over_limits
-        Planned as systems do that look at no limits: a device may get more than its memory or
-        energy allows.
+    ``segments`` are the S segments in the order in which activations pass them, contiguous from
+    block 0; without any, every device trains all blocks on its share of the batch. A batch of fewer
+    samples than ``num_micro_batches``, m, is split into as many micro-batches as it has samples.
+    ``schedule`` is ``gpipe`` or ``one_f_one_b``. ``latency_s`` is what the strategy expects the
+    round's pipelines to take, None where it does not model time; ``uplink`` is None where it plans
+    no channels. ``over_limits``: a device may get more than its memory or energy allows.
     """
 
     unit: int
@@ -116,17 +104,9 @@ class ClusterPlan:
 class RoundPlan:
     """What one round t does: a plan for every scheduled unit, in the units' order.
 
-    Attributes
-    ----------
-    gammas
-        Γ_n(t) of all N units (eq. 28), empty where the strategy keeps no queues.
-    queues
-        Y_n(t+1) of all N units, as this round leaves them (eq. 29); the next round's request
-        brings them back.
-    idle_queues
-        What they are instead for units that were scheduled and failed: as if they had been idle.
-    certificate
-        None: the strategy solves nothing.
+    ``gammas`` are Γ_n(t) of all N units (eq. 28), ``queues`` Y_n(t+1) as this round leaves them
+    (eq. 29), and ``idle_queues`` what they are instead for units that were scheduled and failed;
+    all empty where the strategy keeps no queues. ``certificate`` is None where it solves nothing.
     """
 
     round: int

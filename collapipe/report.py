@@ -1,28 +1,44 @@
 """What happened in a round: a unit's report, and the line that the server writes."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, Field
 
 from collapipe.plan import RoundPlan
 from collapipe.state import Estimates
+
+Amount = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+def _named(name: str, before: str) -> Any:
+    """The name of a field, and the one that older runs have."""
+    return Field(validation_alias=AliasChoices(name, before))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric's value, what it takes to compute it again, and other metrics' values beside it."""
+
+    name: str
+    value: float
+    signature: str = ""
+    extra_metrics: Annotated[Mapping[str, float], _named("extra_metrics", "beside")] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
     """One unit's round.
 
-    Attributes
-    ----------
-    losses
-        Loss of each local step: sum over target tokens divided by the tokens of the whole batch.
-    samples, target_tokens
-        Trained on in this round, all local steps together.
-    seconds
-        Wall time per phase of the control unit's thread, in seconds.
-    link_bytes_up, link_bytes_down
-        Payload of the decoder link: activations with masks and targets up, gradients down.
-    squared_norms
-        ‖∇F‖² of each local step, before clipping.
+    ``losses`` of each local step are sums over target tokens divided by the tokens of the whole
+    batch; ``squared_norms`` of each are ‖∇F‖² before clipping. ``seconds`` are wall time per phase
+    of the control unit's thread. Bytes are the decoder link's payload: activations with masks and
+    targets up, gradients down.
     """
 
     unit: int
@@ -37,18 +53,11 @@ class ClusterReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCost:
-    """What a unit's round costs in the world that the scheduler sees.
+    """What all local steps of a unit's round and its upload cost in the world that the scheduler
+    sees.
 
-    Attributes
-    ----------
-    pipeline_s
-        Of all local steps.
-    upload_s
-        τ_n^Up (eq. 11); None: the strategy planned no channel.
-    upload_energy_j
-        p·τ^Up, of everything that is sent.
-    device_energy_j
-        Of all local steps (eq. 16), for each device with an energy law that takes part.
+    ``upload_s`` is τ_n^Up (eq. 11), None where the strategy planned no channel; ``device_energy_j``
+    (eq. 16) has each device that takes part and has an energy law.
     """
 
     unit: int
@@ -76,47 +85,61 @@ class RoundCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default.
+    """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default, and
+    older runs lack some of the fields.
 
-    Attributes
-    ----------
-    plan
-        What was decided: who, which blocks, channels and powers; Γ and the queues. Without clusters
-        where the round was skipped.
-    cost
-        Modelled, whatever clock the run has.
-    clock_s
-        All rounds until the end of this one, modelled or, with ``clock: real``, as measured.
-    skipped
-        Why nobody took part; None: somebody did.
-    excluded
-        Why units could not be planned with, by unit.
-    queues
-        Y_n(t+1) of all N units, which waited on if they failed; empty without a scheduler's.
-    train_loss
-        Mean over the units' steps, weighted as the aggregation weighs the units; None where nothing
-        was trained.
-    failures
-        Cause of each unit that was scheduled and did not finish.
-    estimates
-        After this round.
-    bytes_up, bytes_down
-        Activations of all local steps plus the upload; gradients plus the download.
+    ``plan`` has no clusters where the round was ``skipped``, for the cause that this is.
+    ``failures`` are the causes of units that were scheduled and did not finish, ``excluded`` of
+    those that could not be planned with. Bytes up are activations of all local steps plus the
+    upload, bytes down gradients plus the download. ``seconds`` are measured for each phase, names
+    of the units' phases begin with ``unit/``; ``wall_s`` from the run's start to the round's end.
+    ``clock_s`` is of all rounds so far, modelled or, with ``clock: real``, as measured; ``cost`` is
+    always modelled. ``train_loss`` is the mean over the units' steps, weighted as the aggregation
+    weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed; empty
+    without a scheduler's. ``estimates`` are those after this round.
     """
 
     round: int
     plan: RoundPlan
-    cost: RoundCost
-    clock_s: float
-    skipped: str | None
-    excluded: dict[int, str]
-    queues: tuple[float, ...]
     units: tuple[int, ...] = ()
     failures: dict[int, str] = field(default_factory=dict)
+    samples: Count = 0
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    seconds: Mapping[str, Amount] = field(default_factory=dict)
+    wall_s: Amount = 0.0
     train_loss: float | None = None
-    estimates: Estimates
-    samples: int = 0
-    target_tokens: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
+    cost: RoundCost | None = None
+    clock_s: Amount | None = None
+    skipped: str | None = None
+    excluded: Annotated[dict[int, str], _named("excluded", "set_aside")] = field(
+        default_factory=dict
+    )
+    queues: tuple[float, ...] = ()
+    estimates: Estimates = field(default_factory=Estimates)
+    target_tokens: Count = 0
+    evaluation_loss: float | None = None
+    metric: Score | None = None
+
+    @property
+    def costs(self) -> dict[int, ClusterCost]:
+        """Modelled cost of each unit that the plan has."""
+        return {each.unit: each for each in self.cost.clusters} if self.cost else {}
+
+    @property
+    def energy_j(self) -> float | None:
+        """Modelled energy of all units, uploads and devices."""
+        return None if self.cost is None else self.cost.energy_j
+
+    @property
+    def kept_queues(self) -> tuple[float, ...]:
+        """``queues``, empty where the strategy keeps none."""
+        return self.queues if self.plan.queues else ()
+
+    def json_tree(self) -> dict[str, Any]:
+        """What is written down; nothing of an evaluation that there was not."""
+        tree = asdict(self)
+        if self.plan.certificate is not None:
+            tree["plan"]["certificate"]["gap"] = self.plan.certificate.gap
+        absent = ("evaluation_loss", "metric") if self.metric is None else ()
+        return {name: value for name, value in tree.items() if name not in absent}

@@ -11,7 +11,6 @@ from collapipe.errors import ConfigError
 
 _MONTH_S = 30 * 24 * 3600.0
 
-
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 CountFrom0 = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -25,48 +24,29 @@ class DataSettings:
     """Where rows come from. How they become shards is ``data.partitioner``, a plug-in.
 
     The defaults are those of ``conf/data/default.yaml``; a task makes one for its own hub data set.
-
-    Attributes
-    ----------
-    root
-        Folder with the files of a task's own format.
-    name, config
-        Dataset on the hub, and its configuration.
-    train_file, validation_file, test_file
-        A user's own files: CSV, TSV, JSON lines or text, plain or .gz.
-    synthetic
-        Take made-up rows.
-    text_column, label_column, tokens_column, tags_column, source_column, target_column
-        What the columns are called there; ``translation.de`` is a field of a column.
-    shuffle
-        Bring the training rows in a random order first: a file is often sorted.
-    max_train_samples, max_eval_samples
-        Take the first rows only.
-    tokenizer
-        Hub id or folder of a model whose tokeniser is used.
     """
 
-    root: str | None = None
-    name: str | None = None
+    root: str | None = None  # folder with the files of a task's own format
+    name: str | None = None  # dataset on the hub
     config: str | None = None
-    train_file: str | None = None
+    train_file: str | None = None  # CSV, TSV, JSON lines or text, plain or .gz
     validation_file: str | None = None
     test_file: str | None = None
     synthetic: bool = False
-    text_column: str = "text"
+    text_column: str = "text"  # ``translation.de`` is a field of a column
     label_column: str = "label"
     tokens_column: str = "tokens"
     tags_column: str = "ner_tags"
     source_column: str = "source"
     target_column: str = "target"
-    shuffle: bool = True
-    max_train_samples: Count | None = None
+    shuffle: bool = True  # the training rows, first: a file is often sorted
+    max_train_samples: Count | None = None  # the first rows only
     max_eval_samples: Count | None = None
-    tokenizer: str | None = None
+    tokenizer: str | None = None  # hub id or folder of a model whose tokeniser is used
 
     def __post_init__(self) -> None:
-        given = [option for option in ("root", "name", "train_file") if getattr(self, option)]
-        given += ["synthetic"] if self.synthetic else []
+        sources = ("root", "name", "train_file", "synthetic")
+        given = [option for option in sources if getattr(self, option)]
         if len(given) > 1:
             raise ConfigError(
                 f"data.{given[0]} and data.{given[1]}: rows come from one of them; set the other "
@@ -206,31 +186,14 @@ class LinkSettings:
 
 @dataclass(frozen=True)
 class FrameworkSettings:
-    """Who trains what, and where.
-
-    Attributes
-    ----------
-    name
-        What the run is called.
-    partition
-        Solver of a cluster's partition that the framework prescribes, see ``optim.solvers``; None:
-        the strategy's own.
-    unsplit
-        Each unit trains the whole model by itself; its devices share the batch.
-    aggregate
-        False: each unit keeps a model of its own.
-    cut
-        Encoder blocks that the units hold; the server trains the others with the head. None: all.
-    train
-        False: rounds are scheduled and their time is modelled, and nothing is trained.
-    """
+    """Who trains what, and where."""
 
     name: str
-    partition: str | None
-    unsplit: bool
-    aggregate: bool
-    cut: Count | None
-    train: bool
+    partition: str | None  # a solver of ``optim.solvers``; None: the strategy's own
+    unsplit: bool  # each unit trains the whole model by itself; its devices share the batch
+    aggregate: bool  # False: each unit keeps a model of its own
+    cut: Count | None  # encoder blocks on units, the others train on the server; None: all
+    train: bool  # False: rounds are scheduled and their time is modelled, nothing is trained
 
     def __post_init__(self) -> None:
         if self.unsplit and self.cut is not None:

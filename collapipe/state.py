@@ -18,13 +18,6 @@ class AffineLaw:
     amount(δ, b̂) = δ·(u·b̂ + v) + (w·b̂ + ell), for δ blocks and b̂ samples. Of time, in seconds, the
     part with δ is the compute C and the rest is the hop H to the next device (eq. 15 has u = o/F,
     v = o'/F, w = 0, ell = τ^dd); of energy, in joules, it is eq. 16's.
-
-    Attributes
-    ----------
-    u, v
-        Of each block: per sample, and per micro-batch.
-    w, ell
-        Of the hop: per sample, and per micro-batch (ℓ).
     """
 
     u: float
@@ -50,17 +43,10 @@ class AffineLaw:
 
 @dataclass(frozen=True, slots=True)
 class EnergyBudget:
-    """What a device may spend (E_k^max, C9).
+    """What a device may spend (E_k^max, C9): ``law`` are the joules of one micro-batch.
 
-    Attributes
-    ----------
-    limit_j
-        Joules, per ``scope``.
-    law
-        Joules of one micro-batch.
-    scope
-        ``batch``: all m micro-batches of a batch together; ``micro_batch``: each by itself, as the
-        paper prints C9'.
+    The limit is of all m micro-batches of a batch together, or with the scope ``micro_batch`` of
+    each by itself, as the paper prints C9'.
     """
 
     limit_j: float
@@ -73,24 +59,12 @@ class EnergyBudget:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """A device k that can hold a segment.
+    """A device k that can hold a segment."""
 
-    Attributes
-    ----------
-    name
-        At most 64 printable characters.
-    time
-        Its chunk law, in seconds.
-    max_blocks
-        Blocks that its memory holds (C7); None: any number.
-    energy
-        Its energy budget; None: unlimited.
-    """
-
-    name: str
-    time: AffineLaw
-    max_blocks: int | None = None
-    energy: EnergyBudget | None = None
+    name: str  # at most 64 printable characters
+    time: AffineLaw  # its chunk law, in seconds
+    max_blocks: int | None = None  # that its memory holds (C7); None: any number
+    energy: EnergyBudget | None = None  # None: unlimited
 
     def __post_init__(self) -> None:
         if len(self.name) > _MOST_NAME or not self.name.isprintable():
@@ -103,48 +77,24 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class BlockCost:
-    """What one encoder block asks of a device.
+    """What one encoder block asks of a device."""
 
-    Attributes
-    ----------
-    forward_flops, backward_flops
-        o_l and o'_l: per sample.
-    activation_bits, gradient_bits
-        z^s and g^s: per sample and hop.
-    block_bytes
-        Weights, gradients, optimiser state and what is kept for backward (γ_0).
-    """
-
-    forward_flops: float
-    backward_flops: float
-    activation_bits: float
-    gradient_bits: float
-    block_bytes: float
+    forward_flops: float  # o_l, per sample
+    backward_flops: float  # o'_l, per sample
+    activation_bits: float  # z^s, per sample and hop
+    gradient_bits: float  # g^s, per sample and hop
+    block_bytes: float  # γ_0: weights, gradients, optimiser state and what backward needs
 
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """A control unit's way to the edge server.
+    """A control unit's way to the edge server."""
 
-    Attributes
-    ----------
-    max_power_w
-        P_n^max.
-    energy_j
-        E_n^max, for sending ``model_bits`` (C8).
-    model_bits
-        θ_n^enc: the tunable parameters, sent once a round.
-    activation_bits
-        z_n^enc: activations and targets of all local steps of a round.
-    gains
-        h_{n,j}, linear, for each channel j.
-    """
-
-    max_power_w: float
-    energy_j: float
-    model_bits: float
-    activation_bits: float
-    gains: tuple[float, ...]
+    max_power_w: float  # P_n^max
+    energy_j: float  # E_n^max, for sending ``model_bits`` (C8)
+    model_bits: float  # θ_n^enc: the tunable parameters, sent once a round
+    activation_bits: float  # z_n^enc: activations and targets of all local steps of a round
+    gains: tuple[float, ...]  # h_{n,j}, linear, for each channel j
 
     def __post_init__(self) -> None:
         _check_within(self, ("max_power_w", "energy_j", "model_bits", "activation_bits"))
@@ -166,24 +116,12 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster n: its control unit, its devices and the size of its data.
+    """A cluster n: its control unit, its devices and the size of its data."""
 
-    Attributes
-    ----------
-    unit
-        Number n of the control unit, its partition of the data.
-    devices
-        The K devices in the order in which the cluster lists them.
-    num_samples
-        Rows of the unit's shard, |D_n|.
-    uplink
-        None where nobody modelled it: only strategies that plan no channels do without.
-    """
-
-    unit: int
-    devices: tuple[DeviceProfile, ...]
-    num_samples: int
-    uplink: Uplink | None = None
+    unit: int  # n, also its partition of the data
+    devices: tuple[DeviceProfile, ...]  # the K devices as the cluster lists them
+    num_samples: int  # rows of the unit's shard, |D_n|
+    uplink: Uplink | None = None  # None where nobody modelled it: for strategies without channels
 
     def __post_init__(self) -> None:
         _check_count(f"unit {self.unit}: num_samples", self.num_samples)
@@ -197,22 +135,12 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What Theorem 1 assumes, as training shows it; None: not yet.
+    """What Theorem 1 assumes, as training shows it; None: not yet."""
 
-    Attributes
-    ----------
-    gradient_bound
-        φ² (assumption 2): the largest mean of a round's ‖∇F‖² so far.
-    smoothness
-        β (assumption 1), from below: the largest change of a round's ‖∇F‖ over the way that the
-        model went in between.
-    curvature
-        ξ (assumption 3), from below: the smallest ‖∇F‖²/(2F) so far, for F* = 0.
-    """
-
-    gradient_bound: float | None = None
+    gradient_bound: float | None = None  # φ² (assumption 2): the largest mean of a round's ‖∇F‖²
+    # β (assumption 1), from below: the largest change of a round's ‖∇F‖ over the model's own change
     smoothness: float | None = None
-    curvature: float | None = None
+    curvature: float | None = None  # ξ (assumption 3), from below: the smallest ‖∇F‖²/(2F), F* = 0
 
 
 def unknown_cluster(unit: int) -> ClusterState:

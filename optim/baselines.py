@@ -1,7 +1,6 @@
 """Strategies that weigh nothing against anything: everyone, or J units by a rule."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -12,8 +11,8 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
 from optim.cluster_plan import Front, cluster_plan, cluster_problem, fronts, of_each, segment_plans
+from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
-from optim.partition.caps import require_within_caps
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, check_choice
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
@@ -53,27 +52,17 @@ def _even(request: RoundRequest, cluster: ClusterState) -> ClusterPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline(ABC):
-    """How units split and send once they are chosen.
+class AllUnits:
+    """Every unit in every round, split by a solver.
 
     Where units tell their uplinks and there are enough channels, each unit gets the channel and
     power that end the round soonest, and who can afford no channel sits out; else no uplinks are
     planned. No queues are kept.
-
-    Attributes
-    ----------
-    partition
-        Solver of each cluster's partition, see ``optim.solvers``; one that the framework prescribes
-        goes first.
-    latency
-        The law of the pipeline's time.
-    fading
-        See ``RoundOptions``.
     """
 
-    partition: str = "exact"
-    latency: str = "overlap"
-    fading: str = "none"
+    partition: str = "exact"  # see ``optim.solvers``; one that the framework prescribes goes first
+    latency: str = "overlap"  # the law of the pipeline's time
+    fading: str = "none"  # see ``RoundOptions``
 
     def __post_init__(self) -> None:
         check_choice("strategy.partition", self.partition, PARTITIONS)
@@ -88,9 +77,9 @@ class Baseline(ABC):
             plans = _fastest(request, chosen)
         return RoundPlan(request.round, plans)
 
-    @abstractmethod
     def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
         """The fronts of all N clusters, empty for those that take no part."""
+        return self._fronts(request, rng)
 
     def _fronts(
         self,
@@ -104,15 +93,7 @@ class Baseline(ABC):
 
 
 @dataclass(frozen=True)
-class AllUnits(Baseline):
-    """Every unit in every round."""
-
-    def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
-        return self._fronts(request, rng)
-
-
-@dataclass(frozen=True)
-class SelectUnits(Baseline):
+class SelectUnits(AllUnits):
     """J of the units that can hold the model: as many as channels at most, all if they are fewer.
 
     The rule decides who takes part, not who would be first on few channels.

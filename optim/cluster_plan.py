@@ -1,5 +1,6 @@
-"""A cluster's state as a problem, and a partition of it as the plan that the cluster gets."""
+"""A cluster's state as a problem, its front, and a point of it as the plan that it gets."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -9,12 +10,15 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
 from collapipe.state import ClusterState, DeviceProfile
-from optim.front_cache import solve_cached
 from optim.planner import RoundRequest, present_devices
 from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
+from optim.verify import verify_cluster
 
 T = TypeVar("T")
 Front = tuple[Partition, ...]
+
+_CAPACITY = 512  # the latest fronts, some MB
+_fronts: OrderedDict[tuple[ClusterProblem, ClusterSolver], Front] = OrderedDict()
 
 
 def cluster_problem(
@@ -44,17 +48,9 @@ def of_each(
 ) -> tuple[T | None, ...]:
     """What ``make`` makes of each cluster; None for one that it finds infeasible, which sits out.
 
-    Parameters
-    ----------
-    order
-        Places of all clusters, as they are asked; empty: in the units' order.
-    most
-        How many are needed: the others are not asked, and are None as well.
-
-    Raises
-    ------
-    InfeasibleRoundError
-        Where all are infeasible.
+    Clusters are asked in the given order of their places, else in the units' order. Once ``most``
+    are found the others are not asked, and are None as well. Raises ``InfeasibleRoundError`` where
+    all are infeasible.
     """
     found, reasons = dict[int, T](), list[str]()
     for place in order or range(len(request.clusters)):
@@ -64,22 +60,17 @@ def of_each(
         try:
             found[place] = make(cluster)
         except InfeasibleRoundError as error:
-            reasons.append(f"unit {cluster.unit}: {error}{_of_absent(cluster)}")
+            reasons.append(f"unit {cluster.unit}: {error}")
+            away = len(cluster.devices) - len(present_devices(cluster))
+            if 0 < away < len(cluster.devices):  # no other can stand in for them
+                reasons[-1] += (
+                    f"; {away} of its {len(cluster.devices)} devices are away or hold no block: "
+                    "federation.on_infeasible=skip waits until they are back"
+                )
     if not found:
         more = f"; {len(reasons) - 1} more units cannot either" if len(reasons) > 1 else ""
         raise InfeasibleRoundError(reasons[0] + more)
     return tuple(found.get(place) for place in range(len(request.clusters)))
-
-
-def _of_absent(cluster: ClusterState) -> str:
-    """What may help where some devices are away, and no other can stand in for them."""
-    present, known = len(present_devices(cluster)), len(cluster.devices)
-    if present in (0, known):
-        return ""
-    return (
-        f"; {known - present} of its {known} devices are away or hold no block: "
-        "federation.on_infeasible=skip waits until they are back"
-    )
 
 
 def fronts(
@@ -108,31 +99,46 @@ def _front(
     solve: ClusterSolver,
     rng: np.random.Generator,
 ) -> Front:
-    problem = cluster_problem(request, cluster, latency)
-    if request.partition is None:
-        front = solve_cached(problem, solve, rng)
-    else:
-        front = _within_limits_or_not(problem, solve, rng)
-    return tuple(_of_round(point, request, cluster) for point in _at_most(request, front))
-
-
-def _within_limits_or_not(
-    problem: ClusterProblem, solve: ClusterSolver, rng: np.random.Generator
-) -> Front:
-    """As a system splits that looks at no limits; where they do not matter, nothing is marked."""
+    problem, most = cluster_problem(request, cluster, latency), request.num_segments
     before = rng.bit_generator.state
     try:
-        return solve_cached(problem, solve, rng)
+        front = solve_cached(problem, solve, rng)
     except InfeasibleRoundError:
-        # The same draws again: limits must not favour some of them.
+        if request.partition is None:
+            raise
+        # As a system splits that looks at no limits. The same draws again: limits must not favour
+        # some of them.
         rng.bit_generator.state = before
-        front = solve_cached(_unlimited(problem), solve, rng)
-        return tuple(replace(point, over_limits=True) for point in front)
+        free = (replace(device, max_blocks=None, energy=None) for device in problem.devices)
+        front = solve_cached(replace(problem, devices=tuple(free)), solve, rng)
+        front = tuple(replace(point, over_limits=True) for point in front)
+    kept = [point for point in front if most is None or point.num_segments <= most]
+    if not kept:
+        raise InfeasibleRoundError(
+            f"no plan was found with fewer than {front[0].num_segments} segments, "
+            f"pipeline.num_segments={most}; raise it"
+        )
+    return tuple(_of_round(point, request, cluster) for point in kept)
 
 
-def _unlimited(problem: ClusterProblem) -> ClusterProblem:
-    devices = (replace(device, max_blocks=None, energy=None) for device in problem.devices)
-    return replace(problem, devices=tuple(devices))
+def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.Generator) -> Front:
+    """The front that ``solver`` finds, verified; from the cache for an equal problem.
+
+    A front is cached only where another call would find the same: not if the solver drew from
+    ``rng``, nor if a time limit ended its search. Raises as the solver and ``verify_cluster``.
+    """
+    key = problem, solver
+    if key in _fronts:
+        _fronts.move_to_end(key)
+        return _fronts[key]
+    before = rng.bit_generator.state
+    solution = solver(problem, rng)
+    verify_cluster(solution, problem)
+    if solution.complete and rng.bit_generator.state == before:
+        _fronts[key] = solution.front
+        if len(_fronts) > _CAPACITY:
+            _fronts.popitem(last=False)
+    return solution.front
 
 
 def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
@@ -172,15 +178,3 @@ def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tupl
             segments.append(SegmentPlan(device.name, Span(first, blocks)))
             first += blocks
     return tuple(segments)
-
-
-def _at_most(request: RoundRequest, front: Front) -> Front:
-    """The points with no more segments than asked for."""
-    most = request.num_segments
-    kept = tuple(point for point in front if most is None or point.num_segments <= most)
-    if not kept:
-        raise InfeasibleRoundError(
-            f"no plan was found with fewer than {front[0].num_segments} segments, "
-            f"pipeline.num_segments={most}; raise it"
-        )
-    return kept

@@ -104,6 +104,20 @@ def round_gammas(problem: RoundProblem, allocations: Sequence[Allocation]) -> tu
     return tuple(gammas)
 
 
+def round_objective(problem: RoundProblem, allocations: Sequence[Allocation]) -> float:
+    """V·max(pipeline + upload) over the scheduled units, plus the drift of the queues.
+
+    The drift is Σ Y_n·Γ_n over all N units, or eq. (32)'s Σ Y_n·(S_n + p_n) over the scheduled.
+    """
+    makespan, queues = max(a.partition.latency_s + a.upload_s for a in allocations), problem.queues
+    if problem.options.drift == "paper":
+        drift = sum(queues[a.unit] * (a.partition.num_segments + a.power_w) for a in allocations)
+    else:
+        gammas = round_gammas(problem, allocations)
+        drift = sum(queue * gamma for queue, gamma in zip(queues, gammas, strict=True))
+    return problem.options.drift_weight * makespan + drift
+
+
 def next_queues(
     queues: Sequence[float], gammas: Sequence[float], gamma_max: float
 ) -> tuple[float, ...]:

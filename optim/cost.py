@@ -6,7 +6,7 @@ bracket already holds both passes and both transfers (docs/optim.md).
 
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
-from collapipe.state import Channel, ClusterState, DeviceProfile
+from collapipe.state import Channel, ClusterState
 from optim.latency import pipeline_latency
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
@@ -19,15 +19,7 @@ Step = tuple[float, dict[str, float]]
 def round_cost(
     plan: RoundPlan, request: RoundRequest, latency: Latency, fading: Fading
 ) -> RoundCost:
-    """Time and energy of a verified plan's units; a round without any takes no time.
-
-    Parameters
-    ----------
-    latency
-        The law of the pipelines' time.
-    fading
-        Of the uplinks' rates, see ``RoundOptions``.
-    """
+    """Time and energy of a verified plan's units; a round without any takes no time."""
     states = {state.unit: state for state in request.clusters}
     costs = tuple(
         _cluster_cost(cluster, states[cluster.unit], request, latency, fading)
@@ -63,17 +55,16 @@ def _pipelined(
     devices = [known[segment.device] for segment in cluster.segments]
     blocks = [segment.span.blocks for segment in cluster.segments]
     seconds = pipeline_latency(devices, blocks, batch_size, m, latency)
-    held = zip(devices, blocks, strict=True)
     return seconds, {
         device.name: m * device.energy.law.chunk(count, batch_size / m)
-        for device, count in held
+        for device, count in zip(devices, blocks, strict=True)
         if device.energy is not None
     }
 
 
 def _replicated(state: ClusterState, request: RoundRequest) -> Step:
     """Each device computes all L blocks on b/K samples, and sends nothing."""
-    devices: tuple[DeviceProfile, ...] = present_devices(state)
+    devices = present_devices(state)
     share, blocks = request.batch_size / len(devices), request.num_blocks
     return max(device.time.compute(blocks, share) for device in devices), {
         device.name: device.energy.law.compute(blocks, share)

@@ -18,36 +18,26 @@ from optim.problem import (
     ClusterSolver,
     Latency,
     RoundOptions,
-    RoundProblem,
-    RoundSolution,
+    RoundSolver,
     check_choice,
 )
 from optim.solvers import cluster_solver, round_solver
-from optim.uplinks import allocated, known_uplinks
-from optim.verify import verify_round
+from optim.uplinks import solve_round
 
 
 @dataclass(frozen=True)
 class Dssra(RoundOptions):
     """Who takes part, on which channel and at which power, with which S, m and δ.
 
-    Attributes
-    ----------
-    solver
-        ``exact``, or ``paper``: Algorithms 2 to 4.
-    latency
-        The law of the pipeline's time.
-    time_limit_s
-        Of ``exact``, for each cluster and for the round; an answer that it cuts short has a gap.
-    constants
-        ``set``: κ and φ² are the options. ``estimated``: κ = βη²/(2N) and φ² are what training has
-        shown of β and φ², from the round on in which it has; then V and Γ^max must suit their size.
+    Solver ``paper`` is Algorithms 2 to 4. Constants ``estimated``: κ = βη²/(2N) and φ² are what
+    training has shown of β and φ², from the round on in which it has; then V and Γ^max must suit
+    their size.
     """
 
     solver: str = "exact"
-    latency: str = "overlap"
-    time_limit_s: float = 10.0
-    constants: str = "set"
+    latency: str = "overlap"  # the law of the pipeline's time
+    time_limit_s: float = 10.0  # of ``exact``, a cluster and the round; an answer cut short: a gap
+    constants: str = "set"  # κ and φ² are the options
 
     def __post_init__(self) -> None:
         try:
@@ -59,7 +49,7 @@ class Dssra(RoundOptions):
         check_choice("strategy.constants", self.constants, ("set", "estimated"))
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """See ``Planner.plan_round``.
+        """The round's plan.
 
         A cluster that cannot hold the model sits out; the round is infeasible only if none can
         take part. Then all queues grow, as the error says.
@@ -79,36 +69,22 @@ class Dssra(RoundOptions):
         return replace(self, kappa=kappa, gradient_bound=shown.gradient_bound)
 
     def _plan(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        problem = RoundProblem(
-            fronts(request, cast(Latency, self.latency), self._splitter(request), rng),
-            known_uplinks(request),
-            request.channels,
-            request.queues,
-            request.num_blocks,
-            self,
-        )
-        solution = self._allocate(problem)
-        verify_round(solution, problem)
+        name, exact = request.partition or self.solver, _exact(self.time_limit_s)
+        splitter = exact if name == "exact" else cluster_solver(name)
+        found = fronts(request, cast(Latency, self.latency), splitter, rng)
+        allocate: RoundSolver = partial(exact_allocation, time_limit_s=self.time_limit_s)
+        if self.solver != "exact":
+            allocate = round_solver(self.solver)
+        problem, solution, plans = solve_round(request, found, request.queues, self, allocate)
         gammas = round_gammas(problem, solution.allocations)
         return RoundPlan(
             request.round,
-            tuple(allocated(request, allocation) for allocation in solution.allocations),
+            plans,
             gammas,
             next_queues(request.queues, gammas, self.gamma_max),
             self._idle_queues(request),
             solution.certificate,
         )
-
-    def _splitter(self, request: RoundRequest) -> ClusterSolver:
-        name = request.partition or self.solver
-        if name == "exact":
-            return _exact(self.time_limit_s)
-        return cluster_solver(name)
-
-    def _allocate(self, problem: RoundProblem) -> RoundSolution:
-        if self.solver == "exact":
-            return exact_allocation(problem, self.time_limit_s)
-        return round_solver(self.solver)(problem)
 
     def _idle_queues(self, request: RoundRequest) -> tuple[float, ...]:
         """Y_n(t+1) if nobody took part."""

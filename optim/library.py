@@ -25,19 +25,11 @@ def plan_round(
 ) -> RoundPlan:
     """Who takes part, on which channel and at which power, and which device holds which blocks.
 
-    Parameters
-    ----------
-    strategy
-        None: ``Dssra()``. Its ``plan_round`` gets the whole request, of the first round.
-    queues
-        Y_n of each cluster, ``queues`` of the last plan; empty: zeros.
+    ``strategy`` is ``Dssra()`` unless given; its ``plan_round`` gets the whole request, of the
+    first round. ``queues`` are Y_n of each cluster, those of the last plan; empty: zeros.
 
-    Raises
-    ------
-    InfeasibleRoundError
-        With the numbers and what would make the round feasible.
-    PlanViolationError
-        Where the strategy's plan breaks a constraint.
+    Raises ``InfeasibleRoundError`` with the numbers and what would make the round feasible, and
+    ``PlanViolationError`` where the strategy's plan breaks a constraint.
     """
     request = RoundRequest(
         round=1,

@@ -14,49 +14,24 @@ from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
 class RoundRequest:
     """What a round is planned from.
 
-    Attributes
-    ----------
-    clusters
-        All N clusters, in the units' order. Who is away or unknown has devices that hold no block
-        (``max_blocks=0``) and sits out.
-    num_blocks
-        L.
-    batch_size, local_steps
-        b, and how many batches a round has.
-    num_segments
-        S; the most of it where the strategy chooses S by itself. None: one a device.
-    num_micro_batches
-        m; the most of it where the strategy chooses m by itself.
-    schedule
-        Of the pipelines.
-    channels
-        J uplink channels.
-    queues
-        Y_n(t) of each cluster, as the last round's plan left them.
-    losses
-        Mean training loss of each cluster's last round; None before its first.
-    partition
-        Name of the cluster solver that the framework prescribes; None: the strategy's own.
-    learning_rate
-        η of the round's first local step.
-    estimates
-        What training has shown of β, φ² and ξ.
+    ``clusters`` are all N, in the units' order. Who is away or unknown has devices that hold no
+    block (``max_blocks=0``) and sits out.
     """
 
     round: int
     clusters: tuple[ClusterState, ...]
-    num_blocks: int
-    batch_size: int
-    local_steps: int
-    num_segments: int | None
-    num_micro_batches: int
-    schedule: str
-    channels: tuple[Channel, ...]
-    queues: tuple[float, ...]
-    losses: tuple[float | None, ...]
-    partition: str | None = None
-    learning_rate: float = 0.0
-    estimates: Estimates = field(default_factory=Estimates)
+    num_blocks: int  # L
+    batch_size: int  # b
+    local_steps: int  # batches a round
+    num_segments: int | None  # S; where the strategy chooses S, the most of it. None: one a device
+    num_micro_batches: int  # m; where the strategy chooses m, the most of it
+    schedule: str  # of the pipelines
+    channels: tuple[Channel, ...]  # J uplink channels
+    queues: tuple[float, ...]  # Y_n(t), as the last round's plan left them
+    losses: tuple[float | None, ...]  # mean of each cluster's last round; None before its first
+    partition: str | None = None  # the framework's cluster solver; None: the strategy's own
+    learning_rate: float = 0.0  # η of the round's first local step
+    estimates: Estimates = field(default_factory=Estimates)  # of β, φ² and ξ, from training
 
 
 def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:

@@ -28,50 +28,26 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterProblem:
-    """Sub-1: which blocks on which device, S and m, for the smallest pipeline latency.
+    """Sub-1: which blocks on which device, S and m, for the smallest pipeline latency."""
 
-    Attributes
-    ----------
-    devices
-        K of them.
-    num_blocks
-        L.
-    batch_size
-        b; a micro-batch has b̂ = b/m samples, a real number here (eq. 5).
-    max_micro_batches
-        m = 1 … this.
-    latency
-        The law of the pipeline's time, see ``optim.latency``.
-    """
-
-    devices: tuple[DeviceProfile, ...]
-    num_blocks: int
-    batch_size: int
+    devices: tuple[DeviceProfile, ...]  # K of them
+    num_blocks: int  # L
+    batch_size: int  # b; a micro-batch has b̂ = b/m samples, a real number here (eq. 5)
     max_micro_batches: int
-    latency: Latency
+    latency: Latency  # the law of the pipeline's time, see ``optim.latency``
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """A point of a cluster's Pareto front.
 
-    Attributes
-    ----------
-    blocks
-        δ_k for each of the K devices, 0 for those left out.
-    num_micro_batches
-        m.
-    latency_s
-        Of one batch, under the problem's law.
-    replicated
-        Every device holds the whole encoder and trains b/K samples (VanillaFL): no pipeline, S = 1.
-    over_limits
-        Found as if memory and energy were unlimited.
+    ``replicated``: every device holds the whole encoder and trains b/K samples (VanillaFL): no
+    pipeline, S = 1. ``over_limits``: found as if memory and energy were unlimited.
     """
 
-    blocks: tuple[int, ...]
-    num_micro_batches: int
-    latency_s: float
+    blocks: tuple[int, ...]  # δ_k for each of the K devices, 0 for those left out
+    num_micro_batches: int  # m
+    latency_s: float  # of one batch, under the problem's law
     replicated: bool = False
     over_limits: bool = False
 
@@ -85,15 +61,10 @@ class Partition:
 class ClusterSolution:
     """A solver's answer to a ``ClusterProblem``.
 
-    Attributes
-    ----------
-    front
-        S ascending, latency strictly descending: an S above the fastest one's is dominated, since
-        the drift Γ grows with S. Heuristics answer with a single point.
-    certificate
-        Of the last point, the fastest.
-    complete
-        False: a time limit ended the search, so the front may lack points or hold slower ones.
+    In the front S ascends and the latency strictly descends: an S above the fastest one's is
+    dominated, since the drift Γ grows with S. Heuristics answer with a single point. The
+    certificate is of the last point, the fastest. Not ``complete``: a time limit ended the search,
+    so the front may lack points or hold slower ones.
     """
 
     front: tuple[Partition, ...]
@@ -115,34 +86,18 @@ heuristics draw nothing from the generator."""
 class RoundOptions:
     """What a round minimises: V·makespan plus the drift of the queues.
 
-    Attributes
-    ----------
-    drift
-        ``gamma``: Σ Y_n·Γ_n over all units. ``paper`` (eq. 32): Σ Y_n·(S_n + p_n) over the
-        scheduled ones, under which a longer queue makes selection less likely.
-    drift_weight
-        V, 1/s; above 0 with drift ``paper``.
-    kappa
-        κ = βη²/(2N) of Γ (eq. 28).
-    gradient_bound
-        φ².
-    interference_constant_w
-        C, W.
-    gamma_max
-        Γ^max of the queues (eq. 29).
-    hard_gamma
-        C11: also Γ_n ≤ Γ^max of each scheduled unit in every round.
-    fading
-        ``rayleigh``: rates are expectations over a gain that is exponentially distributed.
+    Drift ``gamma`` is Σ Y_n·Γ_n over all units, ``paper`` (eq. 32) is Σ Y_n·(S_n + p_n) over the
+    scheduled ones, under which a longer queue makes selection less likely. Under fading
+    ``rayleigh`` rates are expectations over a gain that is exponentially distributed.
     """
 
     drift: str = "gamma"
-    drift_weight: float = 0.1
-    kappa: float = 1.0
-    gradient_bound: float = 0.1
-    interference_constant_w: float = 0.08
-    gamma_max: float = 0.84
-    hard_gamma: bool = False
+    drift_weight: float = 0.1  # V, 1/s; above 0 with drift ``paper``
+    kappa: float = 1.0  # κ = βη²/(2N) of Γ (eq. 28)
+    gradient_bound: float = 0.1  # φ²
+    interference_constant_w: float = 0.08  # C
+    gamma_max: float = 0.84  # Γ^max of the queues (eq. 29)
+    hard_gamma: bool = False  # C11: also Γ_n ≤ Γ^max of each scheduled unit in every round
     fading: str = "none"
 
     def __post_init__(self) -> None:
@@ -161,27 +116,13 @@ class RoundOptions:
 
 @dataclass(frozen=True, slots=True)
 class RoundProblem:
-    """The joint problem of a round, once each cluster's front is known.
+    """The joint problem of a round of N units, once each cluster's front is known."""
 
-    Attributes
-    ----------
-    fronts
-        Of the N clusters; an empty front: the cluster cannot hold the model this round.
-    uplinks
-        Of the N control units.
-    channels
-        J of them, each for one unit.
-    queues
-        Y_n(t), N of them.
-    num_blocks
-        L, for Γ.
-    """
-
-    fronts: tuple[tuple[Partition, ...], ...]
+    fronts: tuple[tuple[Partition, ...], ...]  # empty: cannot hold the model this round
     uplinks: tuple[Uplink, ...]
-    channels: tuple[Channel, ...]
-    queues: tuple[float, ...]
-    num_blocks: int
+    channels: tuple[Channel, ...]  # J of them, each for one unit
+    queues: tuple[float, ...]  # Y_n(t)
+    num_blocks: int  # L, for Γ
     options: RoundOptions
 
 

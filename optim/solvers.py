@@ -26,7 +26,10 @@ CLUSTER_SOLVERS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 def cluster_solver(name: str) -> ClusterSolver:
     """The solver of Sub-1 of that name. Raises ``ConfigError`` for an unknown one."""
-    return cast(ClusterSolver, _load(_known(name)))
+    if name not in CLUSTER_SOLVERS:
+        raise ConfigError(f"solver {name}: must be one of {', '.join(CLUSTER_SOLVERS)}")
+    module, function = CLUSTER_SOLVERS[name]
+    return cast(ClusterSolver, getattr(import_module(module), function))
 
 
 def round_solver(name: str) -> RoundSolver:
@@ -35,18 +38,11 @@ def round_solver(name: str) -> RoundSolver:
     ``paper`` has its own. All others, which say nothing of channels and power, take the exact one
     on their fronts. Raises ``ConfigError`` for an unknown name.
     """
-    _known(name)
+    cluster_solver(name)
     if name == "paper":
-        return cast(RoundSolver, _load(("optim.allocation.algorithm3", "paper_allocation")))
-    return cast(RoundSolver, _load(("optim.allocation.exact", "exact_allocation")))
+        from optim.allocation.algorithm3 import paper_allocation
 
+        return paper_allocation
+    from optim.allocation.exact import exact_allocation
 
-def _known(name: str) -> tuple[str, str]:
-    if name not in CLUSTER_SOLVERS:
-        raise ConfigError(f"solver {name}: must be one of {', '.join(CLUSTER_SOLVERS)}")
-    return CLUSTER_SOLVERS[name]
-
-
-def _load(place: tuple[str, str]) -> object:
-    module, function = place
-    return getattr(import_module(module), function)
+    return exact_allocation

@@ -9,24 +9,14 @@ from optim.problem import ClusterProblem, Partition
 
 @dataclass(frozen=True, slots=True)
 class SegmentTimes:
-    """A segment's share of a batch; seconds from the batch's beginning.
+    """A segment's share of a batch; seconds from the batch's beginning."""
 
-    Attributes
-    ----------
-    device
-        Its place among the cluster's devices.
-    compute_s, hop_s
-        C and H of one micro-batch, forward and backward together.
-    computes, hops
-        When each of the m micro-batches begins to be computed, and to be sent on.
-    """
-
-    device: int
+    device: int  # its place among the cluster's
     span: Span
-    compute_s: float
-    hop_s: float
-    computes: tuple[float, ...]
-    hops: tuple[float, ...]
+    compute_s: float  # C of one micro-batch, forward and backward together
+    hop_s: float  # H of one micro-batch, likewise
+    computes: tuple[float, ...]  # when each of the m micro-batches begins to be computed
+    hops: tuple[float, ...]  # and to be sent on
 
     @property
     def busy_s(self) -> float:

@@ -6,7 +6,7 @@ from collapipe.state import Uplink
 from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import Front, cluster_plan
 from optim.planner import RoundRequest
-from optim.problem import Allocation, RoundOptions, RoundProblem
+from optim.problem import RoundOptions, RoundProblem, RoundSolution, RoundSolver
 from optim.verify import verify_round
 
 
@@ -24,11 +24,28 @@ def known_uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
     return tuple(each if heard else deaf for each, heard in zip(uplinks, known, strict=True))
 
 
-def allocated(request: RoundRequest, allocation: Allocation) -> ClusterPlan:
-    """A unit's share of a solved round as its plan."""
-    uplink = UplinkPlan(allocation.channel, allocation.power_w, allocation.upload_s)
-    cluster = request.clusters[allocation.unit]
-    return cluster_plan(request, cluster, allocation.partition, uplink)
+def solve_round(
+    request: RoundRequest,
+    fronts: tuple[Front, ...],
+    queues: tuple[float, ...],
+    options: RoundOptions,
+    solve: RoundSolver,
+) -> tuple[RoundProblem, RoundSolution, tuple[ClusterPlan, ...]]:
+    """The joint round of these fronts, its verified answer, and the scheduled units' plans."""
+    uplinks, channels = known_uplinks(request), request.channels
+    problem = RoundProblem(fronts, uplinks, channels, queues, request.num_blocks, options)
+    solution = solve(problem)
+    verify_round(solution, problem)
+    plans = (
+        cluster_plan(
+            request,
+            request.clusters[each.unit],
+            each.partition,
+            UplinkPlan(each.channel, each.power_w, each.upload_s),
+        )
+        for each in solution.allocations
+    )
+    return problem, solution, tuple(plans)
 
 
 def minimize_makespan(
@@ -36,26 +53,9 @@ def minimize_makespan(
 ) -> tuple[ClusterPlan, ...]:
     """The channels, powers and points of the fronts with which the last unit ends first.
 
-    Parameters
-    ----------
-    chosen
-        Of all N clusters; empty for those that nobody chose.
-
-    Raises
-    ------
-    InfeasibleRoundError
-        Where no chosen unit can afford a channel. One that cannot is left out.
+    ``chosen`` are the fronts of all N clusters, empty for those that nobody chose. A unit that can
+    afford no channel is left out. Raises ``InfeasibleRoundError`` where that is each of them.
     """
     # With queues of 0 there is no drift: the makespan is all that counts.
     options = RoundOptions(drift_weight=1.0, interference_constant_w=0.0, fading=fading)
-    problem = RoundProblem(
-        chosen,
-        known_uplinks(request),
-        request.channels,
-        (0.0,) * len(chosen),
-        request.num_blocks,
-        options,
-    )
-    solution = exact_allocation(problem)
-    verify_round(solution, problem)
-    return tuple(allocated(request, allocation) for allocation in solution.allocations)
+    return solve_round(request, chosen, (0.0,) * len(chosen), options, exact_allocation)[2]

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from collapipe import config
 from collapipe.config import Settings
 from collapipe.errors import ConfigError
-from server_app.grid import PromptGrid
+from server_app.grid import make_prompt
 from server_app.training import train
 
 app = ServerApp()
@@ -20,7 +20,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = config.load(context.run_config)
     _check_paths(settings)
     _ = settings.planner  # what is wrong with its options is said before there is a folder
-    train(PromptGrid(grid), settings, str(context.run_config.get("resume", "")) or None)
+    train(make_prompt(grid), settings, str(context.run_config.get("resume", "")) or None)
 
 
 def _check_paths(settings: Settings) -> None:

@@ -1,14 +1,13 @@
 """The global model on rows that no unit trains on."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from datasets import Dataset
 
-from collapipe.batch import Batch
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.split import Head, SplitModel
 from collapipe.tasks.prediction import rows_at_once
@@ -59,7 +58,9 @@ class Evaluator:
         model.eval()
         loss, tokens = 0.0, 0
         predictions: list[list[int]] = [[] for _ in self._order]
-        for rows, batch in self._batches():
+        for start in range(0, len(self._order), self._batch):
+            rows = self._order[start : start + self._batch]
+            batch = self._examples.batch(rows)
             hidden = model.encode(batch.inputs, batch.mask)
             head = cast(Head, model.head)
             loss += float(head.loss(hidden, batch.mask, batch.targets))
@@ -71,8 +72,3 @@ class Evaluator:
             raise NonFiniteLossError(f"the evaluation's loss is {loss}; lower optimizer.lr")
         texts = self._examples.decode(predictions)
         return Evaluation(loss / tokens, self._task.score(texts, self._rows, loss / tokens))
-
-    def _batches(self) -> Iterator[tuple[list[int], Batch]]:
-        for start in range(0, len(self._order), self._batch):
-            rows = self._order[start : start + self._batch]
-            yield rows, self._examples.batch(rows)

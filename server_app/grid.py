@@ -1,4 +1,4 @@
-"""Grids: Flower's apps in one process, and another grid whose replies are noticed promptly."""
+"""Grids: Flower's apps in one process, and other grids whose replies are noticed promptly."""
 
 import contextvars
 import itertools
@@ -39,12 +39,13 @@ class InlineGrid(Grid):
     action. What ignores that keeps only its own daemon thread, and its node stays busy.
     """
 
+    run = Run.create_empty(_RUN_ID)
+
     def __init__(self, client_app: ClientApp, num_nodes: int, run_config: UserConfig) -> None:
         # Message() reads these; Flower sets them in the processes that it starts itself.
         TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
         self._client_app = client_app
-        self._run = Run.create_empty(_RUN_ID)
         self._contexts = {
             node_id: Context(
                 run_id=_RUN_ID,
@@ -59,11 +60,7 @@ class InlineGrid(Grid):
         self._ids = itertools.count()
 
     def set_run(self, run: Run) -> None:
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        return self._run
+        self.run = run
 
     def create_message(
         self,
@@ -91,10 +88,9 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Replies within ``timeout`` seconds; the other nodes are cancelled."""
-        keys: list[str] = []
+        keys = list[str]()
         try:
-            for message in messages:
-                keys.append(self._start(message))
+            keys.extend(map(self._start, messages))
             wait([self._calls[key].reply for key in keys], timeout)
         finally:
             late = [self._calls[key] for key in keys if not self._calls[key].reply.done()]
@@ -108,11 +104,8 @@ class InlineGrid(Grid):
     def _start(self, message: Message) -> str:
         node_id, key = message.metadata.dst_node_id, str(next(self._ids))
         reply: Future[Message] = Future()
-        self._calls = {
-            other: call
-            for other, call in self._calls.items()
-            if not (call.node_id == node_id and call.given_up and call.reply.done())
-        }
+        for other in [k for k, c in self._calls.items() if c.given_up and c.reply.done()]:
+            del self._calls[other]
         busy = any(c.node_id == node_id and not c.reply.done() for c in self._calls.values())
         with cancellable() as scope:
             context = contextvars.copy_context()
@@ -140,49 +133,20 @@ class InlineGrid(Grid):
         reply.set_result(answer)
 
 
-class PromptGrid(Grid):
-    """``inner``, with replies noticed within a twentieth of the time that they took.
+def make_prompt(grid: Grid) -> Grid:
+    """Let ``grid`` notice replies within a twentieth of the time that they took.
 
     Flower's own grids look every 0.1 s (simulated) or every 3 s (deployed), however short a round
     is.
     """
 
-    def __init__(self, inner: Grid) -> None:
-        self._inner = inner
-
-    def set_run(self, run: Run) -> None:
-        self._inner.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        return self._inner.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self._inner.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._inner.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._inner.pull_messages(message_ids)
-
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        waiting, replies = set(self.push_messages(messages)), list[Message]()
+        waiting, replies = set(grid.push_messages(messages)), list[Message]()
         began = time.monotonic()
         while True:
-            came = list(self.pull_messages(waiting))
+            came = list(grid.pull_messages(waiting))
             replies += came
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             waited_s = time.monotonic() - began
@@ -190,3 +154,6 @@ class PromptGrid(Grid):
                 return replies
             pause_s = min(max(_FIRST_PAUSE_S, _SHARE * waited_s), _LAST_PAUSE_S)
             time.sleep(pause_s if timeout is None else min(pause_s, timeout - waited_s))
+
+    grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    return grid

@@ -19,17 +19,14 @@ Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of i
 T = TypeVar("T")
 _WAIT_S = 30.0  # for simulated or deployed nodes to connect
 _POLL_S = 0.5
+_SILENT = "Timeout"
 
 
 class Units:
     """Asks nodes, and judges what they answer: what one says costs nobody else.
 
-    Attributes
-    ----------
-    nodes
-        Unit → its node, of those that have told their number.
-    frozen_bytes
-        Of frozen weights that went out so far.
+    ``nodes`` are those of the units that have told their number; ``frozen_bytes`` of frozen weights
+    went out so far.
     """
 
     def __init__(
@@ -51,14 +48,8 @@ class Units:
 
         A unit is left out, with the reason as its answer, whose node does not answer, raises, or
         answers nonsense or a number that is none or another node's: the first of two keeps it.
-
-        Raises
-        ------
-        ConfigError
-            Where the number of nodes is not ``federation.num_units``, or a unit says that it cannot
-            use its options or data.
-        RoundFailedError
-            Where no unit is left.
+        Raises ``ConfigError`` where the number of nodes is not ``federation.num_units``, or a unit
+        says that it cannot use its options or data; ``RoundFailedError`` where no unit is left.
         """
         num_units = self._federation.num_units
         self._strangers = _connected(self._grid, num_units)
@@ -86,121 +77,107 @@ class Units:
         return told
 
     def kept(self) -> dict[int, Kept]:
-        """Of every unit, its optimiser's memory and the like.
+        """What every unit keeps: its optimiser's memory and the like.
 
-        Raises ``RoundFailedError`` or ``WireError`` where one does not tell.
+        Raises ``RoundFailedError`` or ``WireError`` where one does not tell, or what it tells makes
+        a file that cannot be read.
         """
-        contents = {node: records.pack_groups({}) for node in self.nodes.values()}
-        kept = self._asked(contents, records.KEEP, records.unpack_groups)
-        for unit, named in kept.items():
-            _check_can_be_written(unit, named)
+        kept = self._exchange(records.KEEP, {})
+        for unit, groups in kept.items():
+            for name, tensors in groups.items():
+                if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
+                    raise WireError(
+                        f"unit {unit} keeps {name[:80]!r}, which no checkpoint can hold"
+                    )
         return kept
 
     def restore(self, kept: Mapping[int, Kept]) -> None:
-        """Every unit goes on from what it kept then, be it nothing.
-
-        Raises ``RoundFailedError`` where one cannot.
-        """
-        contents = {
-            node: records.pack_groups(kept.get(unit, {})) for unit, node in self.nodes.items()
-        }
-        self._asked(contents, records.RESTORE, records.unpack_groups)
+        """Let every unit go on from what it kept then, be it nothing. Raises ``RoundFailedError``
+        where one cannot."""
+        self._exchange(records.RESTORE, kept)
 
     def _introduce(self) -> tuple[dict[int, ClusterState | Failure], list[Failure]]:
         """States of the strangers that become known by it, and why the others do not."""
-        replies = self._states(self._strangers)
-        outcomes = {
-            node: replies.get(node, self._silence(records.STATE)) for node in self._strangers
-        }
-        self._strangers = [node for node in self._strangers if node in replies]
-        known = dict[int, StateReply]()
-        for node, reply in outcomes.items():
-            outcomes[node] = self._with_own_number(reply, known.values())
-            if isinstance(outcome := outcomes[node], StateReply):
-                known[node] = outcome
-        outcomes |= self._send_frozen(known)
+        answers = self._states(self._strangers)
+        self._strangers = [
+            node
+            for node, each in answers.items()
+            if not isinstance(each, Failure) or each.kind != _SILENT
+        ]
+        units, last = set(self.nodes), self._federation.num_units - 1
+        for node, reply in answers.items():
+            if isinstance(reply, Failure):
+                continue
+            if not 0 <= reply.unit <= last:
+                cause = f"a node reported to be unit {reply.unit}, expected 0 … {last}"
+                answers[node] = Failure("WireError", cause)
+            elif reply.unit in units:
+                cause = f"two nodes reported to be unit {reply.unit}"
+                answers[node] = Failure(
+                    "WireError", f"{cause}; each needs a partition-id of its own"
+                )
+            units.add(reply.unit)
+        self._send_frozen(answers)
         told, causes = dict[int, ClusterState | Failure](), list[Failure]()
-        for node, outcome in outcomes.items():
-            if isinstance(outcome, Failure):
-                causes.append(outcome)
+        for node, answer in answers.items():
+            if isinstance(answer, Failure):
+                causes.append(answer)
             else:
                 self._strangers.remove(node)
-                self.nodes[outcome.unit], told[outcome.unit] = node, outcome.state
+                self.nodes[answer.unit], told[answer.unit] = node, answer.state
         return told, causes
+
+    def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
+        """Send each node the parts that it lacks; ``answers`` of those that cannot keep them are
+        failures from then on."""
+        for part, tensors in self._frozen.items():  # one at a time: it may be as large as a memory
+            content = records.pack_groups({part: tensors})
+            contents = {
+                node: content
+                for node, reply in answers.items()
+                if isinstance(reply, StateReply) and part in reply.lacking
+            }
+            done = self._ask(records.FROZEN, contents, records.unpack_groups)
+            answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
+            self.frozen_bytes += len(contents) * records.num_bytes(tensors)
 
     def _states(self, nodes: Iterable[int]) -> dict[int, StateReply | Failure]:
         content = records.pack(self._setup)
-        replies = self._send(dict.fromkeys(nodes, content), records.STATE)
-        return {node: _answer(reply, records.unpack_state) for node, reply in replies.items()}
+        return self._ask(records.STATE, dict.fromkeys(nodes, content), records.unpack_state)
 
-    def _with_own_number(
-        self, reply: StateReply | Failure, others: Collection[StateReply]
-    ) -> StateReply | Failure:
-        """A failure in place of a reply with a number that is none, or another node's."""
-        if isinstance(reply, Failure):
-            return reply
-        unit, last = reply.unit, self._federation.num_units - 1
-        if not 0 <= unit <= last:
-            return Failure("WireError", f"a node reported to be unit {unit}, expected 0 … {last}")
-        if unit in self.nodes or unit in (other.unit for other in others):
-            cause = f"two nodes reported to be unit {unit}; each needs a partition-id of its own"
-            return Failure("WireError", cause)
-        return reply
-
-    def _send_frozen(self, known: Mapping[int, StateReply]) -> dict[int, Failure]:
-        """Send each node what it lacks; the nodes that cannot keep it, and why."""
-        failures = dict[int, Failure]()
-        for part, tensors in self._frozen.items():  # one at a time: it may be as large as a memory
-            content = records.pack_groups({part: tensors})
-            nodes = [node for node, reply in known.items() if part in reply.lacking]
-            replies = self._send(dict.fromkeys(nodes, content), records.FROZEN)
-            for node in nodes:
-                done = self._answer_of(node, replies, records.FROZEN, records.unpack_groups)
-                if isinstance(done, Failure):
-                    failures[node] = done
-            self.frozen_bytes += len(nodes) * records.num_bytes(tensors)
-        return failures
-
-    def _asked(
-        self,
-        contents: Mapping[int, RecordDict],
-        kind: str,
-        unpack: Callable[[RecordDict], T | Failure],
-    ) -> dict[int, T]:
-        """Every unit's answer. Raises ``RoundFailedError`` where one has none."""
-        replies, answers = self._send(contents, kind), dict[int, T]()
+    def _exchange(self, kind: str, groups: Mapping[int, Kept]) -> dict[int, Kept]:
+        """Send each unit its groups of tensors; what each answers."""
+        contents = {
+            node: records.pack_groups(groups.get(unit, {})) for unit, node in self.nodes.items()
+        }
+        answers, came = self._ask(kind, contents, records.unpack_groups), dict[int, Kept]()
         for unit, node in self.nodes.items():
-            answer = self._answer_of(node, replies, kind, unpack)
+            answer = answers[node]
             if isinstance(answer, Failure):
                 raise RoundFailedError(f"unit {unit}: {answer.message}")
-            answers[unit] = answer
-        return answers
+            came[unit] = answer
+        return came
 
-    def _answer_of(
+    def _ask(
         self,
-        node: int,
-        replies: Mapping[int, Message],
         kind: str,
+        contents: Mapping[int, RecordDict],
         unpack: Callable[[RecordDict], T | Failure],
-    ) -> T | Failure:
-        return _answer(replies[node], unpack) if node in replies else self._silence(kind)
-
-    def _send(self, contents: Mapping[int, RecordDict], kind: str) -> dict[int, Message]:
+    ) -> dict[int, T | Failure]:
+        """Each node's answer to its content; a failure where it cannot be used, or none came."""
         messages = [Message(content, node, kind) for node, content in contents.items()]
-        replies = self._grid.send_and_receive(messages, timeout=self._federation.round_timeout_s)
-        return {reply.metadata.src_node_id: reply for reply in replies}
-
-    def _silence(self, kind: str) -> Failure:
-        limit = f"federation.round_timeout_s={self._federation.round_timeout_s:g}"
-        return Failure("Timeout", f"no answer to {kind} within {limit}; raise it")
+        timeout_s = self._federation.round_timeout_s
+        replies = self._grid.send_and_receive(messages, timeout=timeout_s)
+        answers = {reply.metadata.src_node_id: _answer(reply, unpack) for reply in replies}
+        limit = f"federation.round_timeout_s={timeout_s:g}"
+        silence = Failure(_SILENT, f"no answer to {kind} within {limit}; raise it")
+        return {node: answers.get(node, silence) for node in contents}
 
 
 def _connected(grid: Grid, wanted: int) -> list[int]:
     deadline = time.monotonic() + _WAIT_S
-    nodes = list(grid.get_node_ids())
-    while len(nodes) < wanted and time.monotonic() < deadline:
+    while len(nodes := list(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        nodes = list(grid.get_node_ids())
     if len(nodes) != wanted:
         raise ConfigError(
             f"{len(nodes)} nodes are connected, federation.num_units={wanted}; start with "
@@ -220,11 +197,3 @@ def _answer(reply: Message, unpack: Callable[[RecordDict], T | Failure]) -> T | 
     if isinstance(answer, Failure):
         return Failure(one_line(answer.kind), one_line(answer.message))
     return answer
-
-
-def _check_can_be_written(unit: int, kept: Kept) -> None:
-    """What a unit sends must not make a file that cannot be read."""
-    for name, tensors in kept.items():
-        odd = [of for of, tensor in tensors.items() if tensor.is_complex()]
-        if not name.isidentifier() or odd:
-            raise WireError(f"unit {unit} keeps {name[:80]!r}, which no checkpoint can hold")

@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
-from collapipe.config.names import CONF
+from collapipe.config.composing import CONF
 from collapipe.sections import (
     FederationSettings,
     LinkSettings,

@@ -22,7 +22,7 @@ ROOMS = ("collapipe", "optim", "pipeline", "client_app", "server_app")
 # Our own modules that a file may import: the first line that its path begins with.
 OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
-    "collapipe/planning/": ("collapipe", "optim"),  # asks the planner about an inventory
+    "collapipe/planning.py": ("collapipe", "optim"),  # asks the planner about an inventory
     "collapipe/reproduction/": ROOMS,  # so do the paper's figures
     "collapipe/run_report/": ("collapipe", "optim"),  # draws plans by the planner's timeline
     "collapipe/": ("collapipe",),
@@ -91,7 +91,7 @@ EDGES = {
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",
         "collapipe/config/own.py",
-        "collapipe/config/typed.py",
+        "collapipe/config/settings.py",
     ),
     "omegaconf": (
         "collapipe/config/composing.py",

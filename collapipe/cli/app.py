@@ -200,7 +200,7 @@ def report(
     ] = None,
 ) -> None:
     """Write what a run did, or how runs compare, as one HTML file that needs no network."""
-    from collapipe.run_report.command import write_report
+    from collapipe.run_report.page import write_report
 
     write_report(run_dirs or [], output, round_)
 

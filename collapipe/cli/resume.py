@@ -6,12 +6,12 @@ from pathlib import Path
 
 from collapipe import config
 from collapipe.cli.run import quieten, start
-from collapipe.config.names import CONF
+from collapipe.config.composing import CONF
 from collapipe.config.overrides import merged, quoted
 from collapipe.config.trust import check_addresses, check_overrides
 from collapipe.errors import ConfigError, one_line
 from collapipe.runs.folder import check_plain, read_overrides
-from server_app.checkpoints.resumption import check_goes_on, load_checkpoint, pick
+from server_app.checkpoints.resumption import check_goes_on, load_checkpoint
 
 _REFERENCE = re.compile(r"\$\\*\{")  # also where the parser is yet to take a backslash out
 
@@ -30,13 +30,12 @@ def resume_run(
     began_with = [*_saved(run_dir, here), here]
     check_overrides(began_with, trusted)
     began = config.load_overrides(began_with)
-    name = pick(began, checkpoint)
-    found = load_checkpoint(began, name)
+    found = load_checkpoint(began, checkpoint)
     settled = merged(began_with, [*overrides, here])
     settings = _load(run_dir, settled, overrides)
     check_goes_on(settings, found)
     check_addresses(settings, overrides)
-    start(settled, settings, name)
+    start(settled, settings, found.name)
 
 
 def _load(run_dir: Path, settled: Sequence[str], overrides: Sequence[str]) -> config.Settings:

@@ -30,7 +30,7 @@ from typing import IO, Any
 
 import psutil
 
-from collapipe.config.typed import PLUGIN_FOLDER
+from collapipe.config.settings import PLUGIN_FOLDER
 from collapipe.errors import CollaPipeError
 
 _QUIET = {

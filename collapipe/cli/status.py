@@ -9,7 +9,7 @@ from rich.console import Console
 
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, seconds
-from collapipe.runs.metrics import RoundLine
+from collapipe.report import RoundReport
 from collapipe.runs.reading import Run, latest_run, modified_s, read_run
 
 _RECENT = 10  # rounds that tell how long the next ones take
@@ -64,10 +64,9 @@ def _state(run: Run, now_s: float) -> str:
     written = f"last written {_ago(now_s - _written_s(run.folder))}"
     if run.summary:
         return f"{printable(run.summary.status)}{run.summary.cause}, {written}"
-    begun = "running" if run.rounds else "not started a round"
     if _silent(run, now_s):
         return f"no sign of life, {written}; it may have been killed"
-    return f"{begun}, {written}"
+    return f"{'running' if run.rounds else 'not started a round'}, {written}"
 
 
 def _progress(run: Run, now_s: float) -> str:
@@ -91,23 +90,25 @@ def _results(run: Run) -> list[Line]:
         if evaluated[-1].evaluation_loss is not None:
             told += f", evaluation loss {evaluated[-1].evaluation_loss:.4f}"
         lines.append((printable(score.name)[:11], told))
-    if run.summary and run.summary.metric:
-        metric = run.summary.metric
+    if run.summary and (metric := run.summary.metric):
         lines.append(("test", f"{one_line(metric.name)} {metric.value:.4g}"))
     if run.rounds:
         lines.append(("clock", run.clock_text))
     return lines
 
 
-def _units(last: RoundLine, did: str) -> list[Line]:
+def _units(last: RoundReport, did: str) -> list[Line]:
     """Who ``did`` what was to be done in the last round, and who did not and why."""
-    planned = len(last.plan.clusters)
-    lines = [("units", f"{len(last.units)} of {counted(planned, 'scheduled unit')} {did}")]
+    scheduled = counted(len(last.plan.clusters), "scheduled unit")
+    told = f"{len(last.units)} of {scheduled} {did}"
     if last.skipped:
-        lines = [("units", f"round skipped: {printable(last.skipped)}")]
-    lines += [("failed", f"unit {unit}: {printable(why)}") for unit, why in last.failures.items()]
-    lines += [("excluded", f"unit {unit}: {printable(why)}") for unit, why in last.excluded.items()]
-    return lines
+        told = f"round skipped: {printable(last.skipped)}"
+    causes = (("failed", last.failures), ("excluded", last.excluded))
+    return [("units", told)] + [
+        (what, f"unit {unit}: {printable(why)}")
+        for what, units in causes
+        for unit, why in units.items()
+    ]
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:

@@ -4,8 +4,9 @@ import copy
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -15,9 +16,22 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from collapipe.config.names import CONF, GROUPS, check_choice, check_name, known_names, names_in
 from collapipe.config.overrides import join, parse
 from collapipe.errors import ConfigError, one_line
+from collapipe.validation import nearest
+
+CONF = Path(__file__).parents[2] / "conf"
+GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
+_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # its other options would have no effect
+_PLUGINS = (
+    "strategy.",
+    "task.",
+    "model.",
+    "cluster.",
+    "channel.",
+    "environment.",
+    "data.partitioner.",
+)
 
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
 
@@ -130,11 +144,17 @@ def _sets(override: Override) -> bool:
 
 
 def check_choices(override: Override) -> None:
-    """Raise ``ConfigError`` where an override chooses what is no file of ours."""
+    """Raise ``ConfigError`` where an override chooses a file that ``conf/`` has not."""
     group, value = override.key_or_group, override.value()
-    if group in GROUPS and isinstance(value, str | list):
-        for choice in value if isinstance(value, list) else [value]:
-            check_choice(group, str(choice))
+    if group not in GROUPS or not isinstance(value, str | list):
+        return
+    known = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    for choice in map(str, value if isinstance(value, list) else [value]):
+        if choice not in known:
+            raise ConfigError(
+                f"{group}={choice}: there is no conf/{group}/{choice}.yaml"
+                f"{nearest(choice, known)}; known: {', '.join(known)}"
+            )
 
 
 def _check_option(override: Override, known: AbstractSet[str]) -> AbstractSet[str]:
@@ -147,3 +167,29 @@ def _check_option(override: Override, known: AbstractSet[str]) -> AbstractSet[st
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{name}=nan: must be a number")
     return known
+
+
+def known_names(options: Mapping[str, Any]) -> frozenset[str]:
+    """Dotted names of all values, sections and groups of a configuration."""
+    return frozenset({*names_in(options), *GROUPS, *_OF_HYDRA})
+
+
+def check_name(name: str, known: AbstractSet[str]) -> None:
+    """Raise ``ConfigError`` for an option that is not ``known``."""
+    if name not in known:
+        adding = f"; an option of your own class is added: +{name}=…"
+        raise ConfigError(
+            f"unknown option {name}{nearest(name, sorted(known))}"
+            + (adding if name.startswith(_PLUGINS) else "")
+        )
+
+
+def names_in(node: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all values and mappings in a tree."""
+    if not isinstance(node, Mapping):
+        return []
+    return [
+        name
+        for key, value in node.items()
+        for name in (f"{prefix}{key}", *names_in(value, f"{prefix}{key}."))
+    ]

@@ -1,22 +1,23 @@
-"""Overrides or a saved configuration → ``Settings``, each value checked."""
+"""Overrides or a saved configuration → ``Settings``: each value is checked, then all together."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from collapipe.config.composing import choices_of, composed, options_of, run_dir
-from collapipe.config.cross_checks import check_effects, check_segments, check_together
 from collapipe.config.overrides import split
-from collapipe.config.settings import Settings
+from collapipe.config.settings import Settings, build
 from collapipe.config.trust import read_saved
-from collapipe.config.typed import build
 from collapipe.errors import ConfigError
 from collapipe.sections import Count, DataSettings, LoraSettings
 from collapipe.validation import checked, typed
+
+if TYPE_CHECKING:
+    from collapipe.devices.presets import ClusterPreset
 
 _SECTIONS = {
     field.name: field.type
@@ -24,6 +25,7 @@ _SECTIONS = {
     if isinstance(field.type, type) and is_dataclass(field.type)
 }
 _NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
+_AS_YAML: dict[Any, str] = {None: "null", False: "false"}
 _WORLD = ("cluster", "channel", "environment")
 
 
@@ -60,8 +62,8 @@ def _load(overrides: tuple[str, ...]) -> Settings:
     _check_there(sections["data"])
     settings = _settings(tree, sections, folder)
     settings = replace(settings, overrides=overrides, choices=choices)
-    check_segments(settings, world["cluster"])
-    check_effects(settings)
+    for fault in (*_segment_faults(settings, world["cluster"]), *_idle_options(settings)):
+        raise ConfigError(fault)
     return settings
 
 
@@ -86,7 +88,8 @@ def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str
         tree=tree,
         run_dir=run_dir,
     )
-    check_together(settings)
+    for fault in _contradictions(settings):
+        raise ConfigError(fault)
     return settings
 
 
@@ -113,3 +116,82 @@ def _check_there(data: DataSettings) -> None:
         kind, there = ("folder", path.is_dir()) if option == "root" else ("file", path.is_file())
         if not there:
             raise ConfigError(f"data.{option}={path}: no such {kind} (seen from {Path.cwd()})")
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    """Options that are right by themselves and not with each other."""
+    task, head, cut = settings.task, settings.model.head, settings.framework.cut
+    mode = settings.decoder.mode
+    if head not in task.heads:
+        from collapipe.models.split import TASKS
+
+        yield (
+            f"task={task.name}: trains a head {' or '.join(task.heads)}, and this model has {head}"
+            f"; set {TASKS.get(str(head), 'another task')}, or another model: model=huggingface "
+            "model.name=FOLDER_OR_HUB_ID or model.family=NAME"
+        )
+    groups = [settings.tree.get(group) or {} for group in ("strategy", "environment")]
+    if all(group.get("fading") == "rayleigh" for group in groups):
+        yield (
+            "strategy.fading=rayleigh with environment.fading=rayleigh: gains that fade in every "
+            "round would be averaged over fading again; set one of them to none"
+        )
+    if cut is not None and mode == "control_unit":
+        yield (
+            f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
+            f"but decoder.mode={mode} keeps that on the units; set decoder.mode=per_cluster"
+        )
+    if settings.federation.clock == "real" and not settings.framework.train:
+        yield (
+            "federation.clock=real: with framework.train=false nothing is trained that could be "
+            "measured; set federation.clock=modelled"
+        )
+    if settings.pipeline.profile:
+        yield (
+            "pipeline.profile=true: all devices of a run compute in one process, so that their "
+            "measured times would be those of one machine; leave it out, and give devices their "
+            "speeds by cluster.file"
+        )
+    if settings.pipeline.num_micro_batches > settings.batch_size:
+        yield (
+            f"pipeline.num_micro_batches={settings.pipeline.num_micro_batches}: more than "
+            f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
+        )
+
+
+def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:
+    """More segments than devices or blocks."""
+    segments, most = settings.pipeline.num_segments or 0, cluster.num_devices
+    if segments > most:
+        yield (
+            f"pipeline.num_segments={segments}: more than cluster.num_devices={most}; "
+            "a device holds one segment at most"
+        )
+    if segments > settings.model.num_blocks:
+        blocks = "model.num_blocks" if settings.framework.cut is None else "framework.cut"
+        yield (
+            f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
+            "a segment holds at least one block"
+        )
+
+
+def _idle_options(settings: Settings) -> Iterator[str]:
+    """Options of ``data`` that change nothing with the others."""
+    data, task = settings.data, settings.task
+    brought = data.train_file is not None or data.name is not None
+    columns = task.columns if brought else ()
+    used = {*settings.tree["task"], *(f"{column}_column" for column in columns)}
+    used |= {"config"} if data.name is not None else set()
+    for field in fields(data):
+        name, value = field.name, getattr(data, field.name)
+        idle = name in ("root", "synthetic", "config") or name.endswith("_column")
+        if not idle or name in used or value == field.default:
+            continue
+        if name.endswith("_column") and not brought:
+            why = "names a column of data.train_file or data.name, which are not set"
+        elif name == "config":
+            why = "belongs to data.name, which is not set"
+        else:
+            why = f"task={task.name} makes no use of it"
+        default = _AS_YAML.get(field.default, field.default)
+        yield f"data.{name}={value}: {why}; set data.{name}={default}"

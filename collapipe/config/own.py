@@ -4,6 +4,8 @@ Both become overrides of our ``conf/`` alone, so that Flower's processes and a r
 neither. Folders of somebody else never come here: what they hold is composed from our files.
 """
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,14 +16,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import (
+    CONF,
+    GROUPS,
     check_choices,
+    check_name,
     choices_of,
     chooses,
     composed,
     composed_by_hydra,
+    known_names,
     options_of,
 )
-from collapipe.config.names import CONF, GROUPS, check_name, known_names
 from collapipe.config.overrides import literal, parse
 from collapipe.errors import ConfigError, one_line
 
@@ -37,8 +42,11 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
     the current folder, behind our own files. Raises ``ConfigError``.
     """
     given = {} if config_file is None else _read(config_file)
-    picked = {key: value for key, value in given.items() if _picks(key, value)}
-    choices = [f"{group}={_choice(choice)}" for group, choice in picked.items()]
+    # A list is of ``experiment``; a mapping sets options and chooses no file.
+    picked = {
+        key for key, value in given.items() if key in GROUPS and isinstance(value, str | list)
+    }
+    choices = [f"{key}={_choice(given[key])}" for key in given if key in picked]
     parsed = parse(overrides)
     choices += [str(each.input_line) for each in parsed if chooses(each)]
     for each in parse(choices):
@@ -47,13 +55,32 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
     if config_file is None and not any(map(_is_own, parse(choices))):
         return list(overrides)
     wanted = _with_own_groups(choices)
-    ours = _our_choices(wanted)
     if config_file is not None:
         _set(wanted, {key: given[key] for key in given if key not in picked}, config_file)
+    return _settled(wanted, [str(each.input_line) for each in parsed if not chooses(each)])
+
+
+def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
+    """Overrides that make ``wanted`` of our files, then ``values``, with references followed."""
+    defaults = choices_of(composed([]))
+    ours = [  # what was chosen of our files, by a user's file too
+        f"{group}={name}"
+        for group, name in choices_of(wanted).items()
+        if group != _FOLLOWING and name != defaults.get(group) and not _lacks(group, name)
+    ]
     changes = list(_differences(_raw(composed(ours)), _raw(wanted)))
-    settled = [*ours, *changes, *(str(each.input_line) for each in parsed if not chooses(each))]
-    options = options_of(composed(settled))  # a reference is followed here, not by who goes on
-    return [*settled, *(_value(options, each) for each in parse(changes) if _refers(each))]
+    settled = [*ours, *changes, *values]
+    options = options_of(composed(settled))
+    for each in parse(changes):
+        if "${" in str(each.input_line):
+            value = functools.reduce(operator.getitem, each.key_or_group.split("."), options)
+            settled.append(f"{each.key_or_group}={literal(value)}")
+    return settled
+
+
+def _with_own_groups(choices: Sequence[str]) -> DictConfig:
+    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
+    return composed_by_hydra([*choices, *own])
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -66,11 +93,6 @@ def _read(file: Path) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def _picks(key: str, value: object) -> bool:
-    """Whether an entry of the file chooses a group's file; lists are of ``experiment``."""
-    return key in GROUPS and isinstance(value, str | list)
-
-
 def _choice(value: Any) -> str:
     return f"[{','.join(value)}]" if isinstance(value, list) else str(value)
 
@@ -78,28 +100,13 @@ def _choice(value: Any) -> str:
 def _is_own(choice: Override) -> bool:
     value = choice.value()
     names = value if isinstance(value, list) else [value]
-    return any(_lacks(choice.key_or_group, str(name)) for name in names) and _OWN.is_dir()
+    return any(_lacks(choice.key_or_group, str(name)) for name in names)
 
 
 def _lacks(group: str, name: str) -> bool:
     """Whether the file is the user's, not ours."""
     file = f"{group}/{name}.yaml"
     return not (CONF / file).is_file() and (_OWN / file).is_file()
-
-
-def _with_own_groups(choices: Sequence[str]) -> DictConfig:
-    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
-    return composed_by_hydra([*choices, *own])
-
-
-def _our_choices(tree: DictConfig) -> list[str]:
-    """What was chosen of our files, by a user's file too."""
-    defaults = choices_of(composed([]))
-    return [
-        f"{group}={name}"
-        for group, name in choices_of(tree).items()
-        if group != _FOLLOWING and name != defaults.get(group) and not _lacks(group, name)
-    ]
 
 
 def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
@@ -143,15 +150,3 @@ def _differences(base: Any, wanted: Any, prefix: str = "") -> Iterator[str]:
             yield from _differences(old, value, f"{name}.")
         elif old != value:
             yield f"{name}={literal(value, references=True)}"
-
-
-def _refers(override: Override) -> bool:
-    return "${" in str(override.input_line)
-
-
-def _value(options: Any, override: Override) -> str:
-    """The option with what its references have come to."""
-    name = override.key_or_group
-    for key in name.split("."):
-        options = options[key]
-    return f"{name}={literal(options)}"

@@ -1,34 +1,38 @@
-"""Everything that a run is configured by, as one object."""
+"""Everything that a run is configured by, as one object, and the plug-ins that it names.
+
+``_target_`` names a class, built-in or a user's own; the other keys are its fields.
+"""
 
 import functools
+import importlib
+import logging
+import os
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collapipe.config.typed import build
-from collapipe.sections import (
-    AdapterSettings,
-    CompressionSettings,
-    DataSettings,
-    DecoderSettings,
-    FederationSettings,
-    FrameworkSettings,
-    LinkSettings,
-    OptimizerSettings,
-    PipelineSettings,
-    RuntimeSettings,
-    ServerOptimizerSettings,
-    TrackingSettings,
-)
+from hydra.errors import HydraException
+from hydra.utils import get_class
+
+from collapipe import sections
+from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.validation import typed
 
 if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
     from collapipe.models.split import ModelSpec
     from collapipe.tasks.task import Task
 
+PLUGIN_FOLDER = "COLLAPIPE_PLUGINS"  # the current folder, for processes that have another one
+# Of a class that is not found it logs what its error says, which becomes ours.
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
+
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: plug-ins may be anything
 class Settings:
-    """Everything that a run is configured by.
+    """The options of a run.
 
     ``task`` and ``model`` are the chosen plug-ins; ``partitioner``, ``strategy``, ``cluster``,
     ``channel`` and ``environment`` are built by who needs them, see ``build``. ``tree`` is
@@ -38,18 +42,18 @@ class Settings:
 
     seed: int
     batch_size: int
-    data: DataSettings
-    pipeline: PipelineSettings
-    optimizer: OptimizerSettings
-    federation: FederationSettings
-    server_optimizer: ServerOptimizerSettings
-    decoder: DecoderSettings
-    compression: CompressionSettings
-    adapter: AdapterSettings
-    link: LinkSettings
-    framework: FrameworkSettings
-    runtime: RuntimeSettings
-    tracking: TrackingSettings
+    data: sections.DataSettings
+    pipeline: sections.PipelineSettings
+    optimizer: sections.OptimizerSettings
+    federation: sections.FederationSettings
+    server_optimizer: sections.ServerOptimizerSettings
+    decoder: sections.DecoderSettings
+    compression: sections.CompressionSettings
+    adapter: sections.AdapterSettings
+    link: sections.LinkSettings
+    framework: sections.FrameworkSettings
+    runtime: sections.RuntimeSettings
+    tracking: sections.TrackingSettings
     task: "Task"
     model: "ModelSpec"
     tree: Mapping[str, Any]
@@ -73,3 +77,55 @@ class Settings:
         for key in option.split("."):
             node = node.get(key) if isinstance(node, Mapping) else None
         return build(option, node)
+
+
+def build(option: str, node: Any) -> Any:
+    """Instantiate a plug-in from its options, typed where its class is a dataclass."""
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise ConfigError(f"{option}: has no _target_; choose one of the files in conf/{option}/")
+    arguments = {key: value for key, value in node.items() if key != "_target_"}
+    target = class_of(option, node["_target_"])
+    if not is_dataclass(target) and not (option == "data.partitioner" and is_partitioner(target)):
+        raise ConfigError(f"{option}._target_={node['_target_']}: must be a dataclass")
+    try:
+        return typed(option, target, arguments) if is_dataclass(target) else target(**arguments)
+    except CollaPipeError:
+        raise
+    except Exception as error:  # the class may be a user's own
+        raise ConfigError(
+            f"{option}: {node['_target_']} refused its options: {one_line(error)}"
+        ) from error
+
+
+def is_partitioner(target: type[Any]) -> bool:
+    """Whether it takes rows apart as those of Flower Datasets do."""
+    from flwr_datasets.partitioner import Partitioner  # imports datasets, which takes seconds
+
+    return issubclass(target, Partitioner)
+
+
+def class_of(option: str, target: object) -> type[Any]:
+    """The class that ``_target_`` names; its module is imported, the current folder's too.
+
+    Raises ``ConfigError``.
+    """
+    try:
+        _import_package(str(target).partition(".")[0])
+        return get_class(str(target))
+    except (ImportError, ValueError, AttributeError, SyntaxError, HydraException) as error:
+        raise ConfigError(f"{option}._target_={target}: {one_line(error)}") from error
+
+
+def _import_package(name: str) -> None:
+    """Import the current folder's ``name`` where Python's own path has none.
+
+    The folder stands on the path meanwhile only: it may be one that somebody else has filled.
+    """
+    if not name.isidentifier() or name in sys.modules or find_spec(name) is not None:
+        return
+    folder = os.environ.get(PLUGIN_FOLDER, str(Path.cwd()))
+    sys.path.append(folder)
+    try:
+        importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)

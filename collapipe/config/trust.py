@@ -1,4 +1,4 @@
-"""What a stranger's configuration may name: its plug-ins are code that would be run."""
+"""A stranger's configuration: how much of it is read, and what it may name, which is code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,14 +12,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from collapipe.config.composing import composed, options_of
 from collapipe.config.overrides import parse
-from collapipe.config.saved_yaml import check_figures, check_text, read_limited
-from collapipe.config.settings import Settings
-from collapipe.config.typed import class_of, is_partitioner
+from collapipe.config.settings import Settings, class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
 
 _OWN = ("collapipe", "optim", "server_app")  # packages whose plug-ins are trusted
 _PARTITIONERS = "flwr_datasets.partitioner."
 _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
+_MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a run's has a few thousand characters, and a depth of 5
+_MOST_WHOLE = 10**30  # beyond, arithmetic fails on whole numbers, and even making a text of them
+_OPENING = (
+    yaml.BlockSequenceStartToken,
+    yaml.BlockMappingStartToken,
+    yaml.FlowSequenceStartToken,
+    yaml.FlowMappingStartToken,
+)
+_CLOSING = (yaml.BlockEndToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
@@ -31,8 +38,9 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """
     text = read_limited(file)
     check_text(file, text)
-    if any(map(_refers, yaml.scan(text))):
-        raise ConfigError(f"{file}: has references, which a saved configuration has not")
+    for token in yaml.scan(text):  # escapes are read already; what refers could look up a secret
+        if isinstance(token, yaml.ScalarToken) and "${" in token.value:
+            raise ConfigError(f"{file}: has references, which a saved configuration has not")
     try:
         tree = OmegaConf.create(text)
     except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
@@ -71,11 +79,6 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
             )
 
 
-def _refers(token: yaml.Token) -> bool:
-    """Whether it could look up a secret; escapes are read already."""
-    return isinstance(token, yaml.ScalarToken) and "${" in token.value
-
-
 def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
     """Every ``_target_`` below, and the option that it is of."""
     if isinstance(node, Mapping):
@@ -90,12 +93,8 @@ def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
 
 def _is_partitioner(target: str) -> bool:
     """Whether it is one of flwr-datasets: plain classes, which only take rows apart."""
-    if not target.startswith(_PARTITIONERS):
-        return False
-    found = _found(target)
-    return (
-        found is not None and is_partitioner(found) and found.__module__.startswith(_PARTITIONERS)
-    )
+    found = _found(target) if target.startswith(_PARTITIONERS) else None
+    return bool(found and is_partitioner(found) and found.__module__.startswith(_PARTITIONERS))
 
 
 def _check_trusted(option: str, target: str, packages: Sequence[str]) -> None:
@@ -115,3 +114,41 @@ def _found(target: str) -> type[Any] | None:
     with suppress(ConfigError):
         return class_of("", target)
     return None
+
+
+def read_limited(file: Path) -> str:
+    """The text of a small file that a run wrote. Raises ``ConfigError``."""
+    try:
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(_MOST_TEXT + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
+    if len(text) > _MOST_TEXT:
+        raise ConfigError(f"{file}: not as a run writes it (more than {_MOST_TEXT:,} characters)")
+    return text
+
+
+def check_text(file: Path, text: str) -> None:
+    """Raise ``ConfigError`` for what takes a parser time or memory without bounds, such as aliases
+    and deep nesting, or asks it for types of its own: a saved configuration has none of these."""
+    depth = 0
+    try:
+        for token in yaml.scan(text):
+            if isinstance(token, yaml.AliasToken):
+                raise ConfigError(f"{file}: has references, which a saved configuration has not")
+            if isinstance(token, yaml.TagToken):
+                raise ConfigError(f"{file}: has tags (!), which a saved configuration has not")
+            depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+            if depth > _MOST_DEPTH:
+                raise ConfigError(f"{file}: not a saved configuration (nested too deeply)")
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
+
+
+def check_figures(file: Path, node: object) -> None:
+    """Raise ``ConfigError`` where a value, already read, holds a number that is none of a run."""
+    if isinstance(node, int) and abs(node) > _MOST_WHOLE:
+        raise ConfigError(f"{file}: not a saved configuration (a number is no figure of a run)")
+    parts = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for part in parts:
+        check_figures(file, part)

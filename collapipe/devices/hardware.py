@@ -1,50 +1,39 @@
-"""From what a data sheet or a measurement says of a device to the laws that planners take."""
+"""Laws of devices from their data sheets or measurements, and a block's cost from its sizes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile, EnergyBudget
+
+_FLOAT_BYTES = 4  # float32
+_COPIES = 4  # weights, gradients and AdamW's two moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhysicalDevice:
-    """A device as its hardware is described.
-
-    Attributes
-    ----------
-    chunk
-        Its measured law; None: the law follows from ``flops_per_s`` and ``d2d_rate_bps``.
-    d2d_rate_bps
-        To the next device, forward and backward one after the other; None: it sends nothing.
-    memory_bytes, max_blocks, energy_j
-        None: unlimited. The energy is that of a batch.
-    power_w
-        What it draws while it computes or sends.
-    launch_s, hop_latency_s
-        Fixed times of a block and of a hop, for each micro-batch.
-    """
+    """A device as its hardware is described; a limit that is None does not bind."""
 
     name: str
-    chunk: AffineLaw | None = None
+    chunk: AffineLaw | None = None  # measured; None: it follows from the speed and the rate
     flops_per_s: float | None = None
-    d2d_rate_bps: float | None = None
+    d2d_rate_bps: float | None = None  # forward, then backward; None: it sends nothing
     memory_bytes: float | None = None
     max_blocks: int | None = None
-    energy_j: float | None = None
-    power_w: float | None = None
-    launch_s: float = 0.0
-    hop_latency_s: float = 0.0
+    energy_j: float | None = None  # of a batch
+    power_w: float | None = None  # while it computes or sends
+    launch_s: float = 0.0  # of a block, for each micro-batch
+    hop_latency_s: float = 0.0  # of a hop, for each micro-batch
 
     def profile(self, cost: BlockCost) -> DeviceProfile:
         """The chunk law, the block limit and the energy law for blocks of ``cost``."""
         time = self.chunk or self._law(cost)
         held = [] if self.max_blocks is None else [self.max_blocks]
         if self.memory_bytes is not None:
-            held.append(self._blocks_in_memory(cost.block_bytes))
+            held.append(math.floor(self.memory_bytes / cost.block_bytes))
         energy = None
         if self.energy_j is not None and self.power_w is not None:
-            parts = (time.u, time.v, time.w, time.ell)
-            energy = EnergyBudget(self.energy_j, AffineLaw(*(self.power_w * p for p in parts)))
+            parts = (self.power_w * part for part in astuple(time))
+            energy = EnergyBudget(self.energy_j, AffineLaw(*parts))
         return DeviceProfile(self.name, time, min(held, default=None), energy)
 
     def _law(self, cost: BlockCost) -> AffineLaw:
@@ -61,11 +50,8 @@ class PhysicalDevice:
         """Whether its bytes hold no more blocks than ``max_blocks`` allows."""
         if self.memory_bytes is None or not block_bytes:
             return False
-        return self.max_blocks is None or self._blocks_in_memory(block_bytes) <= self.max_blocks
-
-    def _blocks_in_memory(self, block_bytes: float) -> int:
-        assert self.memory_bytes is not None
-        return math.floor(self.memory_bytes / block_bytes)
+        held = math.floor(self.memory_bytes / block_bytes)
+        return self.max_blocks is None or held <= self.max_blocks
 
 
 def from_db(gain: float) -> float:
@@ -76,3 +62,27 @@ def from_db(gain: float) -> float:
 def from_dbm(power: float) -> float:
     """Watts; of a density, W/Hz."""
     return float(10.0 ** (power / 10.0) * 1e-3)
+
+
+def transformer_block_cost(
+    dim: int, feed_forward_dim: int, tokens: int, batch_size: int
+) -> BlockCost:
+    """Cost of a block of width d with inner width f for samples of T tokens, in float32.
+
+    Forward: 2·T·(4d² + 2df) FLOPs of the six linear layers and 4·T²·d of attention; backward twice
+    that. Parameters: 4d² + 2df + 9d + f. A hop carries T·d values each way. The stash is what
+    autograd keeps of a sample, T·(10d + f) values, for all samples of a batch, as GPipe keeps them:
+    more than 1F1B does.
+    """
+    weights = 4 * dim**2 + 2 * dim * feed_forward_dim
+    parameters = weights + 9 * dim + feed_forward_dim
+    stash = batch_size * tokens * (10 * dim + feed_forward_dim)
+    forward_flops = float(2 * tokens * weights + 4 * tokens**2 * dim)
+    bits = float(8 * _FLOAT_BYTES * tokens * dim)
+    return BlockCost(
+        forward_flops=forward_flops,
+        backward_flops=2 * forward_flops,
+        activation_bits=bits,
+        gradient_bits=bits,
+        block_bytes=float(_FLOAT_BYTES * (_COPIES * parameters + stash)),
+    )

@@ -11,21 +11,18 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.dataclasses import dataclass
 
 from collapipe.devices.hardware import PhysicalDevice, from_db, from_dbm
+from collapipe.sections import Count, Positive
+from collapipe.sections import NotNegative as Amount
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
 
 
 def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[float, float]:
-    if not (isinstance(value, list | tuple) and len(value) == 2):
+    ends = validate(value) if isinstance(value, list | tuple) and len(value) == 2 else (1, 0)
+    if ends[0] > ends[1]:
         raise ValueError("must be [least, most]")
-    least, most = validate(value)
-    if least > most:
-        raise ValueError("must be [least, most]")
-    return least, most
+    return ends
 
 
-Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decibels = Annotated[float, Field(ge=-300, le=300)]
 _ENDS = WrapValidator(_check_ends)
 # Least and most of what is drawn evenly.
@@ -48,74 +45,51 @@ class ClusterPreset(Protocol):
 
 
 @dataclass(frozen=True)
-class SyntheticCluster:
-    """Devices of which nothing is said but their times, which do not depend on the model.
-
-    Attributes
-    ----------
-    block_s, hop_s
-        Seconds of a block, and of a hop, for each sample: least and most.
-    """
+class _DrawnCluster:
+    """Every unit has ``num_devices``, drawn one after the other by ``_device``."""
 
     num_devices: Count
-    block_s: Range
-    hop_s: Range
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        return tuple(
-            DeviceProfile(
-                f"device-{k}",
-                AffineLaw(rng.uniform(*self.block_s), 0.0, rng.uniform(*self.hop_s), 0.0),
-            )
-            for k in range(self.num_devices)
-        )
+        return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
+
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class PaperCluster:
-    """Table II: what it leaves open is read so that the paper's Fig. 5 comes out.
+class SyntheticCluster(_DrawnCluster):
+    """Devices of which nothing is said but their times, which do not depend on the model."""
 
-    Attributes
-    ----------
-    relative_speed
-        f_k.
-    flops_per_s
-        φ_k, of a unit of the relative speed.
-    forward_flops, backward_flops
-        o_l per sample, o'_l per micro-batch, as eq. 15 has them.
-    hop_bits
-        z^s + g^s of a transfer, whatever the micro-batch's size.
-    d2d_bandwidth_hz, d2d_gain_db, d2d_interference_w, d2d_power_w, noise_dbm_per_hz
-        B^dd, h_dd, I_dd, p_k and N_0 of eq. 13.
-    energy_j
-        E_k^max for each micro-batch (C9').
-    max_blocks
-        Blocks in a device's memory (C7).
-    """
+    block_s: Range  # of a block, for each sample
+    hop_s: Range  # of a hop, for each sample
 
-    num_devices: Count
-    relative_speed: PositiveRange
-    flops_per_s: PositiveRange
-    forward_flops: Amount
-    backward_flops: Amount
-    hop_bits: Amount
-    d2d_bandwidth_hz: Positive
-    d2d_gain_db: Decibels
-    d2d_interference_w: Amount
-    d2d_power_w: Range
-    noise_dbm_per_hz: Decibels
-    energy_j: Positive
-    max_blocks: Annotated[int, Field(ge=0)]
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
+        block_s, hop_s = rng.uniform(*self.block_s), rng.uniform(*self.hop_s)
+        return DeviceProfile(f"device-{number}", AffineLaw(block_s, 0.0, hop_s, 0.0))
 
-    def draw(
-        self, cost: BlockCost, unit: int, rng: np.random.Generator
-    ) -> tuple[DeviceProfile, ...]:
+
+@dataclass(frozen=True)
+class PaperCluster(_DrawnCluster):
+    """Table II: what it leaves open is read so that the paper's Fig. 5 comes out."""
+
+    relative_speed: PositiveRange  # f_k
+    flops_per_s: PositiveRange  # φ_k, of a unit of the relative speed
+    forward_flops: Amount  # o_l per sample (eq. 15)
+    backward_flops: Amount  # o'_l per micro-batch (eq. 15)
+    hop_bits: Amount  # z^s + g^s of a transfer, whatever the micro-batch's size
+    d2d_bandwidth_hz: Positive  # B^dd of eq. 13
+    d2d_gain_db: Decibels  # h_dd
+    d2d_interference_w: Amount  # I_dd
+    d2d_power_w: Range  # p_k
+    noise_dbm_per_hz: Decibels  # N_0
+    energy_j: Positive  # E_k^max for each micro-batch (C9')
+    max_blocks: Annotated[int, Field(ge=0)]  # in a device's memory (C7)
+
+    def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         # Table II gives times and memory by themselves, whatever a block costs.
-        return tuple(self._device(f"device-{k}", rng) for k in range(self.num_devices))
-
-    def _device(self, name: str, rng: np.random.Generator) -> DeviceProfile:
         factor, per_unit = rng.uniform(*self.relative_speed), rng.uniform(*self.flops_per_s)
         power = rng.uniform(*self.d2d_power_w)
         noise = self.d2d_bandwidth_hz * from_dbm(self.noise_dbm_per_hz)
@@ -128,7 +102,7 @@ class PaperCluster:
             self.forward_flops * joules, self.backward_flops * joules, 0.0, power * hop_s
         )
         budget = EnergyBudget(self.energy_j, energy, "micro_batch")
-        return DeviceProfile(name, time, self.max_blocks, budget)
+        return DeviceProfile(f"device-{number}", time, self.max_blocks, budget)
 
 
 @dataclass(frozen=True)
@@ -143,30 +117,14 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class HardwareCluster:
-    """Devices drawn from ``kinds``, each busy with other things for a part of its time.
+class HardwareCluster(_DrawnCluster):
+    """Devices drawn from ``kinds``, each busy with other things for a part of its time."""
 
-    Attributes
-    ----------
-    available
-        Share of a device's speed that training gets.
-    energy_j
-        What a device may spend on a batch (C9).
-    launch_s, hop_latency_s
-        Fixed times of a block and of a hop, for each micro-batch.
-    """
-
-    num_devices: Count
     kinds: Annotated[tuple[Hardware, ...], Field(min_length=1)]
-    available: PositiveRange
-    energy_j: Positive
-    launch_s: Amount
-    hop_latency_s: Amount
-
-    def draw(
-        self, cost: BlockCost, unit: int, rng: np.random.Generator
-    ) -> tuple[DeviceProfile, ...]:
-        return tuple(self._device(number, cost, rng) for number in range(self.num_devices))
+    available: PositiveRange  # share of its speed that training gets
+    energy_j: Positive  # of a batch (C9)
+    launch_s: Amount  # of a block, for each micro-batch
+    hop_latency_s: Amount  # of a hop, for each micro-batch
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         kind = self.kinds[rng.integers(len(self.kinds))]
@@ -185,31 +143,21 @@ class HardwareCluster:
 
 @dataclass(frozen=True)
 class ChannelPreset:
-    """J uplink channels, and what a control unit has to send on one.
+    """J uplink channels, and what a control unit has to send on one: null is what it really sends.
 
-    Attributes
-    ----------
-    gain_db
-        h_{n,j} of each unit and channel.
-    model_bits
-        θ_n^enc; null: what the unit really uploads.
-    activation_bits
-        Of z_n^enc, that of one local step; null: what the unit really sends. Units that send no
-        activations to the server send none.
-    interference_constant_w
-        C of Γ (eq. 28), in proportion to the interference; the strategies read it here.
+    A unit that sends no activations to the server has no ``activation_bits`` either.
     """
 
     num_channels: Count
     bandwidth_hz: PositiveRange
     interference_w: Range
-    gain_db: DecibelRange
+    gain_db: DecibelRange  # h_{n,j} of each unit and channel
     noise_dbm_per_hz: Decibels
     max_power_w: Positive
     energy_j: Positive
-    model_bits: Positive | None
-    activation_bits: Amount | None
-    interference_constant_w: Amount
+    model_bits: Positive | None  # θ_n^enc
+    activation_bits: Amount | None  # the part of z_n^enc that one local step sends
+    interference_constant_w: Amount  # C of Γ (eq. 28), which the strategies read here
 
     def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
         """The J channels of a run."""
@@ -224,11 +172,6 @@ class ChannelPreset:
     ) -> Uplink:
         """A control unit's uplink to all channels; ``activation_bits`` are those of a round."""
         bits = model_bits if self.model_bits is None else self.model_bits
-        gains = rng.uniform(*self.gain_db, size=self.num_channels)
-        return Uplink(
-            self.max_power_w,
-            self.energy_j,
-            bits,
-            activation_bits,
-            tuple(from_db(float(gain)) for gain in gains),
-        )
+        drawn = rng.uniform(*self.gain_db, size=self.num_channels)
+        gains = tuple(from_db(float(gain)) for gain in drawn)
+        return Uplink(self.max_power_w, self.energy_j, bits, activation_bits, gains)

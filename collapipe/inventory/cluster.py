@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.inventory.file import Cluster, read_clusters
+from collapipe.inventory.file import Cluster, read_inventory
 from collapipe.state import BlockCost, DeviceProfile
 
 _ANY_COST = transformer_block_cost(512, 2048, 64, 64)  # to check a file before the model is known
@@ -20,17 +20,10 @@ class InventoryCluster:
     A device that is described by its hardware gets the law of the run's model and batch, one with a
     measured ``chunk`` has that. The file's model, batch size, channels and uplinks are for ``plan``
     alone: radio is that of the option ``channel``.
-
-    Attributes
-    ----------
-    file
-        YAML, see docs/planning.md.
-    num_units
-        N, that the file must have clusters for.
     """
 
-    file: str
-    num_units: int
+    file: str  # YAML, see docs/planning.md
+    num_units: int  # N, that the file must have clusters for
 
     def __post_init__(self) -> None:
         self._clusters(_ANY_COST, self.num_units)
@@ -48,7 +41,7 @@ class InventoryCluster:
 
     def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
         """All of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
-        clusters = read_clusters(Path(self.file), cost)
+        clusters = read_inventory(Path(self.file), cost).clusters
         if len(clusters) < wanted:
             raise ConfigError(
                 f"cluster.file={self.file}: has {len(clusters)} of {wanted} clusters, one for each "

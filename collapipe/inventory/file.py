@@ -9,13 +9,9 @@ from collapipe.errors import ConfigError
 from collapipe.inventory.model import Model, read_model
 from collapipe.inventory.schema import (
     MOST_BLOCKS,
-    ChannelSection,
     ClusterSection,
     DeviceSection,
     InventorySection,
-    Latency,
-    RoundSection,
-    UplinkSection,
 )
 from collapipe.inventory.yaml_file import Document, Loc, load
 from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, Uplink
@@ -33,107 +29,66 @@ _ENERGY_PAIRS = (  # neither says anything alone
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster of the file.
-
-    Attributes
-    ----------
-    loc
-        Its place in the file.
-    devices, profiles
-        The K devices, as the file describes them and as planners ask for them.
-    uplink
-        None where no joint round is planned.
-    """
+    """A cluster of the file: its K devices as the file describes them, and as planners do."""
 
     loc: Loc
     name: str
     devices: tuple[PhysicalDevice, ...]
     profiles: tuple[DeviceProfile, ...]
-    uplink: Uplink | None
+    uplink: Uplink | None  # None: no joint round
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """An inventory, checked.
-
-    Attributes
-    ----------
-    document
-        The file, for errors that name a line.
-    block_bytes
-        Memory of one block; None: the file does not say.
-    channels
-        Empty: no joint round.
-    round
-        With a queue for each cluster.
-    notes
-        One line for each key that planning ignores because another is missing.
-    """
+    """An inventory, checked; ``document`` serves errors that name a line."""
 
     document: Document
-    batch_size: int
-    max_micro_batches: int
-    latency: Latency
-    num_blocks: int
-    block_bytes: float | None
+    section: InventorySection
+    model: Model
     clusters: tuple[Cluster, ...]
-    channels: tuple[Channel, ...]
-    round: RoundSection
-    notes: tuple[str, ...]
+    channels: tuple[Channel, ...]  # empty: no joint round
+    notes: tuple[str, ...]  # keys that planning ignores because another is missing
 
 
-def read_inventory(file: Path) -> Inventory:
-    """Read and check an inventory.
+def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
+    """Read and check an inventory; where a block's ``cost`` is given the file's model is not read.
 
     Raises ``ConfigError``: one line with file, line, key, value and the way out.
     """
     document = load(file)
     section = document.parse(InventorySection)
-    model = read_model(document, section.model, section.batch_size)
-    queues = section.round.queues or (0.0,) * len(section.clusters)
-    return Inventory(
-        document=document,
-        batch_size=section.batch_size,
-        max_micro_batches=section.most_micro_batches,
-        latency=section.latency,
-        num_blocks=model.num_blocks,
-        block_bytes=model.figures.get("block_bytes"),
-        clusters=_clusters(document, section, model),
-        channels=tuple(map(_channel, section.channels)),
-        round=section.round.model_copy(update={"queues": queues}),
-        notes=tuple(_notes(document, section)),
+    if cost is None:
+        model = read_model(document, section.model, section.batch_size)
+    else:
+        model = Model(MOST_BLOCKS, asdict(cost))
+    channels = (
+        Channel(each.bandwidth_hz, each.interference_w, from_db(each.noise_dbm_per_hz) / 1e3)
+        for each in section.channels
     )
+    clusters = (_cluster(document, n, each, model) for n, each in enumerate(section.clusters))
+    notes = tuple(_notes(document, section))
+    return Inventory(document, section, model, tuple(clusters), tuple(channels), notes)
 
 
-def read_clusters(file: Path, cost: BlockCost) -> tuple[Cluster, ...]:
-    """The clusters of an inventory for blocks of ``cost``, whatever its model is.
-
-    Raises ``ConfigError`` as ``read_inventory`` does.
-    """
-    document = load(file)
-    section = document.parse(InventorySection)
-    return _clusters(document, section, Model(MOST_BLOCKS, asdict(cost)))
-
-
-def _clusters(document: Document, section: InventorySection, model: Model) -> tuple[Cluster, ...]:
-    return tuple(
-        _cluster(document, ("clusters", place), each, model)
-        for place, each in enumerate(section.clusters)
-    )
-
-
-def _cluster(document: Document, loc: Loc, section: ClusterSection, model: Model) -> Cluster:
-    devices, profiles = [], []
-    for place, each in enumerate(section.devices):
-        here = (*loc, "devices", place)
-        _check_figures(document, here, each, model)
+def _cluster(document: Document, place: int, section: ClusterSection, model: Model) -> Cluster:
+    devices, profiles, uplink = [], [], None
+    for k, each in enumerate(section.devices):
+        loc = ("clusters", place, "devices", k)
+        _check_figures(document, loc, each, model)
+        chunk = each.chunk
         try:
-            devices.append(_device(each))
+            law = AffineLaw(chunk.u, chunk.v, chunk.w, chunk.l) if chunk else None
+            described = each.model_dump(exclude={"chunk", "address", "process_id"})
+            devices.append(PhysicalDevice(chunk=law, **described))
             profiles.append(devices[-1].profile(model.cost))
         except ConfigError as error:
-            raise document.error(here, f"{error}; check the units of its keys") from error
-    uplink = _uplink(section.uplink) if section.uplink else None
-    return Cluster(loc, section.name, tuple(devices), tuple(profiles), uplink)
+            raise document.error(loc, f"{error}; check the units of its keys") from error
+    if given := section.uplink:
+        gains = tuple(map(from_db, given.gain_db))
+        uplink = Uplink(
+            given.power_w, given.energy_j, given.upload_bits, given.activation_bits, gains
+        )
+    return Cluster(("clusters", place), section.name, tuple(devices), tuple(profiles), uplink)
 
 
 def _check_figures(document: Document, loc: Loc, section: DeviceSection, model: Model) -> None:
@@ -148,28 +103,6 @@ def _check_figures(document: Document, loc: Loc, section: DeviceSection, model: 
             f"needs figures that model (line {document.line(('model',))}) lacks: "
             f"{', '.join(missing)}; add them there, or measure this device's chunk and max_blocks",
         )
-
-
-def _device(section: DeviceSection) -> PhysicalDevice:
-    chunk = section.chunk
-    law = AffineLaw(chunk.u, chunk.v, chunk.w, chunk.l) if chunk else None
-    described = section.model_dump(exclude={"chunk", "address", "process_id"})
-    return PhysicalDevice(chunk=law, **described)
-
-
-def _uplink(section: UplinkSection) -> Uplink:
-    return Uplink(
-        max_power_w=section.power_w,
-        energy_j=section.energy_j,
-        model_bits=section.upload_bits,
-        activation_bits=section.activation_bits,
-        gains=tuple(map(from_db, section.gain_db)),
-    )
-
-
-def _channel(section: ChannelSection) -> Channel:
-    noise_w_per_hz = from_db(section.noise_dbm_per_hz) / 1e3
-    return Channel(section.bandwidth_hz, section.interference_w, noise_w_per_hz)
 
 
 def _notes(document: Document, section: InventorySection) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import yaml
 
-from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.schema import ModelSection
 from collapipe.inventory.yaml_file import Document
@@ -34,6 +34,11 @@ class Model:
     def cost(self) -> BlockCost:
         """A block's cost, with 0 for figures that are absent."""
         return BlockCost(**{name: self.figures.get(name, 0.0) for name in _FIGURES})
+
+    @property
+    def block_bytes(self) -> float | None:
+        """Memory of one block; None: the file does not say."""
+        return self.figures.get("block_bytes")
 
 
 def read_model(document: Document, section: ModelSection, batch_size: int) -> Model:

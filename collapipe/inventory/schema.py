@@ -68,9 +68,6 @@ Decibels = Annotated[Number, AfterValidator(_decibels)]
 Blocks = Annotated[int, _whole(MOST_BLOCKS)]
 Samples = Annotated[int, _whole(_MOST_SAMPLES)]
 Text = Annotated[str, BeforeValidator(_text)]
-Drift = Literal["gamma", "paper"]
-Fading = Literal["none", "rayleigh"]
-Latency = Literal["overlap", "flow_shop", "bound"]
 
 
 class Section(BaseModel):
@@ -178,10 +175,8 @@ class ClusterSection(Section):
         elif not num_channels:
             yield ("uplink",), "there are no channels; add channels, or remove it"
         elif (given := len(self.uplink.gain_db)) != num_channels:
-            yield (
-                ("uplink", "gain_db"),
-                f"has {given} numbers, expected one for each of {num_channels} channels",
-            )
+            says = f"has {given} numbers, expected one for each of {num_channels} channels"
+            yield ("uplink", "gain_db"), says
 
 
 class ChannelSection(Section):
@@ -195,13 +190,13 @@ class ChannelSection(Section):
 class RoundSection(Section):
     """``round``: what a joint round minimises, and the queues Y_n before it."""
 
-    drift: Drift = "gamma"
+    drift: Literal["gamma", "paper"] = "gamma"
     drift_weight: Positive = 0.1
     kappa: Positive = 1.0
     interference_constant_w: Positive = 0.08
     gradient_bound: Positive = 0.1
     gamma_max: Positive = 0.84
-    fading: Fading = "none"
+    fading: Literal["none", "rayleigh"] = "none"
     queues: tuple[NotNegative, ...] = ()
 
 
@@ -210,7 +205,7 @@ class InventorySection(Section):
 
     batch_size: Samples
     max_micro_batches: Samples | None = None
-    latency: Latency = "overlap"
+    latency: Literal["overlap", "flow_shop", "bound"] = "overlap"
     model: ModelSection
     clusters: list[ClusterSection] = Field(min_length=1)
     channels: list[ChannelSection] = []
@@ -242,10 +237,8 @@ class InventorySection(Section):
             yield ("round",), "there are no channels; add channels, or remove it"
         given, wanted = len(self.round.queues), len(self.clusters)
         if "queues" in self.round.model_fields_set and given != wanted:
-            yield (
-                ("round", "queues"),
-                f"has {given} numbers, expected one for each of {wanted} clusters",
-            )
+            says = f"has {given} numbers, expected one for each of {wanted} clusters"
+            yield ("round", "queues"), says
 
 
 def _repeated_names(loc: Loc, names: list[str]) -> Iterator[tuple[Loc, str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.text.tokenizer import Vocabulary
 
+M = TypeVar("M", bound=nn.Module)
 EMBEDDING, HEAD = "embedding", "head"
 TASKS = {  # what trains each kind of head
     "decoder": "task=dates or task=multi30k",
@@ -145,7 +146,7 @@ def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
     return frozenset() if everything else frozenset(model.state_dict()) - training
 
 
-def build_empty(build: Callable[[], nn.Module], weights: dict[str, Tensor]) -> nn.Module:
+def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:
     """A module around ``weights`` themselves: nothing is initialised, nothing copied.
 
     Raises ``RuntimeError`` (torch's) where names or shapes do not fit.

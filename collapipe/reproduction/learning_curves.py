@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
+from collapipe.report import Score
 from collapipe.reproduction.drawing import over_places
 from collapipe.reproduction.figure import Cell, Row
 from collapipe.runs.evidence import Interval
-from collapipe.runs.metrics import Metric
 from collapipe.runs.reading import Run
 
 Floats = NDArray[np.float64]
@@ -148,5 +148,5 @@ def learning_curve(run: Run) -> LearningCurve:
     )
 
 
-def _value(metric: Metric) -> float:
+def _value(metric: Score) -> float:
     return metric.value * (100 if metric.name in SHARES else 1)

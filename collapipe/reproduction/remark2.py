@@ -28,7 +28,7 @@ from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import over_seeds
 from collapipe.runs.reading import Run
 from optim.planner import RoundRequest
-from server_app.rounds.channel_noise import noise_variance
+from server_app.rounds.replies import noise_variance
 
 POWERS_W = (0.0625, 0.125, 0.25, 0.5)  # P^max: an eighth to all of Table II's, doubled each time
 FACTORS = (1.0, 0.1, 0.01, 0.001)  # decades, down to where noise hardly shows

@@ -14,7 +14,7 @@ from collapipe import config
 from collapipe.config import Settings
 from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
 from collapipe.state import ClusterState
-from server_app.rounds.dry_run import dry_run
+from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
 
 EXPERIMENT = "experiment=fig11"
@@ -99,8 +99,8 @@ def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Ite
     for each in dry_run(settings, scheduler, range(1, rounds + 1)):
         report = each.report
         yield RoundResult(
-            report.cost.delay_s,
-            tuple(cost.pipeline_s for cost in report.cost.clusters),
+            report.cost.delay_s if report.cost else 0.0,
+            tuple(cost.pipeline_s for cost in report.costs.values()),
             tuple(unit in report.units for unit in range(len(report.queues))),
             max(report.queues),
             sum(cluster.over_limits for cluster in report.plan.clusters),

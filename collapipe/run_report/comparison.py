@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from collapipe.formatting import counted
+from collapipe.report import Score
 from collapipe.run_report import learning
+from collapipe.run_report.charts import sample
 from collapipe.run_report.drawing import legend
-from collapipe.run_report.frame import whole_page
 from collapipe.run_report.groups import Group, grouped
-from collapipe.run_report.html import Markup, join, note, table, tag
-from collapipe.run_report.lines import sample
-from collapipe.runs.evidence import Interval, over_seeds
+from collapipe.run_report.html import Markup, join, note, table, tag, whole_page
+from collapipe.runs.evidence import over_seeds
 from collapipe.runs.reading import NO_UPLOADS, Run
 
 
@@ -18,12 +19,8 @@ from collapipe.runs.reading import NO_UPLOADS, Run
 class Measure:
     """A figure of a run; None where the run has none.
 
-    Attributes
-    ----------
-    relative
-        Whether differences are told in percent of the reference.
-    uploads
-        Whether it is modelled time or energy, which may leave a run's uploads out.
+    Differences are told in percent of the reference where ``relative``; what is modelled may leave
+    ``uploads`` out.
     """
 
     name: str
@@ -36,17 +33,18 @@ def comparison_page(runs: Sequence[Run]) -> str:
     """Compare runs. Raises ``ConfigError`` for two runs that differ by nothing."""
     groups, known = grouped(runs), _measures(runs)
     title = f"{counted(len(runs), 'run')}, {counted(len(groups), 'configuration')}"
-    opening = join(tag("p", _opening(groups), class_="state"), _legend(groups), _warning(groups))
     sections = [
         ("learning", "Learning", _curves(groups)),
         ("figures-table", "Figures", _figures(groups, known)),
         ("pairs", "Differences, paired by seed", _pairs(groups, known)),
         ("runs", "Runs", _runs(groups)),
     ]
-    return whole_page(title, opening, sections)
+    return whole_page(title, _opening(groups), sections)
 
 
-def _opening(groups: Sequence[Group]) -> str:
+def _opening(groups: Sequence[Group]) -> Markup:
+    """What is compared, what each mark in charts and tables stands for, and where modelled figures
+    of some are not those of others."""
     rounds = sorted({len(run.rounds) for group in groups for run in group.runs.values()})
     text = "Configurations are named by what differs; runs of one differ by their seed."
     if any(len(group.runs) > 1 for group in groups):
@@ -58,16 +56,19 @@ def _opening(groups: Sequence[Group]) -> str:
         text += (
             f" Runs have between {rounds[0]} and {rounds[-1]} rounds: totals are not of equal work."
         )
-    return text
-
-
-def _legend(groups: Sequence[Group]) -> Markup | None:
-    """What each mark in charts and tables stands for."""
-    names = [
-        join(tag("b", group.mark), " ", group.name, _small(_missing(group))) for group in groups
+    marks = [
+        (join(tag("b", g.mark), " ", g.name, _small(_missing(g))), sample(n, band=len(g.runs) > 1))
+        for n, g in enumerate(groups)
     ]
-    samples = [sample(n, band=len(group.runs) > 1) for n, group in enumerate(groups)]
-    return legend(zip(names, samples, strict=True), tall=True)
+    without = ", ".join(group.mark for group in groups if _missing(group))
+    warning = (
+        f"Modelled seconds and joules of {without} leave out uploads, for which the strategy "
+        "planned no channel. They are less than what such rounds would take, and are not compared "
+        "with those of runs that count uploads."
+    )
+    return join(
+        tag("p", text, class_="state"), legend(marks, tall=True), note(warning) if without else None
+    )
 
 
 def _missing(group: Group) -> str:
@@ -79,17 +80,6 @@ def _small(text: str) -> Markup | None:
     return join(" ", tag("small", text)) if text else None
 
 
-def _warning(groups: Sequence[Group]) -> Markup | None:
-    """Where modelled figures of some are not those of others."""
-    without = ", ".join(group.mark for group in groups if _missing(group))
-    told = (
-        f"Modelled seconds and joules of {without} leave out uploads, for which the strategy "
-        "planned no channel. They are less than what such rounds would take, and are not compared "
-        "with those of runs that count uploads."
-    )
-    return note(told) if without else None
-
-
 def _curves(groups: Sequence[Group]) -> Markup:
     metrics = learning.metric_names(run for group in groups for run in group.runs.values())
     values = [
@@ -97,27 +87,29 @@ def _curves(groups: Sequence[Group]) -> Markup:
         ("Validation loss", "loss", learning.EVALUATION_LOSS),
         *((name, name, learning.metric(name)) for name in metrics),
     ]
-    return learning.learned(
+    curves = [
         (
             title,
             up,
             [learning.Curve(g.mark, n, [*g.runs.values()], of) for n, g in enumerate(groups)],
         )
         for title, up, of in values
-    )
+    ]
+    return learning.learned(curves)
 
 
 def _measures(runs: Sequence[Run]) -> list[Measure]:
     """The measures that some run has."""
-    tests = dict.fromkeys(
-        run.summary.metric.name for run in runs if run.summary and run.summary.metric
-    )
+    tests = dict.fromkeys(each.name for run in runs if (each := _test_metric(run)))
     kinds = dict.fromkeys(run.clock.kind for run in runs if run.rounds)
     every = [
-        *(Measure(f"test {name}", _test(name), relative=False) for name in tests),
-        Measure("training loss, last", _last(learning.TRAIN_LOSS), relative=False),
-        Measure("validation loss, last", _last(learning.EVALUATION_LOSS), relative=False),
-        *(Measure(f"clock, s {kind}", _clock(kind), uploads=kind == "modelled") for kind in kinds),
+        *(Measure(f"test {name}", partial(_test, name), relative=False) for name in tests),
+        Measure("training loss, last", partial(_last, learning.TRAIN_LOSS), relative=False),
+        Measure("validation loss, last", partial(_last, learning.EVALUATION_LOSS), relative=False),
+        *(
+            Measure(f"clock, s {kind}", partial(_clock, kind), uploads=kind == "modelled")
+            for kind in kinds
+        ),
         Measure("delay of a round, s modelled", _delay, uploads=True),
         Measure("energy, J modelled", _energy, uploads=True),
         Measure("MB up", lambda run: sum(line.bytes_up for line in run.rounds) / 1e6 or None),
@@ -127,22 +119,21 @@ def _measures(runs: Sequence[Run]) -> list[Measure]:
     return [each for each in every if any(each.of(run) is not None for run in runs)]
 
 
-def _test(name: str) -> Callable[[Run], float | None]:
-    def value(run: Run) -> float | None:
-        found = run.summary.metric if run.summary else None
-        return found.value if found and found.name == name else None
-
-    return value
+def _test_metric(run: Run) -> Score | None:
+    return run.summary.metric if run.summary else None
 
 
-def _last(value: learning.Value) -> Callable[[Run], float | None]:
-    return lambda run: next(
-        (v for line in run.rounds[::-1] if (v := value(line)) is not None), None
-    )
+def _test(name: str, run: Run) -> float | None:
+    found = _test_metric(run)
+    return found.value if found and found.name == name else None
 
 
-def _clock(kind: str) -> Callable[[Run], float | None]:
-    return lambda run: run.clock.ends_s[-1] if run.rounds and run.clock.kind == kind else None
+def _last(value: learning.Value, run: Run) -> float | None:
+    return next((v for line in run.rounds[::-1] if (v := value(line)) is not None), None)
+
+
+def _clock(kind: str, run: Run) -> float | None:
+    return run.clock.ends_s[-1] if run.rounds and run.clock.kind == kind else None
 
 
 def _delay(run: Run) -> float | None:
@@ -187,11 +178,12 @@ def _values(group: Group, measure: Measure) -> dict[int, float]:
 def _mean(group: Group, measure: Measure) -> object:
     values = _values(group, measure)
     missing = _missing(group) if measure.uploads else ""
-    return join(_told(over_seeds([*values.values()])), _small(missing)) if values else "–"
+    return join(_told(values.values()), _small(missing)) if values else "–"
 
 
-def _told(interval: Interval, suffix: str = "", sign: str = "") -> Markup:
-    """The mean, and beneath it the interval."""
+def _told(values: Iterable[float], suffix: str = "", sign: str = "") -> Markup:
+    """The mean, and beneath it its interval."""
+    interval = over_seeds(values)
     ends = [f"{end:{sign}.4g}" for end in (interval.low, interval.high) if end is not None]
     return join(
         f"{interval.mean:{sign}.4g}{suffix}", _small(f"[{', '.join(ends)}]") if ends else None
@@ -224,9 +216,8 @@ def _difference(group: Group, reference: Group, measure: Measure) -> object:
     if measure.uploads and kinds not in ({""}, {NO_UPLOADS}):
         return join("–", _small(NO_UPLOADS))
     if not measure.relative:
-        return _told(over_seeds([ours[seed] - theirs[seed] for seed in common]), sign="+")
-    shares = [100 * (ours[seed] - theirs[seed]) / theirs[seed] for seed in common]
-    return _told(over_seeds(shares), " %", "+")
+        return _told((ours[seed] - theirs[seed] for seed in common), sign="+")
+    return _told((100 * (ours[n] - theirs[n]) / theirs[n] for n in common), " %", "+")
 
 
 def _runs(groups: Sequence[Group]) -> Markup:

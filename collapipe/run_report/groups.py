@@ -14,27 +14,19 @@ _MOST_TEXT = 60  # characters of an option's value
 _ABSENT = object()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Runs of one configuration, by seed; ``mark``, A, B, C …, stands for it where room is scarce,
     and ``name`` says what is different elsewhere."""
 
     mark: str
     name: str
-    runs: Mapping[int, Run]
+    runs: dict[int, Run]
 
     @property
     def title(self) -> str:
         """Such as ``A strategy=dssra``."""
         return f"{self.mark} {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """A run's options by their dotted names, and the choice of each group of options."""
-
-    flat: Mapping[str, object]
-    choices: Mapping[str, object]
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -44,25 +36,24 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """
     flats = [{**_flat(run.tree), _VERSION: run.version} for run in runs]
     known = all(run.choices for run in runs)
-    every = [
-        _Options(flat, run.choices if known else _kinds(flat))
-        for flat, run in zip(flats, runs, strict=True)
+    choices = [
+        run.choices if known else _kinds(flat) for run, flat in zip(runs, flats, strict=True)
     ]
     keys = dict.fromkeys(key for flat in flats for key in flat if key != _SEED)
     apart = sorted((key for key in keys if _differs(key, flats)), key=_importance)
-    found: dict[tuple[object, ...], dict[int, Run]] = {}
-    names: dict[tuple[object, ...], str] = {}
-    for run, options in zip(runs, every, strict=True):
-        key = tuple(str(options.flat.get(option, _ABSENT)) for option in apart)
-        same = found.setdefault(key, {})
+    groups: dict[tuple[object, ...], Group] = {}
+    for number, (run, flat) in enumerate(zip(runs, flats, strict=True)):
+        key = tuple(str(flat.get(option, _ABSENT)) for option in apart)
+        if key not in groups:
+            groups[key] = Group(_mark(len(groups)), _name(number, apart, flats, choices), {})
+        same = groups[key].runs
         if run.seed in same:
             raise ConfigError(
                 f"{run.folder}: has the configuration and seed of {same[run.seed].folder}; "
                 "name one of the two"
             )
         same[run.seed] = run
-        names.setdefault(key, _name(options, apart, every))
-    return [Group(_mark(n), names[key], same) for n, (key, same) in enumerate(found.items())]
+    return [*groups.values()]
 
 
 def _mark(number: int) -> str:
@@ -93,25 +84,29 @@ def _kinds(flat: Mapping[str, object]) -> dict[str, object]:
     return {key.split(".")[-2]: flat[key] for kind in kinds for key in flat if key.endswith(kind)}
 
 
-def _differs(key: str, flats: Sequence[Mapping[str, object]]) -> bool:
-    return any(flat.get(key, _ABSENT) != flats[0].get(key, _ABSENT) for flat in flats)
+def _differs(key: str, trees: Sequence[Mapping[str, object]]) -> bool:
+    return any(tree.get(key, _ABSENT) != trees[0].get(key, _ABSENT) for tree in trees)
 
 
-def _name(options: _Options, apart: Sequence[str], every: Sequence[_Options]) -> str:
+def _name(
+    number: int,
+    apart: Sequence[str],
+    flats: Sequence[Mapping[str, object]],
+    choices: Sequence[Mapping[str, object]],
+) -> str:
     """Such as ``strategy=dssra strategy.drift_weight=0.1``: the choices that differ, and options
     that differ among runs of the same choices."""
-    parts = []
+    flat, chosen, parts = flats[number], choices[number], []
     for key in apart:
-        groups = key.split(".")[:-1]
-        differing = [each for each in groups if _differs(each, [o.choices for o in every])]
-        parts += [f"{group}={_text(options.choices.get(group))}" for group in differing]
+        differing = [group for group in key.split(".")[:-1] if _differs(group, choices)]
+        parts += [f"{group}={_text(chosen.get(group))}" for group in differing]
         alike = [
-            each.flat
-            for each in every
-            if all(each.choices.get(group) == options.choices.get(group) for group in differing)
+            other
+            for other, theirs in zip(flats, choices, strict=True)
+            if all(theirs.get(group) == chosen.get(group) for group in differing)
         ]
-        if key in options.flat and _differs(key, alike):
-            parts.append(f"{key}={_text(options.flat[key])}")
+        if key in flat and _differs(key, alike):
+            parts.append(f"{key}={_text(flat[key])}")
     return " ".join(dict.fromkeys(parts)) or "all runs"
 
 

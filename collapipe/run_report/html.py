@@ -2,8 +2,12 @@
 
 import html
 from collections.abc import Sequence
+from importlib.resources import files
 
-_VOID = frozenset({"meta"})
+from collapipe import __version__
+
+GENERATOR = '<meta name="generator" content="CollaPipe report">'
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 class Markup(str):
@@ -23,7 +27,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
         for key, value in attributes.items()
         if value is not None
     )
-    if name in _VOID:
+    if name == "meta":
         return Markup(f"<{name}{given}>")
     return Markup(f"<{name}{given}>{join(*children)}</{name}>")
 
@@ -70,3 +74,33 @@ def note(text: str) -> Markup:
 def charts(*figures: Markup | None) -> Markup:
     """Figures side by side, as many as the page has room for."""
     return tag("div", *figures, class_="charts")
+
+
+def whole_page(title: str, opening: Markup, sections: Sequence[tuple[str, str, Markup]]) -> str:
+    """A file that needs no other; ``opening`` stands above the links to the ``sections``, each with
+    its name within the page, its title and its content."""
+    style = Markup(files(__package__).joinpath("style.css").read_text(encoding="utf-8"))
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        Markup(GENERATOR),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+        tag("style", style),
+    )
+    links = [tag("li", tag("a", name, href=f"#{place}")) for place, name, _ in sections]
+    parts = [
+        tag("section", tag("h2", name, id=own), content, id=place, aria_labelledby=own)
+        for place, name, content in sections
+        for own in [f"{place}-title"]
+    ]
+    nav = tag("nav", tag("ul", *links), aria_label="Sections")
+    body = tag(
+        "body",
+        tag("a", "Skip to the figures", href="#figures", class_="skip"),
+        tag("header", tag("h1", title), opening, nav),
+        tag("main", *parts, id="figures"),
+        tag("footer", tag("p", f"Written by CollaPipe {__version__}.", class_="note")),
+    )
+    return f'<!DOCTYPE html>\n<html lang="en">{head}{body}</html>\n'

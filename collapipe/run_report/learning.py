@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 
+from collapipe.report import RoundReport
+from collapipe.run_report.charts import Point, Series, lines
 from collapipe.run_report.html import Markup, charts, note
-from collapipe.run_report.lines import Point, Series, lines
-from collapipe.runs.metrics import RoundLine
 from collapipe.runs.reading import Run
 
-Value = Callable[[RoundLine], float | None]
+Value = Callable[[RoundReport], float | None]
 TRAIN_LOSS: Value = attrgetter("train_loss")
 EVALUATION_LOSS: Value = attrgetter("evaluation_loss")
 

@@ -1,26 +1,84 @@
-"""The page of one run."""
+"""``collapipe report``: read the folders and write the page of one run, or of several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from collapipe.errors import ConfigError, printable
 from collapipe.formatting import counted, seconds
-from collapipe.run_report.frame import whole_page
-from collapipe.run_report.html import Markup, details, join, note, table, tag
+from collapipe.report import RoundReport
+from collapipe.run_report.comparison import comparison_page
+from collapipe.run_report.costs import energy, phases, predicted, traffic
+from collapipe.run_report.html import (
+    GENERATOR,
+    Markup,
+    details,
+    join,
+    note,
+    table,
+    tag,
+    whole_page,
+)
 from collapipe.run_report.learning import learning
-from collapipe.run_report.queues import queues
-from collapipe.run_report.resources import energy, traffic
-from collapipe.run_report.step import step_chart
-from collapipe.run_report.timing import gantt, phases, predicted
-from collapipe.run_report.units import participation, radio
-from collapipe.runs.metrics import RoundLine
-from collapipe.runs.reading import Run
+from collapipe.run_report.round import gantt, step_chart
+from collapipe.run_report.units import participation, queues, radio
+from collapipe.runs.reading import Run, latest_run, read_run
 
+_HEAD = 2000  # characters of a page, in which it says who wrote it
 _GROUPS = (
     *("experiment", "framework", "strategy", "task"),
     *("model", "environment", "cluster", "channel"),
 )
 
 
-def run_page(run: Run, shown: RoundLine | None) -> str:
+def write_report(folders: Sequence[Path], output: Path | None, number: int | None) -> None:
+    """Write the page of a run, by default the latest, or of the comparison of several, and print
+    where it is.
+
+    ``number`` is the round of the Gantt chart, by default the last that was planned. Raises
+    ``ConfigError`` for folders of no run, and where the file is not ours to replace.
+    """
+    runs = [read_run(folder) for folder in folders or [latest_run()]]
+    if len(runs) == 1:
+        file = output or runs[0].folder / "report.html"
+        page = run_page(runs[0], _shown(runs[0], number))
+    elif number is not None:
+        raise ConfigError(f"--round {number}: is drawn for one run, not for {len(runs)}")
+    else:
+        file = output or Path("report.html")
+        page = comparison_page(runs)
+    _write(file, page)
+    print(printable(str(file)))
+
+
+def _shown(run: Run, number: int | None) -> RoundReport | None:
+    planned = {line.round: line for line in run.rounds if line.plan.clusters}
+    held = f"{min(planned)} … {max(planned)}" if planned else "none"
+    if number is not None and number not in planned:
+        raise ConfigError(
+            f"--round {number}: {run.folder} has no plan of it; planned rounds: {held}"
+        )
+    return planned[max(planned) if number is None else number] if planned else None
+
+
+def _write(file: Path, page: str) -> None:
+    try:
+        if file.is_symlink():  # a folder's own may lead anywhere, to no file as well
+            raise ConfigError(f"{file}: is a link; choose another --output")
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise ConfigError(f"{file}: is no file; choose another --output")
+        if file.exists():
+            with file.open(encoding="utf-8", errors="replace") as old:
+                if GENERATOR not in old.read(_HEAD):
+                    raise ConfigError(
+                        f"{file}: exists and is no report of ours; choose another --output"
+                    )
+        # A file may hold halves of characters that no encoding knows.
+        file.write_bytes(page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
+
+
+def run_page(run: Run, shown: RoundReport | None) -> str:
     """Everything about one run; ``shown`` is the Gantt chart's round, None: there is none."""
     unknown = "The run has no choices.json, as older ones: groups are named by their classes."
     facts = [
@@ -93,7 +151,7 @@ def _chosen(run: Run, group: str) -> str:
 
 def _rounds(run: Run) -> Markup:
     ends = dict(zip((line.round for line in run.rounds), run.clock.ends_s, strict=True))
-    cells: dict[str, Callable[[RoundLine], str]] = {
+    cells: dict[str, Callable[[RoundReport], str]] = {
         "round": lambda line: str(line.round),
         "training loss": lambda line: _told(line.train_loss, ".5g"),
         "validation loss": lambda line: _told(line.evaluation_loss, ".5g"),

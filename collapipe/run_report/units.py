@@ -1,23 +1,35 @@
-"""Units by rounds: who took part, what went wrong, and who sent on which channel."""
+"""Units by rounds: who took part, what went wrong, who sent on which channel; virtual queues and
+drift; and what the convergence bound assumes."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from collapipe.errors import printable
 from collapipe.formatting import three_digits
 from collapipe.plan import UplinkPlan
+from collapipe.run_report.charts import Kind, Row, Series, cells, lines
 from collapipe.run_report.drawing import COLOURS, colour
 from collapipe.run_report.html import Markup, charts, details, join, note, table
-from collapipe.run_report.lines import lines
-from collapipe.run_report.queues import spread
-from collapipe.run_report.rows import Kind, Row, cells
 from collapipe.runs.reading import Run
 
 _TRAINED, _SCHEDULED = Kind("trained", "cell c0"), Kind("took part", "cell c0")
 _FAILED = Kind("failed", "cell c1", 0.5, 0.5)
 _EXCLUDED = Kind("excluded, could not be planned with", "cell c3", 0.35, 0.3)
 _SKIPPED = Kind("round skipped", "cell skipped")
-_Found = Sequence[tuple[int, int, Kind]]  # unit, round
+_MOST_LINES, _NAMED, _LIMIT_STYLE = 4, 2, 13
+_ASSUMED = {
+    "φ², bound of ‖∇F‖²": "gradient_bound",
+    "β, smoothness": "smoothness",
+    "ξ, curvature": "curvature",
+    "κ = βη²/(2N)": "kappa",
+    "C, W": "interference_constant_w",
+    "Γ max": "gamma_max",
+    "V, 1/s": "drift_weight",
+}
+_Rows = Sequence[tuple[float, Sequence[float]]]  # round, a value of each unit
 
 
 def participation(run: Run) -> Markup:
@@ -42,29 +54,31 @@ def participation(run: Run) -> Markup:
     return join(chart, note("An empty cell: the unit was idle."), _events(run))
 
 
-def _by_round(run: Run, title: str, found: _Found, told: Mapping[int, str]) -> Markup:
-    """A row of cells for each unit."""
-    boxes: dict[int, list[tuple[Kind, tuple[float, float]]]] = {}
+def _by_round(
+    run: Run, title: str, found: Sequence[tuple[int, int, Kind]], told: Mapping[int, str]
+) -> Markup:
+    """A row of cells for each unit; ``found`` has units and rounds."""
+    boxes: defaultdict[int, list[tuple[Kind, tuple[float, float]]]] = defaultdict(list)
     for unit, number, kind in found:
-        boxes.setdefault(unit, []).append((kind, (number, number)))
-    rows = [
-        Row(f"unit {unit}", boxes.get(unit, ()), told.get(unit, ""))
-        for unit in range(run.num_units)
-    ]
+        boxes[unit].append((kind, (number, number)))
+    units = range(run.num_units)
+    rows = [Row(f"unit {unit}", boxes[unit], told.get(unit, "")) for unit in units]
     return cells(title, rows, [line.round for line in run.rounds])
 
 
 def _events(run: Run) -> Markup | None:
-    rows: list[list[object]] = []
-    for line in run.rounds:
-        if line.skipped:
-            rows.append([line.round, "–", "round skipped", printable(line.skipped)])
-        for what, causes in (("failed", line.failures), ("excluded", line.excluded)):
-            rows += [[line.round, unit, what, printable(why)] for unit, why in causes.items()]
-    if not rows:
-        return None
+    rows = [
+        [line.round, unit, what, printable(why)]
+        for line in run.rounds
+        for what, causes in (
+            ("round skipped", {"–": line.skipped} if line.skipped else {}),
+            ("failed", line.failures),
+            ("excluded", line.excluded),
+        )
+        for unit, why in causes.items()
+    ]
     whole = table(["round", "unit", "what", "why"], rows, "Failures and skipped rounds", words=True)
-    return details(f"What went wrong, and why ({len(rows)})", whole)
+    return details(f"What went wrong, and why ({len(rows)})", whole) if rows else None
 
 
 def radio(run: Run) -> Markup:
@@ -90,9 +104,18 @@ def radio(run: Run) -> Markup:
         powers.setdefault(float(number), []).append(uplink.power_w)
         own[unit].append(uplink)
     columns = ["unit", "uploads", "power, mean", "least – most", "upload, mean", "least – most"]
-    columns += [kind.name for kind in kinds.values()]
-    rows = [_row(unit, uplinks, channels) for unit, uplinks in enumerate(own)]
+    rows = [
+        [
+            f"unit {unit}",
+            len(each),
+            *_range([uplink.power_w for uplink in each], "W"),
+            *_range([uplink.upload_s for uplink in each], "s"),
+            *([uplink.channel for uplink in each].count(channel) or "–" for channel in channels),
+        ]
+        for unit, each in enumerate(own)
+    ]
     few = len(channels) <= COLOURS
+    columns += [kind.name for kind in kinds.values()]
     return join(
         _by_round(run, "Who sent on which channel", found, {}) if few else None,
         charts(lines("Transmit power", "round", "watts", [spread([*powers.items()])], zero=True)),
@@ -101,17 +124,90 @@ def radio(run: Run) -> Markup:
     )
 
 
-def _row(unit: int, own: Sequence[UplinkPlan], channels: Sequence[int]) -> list[object]:
-    counts = Counter(uplink.channel for uplink in own)
-    powers = _range([uplink.power_w for uplink in own], "W")
-    times = _range([uplink.upload_s for uplink in own], "s")
-    on_each = [counts[channel] or "–" for channel in channels]
-    return [f"unit {unit}", len(own), *powers, *times, *on_each]
-
-
 def _range(values: Sequence[float], unit: str) -> tuple[str, str]:
     """The mean, and both ends."""
     if not values:
         return "–", "–"
     mean = f"{three_digits(sum(values) / len(values))} {unit}"
     return mean, f"{three_digits(min(values))} – {three_digits(max(values))}"
+
+
+def queues(run: Run) -> Markup:
+    """Queues Y of each round; drift Γ, whose mean from the first round on they keep below Γ max
+    (C10); and what the bound assumes: as training showed it, and as the strategy has it."""
+    columns = ["what the bound assumes", "estimated from training", "set for the strategy"]
+    estimates = run.rounds[-1].estimates if run.rounds else None
+    known = [
+        [name, _figure(getattr(estimates, field, None)), _figure(run.option(f"strategy.{field}"))]
+        for name, field in _ASSUMED.items()
+    ]
+    rows = [row for row in known if row[1:] != ["–", "–"]]
+    shown = [n for n in range(3) if any(row[n] != "–" for row in rows)]
+    assumed = table(
+        [columns[n] for n in shown],
+        [[row[n] for n in shown] for row in rows],
+        columns[0].capitalize(),
+    )
+    if not run.keeps_queues:
+        return join(note("The strategy keeps no queues."), assumed if rows else None)
+    after = [(float(line.round), line.queues) for line in run.rounds if line.queues]
+    limit = run.option("strategy.gamma_max")
+    bound = float(limit) if isinstance(limit, int | float) else None
+    gammas = dict(drifts(run, bound))
+    means = np.cumsum([*gammas.values()], axis=0) / np.arange(1, len(gammas) + 1)[:, None]
+    mean_drift = [*zip(map(float, gammas), means.tolist(), strict=True)]
+    told = f"Units shown by name have the largest means of all {run.num_units}."
+    return join(
+        charts(
+            _by_unit("Virtual queues Y after each round", "Y", after),
+            _by_unit("Drift Γ, mean of the rounds so far", "Γ", mean_drift, bound),
+        ),
+        note(told) if run.num_units > _MOST_LINES else None,
+        assumed if rows else None,
+    )
+
+
+def _figure(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "–"
+
+
+def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]]]:
+    """Γ of each round, as planned. Of units that failed, and of all in a skipped round, it is
+    computed from the change of the queue (eq. 29): where that is empty, the most that Γ can be."""
+    before: Sequence[float] = (0.0,) * run.num_units
+    for line in run.rounds:
+        gammas = line.plan.gammas
+        if limit is not None and line.queues:
+            told = [after - was + limit for after, was in zip(line.queues, before, strict=True)]
+            pairs = enumerate(gammas or told)
+            gammas = tuple(told[unit] if unit in line.failures else each for unit, each in pairs)
+        before = line.queues or before
+        if gammas:
+            yield line.round, gammas
+
+
+def _by_unit(title: str, up: str, known: _Rows, limit: float | None = None) -> Markup | None:
+    """A line for each of a few units; of more a band, the median, and the worst by their names."""
+    if not known:
+        return None
+    num_units = len(known[0][1])
+    means = [statistics.fmean(row[unit] for _, row in known) for unit in range(num_units)]
+    worst = sorted(range(num_units), key=lambda unit: -means[unit])[:_NAMED]
+    drawn = range(num_units) if num_units <= _MOST_LINES else worst
+    series = [
+        Series(f"unit {unit}", style, [(number, row[unit]) for number, row in known])
+        for style, unit in enumerate(drawn, num_units > _MOST_LINES)
+    ]
+    if num_units > _MOST_LINES:
+        series.insert(0, spread(known))
+    if limit is not None:
+        ends = [(known[0][0], limit), (known[-1][0], limit)]
+        series.append(Series(f"Γ max, {limit:g}", _LIMIT_STYLE, ends))
+    return lines(title, "round", up, series, zero=True)
+
+
+def spread(known: _Rows) -> Series:
+    """The median of the units in each round, in a band from the least to the most."""
+    medians = [(number, statistics.median(row)) for number, row in known]
+    band = [(number, min(row), max(row)) for number, row in known]
+    return Series("median of the units, least to most", 0, medians, band=band)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from collapipe import __version__
-from collapipe.config.saved_yaml import read_limited
+from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -119,10 +119,10 @@ class RunFolder:
         with self.storage_errors(name), (self.path / name).open("ab") as file:
             file.write(content)
 
-    def append_row(self, name: str, columns: Sequence[str], row: Mapping[str, Any]) -> None:
+    def append_row(self, name: str, row: Mapping[str, Any]) -> None:
         """Add a row to a CSV file, and before the first one the header."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer = csv.DictWriter(text, row, lineterminator="\n")
         if not (self.path / name).exists():
             writer.writeheader()
         writer.writerow(row)

@@ -45,7 +45,6 @@ def load_model(
     except (SafetensorError, RuntimeError) as error:
         cause = str(error).splitlines()[0]
         raise ConfigError(f"{weights}: not the weights of this run's model ({cause})") from error
-    assert isinstance(model, SplitModel)
     return settings, model.eval(), tokenizer
 
 

@@ -3,17 +3,18 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from collapipe.config.saved_yaml import check_figures, check_text, read_limited
+from collapipe.config.trust import check_figures, check_text, read_limited
 from collapipe.errors import ConfigError, one_line, printable
 from collapipe.formatting import seconds
-from collapipe.runs.metrics import Metric, RoundLine
+from collapipe.report import RoundReport, Score
 
 T = TypeVar("T")
 NO_UPLOADS = "uploads not counted"
@@ -26,7 +27,7 @@ class Summary:
 
     status: str
     error: str | None = None
-    metric: Metric | None = None
+    metric: Score | None = None
     test_loss: float | None = None
     wall_s: float | None = None
 
@@ -49,40 +50,30 @@ class Clock:
 class Run:
     """A run's folder.
 
-    Attributes
-    ----------
-    tree
-        The configuration, resolved.
-    summary
-        None while the run is going, or if it was killed.
-    shard_rows
-        Training rows by unit; empty if it did not come to that.
-    choices
-        The file of ``conf/`` that each group of options came from; empty in older runs.
+    ``tree`` is the configuration, resolved; ``summary`` is None while the run is going, or if it
+    was killed; ``shard_rows`` are by unit, empty if it did not come to that; ``choices`` are the
+    files of ``conf/`` that each group of options came from, empty in older runs.
     """
 
     folder: Path
     version: str
     config_text: str
     tree: Mapping[str, Any]
-    rounds: tuple[RoundLine, ...]
+    rounds: tuple[RoundReport, ...]
     summary: Summary | None
     shard_rows: dict[int, int]
     choices: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_units(self) -> int:
-        """Number N of units."""
         return int(self.tree["federation"]["num_units"])
 
     @property
     def planned_rounds(self) -> int:
-        """Rounds that the run is to have."""
         return int(self.tree["federation"]["rounds"])
 
     @property
     def seed(self) -> int:
-        """The seed of everything that is drawn."""
         return int(self.tree["seed"])
 
     @property
@@ -145,22 +136,23 @@ def read_run(folder: Path) -> Run:
             "starts)"
         )
     text = read_limited(config)
-    tree = _tree(config, text)
+    check_text(config, text)
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{config}: not a saved configuration ({one_line(error)})") from error
+    check_figures(config, tree)
+    num_units = _valid(_TREE, str(config), tree).federation.num_units
     first = text.partition("\n")[0]
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
-    num_units = tree["federation"]["num_units"]
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
-    shards = _read(_SHARDS, folder / "shards.json")
-    return Run(
-        folder,
-        version,
-        text,
-        tree,
-        rounds,
+    summary, shards = (
         _read(_SUMMARY, folder / "summary.json"),
-        {shard.unit: shard.rows for shard in shards.shards} if shards else {},
-        _read(_CHOICES, folder / "choices.json") or {},
+        _read(_SHARDS, folder / "shards.json"),
     )
+    rows = {shard.unit: shard.rows for shard in shards.shards} if shards else {}
+    choices = _read(_CHOICES, folder / "choices.json") or {}
+    return Run(folder, version, text, dict(tree), rounds, summary, rows, choices)
 
 
 def latest_run(outputs: Path = Path("outputs")) -> Path:
@@ -184,36 +176,32 @@ def modified_s(file: Path) -> float:
         return 0.0
 
 
-_MOST = 1e150  # of figures that are added up, squared and drawn
-_MOST_WHOLE = 10**30
+_MOST_REAL, _MOST_WHOLE = 1e150, 1e30  # of figures that are added up, squared and drawn
 _MOST_TEXT = 500  # characters of a name or a cause
 _MOST_UNITS, _MOST_MICRO_BATCHES = 100_000, 2**16  # a row or a box is drawn for each
+_Whole = Annotated[int, Field(strict=True, ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Federation:
-    num_units: Annotated[int, Field(strict=True, ge=0, le=_MOST_UNITS)]
-    rounds: Annotated[int, Field(strict=True, ge=0)]
+class _Federation(BaseModel):
+    num_units: Annotated[_Whole, Field(le=_MOST_UNITS)]
+    rounds: _Whole
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
+class _Tree(BaseModel):
     federation: _Federation
-    seed: Annotated[int, Field(strict=True, ge=0)]
+    seed: _Whole
 
 
-@dataclass(frozen=True, slots=True)
-class _Shard:
+class _Shard(BaseModel):
     unit: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Shards:
+class _Shards(BaseModel):
     shards: list[_Shard]
 
 
-_LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundLine), TypeAdapter(Summary), TypeAdapter(_Shards)
+_LINE, _SUMMARY, _SHARDS = TypeAdapter(RoundReport), TypeAdapter(Summary), TypeAdapter(_Shards)
 _CHOICES, _TREE = TypeAdapter(dict[str, str]), TypeAdapter(_Tree)
 
 
@@ -229,19 +217,7 @@ def _text(file: Path) -> str:
         raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
 
 
-def _tree(file: Path, text: str) -> dict[str, Any]:
-    """The configuration, with the numbers that every run has."""
-    check_text(file, text)
-    try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
-    check_figures(file, tree)
-    _valid(_TREE, str(file), tree)
-    return dict(tree)
-
-
-def _rounds(file: Path, num_units: int) -> Iterator[RoundLine]:
+def _rounds(file: Path, num_units: int) -> Iterator[RoundReport]:
     """The file's lines; the last one may be half written."""
     if not file.is_file():
         return
@@ -254,7 +230,7 @@ def _rounds(file: Path, num_units: int) -> Iterator[RoundLine]:
         yield line
 
 
-def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]:
+def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[str]:
     if line.round <= last:
         yield f"round {line.round} behind round {last}; rounds follow each other"
     planned = (cluster.unit for cluster in line.plan.clusters)
@@ -263,28 +239,24 @@ def _contradictions(line: RoundLine, last: int, num_units: int) -> Iterator[str]
             yield f"unit {unit}; federation.num_units={num_units}"
     if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):
         yield f"more than {_MOST_MICRO_BATCHES:,} micro-batches"
-    if any(amount < 0 for amount in _amounts(line)):
+    uplinks = [cluster.uplink for cluster in line.plan.clusters if cluster.uplink]
+    drawn = [cluster.latency_s for cluster in line.plan.clusters]
+    drawn += [amount for each in uplinks for amount in (each.power_w, each.upload_s)]
+    for cost in line.costs.values():
+        drawn += [cost.pipeline_s, cost.upload_s, cost.upload_energy_j]
+        drawn += cost.device_energy_j.values()
+    if any(amount is not None and amount < 0 for amount in drawn):
         yield "a time, an energy or a power is negative"
     for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
         if len(values) not in (0, num_units):
             yield f"{name}: {len(values)}; federation.num_units={num_units}"
 
 
-def _amounts(line: RoundLine) -> Iterator[float]:
-    """What is drawn as a length, of the plan and the cost."""
-    for each in line.plan.clusters:
-        yield each.latency_s or 0.0
-        if each.uplink:
-            yield from (each.uplink.power_w, each.uplink.upload_s)
-    for cost in line.costs.values():
-        yield from (cost.pipeline_s, cost.upload_s or 0.0, cost.upload_energy_j)
-        yield from cost.device_energy_j.values()
-
-
 def _checked(kind: TypeAdapter[T], file: Path, number: int, text: str) -> T:
     where = f"{file}:{number}" if number else str(file)
+    whole, real = partial(_figure, int, _MOST_WHOLE), partial(_figure, float, _MOST_REAL)
     try:
-        tree = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
+        tree = json.loads(text, parse_int=whole, parse_float=real, parse_constant=real)
         return _valid(kind, where, _shortened(tree))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON as a run writes it ({one_line(error)})") from error
@@ -311,15 +283,8 @@ def _shortened(node: Any) -> Any:
     return [_shortened(each) for each in node] if isinstance(node, list) else node
 
 
-def _real(text: str) -> float:
-    value = float(text)
-    if not abs(value) < _MOST:  # nor is NaN
-        raise ValueError(f"{text[:20]} is no figure of a run")
-    return value
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if abs(value) > _MOST_WHOLE:
+def _figure(kind: type[float], most: float, text: str) -> float:
+    value = kind(text)
+    if not abs(value) < most:  # nor is NaN
         raise ValueError(f"{text[:20]} is no figure of a run")
     return value

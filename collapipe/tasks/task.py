@@ -2,29 +2,19 @@
 ``task._target_``; its fields are the options under ``task``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from datasets import Dataset
 from pydantic import Field
 
 from collapipe.batch import Batch
+from collapipe.report import Score as Score  # what a user's task returns
 from collapipe.text.splits import Splits
 from collapipe.text.tokenizer import Tokenizer
 
 VocabularySize = Annotated[int, Field(ge=259)]  # a token for each of 256 bytes, and three marks
 # With fewer there is no token beside two marks; attention over more fits no device.
 TextLength = Annotated[int, Field(ge=3, le=2**15)]
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A metric's value, what it takes to compute it again, and other metrics' values beside it."""
-
-    name: str
-    value: float
-    signature: str
-    extra_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Examples(Protocol):

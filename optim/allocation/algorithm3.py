@@ -6,14 +6,11 @@ from time import perf_counter
 
 import numpy as np
 
-from collapipe.plan import Certificate
-from optim.allocation.infeasible import infeasible_round
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
-from optim.allocation.objective import round_objective
-from optim.allocation.options import OptionTable, option_table
+from optim.allocation.options import Choice, OptionTable, option_table, round_solution
 from optim.convergence import gamma_changes
-from optim.problem import Allocation, Bools, Floats, Ints, RoundProblem, RoundSolution
-from optim.radio.channel import uplink_rate, upload_time
+from optim.problem import Bools, Floats, Ints, RoundProblem, RoundSolution
+from optim.radio.channel import Links
 from optim.radio.power_control import Senders, controlled_power
 
 _PROGRESS = 1e-9
@@ -32,52 +29,20 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
     Drift ``gamma`` puts Y_n·(Γ_n - Γ_idle) for Y_n·p_n. docs/optim.md lists where the paper is read
     differently.
 
-    Raises ``InfeasibleRoundError`` where no unit can be scheduled.
+    Raises ``InfeasibleRoundError`` as ``option_table`` does.
     """
     started = perf_counter()
-    pairs = _pairs(problem, option_table(problem))
-    allocations = _allocations(problem, pairs, _alternate(problem, pairs))
-    return RoundSolution(
-        allocations,
-        Certificate(round_objective(problem, allocations), 0.0, "paper", perf_counter() - started),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _PairChoices:
-    """All pairs of a unit and a channel, each with the point of the front that it would take.
-
-    ``points`` are places in the unit's front; ``low_w`` … ``high_w`` is the power that C6, C8 and
-    C11 allow. All are [N, J]; powers of infeasible pairs mean nothing.
-    """
-
-    options: OptionTable
-    feasible: Bools
-    points: Ints
-    segments: Floats
-    low_w: Floats
-    high_w: Floats
-
-    def uploads(self, power_w: Floats) -> Floats:
-        """Seconds, [N, J]; infinite where infeasible."""
-        links = self.options.pairs
-        rates = uplink_rate(power_w, links.gains, links.bandwidth_hz, links.noise_w, links.fading)
-        return np.where(self.feasible, upload_time(links.upload_bits, rates), np.inf)
-
-
-def _pairs(problem: RoundProblem, options: OptionTable) -> _PairChoices:
-    if not np.isfinite(options.finish_s).any():
-        raise infeasible_round(problem, options)
-    points = options.finish_s.argmin(axis=0)
-    picked = (points, *np.indices(points.shape))
-    return _PairChoices(
-        options=options,
-        feasible=np.isfinite(options.finish_s[picked]),
-        points=points,
-        segments=np.broadcast_to(options.segments, options.finish_s.shape)[picked],
-        low_w=options.floors_w[picked],
-        high_w=options.limits_w,
-    )
+    options = option_table(problem)
+    pairs = _PairChoices.of(problem, options)
+    turn = pairs.turn(pairs.high_w)
+    for _ in range(_TURNS):
+        following = pairs.turn(turn.power_w)
+        if not turn.cost - following.cost > _PROGRESS * abs(turn.cost):
+            break
+        turn = following
+    units, channels = at = turn.matching.units, turn.matching.channels
+    choice = Choice(units, channels, pairs.points[at], turn.power_w[at], bound=0.0)
+    return round_solution(problem, options, choice, "paper", started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +54,75 @@ class _Turn:
     cost: float
 
 
-def _alternate(problem: RoundProblem, pairs: _PairChoices) -> _Turn:
-    turn = _turn(problem, pairs, pairs.high_w)
-    for _ in range(_TURNS):
-        following = _turn(problem, pairs, turn.power_w)
-        if not turn.cost - following.cost > _PROGRESS * abs(turn.cost):
-            break
-        turn = following
-    return turn
+@dataclass(frozen=True, slots=True)
+class _PairChoices:
+    """Pairs of a unit and a channel, each with the point of the front that it would take, [N, J].
 
+    Powers of infeasible pairs mean nothing.
+    """
 
-def _turn(problem: RoundProblem, pairs: _PairChoices, power_w: Floats) -> _Turn:
-    weight = problem.options.drift_weight
-    matching = match_channels(pairs.uploads(power_w), _drift(problem, pairs, power_w), weight)
-    power_w = _controlled(problem, pairs, matching, power_w)
-    uploads, drift = pairs.uploads(power_w), _drift(problem, pairs, power_w)
-    return _Turn(matching, power_w, _auxiliary(matching, uploads, drift, weight))
+    problem: RoundProblem
+    links: Links
+    feasible: Bools
+    points: Ints  # places in the unit's front
+    segments: Floats
+    low_w: Floats  # to high_w: what C6, C8 and C11 allow
+    high_w: Floats
+
+    @classmethod
+    def of(cls, problem: RoundProblem, options: OptionTable) -> "_PairChoices":
+        points = options.finish_s.argmin(axis=0)
+        picked = (points, *np.indices(points.shape))
+        return cls(
+            problem,
+            options.pairs,
+            np.isfinite(options.finish_s[picked]),
+            points,
+            np.broadcast_to(options.segments, options.finish_s.shape)[picked],
+            options.floors_w[picked],
+            options.limits_w,
+        )
+
+    def turn(self, power_w: Floats) -> _Turn:
+        """The channels that suit the power, and then the power that suits the channels.
+
+        A unit keeps its power on every channel, as far as the channel allows it.
+        """
+        weight = self.problem.options.drift_weight
+        matching = match_channels(self.uploads(power_w), self.drift(power_w), weight)
+        rows, at = matching.units, (matching.units, matching.channels)
+        chosen = controlled_power(self.senders(matching), power_w[at])[:, np.newaxis]
+        power_w = power_w.copy()
+        power_w[rows] = np.clip(chosen, self.low_w[rows], self.high_w[rows])
+        cost = _auxiliary(matching, self.uploads(power_w), self.drift(power_w), weight)
+        return _Turn(matching, power_w, cost)
+
+    def uploads(self, power_w: Floats) -> Floats:
+        """Seconds, [N, J]; infinite where infeasible."""
+        return np.where(self.feasible, self.links.uploads(power_w), np.inf)
+
+    def drift(self, power_w: Floats) -> Floats:
+        """What of the drift a pair adds in Sub-2, [N, J]: Y·p, or Y·(Γ - Γ_idle)."""
+        problem, links = self.problem, self.links
+        if problem.options.drift == "paper":
+            return np.array(problem.queues)[:, np.newaxis] * power_w
+        power_w = np.where(self.feasible, power_w, links.max_power_w)
+        costs = gamma_changes(power_w, links.gains, links.interference_w, self.segments, problem)
+        return np.where(self.feasible, costs, 0.0)
+
+    def senders(self, matching: Matching) -> Senders:
+        at, options = (matching.units, matching.channels), self.problem.options
+        queues = np.array(self.problem.queues)[matching.units]
+        paper = options.drift == "paper"
+        constant = options.kappa * options.interference_constant_w
+        return Senders(
+            self.links.at(*at),
+            self.low_w[at],
+            self.high_w[at],
+            watt_price=queues * paper,
+            error_price=queues * (0.0 if paper else constant),
+            drift_weight=options.drift_weight,
+        )
 
 
 def match_channels(uploads: Floats, drift: Floats, drift_weight: float) -> Matching:
@@ -130,63 +148,3 @@ def _auxiliary(matching: Matching, uploads: Floats, drift: Floats, drift_weight:
     """Υ of eq. 35."""
     at = matching.units, matching.channels
     return drift_weight * float(uploads[at].max()) + float(drift[at].sum())
-
-
-def _drift(problem: RoundProblem, pairs: _PairChoices, power_w: Floats) -> Floats:
-    """What of the drift a pair adds in Sub-2, [N, J]: Y·p, or Y·(Γ - Γ_idle)."""
-    if problem.options.drift == "paper":
-        return np.array(problem.queues)[:, np.newaxis] * power_w
-    links = pairs.options.pairs
-    power_w = np.where(pairs.feasible, power_w, links.max_power_w)
-    costs = gamma_changes(power_w, links.gains, links.interference_w, pairs.segments, problem)
-    return np.where(pairs.feasible, costs, 0.0)
-
-
-def _controlled(
-    problem: RoundProblem, pairs: _PairChoices, matching: Matching, power_w: Floats
-) -> Floats:
-    """Power of all pairs, [N, J], once that of the matched units is controlled.
-
-    A unit keeps its power on every channel, as far as the channel allows it.
-    """
-    at = matching.units, matching.channels
-    chosen = controlled_power(_senders(problem, pairs, matching), power_w[at])
-    kept = power_w.copy()
-    rows = matching.units
-    kept[rows] = np.clip(chosen[:, np.newaxis], pairs.low_w[rows], pairs.high_w[rows])
-    return kept
-
-
-def _senders(problem: RoundProblem, pairs: _PairChoices, matching: Matching) -> Senders:
-    links, options = pairs.options.pairs, problem.options
-    at = matching.units, matching.channels
-    queues = np.array(problem.queues)[matching.units]
-    paper = options.drift == "paper"
-    constant = options.kappa * options.interference_constant_w
-    return Senders(
-        gains=links.gains[at],
-        bandwidth_hz=links.bandwidth_hz[matching.channels],
-        interference_w=links.interference_w[matching.channels],
-        noise_w=links.noise_w[matching.channels],
-        upload_bits=links.upload_bits[matching.units, 0],
-        low_w=pairs.low_w[at],
-        high_w=pairs.high_w[at],
-        watt_price=queues * paper,
-        error_price=queues * (0.0 if paper else constant),
-        drift_weight=options.drift_weight,
-        fading=links.fading,
-    )
-
-
-def _allocations(problem: RoundProblem, pairs: _PairChoices, turn: _Turn) -> tuple[Allocation, ...]:
-    uploads, matched = pairs.uploads(turn.power_w), turn.matching
-    return tuple(
-        Allocation(
-            unit=unit,
-            channel=channel,
-            power_w=float(turn.power_w[unit, channel]),
-            upload_s=float(uploads[unit, channel]),
-            partition=problem.fronts[unit][int(pairs.points[unit, channel])],
-        )
-        for unit, channel in zip(matched.units.tolist(), matched.channels.tolist(), strict=True)
-    )

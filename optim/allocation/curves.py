@@ -1,6 +1,7 @@
 """Options whose power is free: what each costs under drift ``paper``, for every deadline."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,52 +13,26 @@ from optim.radio.channel import Fading, required_snr
 class PowerCurves:
     """Feasible options, ordered by unit, channel and point; an option costs Y·(S + p(D)).
 
-    Parameters
-    ----------
-    options
-        Unit n, channel j and place in the unit's front of each, [3, O].
-    figures
-        The nine attributes from ``finish_s`` on, [9, O]: one array, since a search takes some of
-        the options over and over.
-    fading
-        See ``RoundOptions``.
-
-    Attributes
-    ----------
-    starts
-        Where the options of each pair (n, j) begin.
-    finish_s
-        The first deadline that an option can keep, at full power.
-    latency_s, segments
-        Of its point of the front.
-    floors_w, limits_w
-        The least power that C11 allows, and p̄.
-    queues
-        Y of the unit.
-    snr_per_watt, nat_seconds
-        a, and (z + θ)·ln 2/B: nats to be sent over every hertz in D - latency seconds.
-    fastest_s
-        The upload at full power, which may be too short for the latency to tell it from 0.
+    ``options`` are unit n, channel j and place in the unit's front of each, [3, O], ``figures`` all
+    attributes from ``finish_s`` on, [9, O]: one array, since a search takes some of the options
+    over and over.
     """
 
     def __init__(self, options: Ints, figures: Floats, fading: Fading) -> None:
         self.options, self.figures, self.fading = options, figures, fading
-        self.units: Ints
-        self.channels: Ints
-        self.points: Ints
         self.units, self.channels, self.points = options
-        self.finish_s: Floats
-        self.latency_s: Floats
-        self.segments: Floats
-        self.floors_w: Floats
-        self.limits_w: Floats
-        self.queues: Floats
-        self.snr_per_watt: Floats
-        self.nat_seconds: Floats
-        self.fastest_s: Floats
-        self.finish_s, self.latency_s, self.segments, self.floors_w = figures[:4]
-        self.limits_w, self.queues, self.snr_per_watt, self.nat_seconds = figures[4:8]
-        self.fastest_s = figures[8]
+        (
+            self.finish_s,  # the first deadline that an option can keep, at full power
+            self.latency_s,  # of its point of the front, as the next
+            self.segments,
+            self.floors_w,  # the least power that C11 allows
+            self.limits_w,  # p̄
+            self.queues,  # Y of the unit
+            self.snr_per_watt,  # a
+            self.nat_seconds,  # (z + θ)·ln 2/B: nats a hertz sends in D - latency seconds
+            self.fastest_s,  # the upload at full power, too short for the latency to tell it from 0
+        ) = figures
+        # Where the options of each pair (n, j) begin.
         changes = (options[:2, 1:] != options[:2, :-1]).any(axis=0)
         self.starts: Ints = np.concatenate([[0], np.flatnonzero(changes) + 1])
 
@@ -96,23 +71,9 @@ class PowerCurves:
 
 def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """All feasible options of the problem."""
-    finish = np.moveaxis(options.finish_s, 0, 2)
-    places = np.array(np.nonzero(np.isfinite(finish)))
-    units, channels, points = places
     pairs = options.pairs
     nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
-    figures = (
-        finish[units, channels, points],
-        options.latency_s[points, units, 0],
-        options.segments[points, units, 0],
-        options.floors_w[points, units, channels],
-        options.limits_w[units, channels],
-        np.array(problem.queues)[units],
-        pairs.snr_per_watt[units, channels],
-        nat_seconds[units, channels],
-        options.uploads_s[units, channels],
-    )
-    return PowerCurves(places, np.array(figures), pairs.fading)
+    return _curves(problem, options, pairs.snr_per_watt, nat_seconds, pairs.fading)
 
 
 def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
@@ -120,20 +81,37 @@ def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
 
     Without fading, which only asks for more power: the costs are bounds for all channels.
     """
-    feasible = np.isfinite(options.finish_s).any(axis=2).T
-    units, points = np.nonzero(feasible)
+    one_channel = replace(
+        options,
+        limits_w=options.limits_w.max(axis=1, keepdims=True),
+        floors_w=options.floors_w.min(axis=2, keepdims=True),
+        uploads_s=options.uploads_s.min(axis=1, keepdims=True),
+        finish_s=options.finish_s.min(axis=2, keepdims=True),
+    )
     pairs = options.pairs
     nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
+    snr_per_watt = pairs.snr_per_watt.max(axis=1, keepdims=True)
+    return _curves(problem, one_channel, snr_per_watt, nat_seconds.min(axis=1)[:, None], "none")
+
+
+def _curves(
+    problem: RoundProblem,
+    options: OptionTable,
+    snr_per_watt: Floats,
+    nat_seconds: Floats,
+    fading: Fading,
+) -> PowerCurves:
+    finish = np.moveaxis(options.finish_s, 0, 2)
+    units, channels, points = places = np.array(np.nonzero(np.isfinite(finish)))
     figures = (
-        options.finish_s.min(axis=2)[points, units],
+        finish[units, channels, points],
         options.latency_s[points, units, 0],
         options.segments[points, units, 0],
-        options.floors_w.min(axis=2)[points, units],
-        options.limits_w.max(axis=1)[units],
+        options.floors_w[points, units, channels],
+        options.limits_w[units, channels],
         np.array(problem.queues)[units],
-        pairs.snr_per_watt.max(axis=1)[units],
-        nat_seconds.min(axis=1)[units],
-        options.uploads_s.min(axis=1)[units],
+        snr_per_watt[units, channels],
+        nat_seconds[units, channels],
+        options.uploads_s[units, channels],
     )
-    places = np.array([units, np.zeros_like(units), points])
-    return PowerCurves(places, np.array(figures), "none")
+    return PowerCurves(places, np.array(figures), fading)

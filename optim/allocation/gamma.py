@@ -19,13 +19,7 @@ from optim.problem import Floats, Ints, RoundProblem
 
 
 def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
-    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``.
-
-    Parameters
-    ----------
-    options
-        Of the problem; at least one is feasible.
-    """
+    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
     pairs = options.pairs

@@ -27,13 +27,7 @@ _INTERVALS = 32
 
 
 def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
-    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``.
-
-    Parameters
-    ----------
-    options
-        Of the problem; at least one is feasible.
-    """
+    """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
     search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
     first = bottleneck(options.finish_s.min(axis=0))
     curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)

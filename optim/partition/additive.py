@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optim.partition.knapsack import Bottleneck, Nodes, solve, useful_devices
-from optim.partition.rates import PROGRESS, SAME, Candidate, Rates
+from optim.partition.rates import SAME, BestSplits, Rates
 from optim.problem import Floats, Ints
 
 RANGES = 8
@@ -26,21 +26,15 @@ NEAR_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.2, 1e9])
 LAST_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.15, 1.3])
 
 
-def sum_splits(
-    rates: Rates, fastest_alone: float, deadline: float
-) -> tuple[list[Candidate], float]:
-    """Splits among which are the best of each S ≥ 2, and a lower bound of their latency, s.
+def sum_splits(rates: Rates, best: BestSplits, deadline: float) -> float:
+    """Put the best of each S ≥ 2 into ``best``, and return a lower bound of all latencies, s.
 
-    Parameters
-    ----------
-    fastest_alone
-        Latency of the best single device, s; inf where none holds all blocks.
-    deadline
-        In seconds of ``time.perf_counter``; the lower bound holds also if it ends the search.
+    ``best`` has S = 1 already; the lower bound holds also if the deadline, in seconds of
+    ``time.perf_counter``, ends the search.
     """
     order = np.argsort(rates.per_block, axis=1, kind="stable")
     rates = rates.reordered(order)
-    best, nodes = _BestSplits.none(rates, fastest_alone), _roots(rates)
+    nodes = _roots(rates)
     nodes = nodes.relaxed(nodes.critical_prices()[:, None] * FIRST_FACTORS)
     nodes = nodes.below(best.goal()).fitting()
     prices, factors = _Prices.of(nodes), WIDE_FACTORS
@@ -55,71 +49,29 @@ def sum_splits(
         nodes = nodes.relaxed(prices.around(nodes)).below(best.goal())
         while len(nodes.row) and time.perf_counter() < deadline:
             nodes = _settle(nodes, best, prices)
-    lower = min(float(best.latency.min()), float(nodes.least.min(initial=np.inf)))
-    return best.splits(order), lower
+    # The columns in their first order.
+    np.put_along_axis(best.blocks[1:], order[best.row[1:]], best.blocks[1:].copy(), axis=1)
+    return min(float(best.latency.min()), float(nodes.least.min(initial=np.inf)))
 
 
-@dataclass(frozen=True, slots=True)
-class _BestSplits:
-    """The best of each S that was found, at index S - 1: its latency, m - 1 and δ [Smax, K]."""
-
-    rates: Rates
-    latency: Floats
-    row: Ints
-    blocks: Floats
-
-    @classmethod
-    def none(cls, rates: Rates, fastest_alone: float) -> "_BestSplits":
-        most = rates.max_segments
-        latency = np.full(most, np.inf)
-        latency[0] = fastest_alone
-        return cls(rates, latency, np.zeros(most, int), np.zeros((most, rates.caps.shape[1])))
-
-    def goal(self) -> Floats:
-        """What a partition with at most S segments has to beat, [Smax]."""
-        least: Floats = np.minimum.accumulate(self.latency)
-        return least * (1 - PROGRESS)
-
-    def offer(self, row: Ints, blocks: Floats) -> None:
-        """Take what is better of partitions that are feasible, [N] and [N, K]."""
-        used = blocks > 0
-        size = used.sum(axis=1) - 1
-        compute = self.rates.per_block[row] * blocks
-        hop = np.where(used, self.rates.hop[row], 0)
-        slowest = np.where(used, self.rates.bottleneck(row, blocks), 0).max(axis=1)
-        latency = (compute + hop).sum(axis=1) + row * slowest
-        for one in np.flatnonzero(latency < self.goal()[size]):
-            if latency[one] < self.latency[size[one]]:
-                self.latency[size[one]] = latency[one]
-                self.row[size[one]] = row[one]
-                self.blocks[size[one]] = blocks[one]
-
-    def splits(self, order: Ints) -> list[Candidate]:
-        """Of each S ≥ 2 that beats the smaller ones; the columns in their first order."""
-        goal = self.goal()
-        useful = np.flatnonzero(goal[1:] < goal[:-1]) + 1
-        blocks = np.zeros((len(useful), order.shape[1]), int)
-        np.put_along_axis(blocks, order[self.row[useful]], self.blocks[useful].astype(int), axis=1)
-        return [
-            Candidate(int(row) + 1, held)
-            for row, held in zip(self.row[useful], blocks, strict=True)
-        ]
+def _offer(best: BestSplits, rates: Rates, row: Ints, blocks: Floats) -> None:
+    """Take what is better of partitions that are feasible, [N] and [N, K]."""
+    used = blocks > 0
+    segments = used.sum(axis=1)
+    compute = rates.per_block[row] * blocks
+    hop = np.where(used, rates.hop[row], 0)
+    slowest = np.where(used, rates.bottleneck(row, blocks), 0).max(axis=1)
+    latency = (compute + hop).sum(axis=1) + row * slowest
+    new = latency < best.goal()[segments - 1]
+    best.take(segments[new], latency[new], row[new], blocks[new])
 
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """The price of a block that bounds S segments well, learnt on the way.
+    """The price of a block that bounds S segments well, learnt on the way."""
 
-    Attributes
-    ----------
-    unit
-        A row's mean a, s, [M]: the price of one m tells that of another.
-    of_size
-        In that unit, [Smax].
-    """
-
-    unit: Floats
-    of_size: Floats
+    unit: Floats  # a row's mean a, s, [M]: the price of one m tells that of another
+    of_size: Floats  # in that unit, [Smax]
 
     @classmethod
     def of(cls, nodes: Nodes) -> "_Prices":
@@ -210,7 +162,7 @@ def _hops_within(nodes: Nodes) -> tuple[Ints, Ints]:
     return node, device
 
 
-def _round(nodes: Nodes, best: _BestSplits, prices: _Prices, factors: Floats) -> None:
+def _round(nodes: Nodes, best: BestSplits, prices: _Prices, factors: Floats) -> None:
     """Incumbents and better prices from the most promising node of each S."""
     pick = nodes.least.argmin(axis=0)
     sizes = np.flatnonzero(nodes.least[pick, np.arange(len(pick))] < best.goal())
@@ -218,10 +170,10 @@ def _round(nodes: Nodes, best: _BestSplits, prices: _Prices, factors: Floats) ->
     offers = (prices.of_size[sizes] * prices.unit[chosen.row])[:, None] * factors
     row, blocks, bounds = chosen.rounded(sizes + 1, offers)
     prices.of_size[sizes] *= factors[bounds[:, :-1].argmax(axis=1)]
-    best.offer(row, blocks)
+    _offer(best, nodes.rates, row, blocks)
 
 
-def _settle(nodes: Nodes, best: _BestSplits, prices: _Prices) -> Nodes:
+def _settle(nodes: Nodes, best: BestSplits, prices: _Prices) -> Nodes:
     """The node that promises most, solved; of the others those that are still open."""
     goal = np.minimum(best.goal(), np.finfo(float).max)
     promise = np.maximum(goal - nodes.least, 0)
@@ -232,6 +184,6 @@ def _settle(nodes: Nodes, best: _BestSplits, prices: _Prices) -> Nodes:
     cost, blocks = solve(node, devices, most)
     latency = cost + node.row * node.high
     better = np.flatnonzero(latency < best.goal()[:most])
-    best.offer(np.full(len(better), node.row[0]), blocks[better])
+    _offer(best, nodes.rates, np.full(len(better), node.row[0]), blocks[better])
     nodes.least[index] = np.inf
     return nodes.below(best.goal())

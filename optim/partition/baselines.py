@@ -15,7 +15,7 @@ from collapipe.state import DeviceProfile
 from optim.latency import block_caps
 from optim.partition.exact import exact_partition
 from optim.partition.single_point import Placement, answer, single_point, split_latency
-from optim.problem import ClusterProblem, ClusterSolution, Floats, Partition
+from optim.problem import ClusterProblem, ClusterSolution, Partition
 
 FIXED_MICRO_BATCHES = 8
 """m of the baselines that do not choose it."""
@@ -119,20 +119,11 @@ def _even_with_best_micro_batches(problem: ClusterProblem) -> Placement:
 def _proportional(problem: ClusterProblem) -> Placement:
     num_micro_batches = _fixed_micro_batches(problem)
     size = problem.batch_size / num_micro_batches
-    seconds = [device.time.compute(1, size) for device in problem.devices]
-    return tuple(_apportion(problem.num_blocks, _speeds(seconds))), num_micro_batches
-
-
-def _speeds(seconds: Sequence[float]) -> Floats:
-    """Blocks per second; devices that take no time at all share everything."""
-    times = np.asarray(seconds)
-    return 1 / times if times.all() else (times == 0).astype(float)
-
-
-def _apportion(total: int, weights: Floats) -> list[int]:
-    """Integer shares of ``total`` by largest remainder; earlier ones win ties."""
-    quotas = total * weights / weights.sum()
-    shares = np.floor(quotas).astype(int)
-    order = np.argsort(shares - quotas, kind="stable")
-    shares[order[: total - int(shares.sum())]] += 1
-    return [int(share) for share in shares]
+    seconds = np.array([device.time.compute(1, size) for device in problem.devices])
+    # Devices that take no time at all share everything.
+    speeds = 1 / seconds if seconds.all() else (seconds == 0).astype(float)
+    quotas = problem.num_blocks * speeds / speeds.sum()
+    blocks = np.floor(quotas).astype(int)
+    order = np.argsort(blocks - quotas, kind="stable")  # earlier ones win ties
+    blocks[order[: problem.num_blocks - int(blocks.sum())]] += 1
+    return tuple(blocks.tolist()), num_micro_batches

@@ -10,38 +10,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.partition.rates import PROGRESS, Candidate, Rates, segments_needed
+from optim.partition.rates import PROGRESS, BestSplits, Rates, segments_needed
 from optim.problem import Bools, Floats, Ints
 
 GRID = 12
 
 
-def bound_splits(
-    rates: Rates, fastest_alone: float, deadline: float
-) -> tuple[list[Candidate], float]:
-    """Splits among which are the best of each S ≥ 2, and a lower bound of their latency, s.
+def bound_splits(rates: Rates, best: BestSplits, deadline: float) -> float:
+    """Put the best of each S ≥ 2 into ``best``, and return a lower bound of all latencies, s.
 
     A grid of thresholds gives each pair (S, m) an interval and each S an incumbent m, whose
     threshold is made exact. One test of each other pair then tells whether it is any faster; the
-    few that are, are made exact too.
-
-    Parameters
-    ----------
-    fastest_alone
-        Latency of the best single device, s; inf where none holds all blocks.
-    deadline
-        In seconds of ``time.perf_counter``; the lower bound holds also if it ends the search.
+    few that are, are made exact too. ``best`` has S = 1 already; the lower bound holds also if the
+    deadline, in seconds of ``time.perf_counter``, ends the search.
     """
-    best = _Thresholds.none(rates.max_segments, fastest_alone)
     pairs = _pairs(rates)
-    best.offer(rates, pairs.fastest(rates.max_segments))
+    _offer(best, rates, pairs.fastest())
     pairs = pairs.below(best.goal())
     if time.perf_counter() < deadline:
         contenders = _contenders(rates, _without_tail(rates, pairs, best), best)
-        best.offer(rates, contenders)
+        _offer(best, rates, contenders)
         pairs = contenders.where(np.zeros(len(contenders.row), bool))
-    lower = min(float(best.latency.min()), float((pairs.low * pairs.length).min(initial=math.inf)))
-    return best.splits(rates), lower
+    return min(float(best.latency.min()), float((pairs.low * pairs.length).min(initial=math.inf)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,52 +53,24 @@ class _Brackets:
         return _Brackets(self.row[keep], self.segments[keep], self.low[keep], self.high[keep])
 
     def below(self, goal: Floats) -> "_Brackets":
-        """Those that may be faster than their S's [Smax + 1]."""
-        return self.where(self.low * self.length < goal[self.segments])
+        """Those that may be faster than their S's [Smax]."""
+        return self.where(self.low * self.length < goal[self.segments - 1])
 
-    def fastest(self, max_segments: int) -> "_Brackets":
+    def fastest(self) -> "_Brackets":
         """Of each S the one that is surely the fastest."""
         order = np.lexsort((self.row, self.high * self.length, self.segments))
         _, first = np.unique(self.segments[order], return_index=True)
         return self.where(order[first])
 
 
-@dataclass(frozen=True, slots=True)
-class _Thresholds:
-    """The best of each S that was found, at index S: its latency, m - 1 and threshold."""
-
-    latency: Floats
-    row: Ints
-    threshold: Floats
-
-    @classmethod
-    def none(cls, max_segments: int, fastest_alone: float) -> "_Thresholds":
-        latency = np.full(max_segments + 1, np.inf)
-        latency[1] = fastest_alone
-        return cls(latency, np.zeros(max_segments + 1, int), np.zeros(max_segments + 1))
-
-    def goal(self) -> Floats:
-        """What S segments have to beat to be of use, [Smax + 1]."""
-        return np.minimum.accumulate(self.latency) * (1 - PROGRESS)
-
-    def offer(self, rates: Rates, pairs: _Brackets) -> None:
-        """Make the pairs exact and take what is better; the smaller m where they are equal."""
-        threshold = _smallest_thresholds(rates, pairs)
-        latency = threshold * pairs.length
-        for one in np.lexsort((pairs.row, latency)):
-            size = pairs.segments[one]
-            if latency[one] < self.latency[size]:
-                self.latency[size] = latency[one]
-                self.row[size] = pairs.row[one]
-                self.threshold[size] = threshold[one]
-
-    def splits(self, rates: Rates) -> list[Candidate]:
-        """Of each S ≥ 2 that beats the smaller ones."""
-        goal = self.goal()
-        sizes = np.flatnonzero(goal[2:] < goal[1:-1]) + 2
-        row = self.row[sizes]
-        blocks = _filled(rates, row, rates.held(row, self.threshold[sizes]), sizes)
-        return [Candidate(int(m) + 1, held) for m, held in zip(row, blocks, strict=True)]
+def _offer(best: BestSplits, rates: Rates, pairs: _Brackets) -> None:
+    """Make the pairs exact and take what is better; the smaller m where they are equal."""
+    threshold = _smallest_thresholds(rates, pairs)
+    latency = threshold * pairs.length
+    order = np.lexsort((pairs.row, latency))
+    row, segments = pairs.row[order], pairs.segments[order]
+    blocks = _filled(rates, row, rates.held(row, threshold[order]), segments)
+    best.take(segments, latency[order], row, blocks)
 
 
 def _pairs(rates: Rates) -> _Brackets:
@@ -127,21 +89,21 @@ def _pairs(rates: Rates) -> _Brackets:
     )
 
 
-def _without_tail(rates: Rates, pairs: _Brackets, best: _Thresholds) -> _Brackets:
+def _without_tail(rates: Rates, pairs: _Brackets, best: BestSplits) -> _Brackets:
     """Pairs of more segments than the fastest has, only if their m allows for it at all.
 
     They have to beat the same latency in more steps, so that one threshold per m answers for all.
     """
-    fastest = int(best.latency.argmin())
+    fastest = int(best.latency.argmin()) + 1
     rows = np.arange(len(rates.caps))
     held = rates.held(rows, best.goal()[-1] / (rows + fastest + 1))
     needed = segments_needed(held, rates.num_blocks)
     return pairs.where((pairs.segments <= fastest) | (needed[pairs.row] <= pairs.segments))
 
 
-def _contenders(rates: Rates, pairs: _Brackets, best: _Thresholds) -> _Brackets:
+def _contenders(rates: Rates, pairs: _Brackets, best: BestSplits) -> _Brackets:
     """The pairs that are faster than the incumbents."""
-    high = best.goal()[pairs.segments] / pairs.length
+    high = best.goal()[pairs.segments - 1] / pairs.length
     enough = _largest(rates.held(pairs.row, high), pairs.segments) >= rates.num_blocks
     faster = _Brackets(pairs.row, pairs.segments, np.minimum(pairs.low, high), high)
     return faster.where(enough)

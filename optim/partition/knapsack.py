@@ -18,18 +18,10 @@ from optim.problem import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The device of each node that is its threshold, so that it is in use.
+    """The device of each node that is its threshold, so that it is in use."""
 
-    Attributes
-    ----------
-    device
-        Its column, [N].
-    by_hop
-        Whether its hop is the threshold, whatever it holds; else it holds its cap, [N].
-    """
-
-    device: Ints
-    by_hop: Bools
+    device: Ints  # its column, [N]
+    by_hop: Bools  # whether its hop is the threshold, whatever it holds; else it holds its cap, [N]
 
     def where(self, keep: Bools | Ints) -> "Bottleneck":
         """Those of some nodes."""
@@ -38,33 +30,17 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """N ranges of thresholds, each for one m; devices stand by ascending a.
+    """N ranges of thresholds, each for one m; devices stand by ascending a."""
 
-    Attributes
-    ----------
-    rates
-        Of all rows.
-    row
-        m - 1, [N].
-    low, high
-        The bottleneck lies in (low, high], or is both, s, [N].
-    least
-        What the latency is at least with at most S segments, [N, Smax]; inf where no more is asked.
-    per_block, hop, caps
-        a, g and the caps at ``high``, [N, K].
-    bottleneck
-        None: not known yet.
-    """
-
-    rates: Rates
-    row: Ints
-    low: Floats
+    rates: Rates  # of all rows
+    row: Ints  # m - 1, [N]
+    low: Floats  # the bottleneck lies in (low, high], or is both, s, [N]
     high: Floats
-    least: Floats
-    per_block: Floats
-    hop: Floats
-    caps: Floats
-    bottleneck: Bottleneck | None = None
+    least: Floats  # latency with at most S segments, at least, [N, Smax]; inf where S is closed
+    per_block: Floats  # a, [N, K]
+    hop: Floats  # g, [N, K]
+    caps: Floats  # at ``high``, [N, K]
+    bottleneck: Bottleneck | None = None  # None: not known yet
 
     @classmethod
     def of(
@@ -124,10 +100,14 @@ class Nodes:
         """``least`` raised by the relaxation at the prices [N, P]."""
         least = self.least
         for price in prices.T:
-            bound = np.cumsum(self.cheapest(price), axis=1)
-            bound += (price * self.rates.num_blocks + self.row * self.low)[:, None]
-            least = np.maximum(least, bound)
+            least = np.maximum(least, self.bounds(price, self.cheapest(price)))
         return replace(self, least=least)
+
+    def bounds(self, price: Floats, cheapest: Floats) -> Floats:
+        """The relaxation of each S at a price [N], given ``cheapest`` of it, [N, Smax]."""
+        bound: Floats = np.cumsum(cheapest, axis=1)
+        bound += (price * self.rates.num_blocks + self.row * self.low)[:, None]
+        return bound
 
     def reduced_costs(self, price: Floats) -> Floats:
         """r_k, [N, K]; 0 where nothing fits."""
@@ -156,16 +136,10 @@ class Nodes:
         return cheapest
 
     def rounded(self, segments: Ints, prices: Floats) -> tuple[Ints, Floats, Floats]:
-        """Partitions of the S devices that are cheapest at each price [N, P].
+        """Partitions of the S devices that are cheapest at each price [N, P], small a filled first.
 
-        The devices with small a are filled first.
-
-        Returns
-        -------
-        row, blocks
-            m - 1 and δ of those that hold L blocks.
-        bounds
-            The relaxation at each price, without the bottleneck's part, [N, P].
+        Returns m - 1 and δ of those that hold L blocks, and the relaxation at each price, without
+        the bottleneck's part, [N, P].
         """
         count = prices.shape[1]
         each = self.where(np.repeat(np.arange(len(self.row)), count))
@@ -192,10 +166,7 @@ def useful_devices(node: Nodes, prices: Floats, goal: Floats) -> Ints:
     sizes = np.flatnonzero(np.isfinite(node.least[0]))
     each = node.where(np.zeros(len(prices), int))
     cheapest = each.cheapest(prices)
-    bound = (
-        np.cumsum(cheapest, axis=1)
-        + (prices * node.rates.num_blocks + each.row * each.low)[:, None]
-    )
+    bound = each.bounds(prices, cheapest)
     # A device dearer than the price holds one block if it has to hold any.
     count = np.where(each.per_block > prices[:, None], np.minimum(each.caps, 1), each.caps)
     cost = each.hop + (each.per_block - prices[:, None]) * count

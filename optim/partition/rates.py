@@ -18,25 +18,12 @@ class Rates:
     """What blocks and hops cost; row m - 1 of each array is for m micro-batches.
 
     A device that holds δ blocks is a bottleneck of max(a·δ + lead, g) seconds per micro-batch.
-
-    Attributes
-    ----------
-    per_block
-        a = u·b̂ + v, s, [M, K], positive.
-    hop
-        g = w·b̂ + ℓ, s, [M, K].
-    lead
-        g itself, or 0 under ``overlap``, where the hop goes on beside the compute, [M, K].
-    caps
-        Blocks that memory and energy allow, [M, K]; whole numbers.
-    num_blocks
-        L.
     """
 
-    per_block: Floats
-    hop: Floats
-    lead: Floats
-    caps: Floats
+    per_block: Floats  # a = u·b̂ + v, s, [M, K], positive
+    hop: Floats  # g = w·b̂ + ℓ, s, [M, K]
+    lead: Floats  # g itself, or 0 under ``overlap``, where the hop goes on beside the compute
+    caps: Floats  # blocks that memory and energy allow, [M, K]; whole numbers
     num_blocks: int
 
     @classmethod
@@ -113,11 +100,35 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """m and δ, [K]."""
+class BestSplits:
+    """The best partition of each S that was found, at index S - 1."""
 
-    num_micro_batches: int
-    blocks: Ints
+    latency: Floats  # s, [Smax]; inf where none was found
+    row: Ints  # m - 1, [Smax]
+    blocks: Ints  # δ, [Smax, K]
+
+    @classmethod
+    def none(cls, rates: Rates) -> "BestSplits":
+        most = rates.max_segments
+        blocks = np.zeros((most, rates.caps.shape[1]), int)
+        return cls(np.full(most, np.inf), np.zeros(most, int), blocks)
+
+    def goal(self) -> Floats:
+        """What a partition with at most S segments has to beat, [Smax]."""
+        least: Floats = np.minimum.accumulate(self.latency)
+        return least * (1 - PROGRESS)
+
+    def take(self, segments: Ints, latency: Floats, row: Ints, blocks: Floats | Ints) -> None:
+        """What is better of these, [N] and [N, K]; the first of equal ones."""
+        for one, index in enumerate(segments - 1):
+            if latency[one] < self.latency[index]:
+                self.latency[index], self.row[index] = latency[one], row[one]
+                self.blocks[index] = blocks[one]
+
+    def useful(self) -> Ints:
+        """Indices of those that beat all with fewer segments."""
+        goal = self.goal()
+        return np.flatnonzero(goal < np.append(np.inf, goal[:-1]))
 
 
 def segments_needed(blocks: Floats, num_blocks: int) -> Ints:

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from collapipe.plan import Certificate
-from optim.latency import pipeline_latency
-from optim.partition.caps import require_within_caps
+from optim.latency import pipeline_latency, require_within_caps
 from optim.problem import ClusterProblem, ClusterSolution, Partition
 
 Placement = tuple[tuple[int, ...], int]

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from optim.latency import block_caps
-from optim.partition.caps import fitting_micro_batches
+from optim.latency import block_caps, fitting_micro_batches
 from optim.partition.single_point import Placement, single_point, split_latency
 from optim.problem import ClusterProblem, ClusterSolution, Floats
 
@@ -29,7 +28,9 @@ def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolut
 
     Raises ``InfeasibleRoundError`` where the caps cannot hold the model.
     """
-    return single_point("pipedream", problem, lambda p: _fastest(p, every_device))
+    return single_point(
+        "pipedream", problem, lambda p: _fastest(p, lambda stages: range(min(stages.shape)))
+    )
 
 
 def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
@@ -90,18 +91,16 @@ def slowest_stage_split(stages: Floats) -> list[int]:
     return blocks[::-1]
 
 
-def every_device(stages: Floats) -> list[int]:
-    """Places of all devices in ``stages`` [K, L], but no more than there are blocks."""
-    return list(range(min(stages.shape)))
-
-
 def best_subset(stages: Floats) -> list[int]:
     """Places of the devices in ``stages`` [K, L] whose slowest stage is least, in order."""
     reached = _nothing_held(stages.shape[1])[None]
     for times in stages:
         reached = np.concatenate([reached, _extended(reached, times)])
     slowest = reached[:, -1]
-    subsets = [_members(subset) for subset in (slowest == slowest.min()).nonzero()[0].tolist()]
+    subsets = (
+        [place for place in range(subset.bit_length()) if subset >> place & 1]
+        for subset in (slowest == slowest.min()).nonzero()[0].tolist()
+    )
     return min(subsets, key=lambda members: (len(members), members))
 
 
@@ -119,7 +118,3 @@ def _extended(reached: Floats, times: Floats) -> Floats:
         later = extended[..., held:]
         np.minimum(later, np.maximum(reached[..., :-held], seconds), out=later)
     return extended
-
-
-def _members(subset: int) -> list[int]:
-    return [place for place in range(subset.bit_length()) if subset >> place & 1]

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import lambertw
 
 from collapipe.state import Channel, Uplink
-from optim.problem import Floats
+from optim.problem import Floats, Ints
 from optim.radio.fading import mean_nats, mean_nats_and_shortfall, mean_snr
 
 Fading = str
@@ -26,29 +26,36 @@ _FADING_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """All pairs of a unit n and a channel j, as arrays that broadcast to [N, J].
+    """All pairs of a unit n and a channel j, as arrays that broadcast to [N, J]."""
 
-    Attributes
-    ----------
-    gains
-        h_{n,j}, [N, J].
-    bandwidth_hz, interference_w, noise_w
-        B_j, I_j and I_j + B_j·N_0, [J].
-    max_power_w, energy_j, model_bits, upload_bits
-        P_n^max, E_n^max, θ_n and z_n + θ_n, [N, 1].
-    fading
-        See ``RoundOptions``.
-    """
-
-    gains: Floats
-    bandwidth_hz: Floats
-    interference_w: Floats
-    noise_w: Floats
-    max_power_w: Floats
-    energy_j: Floats
-    model_bits: Floats
-    upload_bits: Floats
+    gains: Floats  # h, [N, J]
+    bandwidth_hz: Floats  # B, [J]
+    interference_w: Floats  # I, [J]
+    noise_w: Floats  # I + B·N_0, [J]
+    max_power_w: Floats  # P^max, [N, 1]
+    energy_j: Floats  # E^max, [N, 1]
+    model_bits: Floats  # θ, [N, 1]
+    upload_bits: Floats  # z + θ, [N, 1]
     fading: Fading
+
+    def at(self, units: Ints, channels: Ints) -> "Links":
+        """Pairs one by one, [A]."""
+        return Links(
+            self.gains[units, channels],
+            self.bandwidth_hz[channels],
+            self.interference_w[channels],
+            self.noise_w[channels],
+            self.max_power_w[units, 0],
+            self.energy_j[units, 0],
+            self.model_bits[units, 0],
+            self.upload_bits[units, 0],
+            self.fading,
+        )
+
+    def uploads(self, power_w: Floats) -> Floats:
+        """Seconds of each upload (eq. 11), broadcast."""
+        rates = uplink_rate(power_w, self.gains, self.bandwidth_hz, self.noise_w, self.fading)
+        return upload_time(self.upload_bits, rates)
 
     @property
     def snr_per_watt(self) -> Floats:
@@ -69,23 +76,24 @@ def links(uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading
     units = np.array(
         [(up.max_power_w, up.energy_j, up.model_bits, up.activation_bits) for up in uplinks],
         dtype=np.float64,
-    ).reshape(-1, 4, 1)
+    ).reshape(-1, 4)
     bands = np.array(
         [(each.bandwidth_hz, each.interference_w, each.noise_w_per_hz) for each in channels],
         dtype=np.float64,
     ).reshape(-1, 3)
     bandwidth, interference, density = bands.T
+    max_power, energy, model_bits, activation_bits = units.T[:, :, np.newaxis]
     gains = np.array([up.gains for up in uplinks], dtype=np.float64)
     return Links(
-        gains=gains.reshape(len(uplinks), len(channels)),
-        bandwidth_hz=bandwidth,
-        interference_w=interference,
-        noise_w=interference + bandwidth * density,
-        max_power_w=units[:, 0],
-        energy_j=units[:, 1],
-        model_bits=units[:, 2],
-        upload_bits=units[:, 2] + units[:, 3],
-        fading=fading,
+        gains.reshape(len(uplinks), len(channels)),
+        bandwidth,
+        interference,
+        interference + bandwidth * density,
+        max_power,
+        energy,
+        model_bits,
+        model_bits + activation_bits,
+        fading,
     )
 
 
@@ -146,18 +154,14 @@ def power_limits(pairs: Links) -> Floats:
 
 def _energy_snr(budget: Floats, fading: Fading) -> Floats:
     """The ratio ρ > 0 with ρ = k·nats(ρ), for budgets k > 1."""
-    snr = np.where(budget < _LAMBERT_FROM, _newton_root(budget), _lambert_root(budget))
+    # ρ = k·ln(1 + ρ) by the lower branch of Lambert's W, which loses digits as k nears 1.
+    branch = lambertw(-np.exp(-1.0 / budget) / budget, -1).real
+    snr = np.where(budget < _LAMBERT_FROM, _newton_root(budget), -budget * branch - 1.0)
     return _fading_root(budget, snr) if fading == "rayleigh" else snr
 
 
-def _lambert_root(budget: Floats) -> Floats:
-    """ρ = k·ln(1 + ρ) by the lower branch of Lambert's W; digits are lost as k nears 1."""
-    branch = lambertw(-np.exp(-1.0 / budget) / budget, -1).real
-    return np.asarray(-budget * branch - 1.0)
-
-
 def _newton_root(budget: Floats) -> Floats:
-    """The same for k near 1, by Newton on (e^x - 1)/x - 1 = k - 1 with x = ln(1 + ρ)."""
+    """ρ = k·ln(1 + ρ) for k near 1, by Newton on (e^x - 1)/x - 1 = k - 1 with x = ln(1 + ρ)."""
     target = np.minimum(budget, _LAMBERT_FROM) - 1.0
     x = np.log1p(2.0 * target)
     for _ in range(_NEWTON_STEPS):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optim.problem import Floats
-from optim.radio.channel import Fading, uplink_rate, upload_time
+from optim.radio.channel import Links
 from optim.radio.fading import mean_nats_and_shortfall
 
 _ITERATIONS = 50
@@ -19,52 +19,24 @@ _BENDS = (1.0, 1e4)
 
 @dataclass(frozen=True, slots=True)
 class Senders:
-    """The A units that have a channel, and what their power costs; all arrays are [A].
+    """The A units that have a channel, and what their power costs; all arrays are [A]."""
 
-    Attributes
-    ----------
-    gains, bandwidth_hz, interference_w, noise_w
-        h, B, I and I + B·N_0 of each one's channel.
-    upload_bits
-        z + θ.
-    low_w, high_w
-        Least and largest power that C6, C8 and C11 allow, the largest above 0.
-    watt_price
-        What a watt adds to the drift: Y of drift ``paper``.
-    error_price
-        What a unit of 1/(p·h + I) adds to it: Y·κ·C of drift ``gamma``.
-    drift_weight
-        V.
-    fading
-        See ``RoundOptions``.
-    """
-
-    gains: Floats
-    bandwidth_hz: Floats
-    interference_w: Floats
-    noise_w: Floats
-    upload_bits: Floats
-    low_w: Floats
+    links: Links
+    low_w: Floats  # to high_w > 0: what C6, C8 and C11 allow
     high_w: Floats
-    watt_price: Floats
-    error_price: Floats
+    watt_price: Floats  # what a watt adds to the drift: Y of drift ``paper``
+    error_price: Floats  # what a unit of 1/(p·h + I) adds to it: Y·κ·C of drift ``gamma``
     drift_weight: float
-    fading: Fading
-
-    def uploads(self, power_w: Floats) -> Floats:
-        """Seconds of each upload (eq. 11)."""
-        rates = uplink_rate(power_w, self.gains, self.bandwidth_hz, self.noise_w, self.fading)
-        return upload_time(self.upload_bits, rates)
 
     def errors(self, power_w: Floats) -> Floats:
         """1/(p·h + I), 0 where nothing asks for it."""
-        received = power_w * self.gains + self.interference_w
+        received = power_w * self.links.gains + self.links.interference_w
         return np.divide(1.0, received, out=np.zeros_like(received), where=self.error_price > 0)
 
     def cost(self, power_w: Floats) -> float:
         """Υ(p) of eq. 35: V times the longest upload, and what of the drift depends on p."""
         drift = self.watt_price @ power_w + self.error_price @ self.errors(power_w)
-        return float(self.drift_weight * self.uploads(power_w).max() + drift)
+        return float(self.drift_weight * self.links.uploads(power_w).max() + drift)
 
 
 def controlled_power(senders: Senders, power_w: Floats) -> Floats:
@@ -84,23 +56,14 @@ def controlled_power(senders: Senders, power_w: Floats) -> Floats:
     programme = _Programme(senders)
     cost = senders.cost(power_w)
     for _ in range(_ITERATIONS):
-        target = programme.solve(power_w)
-        reached = _towards(senders, power_w, target, cost)
-        lower = senders.cost(reached)
-        if not lower < cost:
+        step = programme.solve(power_w) - power_w
+        nearer = (power_w + step / 2**halving for halving in range(_HALVINGS))
+        reached = next((each for each in nearer if senders.cost(each) < cost), None)
+        if reached is None:
             break
-        power_w, cost, gained = reached, lower, cost - lower
-        if gained <= _PROGRESS * abs(cost):
+        power_w, before, cost = reached, cost, senders.cost(reached)
+        if before - cost <= _PROGRESS * abs(cost):
             break
-    return power_w
-
-
-def _towards(senders: Senders, power_w: Floats, target: Floats, cost: float) -> Floats:
-    """The farthest of p + (target - p)/2^i that costs less; p itself where none does."""
-    for halving in range(_HALVINGS):
-        reached: Floats = power_w + (target - power_w) / 2**halving
-        if senders.cost(reached) < cost:
-            return reached
     return power_w
 
 
@@ -113,7 +76,7 @@ class _Programme:
     def __init__(self, senders: Senders) -> None:
         import cvxpy as cp
 
-        size, snr = senders.gains.size, senders.gains / senders.noise_w * senders.high_w
+        size, snr = senders.low_w.size, senders.links.snr_per_watt * senders.high_w
         self._senders, self._bend = senders, np.clip(snr, *_BENDS)
         self._share = cp.Variable(size, bounds=[senders.low_w / senders.high_w, 1])
         longest = cp.Variable(nonneg=True)
@@ -141,28 +104,24 @@ class _Programme:
         return np.asarray(np.clip(share * self._senders.high_w, *limits))
 
     def _centre(self, power_w: Floats) -> None:
-        senders, seconds = self._senders, self._senders.uploads(power_w)
-        bent, slope = self._bend * power_w / senders.high_w, _elasticity(senders, power_w)
+        senders, seconds = self._senders, self._senders.links.uploads(power_w)
+        bent, slope = self._bend * power_w / senders.high_w, _elasticity(senders.links, power_w)
         steepness = np.divide(slope * (1 + bent), bent, out=np.zeros_like(bent), where=bent > 0)
-        delay, prices = senders.drift_weight * seconds.max(), _prices(senders, power_w)
+        delay, errors = senders.drift_weight * seconds.max(), senders.errors(power_w)
+        # What the drift rises by over the whole range of each power, at its slope at p.
+        slopes = senders.watt_price - senders.error_price * senders.links.gains * errors**2
+        prices = slopes * senders.high_w
         largest = max(delay, np.abs(prices).max()) or 1.0
         self._steepness.value = steepness
         self._level.value = seconds / (seconds.max() or 1.0) + steepness * np.log1p(bent)
         self._delay_price.value, self._prices.value = delay / largest, prices / largest
 
 
-def _elasticity(senders: Senders, power_w: Floats) -> Floats:
+def _elasticity(links: Links, power_w: Floats) -> Floats:
     """d ln r / d ln p, 0 … 1; 0 where nothing is sent."""
-    snr = senders.gains / senders.noise_w * power_w
-    if senders.fading == "rayleigh":
+    snr = links.snr_per_watt * power_w
+    if links.fading == "rayleigh":
         nats, rise = mean_nats_and_shortfall(snr)
     else:
         nats, rise = np.log1p(snr), snr / (1 + snr)
     return np.divide(rise, nats, out=np.zeros_like(snr), where=nats > 0)
-
-
-def _prices(senders: Senders, power_w: Floats) -> Floats:
-    """What the drift rises by over the whole range of each power, at its slope at p."""
-    errors = senders.errors(power_w)
-    slope = senders.watt_price - senders.error_price * senders.gains * errors**2
-    return np.asarray(slope * senders.high_w)

@@ -24,10 +24,7 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
     Replicas (VanillaFL) have a rule of their own: L blocks on every device, b/K samples on each,
     no micro-batches and no hop.
 
-    Raises
-    ------
-    PlanViolationError
-        With the constraint that fails, the device and the numbers.
+    Raises ``PlanViolationError`` with the constraint that fails, the device and the numbers.
     """
     if not solution.front:
         raise violation("front", "it has no point")
@@ -41,43 +38,31 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
 
 def check_point(point: Partition, problem: ClusterProblem) -> None:
     """Check C1, C2, C7 and C9' of one partition. Raises as ``verify_cluster``."""
-    _check_counts(point, problem)
-    _check_caps(point, problem)
-
-
-def _check_counts(point: Partition, problem: ClusterProblem) -> None:
+    num_blocks, m = problem.num_blocks, point.num_micro_batches
     if len(point.blocks) != len(problem.devices):
         raise violation("C1", f"{_named(point)} are for {len(problem.devices)} devices")
     for device, held in zip(problem.devices, point.blocks, strict=True):
         if not is_count(held):
             raise violation("C1", f"{device.name} holds {held} blocks")
-    if point.replicated:
-        _check_replicas(point, problem)
-    else:
-        _check_segments(point, problem)
-
-
-def _check_segments(point: Partition, problem: ClusterProblem) -> None:
-    if sum(point.blocks) != problem.num_blocks:
-        raise violation(
-            "C1", f"{_named(point)} sum up to {sum(point.blocks)}, not L={problem.num_blocks}"
-        )
-    segments, most = point.num_segments, min(len(problem.devices), problem.num_blocks)
-    if not 1 <= segments <= most:
-        raise violation("C2", f"{_named(point)} make S={segments}, must be 1 to {most}")
-    m, limit = point.num_micro_batches, problem.max_micro_batches
-    if not (is_count(m) and 1 <= m <= limit):
-        raise violation("C1", f"{_named(point)} with m={m}, must be 1 to {limit}")
-
-
-def _check_replicas(point: Partition, problem: ClusterProblem) -> None:
-    for device, held in zip(problem.devices, point.blocks, strict=True):
-        if held != problem.num_blocks:
+        if point.replicated and held != num_blocks:
             raise violation(
-                "C1", f"replica on {device.name} holds {held} blocks, not L={problem.num_blocks}"
+                "C1", f"replica on {device.name} holds {held} blocks, not L={num_blocks}"
             )
-    if point.num_micro_batches != 1:
-        raise violation("C1", f"replicas with m={point.num_micro_batches}, must be 1")
+    if point.replicated and m != 1:
+        raise violation("C1", f"replicas with m={m}, must be 1")
+    if not point.replicated:
+        total, most = sum(point.blocks), min(len(problem.devices), num_blocks)
+        if total != num_blocks:
+            raise violation("C1", f"{_named(point)} sum up to {total}, not L={num_blocks}")
+        if not 1 <= point.num_segments <= most:
+            raise violation(
+                "C2", f"{_named(point)} make S={point.num_segments}, must be 1 to {most}"
+            )
+        if not (is_count(m) and 1 <= m <= problem.max_micro_batches):
+            raise violation(
+                "C1", f"{_named(point)} with m={m}, must be 1 to {problem.max_micro_batches}"
+            )
+    _check_caps(point, problem)
 
 
 def _check_caps(point: Partition, problem: ClusterProblem) -> None:

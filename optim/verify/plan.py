@@ -21,13 +21,13 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
     prescribes a partition may ask for one, and devices that are away (``max_blocks=0``) get nothing
     even then.
 
-    Raises
-    ------
-    PlanViolationError
-        With the unit, the constraint that fails, and the numbers.
+    Raises ``PlanViolationError`` with the unit, the constraint that fails, and the numbers.
     """
     states = {state.unit: state for state in request.clusters}
-    _check_queues(plan, len(states))
+    for name in ("gammas", "queues", "idle_queues"):
+        count = len(getattr(plan, name))
+        if count not in (0, len(states)):
+            raise violation("C10", f"{count} {name} of {len(states)} units")
     _check_once("units", [cluster.unit for cluster in plan.clusters], len(states))
     uplinks = [cluster.uplink.channel for cluster in plan.clusters if cluster.uplink is not None]
     _check_once("channels", uplinks, len(request.channels))
@@ -38,13 +38,6 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
             _check_cluster(cluster, states[cluster.unit], request)
         except PlanViolationError as error:
             raise PlanViolationError(f"unit {cluster.unit}: {error}") from error
-
-
-def _check_queues(plan: RoundPlan, num_units: int) -> None:
-    for name in ("gammas", "queues", "idle_queues"):
-        count = len(getattr(plan, name))
-        if count not in (0, num_units):
-            raise violation("C10", f"{count} {name} of {num_units} units")
 
 
 def _check_once(what: str, used: list[int], most: int) -> None:

@@ -1,4 +1,4 @@
-"""Rates, energies and Γ of pairs of a unit and a channel, in the verifier's own words."""
+"""Rates, energies, Γ and drift of units on channels, in the verifier's own words."""
 
 import math
 from dataclasses import dataclass, fields
@@ -17,24 +17,16 @@ _WEIGHTS = _STEP * _NODES * np.exp(-_NODES)
 
 @dataclass(frozen=True, slots=True)
 class UplinkPairs:
-    """Units and channels in pairs: arrays of one shape, SI units.
-
-    Attributes
-    ----------
-    bits
-        What is uploaded, θ^enc + z^enc.
-    snr_per_w
-        h/(I + B·N_0).
-    """
+    """Units and channels in pairs: arrays of one shape, SI units."""
 
     max_power_w: Floats
     energy_j: Floats
     model_bits: Floats
-    bits: Floats
+    bits: Floats  # what is uploaded, θ^enc + z^enc
     gain: Floats
     bandwidth_hz: Floats
     interference_w: Floats
-    snr_per_w: Floats
+    snr_per_w: Floats  # h/(I + B·N_0)
 
     def at(self, index: Any) -> "UplinkPairs":
         """Each array at a NumPy index: some of the pairs, or another shape."""
@@ -114,6 +106,21 @@ def idle_gamma(problem: RoundProblem) -> float:
     mean = np.mean([channel.interference_w for channel in problem.channels])
     corruption = per(np.array(options.interference_constant_w), np.array(mean))
     return options.kappa * (float(corruption) + options.gradient_bound)
+
+
+def penalties(
+    queues: Floats, pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem
+) -> Floats:
+    """What scheduled units add to the drift: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32)."""
+    if problem.options.drift == "gamma":
+        return queues * gammas(pairs, power_w, segments, problem)
+    return queues * (segments + power_w)
+
+
+def idle_penalties(problem: RoundProblem) -> Floats:
+    """What each unit adds to the drift while it has no channel, [N]."""
+    queues = np.array(problem.queues, dtype=float)
+    return queues * (idle_gamma(problem) if problem.options.drift == "gamma" else 0.0)
 
 
 def reached(pairs: UplinkPairs) -> Bools:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from optim.problem import Allocation, RoundProblem, RoundSolution
+from optim.problem import Allocation, Floats, RoundProblem, RoundSolution
 from optim.verify import radio
-from optim.verify.objective import objective, powers, scheduled, segments
 from optim.verify.tolerance import TOLERANCE, check_certificate, differs, exceeds, violation
 
 
@@ -17,19 +17,57 @@ def verify_round(solution: RoundSolution, problem: RoundProblem) -> None:
     Partitions must be points of the problem's fronts; whether those are right is
     ``verify_cluster``'s matter.
 
-    Raises
-    ------
-    PlanViolationError
-        With the constraint that fails, the unit and the numbers.
+    Raises ``PlanViolationError`` with the constraint that fails, the unit and the numbers.
     """
     chosen = solution.allocations
     if not chosen:
         raise violation("C4", "no unit has a channel")
     for place, given in enumerate(chosen):
         _check_place(given, chosen[:place], problem)
-    _check_radio(chosen, problem)
+    units = scheduled_units(chosen, problem)
+    _check_radio(chosen, units, problem)
     _check_number(len(chosen), problem)
-    check_certificate(solution.certificate, objective(chosen, problem))
+    idle = radio.idle_penalties(problem)
+    idle[[given.unit for given in chosen]] = 0.0
+    drift = float(np.sum(units.penalties) + np.sum(idle))
+    makespan = float(np.max(units.finish_s))
+    check_certificate(solution.certificate, problem.options.drift_weight * makespan + drift)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledUnits:
+    """What the channels and powers of the scheduled units come to, [A] each."""
+
+    pairs: radio.UplinkPairs
+    upload_s: Floats
+    energy_j: Floats
+    gammas: Floats
+    finish_s: Floats  # pipeline and upload
+    penalties: Floats  # of the drift
+
+
+def scheduled_units(chosen: Sequence[Allocation], problem: RoundProblem) -> ScheduledUnits:
+    """The figures of all allocations."""
+    units, channels, power_w, segments, latencies = (
+        np.array(column)
+        for column in zip(
+            *(
+                (a.unit, a.channel, a.power_w, a.partition.num_segments, a.partition.latency_s)
+                for a in chosen
+            ),
+            strict=True,
+        )
+    )
+    pairs = radio.pairs_of(problem, units, channels)
+    upload_s = radio.uploads(pairs, power_w, problem.options)
+    return ScheduledUnits(
+        pairs,
+        upload_s,
+        radio.energies(pairs, power_w, problem.options),
+        radio.gammas(pairs, power_w, segments, problem),
+        latencies + upload_s,
+        radio.penalties(np.array(problem.queues)[units], pairs, power_w, segments, problem),
+    )
 
 
 def _check_place(given: Allocation, before: Sequence[Allocation], problem: RoundProblem) -> None:
@@ -51,44 +89,37 @@ def _check_place(given: Allocation, before: Sequence[Allocation], problem: Round
         )
 
 
-def _check_radio(chosen: Sequence[Allocation], problem: RoundProblem) -> None:
-    options = problem.options
-    pairs, power_w = scheduled(chosen, problem), powers(chosen)
-    joules = radio.energies(pairs, power_w, options)
-    seconds = radio.uploads(pairs, power_w, options)
-    gammas = radio.gammas(pairs, power_w, segments(chosen), problem)
+def _check_radio(
+    chosen: Sequence[Allocation], units: ScheduledUnits, problem: RoundProblem
+) -> None:
     for i, given in enumerate(chosen):
         who = f"unit {given.unit} on channel {given.channel}"
-        limit_w, limit_j = pairs.max_power_w[i], pairs.energy_j[i]
+        limit_w, limit_j = units.pairs.max_power_w[i], units.pairs.energy_j[i]
+        joules, seconds, gamma = units.energy_j[i], units.upload_s[i], units.gammas[i]
         if not given.power_w >= 0 or exceeds(given.power_w, limit_w):
             raise violation("C6", f"{who} sends with {given.power_w:.12g} W of {limit_w:.12g} W")
-        if exceeds(joules[i], limit_j):
-            raise violation("C8", f"{who} sends {joules[i]:.12g} J, its limit is {limit_j:.12g} J")
-        if not math.isfinite(seconds[i]) or differs(given.upload_s, seconds[i]):
+        if exceeds(joules, limit_j):
+            raise violation("C8", f"{who} sends {joules:.12g} J, its limit is {limit_j:.12g} J")
+        if not math.isfinite(seconds) or differs(given.upload_s, seconds):
             raise violation(
                 "upload time",
                 f"{given.upload_s:.12g} s for {who} with {given.power_w:.12g} W, "
-                f"eq. 11 gives {seconds[i]:.12g} s",
+                f"eq. 11 gives {seconds:.12g} s",
             )
-        if options.hard_gamma and exceeds(gammas[i], options.gamma_max):
+        if problem.options.hard_gamma and exceeds(gamma, problem.options.gamma_max):
             raise violation(
-                "C11", f"{who} has Γ={gammas[i]:.12g}, the limit is {options.gamma_max:.12g}"
+                "C11", f"{who} has Γ={gamma:.12g}, the limit is {problem.options.gamma_max:.12g}"
             )
 
 
 def _check_number(scheduled: int, problem: RoundProblem) -> None:
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     # More cannot be: each pair has been checked. A pair that only rounding makes feasible may lack.
-    possible = _matching_size(problem, 1 - 2 * TOLERANCE)
+    feasible = radio.feasible(problem, 1 - 2 * TOLERANCE)
+    possible = int(np.count_nonzero(maximum_bipartite_matching(csr_array(feasible)) >= 0))
     if scheduled < possible:
         raise violation(
             "C4", f"{scheduled} units have a channel, {possible} feasible pairs can be matched"
         )
-
-
-def _matching_size(problem: RoundProblem, ease: float) -> int:
-    """ν."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import maximum_bipartite_matching
-
-    matching = maximum_bipartite_matching(csr_array(radio.feasible(problem, ease)))
-    return int(np.count_nonzero(matching >= 0))

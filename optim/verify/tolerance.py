@@ -27,8 +27,7 @@ def differs(value: float, expected: float) -> bool:
 
 
 def is_count(number: object) -> bool:
-    """Whether it is a whole number, 0 or more."""
-    # NumPy's integers count as such.
+    """Whether it is a whole number, 0 or more; NumPy's count as such."""
     return hasattr(number, "__index__") and number >= 0  # type: ignore[operator]
 
 

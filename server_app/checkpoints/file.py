@@ -1,5 +1,8 @@
 """Checkpoints on disk: whole or not there, and checked before anything is made of them.
 
+There are no generators to keep: whatever is random is drawn from the seed, a purpose and the number
+of the round or step, and so is the order of a unit's rows.
+
 ::
 
     checkpoints/000010/state.json            everything but tensors; digests of both files
@@ -15,14 +18,15 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from collapipe import __version__
 from collapipe.config import Settings
@@ -30,32 +34,48 @@ from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.runs.folder import RunFolder
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
-from server_app.checkpoints.checkpoint import (
-    Checkpoint,
-    Progress,
-    flat,
-    nested,
-    progress_from_json,
-    progress_to_json,
-    tokenizer_digest,
-)
 from server_app.records.summary import History
-from server_app.rounds.results import TrainingState
+from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1
 _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "latest", ".partial"
 _NAME = re.compile(r"[0-9]{6,}")
-_ODD = (  # what reading a damaged one may come to
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    RecursionError,
-    SafetensorError,
-    CollaPipeError,
-)
+# what reading a damaged one may come to
+_ODD = (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError, CollaPipeError)
+# How many keys lead to the tensors of each part of ``TrainingState``.
+_KEYS = {"weights": 0, "server_optimizer": 0, "own_models": 1, "heads": 1, "units": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is after ``round``: seconds that all its parts have taken, its tokeniser's
+    digest, and the bytes of its files that grow."""
+
+    round: int
+    wall_s: float
+    tokenizer: str
+    sizes: dict[str, int]
+    scheduler: SchedulerState
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A run after a round; ``configuration`` is its resolved tree."""
+
+    configuration: Mapping[str, Any]
+    progress: Progress
+    training: TrainingState
+
+    @property
+    def name(self) -> str:
+        """Such as ``000010``."""
+        return f"{self.progress.round:06}"
+
+
+PROGRESS = TypeAdapter(Progress)  # as JSON; numbers stay what they are
 
 
 class CheckpointFolder:
@@ -71,9 +91,8 @@ class CheckpointFolder:
 
     def write(self, checkpoint: Checkpoint, keep: int) -> None:
         """Add a checkpoint, then leave the last ``keep``."""
-        name = name_of(checkpoint.progress.round)
         self._clear()
-        partial = self._partial(name)
+        partial = self._partial(checkpoint.name)
         try:
             partial.mkdir(parents=True)
             save_file(_apart(flat(checkpoint.training)), partial / _TENSORS)
@@ -81,11 +100,11 @@ class CheckpointFolder:
             (partial / _STATE).write_text(_state_text(checkpoint, partial / _TENSORS))
             _sync(partial / _STATE)
             _sync(partial)
-            partial.rename(self._path / name)
+            partial.rename(self._path / checkpoint.name)
         except (OSError, SafetensorError):
             self._clear()  # the room is needed
             raise
-        self._point_to(name)
+        self._point_to(checkpoint.name)
         self._leave(keep)
 
     def read(self, name: str) -> Checkpoint:
@@ -99,7 +118,7 @@ class CheckpointFolder:
             raise ConfigError(f"{path}: damaged, {_cause(error)}") from error
 
     def rewind(self, name: str, keep: int) -> None:
-        """Later ones are given up: the run goes on from ``name``. Leave the last ``keep``."""
+        """Remove the checkpoints after ``name``, and leave the last ``keep``."""
         self._clear()
         self._point_to(name)
         for other in self.names():
@@ -124,7 +143,7 @@ class CheckpointFolder:
         shutil.rmtree(gone)
 
     def _clear(self) -> None:
-        """What a killed run left half-done."""
+        """Remove what a killed run left half-done."""
         for path in self._path.glob(f".*{_PARTIAL}"):
             if path.is_symlink():
                 path.unlink()
@@ -135,47 +154,72 @@ class CheckpointFolder:
         return self._path / f".{name}{_PARTIAL}"
 
 
-class CheckpointWriter:
-    """Writes every ``federation.checkpoint_every`` rounds, and after the last one, so that a run
-    that is complete can be given more."""
+def write_checkpoint(
+    settings: Settings,
+    folder: RunFolder,
+    tokenizer: Tokenizer,
+    history: History,
+    result: RoundResult,
+) -> None:
+    """Write a checkpoint every ``federation.checkpoint_every`` rounds, and after the last one, so
+    that a run that is complete can be given more.
 
-    def __init__(
-        self, settings: Settings, folder: RunFolder, tokenizer: Tokenizer, history: History
-    ) -> None:
-        self._settings, self._folder, self._history = settings, folder, history
-        self._tokenizer = tokenizer_digest(tokenizer)
-        self._checkpoints = CheckpointFolder(folder.path)
-
-    def after(
-        self, round_: int, state: SchedulerState, training: Callable[[], TrainingState]
-    ) -> None:
-        """Write one if it is time, once the round's lines and weights are in the folder.
-
-        ``training`` asks the units. Where one does not answer, or sends more than a file can hold,
-        or the disk is full, the run goes on without.
-        """
-        federation = self._settings.federation
-        every, last = federation.checkpoint_every, round_ == federation.rounds
-        if not every or (round_ % every and not last):
-            return
-        try:
-            progress = Progress(
-                round=round_,
-                wall_s=time.perf_counter() - self._history.start,
-                tokenizer=self._tokenizer,
-                sizes=self._folder.sizes(),
-                scheduler=state,
-                history=replace(self._history, start=0.0),
-            )
-            checkpoint = Checkpoint(self._settings.tree, progress, training())
-            self._checkpoints.write(checkpoint, federation.keep)
-        except (CollaPipeError, OSError, SafetensorError) as error:
-            _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
+    The round's lines and weights must be in the folder. Where a unit does not tell what it keeps,
+    or sends more than a file can hold, or the disk is full, the run goes on without.
+    """
+    federation, round_ = settings.federation, result.report.round
+    every = federation.checkpoint_every
+    if not every or (round_ % every and round_ != federation.rounds):
+        return
+    try:
+        progress = Progress(
+            round_,
+            time.perf_counter() - history.start,
+            tokenizer_digest(tokenizer),
+            folder.sizes(),
+            result.scheduler,
+            replace(history, start=0.0),
+        )
+        checkpoint = Checkpoint(settings.tree, progress, result.training_state())
+        CheckpointFolder(folder.path).write(checkpoint, federation.keep)
+    except (CollaPipeError, OSError, SafetensorError) as error:
+        _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
 
 
-def name_of(round_: int) -> str:
-    """Such as ``000010``."""
-    return f"{round_:06}"
+def tokenizer_digest(tokenizer: Tokenizer) -> str:
+    """Tells whether training rows are still those that the tokeniser was made of."""
+    return hashlib.sha256(tokenizer.pack().encode()).hexdigest()
+
+
+def flat(training: TrainingState) -> Tensors:
+    """All tensors under ``GROUP/NAME``, such as ``units.2.optimizer/embedding.weight/exp_avg``."""
+
+    def tensors_in(group: str, tree: Mapping[Any, Any]) -> Tensors:
+        found: Tensors = {}
+        for key, value in tree.items():
+            if isinstance(value, Tensor):
+                found[f"{group}/{key}"] = value
+            else:
+                found |= tensors_in(f"{group}.{key}", value)
+        return found
+
+    groups = [tensors_in(group, getattr(training, group)) for group in _KEYS]
+    return {name: tensor for group in groups for name, tensor in group.items()}
+
+
+def nested(tensors: Mapping[str, Any]) -> TrainingState:
+    """See ``flat``. Raises ``ValueError`` for a name that it does not give."""
+    training = TrainingState()
+    for full, tensor in tensors.items():
+        path, _, name = full.partition("/")
+        group, *keys = path.split(".")
+        if _KEYS.get(group) != len(keys):
+            raise ValueError(f"a tensor {full[:80]!r} belongs to nothing")
+        place = getattr(training, group)
+        for key in [*map(int, keys[:1]), *keys[1:]]:  # a unit's number is first
+            place = place.setdefault(key, {})
+        place[name] = tensor
+    return training
 
 
 def _state_text(checkpoint: Checkpoint, tensors: Path) -> str:
@@ -184,7 +228,7 @@ def _state_text(checkpoint: Checkpoint, tensors: Path) -> str:
         "version": __version__,
         "tensors_sha256": _digest(tensors),
         "configuration": checkpoint.configuration,
-        "progress": progress_to_json(checkpoint.progress),
+        "progress": PROGRESS.dump_python(checkpoint.progress, mode="json"),
     }
     plain = json.loads(json.dumps(state))  # keys as texts, as they are read
     return json.dumps({"sha256": _digest_of(plain), **plain}, indent=1) + "\n"
@@ -198,14 +242,11 @@ def _read(path: Path) -> Checkpoint:
             f"{path}: has format {state['format']}, of CollaPipe {state['version']}; this is "
             f"{__version__}, which reads format {_FORMAT}: go on with that version"
         )
-    said = state.pop("sha256")
-    for file, found, written in (
-        (_STATE, _digest_of(state), said),
-        (_TENSORS, _digest(path / _TENSORS), state["tensors_sha256"]),
-    ):
-        if found != written:
-            raise ValueError(f"{file} is not what was written, by its SHA-256")
-    progress, configuration = progress_from_json(state["progress"]), state["configuration"]
+    written = {_STATE: state.pop("sha256"), _TENSORS: state["tensors_sha256"]}
+    found = {_STATE: _digest_of(state), _TENSORS: _digest(path / _TENSORS)}
+    for file in (each for each in found if found[each] != written[each]):
+        raise ValueError(f"{file} is not what was written, by its SHA-256")
+    progress, configuration = PROGRESS.validate_python(state["progress"]), state["configuration"]
     if progress.round != int(path.name):
         raise ValueError(f"it is of round {progress.round}")
     if not isinstance(configuration, dict):
@@ -229,8 +270,7 @@ def _cause(error: Exception) -> str:
 
 def _apart(tensors: Tensors) -> Tensors:
     """Contiguous, none sharing memory with another, as the format wants them."""
-    seen = set[int]()
-    apart = {}
+    seen, apart = set[int](), {}
     for name, tensor in tensors.items():
         dense = tensor.contiguous()
         place = dense.untyped_storage().data_ptr()

@@ -15,8 +15,7 @@ from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Failure
-from server_app.checkpoints.checkpoint import Checkpoint, tokenizer_digest
-from server_app.checkpoints.file import CheckpointFolder, name_of
+from server_app.checkpoints.file import Checkpoint, CheckpointFolder, tokenizer_digest
 from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
@@ -35,9 +34,15 @@ _FREE_GROUPS = ("link.", "runtime.", "tracking.")
 _SHOWN = 4
 
 
-def pick(settings: Settings, name: str | None) -> str:
-    """The checkpoint called ``name``, or the last. Raises ``ConfigError`` where it is not there."""
-    names, run_dir = CheckpointFolder(Path(settings.run_dir)).names(), settings.run_dir
+def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
+    """The run's checkpoint called ``name``, or the last, checked against its folder and options.
+
+    Raises ``ConfigError`` where it is not there; and where it is damaged, or another run's, one
+    that offers the one before it.
+    """
+    run_dir = Path(settings.run_dir)
+    folder = CheckpointFolder(run_dir)
+    names = folder.names()
     if not names:
         every = settings.federation.checkpoint_every
         first = f"the first follows round {every}" if every else "federation.checkpoint_every=0"
@@ -47,41 +52,28 @@ def pick(settings: Settings, name: str | None) -> str:
         )
     if name is not None and name not in names:
         raise ConfigError(f"--checkpoint {name}: {run_dir} has {', '.join(names)}")
-    return name or names[-1]
-
-
-def resumable(settings: Settings, name: str) -> Checkpoint:
-    """The checkpoint that a run with these settings goes on from. Raises ``ConfigError``."""
-    checkpoint = load_checkpoint(settings, pick(settings, name))
-    check_goes_on(settings, checkpoint)
-    return checkpoint
-
-
-def load_checkpoint(settings: Settings, name: str) -> Checkpoint:
-    """The run's checkpoint, checked against its folder and options.
-
-    Raises ``ConfigError`` that offers the one before it where it is damaged, or another run's.
-    """
-    run_dir = Path(settings.run_dir)
+    name = name or names[-1]
     try:
-        checkpoint = CheckpointFolder(run_dir).read(name)
-        found = changed(checkpoint.configuration, settings.tree)
-        if found:
+        checkpoint = folder.read(name)
+        if found := changed(checkpoint.configuration, settings.tree):
             raise ConfigError(
                 f"{run_dir / 'checkpoints' / name}: of a run with other options: {_listed(found)}"
             )
         check_sizes(run_dir, checkpoint.progress.sizes)
         _check_units(checkpoint.progress.scheduler, settings.federation.num_units)
     except ConfigError as error:
-        raise ConfigError(f"{error}; {_offer(run_dir, name)}") from error
+        before = [other for other in names if int(other) < int(name)]
+        offer = "there is none before it: begin a new run in another folder"
+        if before:
+            offer = f"to go on from the one before it, add --checkpoint {before[-1]}"
+        raise ConfigError(f"{error}; {offer}") from error
     return checkpoint
 
 
 def check_goes_on(settings: Settings, checkpoint: Checkpoint) -> None:
     """Raise ``ConfigError`` where ``settings`` would learn something else, or have no round left
     of a run that is complete."""
-    found = changed(checkpoint.configuration, settings.tree)
-    if found:
+    if found := changed(checkpoint.configuration, settings.tree):
         raise ConfigError(
             f"{settings.run_dir}: a run goes on as it began, but {_listed(found)}; leave these as "
             "they were, or begin a new run"
@@ -119,34 +111,32 @@ def rewind_run(
             rounds,
             planned,
         )
-    name, keep = name_of(checkpoint.progress.round), settings.federation.keep
-    CheckpointFolder(folder.path).rewind(name, keep)
+    CheckpointFolder(folder.path).rewind(checkpoint.name, settings.federation.keep)
     folder.rewind(checkpoint.progress.sizes)
 
 
 def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
     """Raise ``ConfigError`` unless the weights are of the model whose weights are ``expected``."""
-    training, where = checkpoint.training, f"checkpoint {name_of(checkpoint.progress.round)}"
+    training = checkpoint.training
     for weights in (training.weights, *training.own_models.values()):
         for name in sorted(weights.keys() | expected.keys()):
             found, like = _form(weights.get(name)), _form(expected.get(name))
             if found != like:
                 raise ConfigError(
-                    f"{where}: its {name} is {found}, this model's {like}; go on with the version "
-                    "and the files that the run began with"
+                    f"checkpoint {checkpoint.name}: its {name} is {found}, this model's {like}; "
+                    "go on with the version and the files that the run began with"
                 )
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Option → value then and now, of those that a run must not change."""
     before, after = _flat(then), _flat(now)
-    return {
+    values = {
         option: (before.get(option, "not there"), after.get(option, "not there"))
         for option in sorted(before.keys() | after.keys())
-        if before.get(option) != after.get(option)
-        and option not in _FREE
-        and not option.startswith(_FREE_GROUPS)
+        if option not in _FREE and not option.startswith(_FREE_GROUPS)
     }
+    return {option: (was, is_) for option, (was, is_) in values.items() if was != is_}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -161,21 +151,22 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _listed(found: Mapping[str, tuple[str, str]]) -> str:
-    shown = [
-        one_line(f"{key} was {then}, is {now}") for key, (then, now) in list(found.items())[:_SHOWN]
-    ]
-    more = [f"{len(found) - _SHOWN} more differ"] if len(found) > _SHOWN else []
-    return ", ".join([*shown, *more])
+    told = [one_line(f"{key} was {then}, is {now}") for key, (then, now) in found.items()]
+    more = [f"{len(told) - _SHOWN} more differ"] if len(told) > _SHOWN else []
+    return ", ".join([*told[:_SHOWN], *more])
 
 
 def _check_units(state: SchedulerState, num_units: int) -> None:
     """Raise ``ConfigError`` where its state is not one of ``num_units``, or would move a terminal's
     cursor."""
-    told = [each.unit for each in state.reported if isinstance(each, ClusterState)]
     lists = (state.reported, state.queues, state.losses, state.environment.units)
     counts = [len(each) for each in lists]
-    numbers = [n for n, each in enumerate(state.reported) if isinstance(each, ClusterState)]
-    if set(counts) != {num_units} or told != numbers:
+    others = [
+        unit
+        for unit, each in enumerate(state.reported)
+        if isinstance(each, ClusterState) and each.unit != unit
+    ]
+    if set(counts) != {num_units} or others:
         raise ConfigError(
             f"checkpoint: reports, queues, losses and conditions of {counts} units, "
             f"federation.num_units={num_units}"
@@ -183,13 +174,6 @@ def _check_units(state: SchedulerState, num_units: int) -> None:
     failed = [each for each in state.reported if isinstance(each, Failure)]
     if not all(each.kind.isprintable() and each.message.isprintable() for each in failed):
         raise ConfigError("checkpoint: reports of units that are not printable")
-
-
-def _offer(run_dir: Path, name: str) -> str:
-    before = [other for other in CheckpointFolder(run_dir).names() if int(other) < int(name)]
-    if not before:
-        return "there is none before it: begin a new run in another folder"
-    return f"to go on from the one before it, add --checkpoint {before[-1]}"
 
 
 def _complete(run_dir: Path, rounds: int) -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -9,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collapipe.errors import printable
-from collapipe.report import RoundReport
-from collapipe.tasks.task import Score
+from collapipe.report import RoundReport, Score
 from server_app.evaluation import Evaluation
 
 
@@ -21,8 +21,7 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, rounds: int, steps_per_round: int) -> None:
-        self._console = console
-        self._lock = threading.Lock()
+        self._console, self._lock = console, threading.Lock()
         self._restart()
         self._rounds, self._steps = rounds, steps_per_round
         self._skipped: str | None = None
@@ -36,17 +35,16 @@ class RunProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._live.add_task(
-            "train",
-            total=rounds * steps_per_round,
-            round=1,
-            rounds=rounds,
-            loss="–",
-            metric="no metric yet",
-            speed="–",
-        )
+        begun: dict[str, Any] = {
+            "round": 1,
+            "rounds": rounds,
+            "loss": "–",
+            "speed": "–",
+            "metric": "no metric yet",
+        }
+        self._task = self._live.add_task("train", total=rounds * steps_per_round, **begun)
 
-    def __enter__(self) -> "RunProgress":
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 

@@ -1,29 +1,38 @@
-"""What is written down of every round, while the run goes on."""
+"""What is written down of every round, while the run goes on: for ``collapipe report``, for
+spreadsheets, and as curves on TensorBoard and MLflow, which is an extra."""
 
 import gzip
+import logging
+import math
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
+from statistics import fmean
 
 from pydantic import TypeAdapter
 from torch.utils.tensorboard import SummaryWriter
 
 from collapipe.config import Settings
+from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.report import RoundReport
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.metrics import COLUMNS, Metric, RoundLine, csv_row
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluation
-from server_app.records.mlflow_log import LogScalars, mlflow_log
 
 REQUESTS = "requests.jsonl.gz"
+_log = logging.getLogger(__name__)
 _REQUEST = TypeAdapter(RoundRequest)
+_MLFLOW_ID, _EXPERIMENT = "mlflow_run_id", "collapipe"
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}  # seconds
+Cell = str | int | float
+LogScalars = Callable[[Mapping[str, float], int], None]
 
 
 class RunLog:
-    """Lines of ``metrics.jsonl`` and ``metrics.csv``, TensorBoard's curves, and in
-    ``requests.jsonl.gz`` what each round was planned from, so that it can be planned again."""
+    """Lines of ``metrics.jsonl`` and ``metrics.csv``, curves, and in ``requests.jsonl.gz`` what
+    each round was planned from, so that it can be planned again."""
 
     def __init__(self, folder: RunFolder, curves: Sequence[LogScalars], start: float) -> None:
         self._folder, self._curves, self._start = folder, curves, start
@@ -35,18 +44,20 @@ class RunLog:
         evaluation: Evaluation | None,
         seconds: Mapping[str, float],
     ) -> None:
-        """A round's line everywhere."""
-        line = RoundLine.of(report, seconds, time.perf_counter() - self._start)
-        if evaluation is not None:
-            metric = Metric(**asdict(evaluation.score))
-            line = replace(line, evaluation_loss=evaluation.loss, metric=metric)
+        """A round's line everywhere; ``seconds`` are the server's own."""
+        line = replace(
+            report,
+            seconds={**seconds, **report.seconds},
+            wall_s=time.perf_counter() - self._start,
+            evaluation_loss=evaluation.loss if evaluation else None,
+            metric=evaluation.score if evaluation else None,
+        )
         planned_from = _REQUEST.dump_json(request) + b"\n"
         self._folder.append(REQUESTS, gzip.compress(planned_from, 1, mtime=0))
         self._folder.append_metrics(line.json_tree())
-        self._folder.append_row("metrics.csv", COLUMNS, csv_row(line))
-        scalars = _scalars(line)
+        self._folder.append_row("metrics.csv", csv_row(line))
         for log in self._curves:
-            log(scalars, report.round)
+            log(_scalars(line), report.round)
 
 
 @contextmanager
@@ -82,8 +93,69 @@ def _tensorboard(folder: RunFolder, first_round: int) -> Iterator[LogScalars]:
             writer.close()
 
 
-def _scalars(line: RoundLine) -> dict[str, float]:
-    """TensorBoard's names and values."""
+@contextmanager
+def mlflow_log(uri: str, folder: RunFolder, settings: Settings) -> Iterator[LogScalars]:
+    """A function that logs a round's scalars; a resumed run goes on with the run that it began.
+
+    A server that does not answer costs a warning: what it misses is in the run's folder. Raises
+    ``ConfigError`` where MLflow is not installed or does not know such an address.
+    """
+    try:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+    except ImportError as error:
+        raise ConfigError(
+            f"tracking.mlflow={uri}: MLflow is not installed; pip install 'collapipe[mlflow]'"
+        ) from error
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)
+    try:
+        client = MlflowClient(tracking_uri=uri)
+    except Exception as error:  # whatever its client raises
+        raise ConfigError(f"tracking.mlflow={uri}: {one_line(error)}") from error
+    run_id = ""
+    with _warned(f"{uri}: the run"):
+        file = folder.path / _MLFLOW_ID
+        run_id = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+        if not run_id:
+            known = client.get_experiment_by_name(_EXPERIMENT)
+            experiment = known.experiment_id if known else client.create_experiment(_EXPERIMENT)
+            run_id = str(client.create_run(experiment, run_name=folder.path.name).info.run_id)
+            folder.append(_MLFLOW_ID, run_id.encode())
+        chosen = {"task": settings.task.name, "framework": settings.framework.name}
+        params = [Param(name, str(value)) for name, value in chosen.items()]
+        client.log_batch(run_id, params=[*params, Param("seed", str(settings.seed))])
+
+    def log(scalars: Mapping[str, float], round_: int) -> None:
+        now_ms = int(time.time() * 1000)
+        with _warned(f"round {round_}"):
+            client.log_batch(run_id, [Metric(n, v, now_ms, round_) for n, v in scalars.items()])
+
+    if not run_id:
+        yield lambda *_: None
+        return
+    status = "FAILED"
+    try:
+        yield log
+        status = "FINISHED"
+    finally:
+        with _warned("the run's end"):
+            client.set_terminated(run_id, status)
+
+
+@contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """Warn where MLflow's client raises, whatever it is."""
+    try:
+        yield
+    except StorageError:  # of the run's folder
+        raise
+    except Exception as error:
+        _log.warning("tracking.mlflow: %s is not logged: %s", what, one_line(error))
+
+
+def _scalars(line: RoundReport) -> dict[str, float]:
+    """Names and values of curves."""
     found: dict[str, float | None] = {
         "train/loss": line.train_loss,
         "round/delay_s": line.cost.delay_s if line.cost else None,
@@ -95,3 +167,41 @@ def _scalars(line: RoundLine) -> dict[str, float]:
         found["evaluation/loss"] = line.evaluation_loss
         found[f"evaluation/{line.metric.name}"] = line.metric.value
     return {name: value for name, value in found.items() if value is not None}
+
+
+def csv_row(line: RoundReport) -> dict[str, Cell]:
+    """A cell for each column of ``metrics.csv``, the same in every run, so that tables can be put
+    together; empty where the round has no such figure.
+
+    Units are numbers with spaces in between. ``delay_s`` and energies are modelled; ``plan_s`` …
+    ``evaluate_s`` and ``wall_s`` are measured, ``clock_s`` is what the run's clock is.
+    """
+    costs, queues, metric = line.costs.values(), line.kept_queues, line.metric
+    joules = (joules for cost in costs for joules in cost.device_energy_j.values())
+    scheduled = (cluster.unit for cluster in line.plan.clusters)
+    phases = ("plan", "train", "aggregate", "round", "evaluate")
+    cells: dict[str, Cell | None] = {
+        "round": line.round,
+        "train_loss": line.train_loss,
+        "evaluation_loss": line.evaluation_loss,
+        "metric_name": metric.name if metric else None,
+        "metric_value": metric.value if metric else None,
+        "samples": line.samples,
+        "target_tokens": line.target_tokens,
+        "clock_s": line.clock_s,
+        "delay_s": line.cost.delay_s if line.cost else None,
+        "bytes_up": line.bytes_up,
+        "bytes_down": line.bytes_down,
+        "scheduled_units": " ".join(map(str, scheduled)),
+        "trained_units": " ".join(map(str, line.units)),
+        "failed_units": " ".join(map(str, line.failures)),
+        "excluded_units": " ".join(map(str, line.excluded)),
+        "skipped": line.skipped,
+        "upload_energy_j": math.fsum(cost.upload_energy_j for cost in costs),
+        "device_energy_j": math.fsum(joules),
+        "longest_queue": max(queues, default=None),
+        "mean_queue": fmean(queues) if queues else None,
+        **{f"{phase}_s": line.seconds.get(phase) for phase in phases},
+        "wall_s": line.wall_s,
+    }
+    return {name: "" if value is None else value for name, value in cells.items()}

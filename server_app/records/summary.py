@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, StorageError, printable
+from collapipe.formatting import counted
 from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
 from collapipe.runs.folder import RunFolder
@@ -46,9 +46,9 @@ class History:
 
     def add(self, report: RoundReport) -> None:
         self.num_rounds += 1
-        self.clock_s, self.estimates = report.clock_s, report.estimates
-        self.uploads_counted &= all(cost.upload_s is not None for cost in report.cost.clusters)
-        self.energy_j += report.cost.energy_j
+        self.clock_s, self.estimates = report.clock_s or 0.0, report.estimates
+        self.uploads_counted &= all(cost.upload_s is not None for cost in report.costs.values())
+        self.energy_j += report.energy_j or 0.0
         if report.train_loss is not None:
             self.losses.append(report.train_loss)
         self.samples += report.samples
@@ -73,6 +73,8 @@ def summarised(
         status, cause, exit_status = _outcome(error)
         wall_s = time.perf_counter() - history.start
         test, losses = history.test, history.losses
+        names = ("kappa", "gradient_bound", "interference_constant_w", "gamma_max")  # of eq. (28)
+        strategy = settings.tree["strategy"]
         summary = {
             "status": status,
             "error": cause,
@@ -91,7 +93,11 @@ def summarised(
             "modelled_energy_j": history.energy_j,
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
-            "constants": _constants(settings, history),
+            "constants": {
+                "source": strategy.get("constants"),
+                "set": {name: strategy[name] for name in names if name in strategy},
+                "estimated": asdict(history.estimates),
+            },
         }
         try:
             folder.write_summary(summary)
@@ -101,7 +107,8 @@ def summarised(
             if not isinstance(error, StorageError):  # which says the same
                 _log.warning("%s", unwritten)
         if history.num_rounds:
-            _print_end(console, folder, history, settings, status, wall_s)
+            rows = _end_rows(history, settings, f"{status} after", wall_s)
+            console.print(end_table(rows | {"folder": str(folder.path)}), soft_wrap=True)
             if status != "completed":
                 text = how_to_go_on(folder.path, settings.federation.checkpoint_every)
                 console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
@@ -109,13 +116,12 @@ def summarised(
 
 def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
     """Status, cause and exit status of a run that ended with ``error``."""
-    match error:
-        case None:
-            return "completed", None, 0
-        case KeyboardInterrupt():
-            return "interrupted", "interrupted", 1
-        case CollaPipeError():
-            return "failed", str(error), error.exit_status
+    if error is None:
+        return "completed", None, 0
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "interrupted", 1
+    if isinstance(error, CollaPipeError):
+        return "failed", str(error), error.exit_status
     return "failed", f"{type(error).__name__}: {error}", 1
 
 
@@ -132,25 +138,9 @@ def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
     return f"goes on after round {int(name)} with: collapipe resume {shlex.quote(str(run_dir))}"
 
 
-def _constants(settings: Settings, history: History) -> dict[str, Any]:
-    """What the strategy took for κ, φ², C and Γ^max of eq. (28), and what training showed."""
-    names = ("kappa", "gradient_bound", "interference_constant_w", "gamma_max")
-    strategy = settings.tree["strategy"]
-    taken = {name: strategy[name] for name in names if name in strategy}
-    shown = asdict(history.estimates)
-    return {"source": strategy.get("constants"), "set": taken, "estimated": shown}
-
-
-def _print_end(
-    console: Console,
-    folder: RunFolder,
-    history: History,
-    settings: Settings,
-    status: str,
-    wall_s: float,
-) -> None:
+def _end_rows(history: History, settings: Settings, ended: str, wall_s: float) -> dict[str, str]:
     num_units = settings.federation.num_units
-    rows = {"run": f"{status} after {_counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
+    rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
         rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
     rows["clock"] = clock_told(history, settings.federation.clock)
@@ -160,12 +150,10 @@ def _print_end(
         rows |= {f"test {name}": f"{value:.4g}" for name, value in score.extra_metrics.items()}
     for unit in range(min(num_units, _SHOWN_UNITS)):
         lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
-        rows[f"unit {unit}"] = _counted(history.rounds[unit], "round") + lately
+        rows[f"unit {unit}"] = counted(history.rounds[unit], "round") + lately
     if num_units > _SHOWN_UNITS:
         rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
-    rows |= sent(history)
-    rows["folder"] = str(folder.path)
-    console.print(end_table(rows), soft_wrap=True)
+    return rows | sent(history)
 
 
 def clock_told(history: History, clock: str) -> str:
@@ -191,25 +179,17 @@ def _partition(plan: ClusterPlan) -> str:
 
 
 def opening(settings: Settings, folder: RunFolder) -> str:
+    """What is run where, such as ``collapipe: task dates, 3 units of 3 devices, …``."""
     federation, devices = settings.federation, settings.build("cluster").num_devices
-    units = f"{_counted(federation.num_units, 'unit')} of {_counted(devices, 'device')}"
-    steps = _counted(federation.local_steps, "local step")
-    made_up = " on made-up rows" if settings.data.synthetic else ""
-    return (
-        f"{settings.framework.name}: task {settings.task.name}{made_up}, {units}, "
-        f"{_chosen(settings)}{_counted(federation.rounds, 'round')} of {steps}, "
-        f"seed {settings.seed}; folder {folder.path}"
-    )
-
-
-def _chosen(settings: Settings) -> str:
-    """Such as ``3 of 5 units a round, ``; empty where a round may have all of them."""
-    strategy, units = settings.build("strategy"), settings.federation.num_units
+    units, strategy = federation.num_units, settings.build("strategy")
     most = getattr(strategy, "num_scheduled", units)
     if isinstance(strategy, Dssra):
         most = settings.build("channel").num_channels
-    return f"{most} of {units} units a round, " if most < units else ""
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count != 1 else ''}"
+    chosen = f"{most} of {units} units a round, " if most < units else ""
+    made_up = " on made-up rows" if settings.data.synthetic else ""
+    return (
+        f"{settings.framework.name}: task {settings.task.name}{made_up}, {counted(units, 'unit')} "
+        f"of {counted(devices, 'device')}, {chosen}{counted(federation.rounds, 'round')} of "
+        f"{counted(federation.local_steps, 'local step')}, seed {settings.seed}; "
+        f"folder {folder.path}"
+    )

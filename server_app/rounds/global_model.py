@@ -1,26 +1,23 @@
 """The model between rounds: one of all units, or each unit's own where nothing is averaged."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from collapipe.config import Settings
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, block_name
+from collapipe.sections import ServerOptimizerSettings
 from collapipe.tensors import Tensors, all_finite
-from server_app.rounds.aggregation import ServerOptimizer, average
 
 
 class GlobalModel:
     """Weights as the last round left them; those named ``frozen`` never change.
 
-    Attributes
-    ----------
-    weights
-        The average, or the first weights where nothing is averaged.
-    own_models
-        Where nothing is averaged: unit → its weights, once it has trained.
-    server_optimizer
-        What the server does with an average.
+    ``weights`` are the average. Where nothing is averaged they are the first ones, and
+    ``own_models`` has the weights of each unit once it has trained.
     """
 
     def __init__(self, settings: Settings, frozen: Collection[str]) -> None:
@@ -54,24 +51,12 @@ class GlobalModel:
         shares: Mapping[int, float],
         common: Tensors,
     ) -> float | None:
-        """The units' ``models`` become one, or stay theirs.
+        """Make one of the units' ``models``, or let each unit keep its own.
 
-        Parameters
-        ----------
-        shares
-            Weight of each unit in the average, not normalised.
-        common
-            Weights that the units shared in the round, in place of an average.
-
-        Returns
-        -------
-        float or None
-            ‖θ(t+1) - θ(t)‖; None where nothing is averaged.
-
-        Raises
-        ------
-        NonFiniteLossError
-            Where a new weight is not finite; the model is what it was.
+        ``shares`` are the units' weights in the average, not normalised; ``common`` are tensors
+        that the units shared in the round, in place of an average. Returns ‖θ(t+1) - θ(t)‖, None
+        where nothing is averaged. Raises ``NonFiniteLossError`` where a new weight is not finite;
+        the model is then what it was.
         """
         trained = {unit: self._trained(model) for unit, model in models.items()}
         if not self._settings.framework.aggregate:
@@ -101,3 +86,78 @@ def _check_finite(model: Tensors, whose: str) -> None:
             f"{whose} {odd} is NaN or infinite after the aggregation; "
             "lower optimizer.lr or server_optimizer.lr"
         )
+
+
+def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
+    """Σₙ wₙ θₙ / Σₙ wₙ, name by name and in the models' order (FedAvg).
+
+    Whole numbers and truth values, such as a buffer that counts, have no average: they are those of
+    the first model.
+    """
+    total = sum(weights)
+    averaged = {
+        name: tensor * (weights[0] / total) if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in models[0].items()
+    }
+    for model, weight in zip(models[1:], weights[1:], strict=True):
+        for name, tensor in averaged.items():
+            if tensor.is_floating_point():
+                tensor.add_(model[name], alpha=weight / total)
+    return averaged
+
+
+class ServerOptimizer:
+    """A step on the pseudo-gradient θ(t) − average; its memory lasts for the run.
+
+    ``fedavg`` takes the average itself. With one local step of plain SGD that is eqs. (6)–(9).
+    Weights that are not floating-point numbers are taken from the average in any case.
+    """
+
+    def __init__(self, settings: ServerOptimizerSettings) -> None:
+        self._settings = settings
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._parameters: Tensors = {}
+        self._restored: Tensors = {}
+
+    @property
+    def state(self) -> Tensors:
+        """Its memory: ``NAME/exp_avg`` of the weight ``NAME``."""
+        if self._optimizer is None:
+            return self._restored
+        return {
+            f"{name}/{quantity}": value
+            for name, parameter in self._parameters.items()
+            for quantity, value in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def restore(self, state: Tensors) -> None:
+        """Go on with the memory that ``state`` was; before the first step."""
+        assert self._optimizer is None, "restore after a step"
+        self._restored = state
+
+    def step(self, previous: Tensors, averaged: Tensors) -> Tensors:
+        """The new model from the round's first weights and the units' average."""
+        if self._settings.name == "fedavg":
+            return averaged
+        if self._optimizer is None:
+            floats = {k: v.clone() for k, v in previous.items() if v.is_floating_point()}
+            self._parameters = floats
+            self._optimizer = _build(self._settings, list(self._parameters.values()))
+            for key, value in self._restored.items():
+                name, _, quantity = key.rpartition("/")
+                self._optimizer.state[self._parameters[name]][quantity] = value.clone()
+        for name, parameter in self._parameters.items():
+            parameter.copy_(previous[name])
+            parameter.grad = previous[name] - averaged[name]
+        self._optimizer.step()
+        stepped = {name: parameter.clone() for name, parameter in self._parameters.items()}
+        return {**averaged, **stepped}
+
+
+def _build(settings: ServerOptimizerSettings, parameters: list[Tensor]) -> torch.optim.Optimizer:
+    if settings.name == "adam":
+        betas = (settings.momentum, settings.beta2)
+        return torch.optim.Adam(parameters, lr=settings.lr, betas=betas, eps=settings.eps)
+    momentum = settings.momentum if settings.name == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=settings.lr, momentum=momentum)

@@ -1,12 +1,18 @@
 """What a round leaves: its result, and all that training has come to."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from collapipe.config import Settings
 from collapipe.report import RoundReport
+from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from optim.planner import RoundRequest
-from server_app.rounds.scheduler import SchedulerState
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.scheduler import Scheduler, SchedulerState
 from server_app.units import Kept
 
 
@@ -14,18 +20,9 @@ from server_app.units import Kept
 class TrainingState:
     """What training has come to; all empty in a run that does not train.
 
-    Attributes
-    ----------
-    weights
-        The whole model; where models are not averaged, the one that all units began with.
-    own_models
-        Of units, where models are not averaged.
-    server_optimizer
-        Memory of the server's step.
-    heads
-        Memory of the heads' optimisers, by unit.
-    units
-        Of each unit: its optimiser's memory, and what its compressed uploads have lacked so far.
+    ``weights`` and ``own_models`` as ``GlobalModel`` has them; the memories of the server's
+    optimiser and, by unit, of the heads' ones; and what each unit keeps: its optimiser's memory,
+    and what its compressed uploads have lacked so far.
     """
 
     weights: Tensors = field(default_factory=dict)
@@ -39,15 +36,35 @@ class TrainingState:
 class RoundResult:
     """A round that is over: its report, what it was planned from, and wall time of its phases.
 
-    ``frozen_bytes`` of weights that do not train were sent so far. ``training_state`` asks the
-    units for what they keep, and raises ``RoundFailedError`` or ``WireError``.
+    ``model`` is None where nothing was trained. ``frozen_bytes`` of weights that do not train were
+    sent since the last round. ``training_state`` asks the units for what they keep, and raises
+    ``RoundFailedError`` or ``WireError``.
     """
 
     report: RoundReport
     request: RoundRequest
     seconds: dict[str, float]
-    weights: Tensors
-    own_models: dict[int, Tensors]
     scheduler: SchedulerState
-    frozen_bytes: int
-    training_state: Callable[[], TrainingState]
+    model: GlobalModel | None = None
+    frozen_bytes: int = 0
+    training_state: Callable[[], TrainingState] = TrainingState
+
+
+def dry_run(
+    settings: Settings, scheduler: Scheduler, rounds: Iterable[int]
+) -> Iterator[RoundResult]:
+    """Decide one round after the other and count what it costs; nothing is trained.
+
+    All units finish, with losses that are drawn anew in every round: strategies that look at losses
+    choose by chance. Raises as ``Scheduler.decide``.
+    """
+    for number in rounds:
+        began = time.perf_counter()
+        decision = scheduler.decide(number)
+        plan_s = time.perf_counter() - began
+        rng = np.random.default_rng(derive(settings.seed, "losses", number))
+        losses = rng.random(settings.federation.num_units).tolist()
+        units = tuple(cluster.unit for cluster in decision.plan.clusters)
+        report = scheduler.end(decision, dict(enumerate(losses)), {}, plan_s, units=units)
+        seconds = {"plan": plan_s, "round": plan_s}
+        yield RoundResult(report, decision.request, seconds, scheduler.state)

@@ -1,5 +1,6 @@
 """Decides every round from what units reported, and remembers what the next decision needs."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
@@ -20,33 +21,33 @@ from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
 from optim.radio.channel import Fading
 from optim.verify import verify_plan
-from server_app.rounds.estimates import RoundObservation, estimate
-from server_app.world.conditions import EnvironmentState
-from server_app.world.environment import Environment
+from server_app.world.environment import Environment, EnvironmentState
 
 Reported = ClusterState | Failure
 T = TypeVar("T")
+_LEAST_LOSS = 1e-30  # less tells of rounding, and the quotient of a norm by it may be infinite
 
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
-    """What a round does, and what it was decided from.
-
-    Attributes
-    ----------
-    plan
-        Without clusters where the round is skipped.
-    skipped
-        Why it is; None: it is not.
-    excluded
-        Why units could not be planned with, by unit.
-    """
+    """What a round does, and what it was decided from; see ``RoundReport`` for ``skipped``, why the
+    plan has no clusters, and ``excluded``."""
 
     request: RoundRequest
     plan: RoundPlan
     cost: RoundCost
     skipped: str | None
     excluded: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundObservation:
+    """What a round showed of the loss: the mean of ‖∇F‖² over the units' steps, the training loss,
+    F, and ‖θ(t+1) - θ(t)‖, by which the model moved."""
+
+    squared_norm: float
+    loss: float
+    moved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,10 @@ class SchedulerState:
         What each unit last said of its cluster.
     queues
         Y_n.
-    losses
-        Of each unit's last round.
-    estimates, observation
-        What training has shown so far, and what the last round showed.
+    observation
+        What the last round showed; ``estimates``: what training has shown so far.
     clock_s
-        Seconds of all rounds, modelled or measured.
+        Of all rounds, modelled or measured.
     """
 
     reported: tuple[Reported, ...]
@@ -82,15 +81,15 @@ class Scheduler:
     """Round after round: the world as it is now → a request → a verified plan and its cost.
 
     Draws nothing but from generators of the seed and the round, so that all strategies see the same
-    world under the same seed. ``channel`` is the run's preset.
+    world under the same seed.
     """
 
     def __init__(self, settings: Settings, reported: Sequence[Reported]) -> None:
         self._settings = settings
         self._planner: Planner = settings.planner
         self._environment: Environment = settings.build("environment")
-        self.channel: ChannelPreset = settings.build("channel")
-        self._channels: tuple[Channel, ...] = self.channel.draw(self._generator("channels"))
+        channel: ChannelPreset = settings.build("channel")
+        self._channels: tuple[Channel, ...] = channel.draw(self._generator("channels"))
         units, checked = len(reported), tuple(map(self._checked, reported))
         start = self._environment.start(
             _clusters(checked), len(self._channels), self._generator("environment")
@@ -133,7 +132,11 @@ class Scheduler:
             )
         verify_plan(plan, request)
         excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
-        return RoundDecision(request, plan, self._cost(plan, request), skipped, excluded)
+        # by the law and the fading that the strategy plans by, see ``Planner``
+        latency: Latency = getattr(self._planner, "latency", "overlap")
+        fading: Fading = getattr(self._planner, "fading", "none")
+        cost = round_cost(plan, request, latency, fading)
+        return RoundDecision(request, plan, cost, skipped, excluded)
 
     @property
     def excluded(self) -> dict[int, Failure]:
@@ -148,12 +151,12 @@ class Scheduler:
         reported: Mapping[int, Reported],
         measured_s: float,
         observation: RoundObservation | None = None,
-    ) -> None:
+        **trained: Any,
+    ) -> RoundReport:
         """The round is over: losses and cluster states of the units that finished, and what it
-        showed."""
-        modelled = self._settings.federation.clock == "modelled"
-        delay_s = decision.cost.delay_s if modelled else measured_s
-        before, estimates = self.state, self.state.estimates
+        showed. ``trained`` are the report's fields that training gives."""
+        modelled, before = self._settings.federation.clock == "modelled", self.state
+        delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
         if observation is not None:
             estimates = estimate(estimates, before.observation, observation)
         self.state = replace(
@@ -165,9 +168,6 @@ class Scheduler:
             clock_s=before.clock_s + delay_s,
         )
         self.update_states(reported)
-
-    def report(self, decision: RoundDecision, **trained: Any) -> RoundReport:
-        """The round that ended last; ``trained`` are the report's fields that training gives."""
         return RoundReport(
             round=decision.plan.round,
             plan=decision.plan,
@@ -187,10 +187,9 @@ class Scheduler:
 
     def _checked(self, reported: Reported) -> Reported:
         """A failure in place of a cluster whose uplink has other channels than this run."""
-        expected = len(self._channels)
         if isinstance(reported, Failure) or reported.uplink is None:
             return reported
-        gains = len(reported.uplink.gains)
+        gains, expected = len(reported.uplink.gains), len(self._channels)
         if gains == expected:
             return reported
         return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
@@ -199,18 +198,17 @@ class Scheduler:
         settings, state = self._settings, self.state
         clusters, rng = _clusters(state.reported), self._generator("environment", round_)
         moved = self._environment.step(self._fitting(clusters), rng)
-        seen = self._environment.conditions(moved, clusters, self._channels)
         self.state = replace(state, environment=moved)
         return RoundRequest(
             round=round_,
-            clusters=seen.clusters,
+            clusters=self._environment.conditions(moved, clusters),
             num_blocks=settings.model.num_blocks,
             batch_size=settings.batch_size,
             local_steps=settings.federation.local_steps,
             num_segments=settings.pipeline.num_segments,
             num_micro_batches=settings.pipeline.num_micro_batches,
             schedule=settings.pipeline.schedule,
-            channels=seen.channels,
+            channels=self._channels,
             queues=state.queues,
             losses=state.losses,
             partition=settings.framework.partition,
@@ -223,21 +221,12 @@ class Scheduler:
     def _fitting(self, clusters: Sequence[ClusterState]) -> EnvironmentState:
         """Conditions of the clusters as they are: one that was unknown, or has other devices than
         it had, begins anew."""
-        num_channels, rng = len(self._channels), self._generator("environment")
-        fresh = self._environment.start(clusters, num_channels, rng).units
-        units = self.state.environment.units
+        rng, before = self._generator("environment"), self.state.environment.units
+        fresh = self._environment.start(clusters, len(self._channels), rng).units
+        pairs = zip(before, fresh, strict=True)
         return EnvironmentState(
-            tuple(
-                old if len(old.devices) == len(new.devices) else new
-                for old, new in zip(units, fresh, strict=True)
-            )
+            tuple(old if len(old.devices) == len(new.devices) else new for old, new in pairs)
         )
-
-    def _cost(self, plan: RoundPlan, request: RoundRequest) -> RoundCost:
-        """By the law and the fading that the strategy plans by, see ``Planner``."""
-        latency: Latency = getattr(self._planner, "latency", "overlap")
-        fading: Fading = getattr(self._planner, "fading", "none")
-        return round_cost(plan, request, latency, fading)
 
     def _generator(self, *purpose: str | int) -> np.random.Generator:
         return np.random.default_rng(derive(self._settings.seed, *purpose))
@@ -263,6 +252,22 @@ def _next_queues(
         return queues
     waiting = plan.idle_queues or plan.queues
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
-    return tuple(
-        waiting[unit] if unit in failed else queue for unit, queue in enumerate(plan.queues)
-    )
+    return _updated(plan.queues, {unit: waiting[unit] for unit in failed})
+
+
+def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:
+    """Estimates after a round, ``last`` being the round before it.
+
+    Norms tell |‖∇F(θ)‖ - ‖∇F(θ')‖| ≤ β·‖θ - θ'‖ (assumption 1 and the triangle inequality), and
+    ‖∇F‖² ≥ 2ξ(F - F*) (assumption 3), in which F* ≥ 0 for a cross-entropy. Gradients are those of
+    batches, so that their noise is in the estimates.
+    """
+    smoothness = before.smoothness
+    if last is not None and last.moved > 0:
+        change = abs(math.sqrt(now.squared_norm) - math.sqrt(last.squared_norm))
+        smoothness = max(smoothness or 0.0, change / last.moved)
+    curvature = before.curvature
+    if now.loss > _LEAST_LOSS:
+        shown = now.squared_norm / (2 * now.loss)
+        curvature = shown if curvature is None else min(curvature, shown)
+    return Estimates(max(before.gradient_bound or 0.0, now.squared_norm), smoothness, curvature)

@@ -1,9 +1,9 @@
 """The round as a Flower strategy: plan, send, collect, aggregate. Decides nothing by itself."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,9 @@ from flwr.serverapp.strategy import Result, Strategy
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
-from collapipe.report import RoundReport
+from collapipe.report import ClusterReport
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_splits
-from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -26,26 +25,18 @@ from collapipe.wire.messages import Failure, TrainReply, TrainRequest
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
-from server_app.rounds.channel_noise import noise_variance, with_noise
-from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.report_checks import checked_reply
+from server_app.rounds.replies import received
 from server_app.rounds.results import RoundResult, TrainingState
-from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
+from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
 from server_app.units import Units
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What is open between sending a round's messages and aggregating their replies.
-
-    Attributes
-    ----------
-    sent
-        What each unit of the plan got.
-    began, planned, left
-        Of ``time.perf_counter``: at the begin, after the decision, when all messages were made.
-    """
+    """What is open between sending a round's messages and aggregating their replies: what each unit
+    of the plan got, and ``time.perf_counter`` at the begin, after the decision, and when all
+    messages were made."""
 
     decision: RoundDecision
     sent: dict[int, Tensors]
@@ -76,14 +67,8 @@ class CollaPipeStrategy(Strategy):
     no heads, units get and train all of it. Where the framework does not aggregate, each unit goes
     on with a model of its own, and ``arrays`` is where all began.
 
-    Parameters
-    ----------
-    tokenizer
-        None: made from the training rows.
-    on_round
-        Called after every round.
-    on_step
-        Called by the decoder link's threads after every local step.
+    Without a ``tokenizer`` one is made from the training rows. ``on_round`` is called after every
+    round, ``on_step`` by the decoder link's threads after every local step.
     """
 
     def __init__(
@@ -95,27 +80,26 @@ class CollaPipeStrategy(Strategy):
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
         self._tokenizer = tokenizer or build_tokenizer(settings, load_splits(settings).train)
-        self._model = GlobalModel(
-            settings, frozen_names(settings.model, self._tokenizer.vocabulary)
-        )
-        self._arrays: ArrayRecord | None = None  # what ``_model.weights`` came from
+        frozen = frozen_names(settings.model, self._tokenizer.vocabulary)
+        self.model = GlobalModel(settings, frozen)
+        self._arrays: ArrayRecord | None = None  # what the model's weights came from
         self._rounds_done = 0
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
         self._session: _Session | None = None
 
     def initial_arrays(self) -> ArrayRecord:
         """The untrained model, or that of the checkpoint that the run goes on from."""
-        if self._checkpoint is not None:
-            weights = self._checkpoint[1].weights
-        else:
+        if self._checkpoint is None:
             first = initial_model(self._settings, self._tokenizer).state_dict()
-            weights = {name: tensor.detach() for name, tensor in first.items()}
-        self._model.weights, self._arrays = weights, records.pack_tensors(weights)
+            self.model.weights = {name: tensor.detach() for name, tensor in first.items()}
+        self._arrays = records.pack_tensors(self.model.weights)
         return self._arrays
 
     def resume_from(self, round_: int, scheduler: SchedulerState, training: TrainingState) -> None:
         """Let ``start`` go on after ``round_``: its first round is the next one."""
         self._rounds_done, self._checkpoint = round_, (scheduler, training)
+        self.model.weights, self.model.own_models = training.weights, dict(training.own_models)
+        self.model.server_optimizer.restore(training.server_optimizer)
 
     def summary(self) -> None:
         """Nothing: the run's configuration is printed and saved by who starts it."""
@@ -136,9 +120,21 @@ class CollaPipeStrategy(Strategy):
         ``federation.on_infeasible`` is ``stop``, ``NonFiniteLossError`` where the server saw that
         training diverged or all units of a round say so.
         """
-        timeout_s = self._settings.federation.round_timeout_s if timeout is None else timeout
+        settings, num_units = self._settings, self._settings.federation.num_units
+        timeout_s = settings.federation.round_timeout_s if timeout is None else timeout
         self._load(initial_arrays)
-        with self._opened(grid):
+        frozen = self.model.frozen_parts()
+        units = Units(grid, settings.federation, self._tokenizer.pack(), frozen)
+        scheduler, heads = Scheduler(settings, units.discover()), None
+        with ExitStack() as stack:
+            if settings.server_has_heads:
+                link = stack.enter_context(DecoderLinkServer(settings.link, num_units))
+                vocabulary, fixed = self._tokenizer.vocabulary, self.model.frozen
+                heads = Heads(settings, vocabulary, link, self._on_step, fixed)
+            self._session = _Session(units, scheduler, heads)
+            stack.callback(setattr, self, "_session", None)
+            if self._checkpoint is not None:
+                self._restore(self._session, *self._checkpoint)
             return super().start(grid, initial_arrays, num_rounds, timeout_s, *arguments, **named)
 
     def configure_train(
@@ -154,10 +150,10 @@ class CollaPipeStrategy(Strategy):
         planned = time.perf_counter()
         self._load(arrays)
         clusters, links = decision.plan.clusters, {}
-        models = {cluster.unit: self._model.of_unit(cluster.unit) for cluster in clusters}
+        models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
         if session.heads is not None:
             links = session.heads.open(round_, models)
-        names, own = self._model.names(), self._model.own_models
+        names, own = self.model.names(), self.model.own_models
         sent = {u: {k: t for k, t in model.items() if k in names} for u, model in models.items()}
         common, messages = records.select_arrays(arrays, names), []
         for cluster in clusters:
@@ -177,32 +173,49 @@ class CollaPipeStrategy(Strategy):
         session, came = self._running(), time.perf_counter()
         now, session.round = session.round, None
         assert now is not None, "aggregate_train before configure_train"
-        heads, clusters = session.heads, now.decision.plan.clusters
+        plan, heads = now.decision.plan, session.heads
         if heads is not None:
             heads.close()
-        outcomes = self._outcomes(session, replies, now)
+        request, nodes = now.decision.request, session.units.nodes
+        came_from = {message.metadata.src_node_id: message for message in replies}
+        outcomes = dict[int, TrainReply | Failure]()
+        for each in plan.clusters:
+            seen = heads.target_tokens(each.unit) if heads else None
+            message, sent = came_from.get(nodes[each.unit]), now.sent[each.unit]
+            outcomes[each.unit] = received(message, each, sent, seen, request, self._settings)
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
         if heads is not None and (diverged := heads.diverged()):
             raise NonFiniteLossError(diverged)
-        if clusters and not finished:
-            raise _nobody_finished(now.decision.plan.round, failures)
-        observation = self._learn(finished, now, heads) if finished else None
+        if plan.clusters and not finished:
+            raise _nobody_finished(plan.round, failures)
+        reports = {unit: reply.report for unit, reply in finished.items()}
+        losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
+        train_loss = arrays = metrics = observation = None
+        if finished:
+            uniform = self._settings.federation.weighting == "uniform"
+            shares = {u: 1.0 if uniform else float(r.target_tokens) for u, r in reports.items()}
+            train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
+            metrics = MetricRecord({"train_loss": train_loss})
+            moved = self._learn(plan.round, finished, shares, heads)
+            if moved is not None:
+                squared_norm = np.mean([np.mean(each.squared_norms) for each in reports.values()])
+                observation = RoundObservation(float(squared_norm), train_loss, moved)
         if heads is not None:
             heads.keep_states(finished)
-        session.scheduler.end(
+        report = session.scheduler.end(
             now.decision,
-            {unit: _mean_loss(reply) for unit, reply in finished.items()},
+            losses,
             {unit: reply.state for unit, reply in finished.items()},
             time.perf_counter() - now.began,
             observation,
+            units=tuple(finished),
+            failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
+            train_loss=train_loss,
+            **self._totals(reports, now),
         )
-        report = self._report(session.scheduler, finished, failures, now)
-        arrays = metrics = None
-        if report.train_loss is not None:
-            metrics = MetricRecord({"train_loss": report.train_loss})
-        if finished and self._settings.framework.aggregate:
-            arrays = self._arrays = records.pack_tensors(self._model.weights)
+        if observation is not None:
+            arrays = self._arrays = records.pack_tensors(self.model.weights)
         ended = time.perf_counter()
         seconds = {
             "send": now.left - now.began,
@@ -211,15 +224,15 @@ class CollaPipeStrategy(Strategy):
             "plan": now.planned - now.began,
             "round": ended - now.began,
         }
+        frozen_bytes, session.units.frozen_bytes = session.units.frozen_bytes, 0
         self._on_round(
             RoundResult(
                 report,
                 now.decision.request,
                 seconds,
-                self._model.weights,
-                self._model.own_models,
                 session.scheduler.state,
-                session.units.frozen_bytes,
+                self.model,
+                frozen_bytes,
                 lambda: self._training_state(session),
             )
         )
@@ -242,27 +255,7 @@ class CollaPipeStrategy(Strategy):
     def _load(self, arrays: ArrayRecord) -> None:
         """The model's weights are those of ``arrays``, which mostly they are already."""
         if arrays is not self._arrays:
-            self._model.weights, self._arrays = records.unpack_tensors(arrays), arrays
-
-    @contextmanager
-    def _opened(self, grid: Grid) -> Iterator[None]:
-        """Find the units, and open the decoder link where the server has heads."""
-        settings, frozen = self._settings, self._model.frozen_parts()
-        units = Units(grid, settings.federation, self._tokenizer.pack(), frozen)
-        scheduler = Scheduler(settings, units.discover())
-        has_heads, num_units = settings.server_has_heads, settings.federation.num_units
-        with DecoderLinkServer(settings.link, num_units) if has_heads else nullcontext() as link:
-            heads = None
-            if link is not None:
-                vocabulary, frozen_names_ = self._tokenizer.vocabulary, self._model.frozen
-                heads = Heads(settings, vocabulary, link, self._on_step, frozen_names_)
-            self._session = _Session(units, scheduler, heads)
-            if self._checkpoint is not None:
-                self._restore(self._session, *self._checkpoint)
-            try:
-                yield
-            finally:
-                self._session = None
+            self.model.weights, self._arrays = records.unpack_tensors(arrays), arrays
 
     def _restore(self, session: _Session, then: SchedulerState, training: TrainingState) -> None:
         missing = {
@@ -272,99 +265,50 @@ class CollaPipeStrategy(Strategy):
         }
         session.scheduler.resume_from(then)
         session.scheduler.update_states(missing)
-        self._model.own_models = dict(training.own_models)
-        self._model.server_optimizer.restore(training.server_optimizer)
         if session.heads is not None:
             session.heads.states = dict(training.heads)
         session.units.restore(training.units)
 
     def _training_state(self, session: _Session) -> TrainingState:
         return TrainingState(
-            self._model.weights,
-            self._model.own_models,
-            self._model.server_optimizer.state,
+            self.model.weights,
+            self.model.own_models,
+            self.model.server_optimizer.state,
             session.heads.states if session.heads is not None else {},
             session.units.kept(),
         )
 
-    def _outcomes(
-        self, session: _Session, replies: Iterable[Message], now: _Round
-    ) -> dict[int, TrainReply | Failure]:
-        """Of each unit of the plan, in its order."""
-        settings, heads = self._settings, session.heads
-        limit = f"{settings.federation.round_timeout_s:g}"
-        came = {message.metadata.src_node_id: message for message in replies}
-        outcomes = dict[int, TrainReply | Failure]()
-        for plan in now.decision.plan.clusters:
-            unit, message = plan.unit, came.get(session.units.nodes[plan.unit])
-            if message is None:
-                outcomes[unit] = Failure("Timeout", f"no answer in {limit} s")
-                continue
-            seen = heads.target_tokens(unit) if heads else None
-            outcome = outcomes[unit] = checked_reply(message, unit, now.sent[unit], seen, settings)
-            factor = settings.federation.channel_noise
-            if factor and isinstance(outcome, TrainReply):
-                constant_w = session.scheduler.channel.interference_constant_w
-                variance = noise_variance(plan, now.decision.request, constant_w, factor)
-                seed = derive(settings.seed, "channel_noise", now.decision.plan.round, unit)
-                noisy = with_noise(outcome.weights, variance, seed)
-                outcomes[unit] = replace(outcome, weights=noisy)
-        return outcomes
-
     def _learn(
-        self, finished: Mapping[int, TrainReply], now: _Round, heads: Heads | None
-    ) -> RoundObservation | None:
-        """What the round showed of the loss that all units share; None where models are apart."""
+        self,
+        round_: int,
+        finished: Mapping[int, TrainReply],
+        shares: Mapping[int, float],
+        heads: Heads | None,
+    ) -> float | None:
+        """The units' weights, and those of their heads, into the model; see ``GlobalModel``."""
         models = {
             unit: {**reply.weights, **(heads.weights(unit) if heads else {})}
             for unit, reply in finished.items()
         }
-        shares = {unit: self._weight(reply) for unit, reply in finished.items()}
         common = heads.common_weights(finished) if heads is not None and heads.shared else {}
-        moved = self._model.learn(now.decision.plan.round, models, shares, common)
-        if moved is None:
-            return None
-        norms = [np.mean(reply.report.squared_norms) for reply in finished.values()]
-        loss = self._mean_loss_of(finished.values())
-        return RoundObservation(float(np.mean(norms)), loss, moved)
+        return self.model.learn(round_, models, shares, common)
 
-    def _weight(self, reply: TrainReply) -> float:
-        uniform = self._settings.federation.weighting == "uniform"
-        return 1.0 if uniform else float(reply.report.target_tokens)
-
-    def _mean_loss_of(self, replies: Collection[TrainReply]) -> float:
-        weights = [self._weight(reply) for reply in replies]
-        return float(np.average([_mean_loss(reply) for reply in replies], weights=weights))
-
-    def _report(
-        self,
-        scheduler: Scheduler,
-        finished: Mapping[int, TrainReply],
-        failures: Mapping[int, Failure],
-        now: _Round,
-    ) -> RoundReport:
-        reports = [reply.report for reply in finished.values()]
+    def _totals(self, finished: Mapping[int, ClusterReport], now: _Round) -> dict[str, Any]:
+        """Fields of the round's report that are sums or means over units."""
+        reports = list(finished.values())
         phases = sorted({phase for report in reports for phase in report.seconds})
         one = next((now.sent[unit] for unit in finished), {})  # all get as many weights
         up, down = upload_bytes(one, self._settings.compression.upload), records.num_bytes(one)
-        return scheduler.report(
-            now.decision,
-            units=tuple(finished),
-            failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
-            train_loss=self._mean_loss_of(finished.values()) if finished else None,
-            samples=sum(report.samples for report in reports),
-            target_tokens=sum(report.target_tokens for report in reports),
-            bytes_up=up * len(reports) + sum(report.link_bytes_up for report in reports),
-            bytes_down=down * len(reports) + sum(report.link_bytes_down for report in reports),
-            seconds={
+        return {
+            "samples": sum(report.samples for report in reports),
+            "target_tokens": sum(report.target_tokens for report in reports),
+            "bytes_up": sum(up + report.link_bytes_up for report in reports),
+            "bytes_down": sum(down + report.link_bytes_down for report in reports),
+            "seconds": {
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
                 for p in phases
             },
-        )
-
-
-def _mean_loss(reply: TrainReply) -> float:
-    return sum(reply.report.losses) / len(reply.report.losses)
+        }
 
 
 def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeError:

@@ -5,51 +5,64 @@ the same seed see the same world, whoever decides in them.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from collapipe.errors import ConfigError
-from collapipe.state import Channel, ClusterState
-from server_app.world.conditions import (
-    DeviceCondition,
-    EnvironmentState,
-    RoundConditions,
-    UnitCondition,
-    cluster_now,
-)
-from server_app.world.mobility import Mobility, Probability
+from collapipe.state import ClusterState, DeviceProfile
+from server_app.world.mobility import Mobility, Probability, Walk
+
+T = TypeVar("T")
+U = TypeVar("U")
+_LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # what collapipe.state admits
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCondition:
+    """A device in a round, relative to its profile: the natural logarithm of its speed, and its
+    shares of ``max_blocks`` and of the energy budget. One that is away holds no block."""
+
+    log_speed: float
+    present: bool
+    memory_share: float
+    energy_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCondition:
+    """A cluster in a round: its devices in their order, its control unit's walk, the share of the
+    uplink's energy budget, and for each channel the gain relative to the uplink's, path loss and
+    fading together."""
+
+    devices: tuple[DeviceCondition, ...]
+    walk: Walk
+    energy_share: float
+    gains: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentState:
+    """All that a round's world is made of and the next one follows from; N units, in order."""
+
+    units: tuple[UnitCondition, ...]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What changes, and by how much; see ``conf/environment/``.
+    """What changes, and by how much; ``conf/environment/static.yaml`` explains each field.
 
     Every round takes a generator of its own, and the same draws from it whatever is switched on.
     Each unit has a stream of it for itself, in which devices come last: what one unit tells of its
     cluster changes nothing for the others.
 
-    Attributes
-    ----------
-    speed_deviation, speed_correlation
-        Of the logarithm of a device's speed, a stationary AR(1) process around 0: its standard
-        deviation, and its correlation from round to round.
-    memory_share, energy_share
-        Least and most of what a round leaves of ``max_blocks``, rounded down, and of the energy
-        budgets of devices and uplinks; drawn evenly, each by itself. A device whose blocks are not
-        limited, or an energy that is not, stays so.
-    fading
-        ``rayleigh``: block fading. The gain of each unit and channel is multiplied by an
-        exponential number of mean 1, independent from round to round. Or ``none``.
-    mobility
-        How control units walk.
-    leave_probability, return_probability
-        That a device which is there is away in the next round, and the other way round: a Markov
-        chain of two states. A cluster whose devices are all away sits out.
+    The logarithm of a device's speed is a stationary AR(1) process around 0. Shares of memory and
+    energy are drawn evenly, each by itself; what is not limited stays so. ``rayleigh`` is block
+    fading, independent from round to round. Devices leave and return by a Markov chain of two
+    states; a cluster whose devices are all away sits out.
     """
 
     speed_deviation: Annotated[float, Field(ge=0, le=2)]
@@ -73,22 +86,20 @@ class Environment:
         self, clusters: Sequence[ClusterState], num_channels: int, rng: np.random.Generator
     ) -> EnvironmentState:
         """Before the first round: all devices are there, speeds and velocities are stationary."""
-        pairs = zip(clusters, rng.spawn(len(clusters)), strict=True)
-        return EnvironmentState(
-            tuple(self._newcomer(len(c.devices), num_channels, stream) for c, stream in pairs)
-        )
+        units = [
+            self._newcomer(len(cluster.devices), num_channels, stream)
+            for cluster, stream in zip(clusters, rng.spawn(len(clusters)), strict=True)
+        ]
+        return EnvironmentState(tuple(units))
 
     def step(self, state: EnvironmentState, rng: np.random.Generator) -> EnvironmentState:
         """The next round; ``rng`` is that round's own."""
-        pairs = zip(state.units, rng.spawn(len(state.units)), strict=True)
-        return EnvironmentState(tuple(self._unit(unit, stream) for unit, stream in pairs))
+        streams = rng.spawn(len(state.units))
+        return EnvironmentState(tuple(map(self._unit, state.units, streams)))
 
     def conditions(
-        self,
-        state: EnvironmentState,
-        clusters: Sequence[ClusterState],
-        channels: Sequence[Channel],
-    ) -> RoundConditions:
+        self, state: EnvironmentState, clusters: Sequence[ClusterState]
+    ) -> tuple[ClusterState, ...]:
         """What ``state`` makes of the clusters as they were drawn or told.
 
         Raises ``ConfigError`` where ``state`` is that of other clusters or channels.
@@ -98,9 +109,7 @@ class Environment:
                 f"federation.num_units={len(clusters)}: the environment's state is of "
                 f"{len(state.units)} units; set it as it was, or begin a new run"
             )
-        pairs = zip(clusters, state.units, strict=True)
-        clusters_now = tuple(cluster_now(cluster, unit) for cluster, unit in pairs)
-        return RoundConditions(clusters_now, tuple(channels))
+        return tuple(map(_cluster_now, clusters, state.units))
 
     def _newcomer(
         self, num_devices: int, num_channels: int, rng: np.random.Generator
@@ -112,24 +121,62 @@ class Environment:
 
     def _unit(self, unit: UnitCondition, rng: np.random.Generator) -> UnitCondition:
         walk, energy_share = self.mobility.step(unit.walk, rng), rng.uniform(*self.energy_share)
-        gains = self.mobility.relative_gain(walk) * self._faded(len(unit.gains), rng)
+        drawn = rng.standard_exponential(len(unit.gains))  # of mean 1
+        faded = drawn if self.fading == "rayleigh" else np.ones(len(unit.gains))
+        gains = self.mobility.relative_gain(walk) * faded
         devices = tuple(self._device(device, rng) for device in unit.devices)
         return UnitCondition(devices, walk, energy_share, tuple(gains.tolist()))
-
-    def _faded(self, num_channels: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Factors of mean 1."""
-        drawn = rng.standard_exponential(num_channels)
-        return drawn if self.fading == "rayleigh" else np.ones(num_channels)
 
     def _device(self, device: DeviceCondition, rng: np.random.Generator) -> DeviceCondition:
         kept = self.speed_correlation
         noise = self.speed_deviation * math.sqrt(1 - kept**2) * rng.standard_normal()
         chance = rng.random()
-        stays = chance >= self.leave_probability
-        returns = chance < self.return_probability
+        stays, returns = chance >= self.leave_probability, chance < self.return_probability
         return DeviceCondition(
             log_speed=kept * device.log_speed + noise,
             present=stays if device.present else returns,
             memory_share=rng.uniform(*self.memory_share),
             energy_share=rng.uniform(*self.energy_share),
         )
+
+
+def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:
+    """The cluster as it is in this round."""
+    pairs = _paired(f"unit {cluster.unit}: devices", cluster.devices, condition.devices)
+    devices, uplink = tuple(_device_now(device, now) for device, now in pairs), cluster.uplink
+    if uplink is not None:
+        energy_j = _admitted(uplink.energy_j * condition.energy_share, _MOST)
+        channels = f"unit {cluster.unit}: gains of channels"
+        factors = _paired(channels, uplink.gains, condition.gains)
+        gains = tuple(_admitted(gain * relative, _MOST) for gain, relative in factors)
+        uplink = replace(uplink, energy_j=energy_j, gains=gains)
+    return replace(cluster, devices=devices, uplink=uplink)
+
+
+def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
+    """Blocks take longer on a slower device; its hops and the joules of a block stay."""
+    speed, time = math.exp(now.log_speed), device.time
+    u, v = (_admitted(seconds / speed, _MOST_LAW) for seconds in (time.u, time.v))
+    max_blocks, energy = device.max_blocks, device.energy
+    if max_blocks is not None:
+        max_blocks = math.floor(max_blocks * now.memory_share)
+    if energy is not None:
+        energy = replace(energy, limit_j=_admitted(energy.limit_j * now.energy_share, _MOST))
+    return DeviceProfile(
+        device.name, replace(time, u=u, v=v), max_blocks if now.present else 0, energy
+    )
+
+
+def _paired(what: str, told: Sequence[T], conditions: Sequence[U]) -> Iterator[tuple[T, U]]:
+    if len(told) != len(conditions):
+        raise ConfigError(
+            f"{what}: {len(told)} now, {len(conditions)} in the environment's state; set cluster "
+            "and channel as they were, or begin a new run"
+        )
+    return zip(told, conditions, strict=True)
+
+
+def _admitted(value: float, most: float) -> float:
+    """A unit that tells extremes must not end the run once they are scaled: less than the least
+    number that it may tell is 0, and ``most`` is the most."""
+    return 0.0 if value < _LEAST else min(value, most)

@@ -37,22 +37,10 @@ class Walk:
 
 @dataclass(frozen=True)
 class Mobility:
-    """A correlated walk.
+    """A correlated walk of ``round_s`` seconds between two rounds, however long they take.
 
-    Attributes
-    ----------
-    speed_m_per_s
-        Mean speed; 0: nobody moves.
-    correlation
-        α: what a round's velocity keeps of the one before, from 0 to 1.
-    round_s
-        For how long a unit walks between two rounds, however long they take.
-    radius_m
-        Of the disc around the server.
-    least_distance_m
-        Nearer to the server the path loss does not fall.
-    path_loss_exponent
-        γ: the gain falls with distance^γ.
+    A round's velocity keeps the share α, ``correlation``, of the one before. The gain falls with
+    distance^γ, γ being ``path_loss_exponent``, and not below ``least_distance_m``.
     """
 
     speed_m_per_s: Annotated[float, Field(ge=0, le=1e3)]
@@ -80,31 +68,21 @@ class Mobility:
         """A place drawn evenly from the disc, and a stationary velocity."""
         distance, angle = self.radius_m * math.sqrt(rng.random()), math.tau * rng.random()
         x, y = distance * math.cos(angle), distance * math.sin(angle)
-        velocity = (self._deviation * rng.standard_normal(2)).tolist()
-        return Walk(
-            x, y, velocity[0], velocity[1], math.hypot(x, y)
-        )  # who stands has gain 1 exactly
+        x_speed, y_speed = (self._deviation * rng.standard_normal(2)).tolist()
+        return Walk(x, y, x_speed, y_speed, math.hypot(x, y))  # who stands has gain 1 exactly
 
     def step(self, walk: Walk, rng: np.random.Generator) -> Walk:
         """A round later: v ← α·v + σ·√(1 − α²)·w with w standard normal, then p ← p + v·t."""
         noise = self._deviation * math.sqrt(1 - self.correlation**2) * rng.standard_normal(2)
         x_speed = self.correlation * walk.x_m_per_s + float(noise[0])
         y_speed = self.correlation * walk.y_m_per_s + float(noise[1])
-        moved = Walk(
-            walk.x_m + x_speed * self.round_s,
-            walk.y_m + y_speed * self.round_s,
-            x_speed,
-            y_speed,
-            walk.start_distance_m,
-        )
-        return self._reflected(moved)
+        x, y = walk.x_m + x_speed * self.round_s, walk.y_m + y_speed * self.round_s
+        return self._reflected(Walk(x, y, x_speed, y_speed, walk.start_distance_m))
 
     def relative_gain(self, walk: Walk) -> float:
         """The path's gain, divided by that at the place where the walk began."""
-        now, start = (
-            max(distance, self.least_distance_m)
-            for distance in (walk.distance_m, walk.start_distance_m)
-        )
+        distances = walk.distance_m, walk.start_distance_m
+        now, start = (max(distance, self.least_distance_m) for distance in distances)
         return float((start / now) ** self.path_loss_exponent)
 
     @property
@@ -122,10 +100,5 @@ class Mobility:
         x, y = walk.x_m / distance, walk.y_m / distance
         outward = walk.x_m_per_s * x + walk.y_m_per_s * y
         turned = 2 * max(outward, 0.0)
-        return Walk(
-            x * inside,
-            y * inside,
-            walk.x_m_per_s - turned * x,
-            walk.y_m_per_s - turned * y,
-            walk.start_distance_m,
-        )
+        x_speed, y_speed = walk.x_m_per_s - turned * x, walk.y_m_per_s - turned * y
+        return Walk(x * inside, y * inside, x_speed, y_speed, walk.start_distance_m)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from optim.problem import Allocation, RoundOptions, RoundProblem, RoundSolution
 from optim.verify import radio
 from optim.verify import verify_round as verify_constraints
-from optim.verify.objective import chosen_penalties, finishes, idle_penalties, penalties
 from optim.verify.radio import UplinkPairs
+from optim.verify.round import scheduled_units
 from optim.verify.tolerance import MARGIN, exceeds, violation
 
 Floats = NDArray[np.float64]
@@ -76,7 +76,7 @@ def _choices(problem: RoundProblem) -> _Choices:
             late = radio.gammas(each, power_w, segments[:, None], problem) > options.gamma_max
             seconds[late] = math.inf
         finish.append(seconds)
-        costs.append(penalties(queues, each, power_w, segments[:, None], problem))
+        costs.append(radio.penalties(queues, each, power_w, segments[:, None], problem))
     finish_s = np.concatenate(finish, axis=-1)
     drift = np.where(np.isfinite(finish_s), np.concatenate(costs, axis=-1), math.inf)
     return _Choices(finish_s, drift)
@@ -106,12 +106,13 @@ class _Answer:
 
 
 def _answer(chosen: Sequence[Allocation], problem: RoundProblem) -> _Answer:
+    units = scheduled_units(chosen, problem)
     return _Answer(
         units=[given.unit for given in chosen],
         channels=[given.channel for given in chosen],
-        finish_s=finishes(chosen, problem),
-        costs=chosen_penalties(chosen, problem),
-        idle_costs=idle_penalties(problem),
+        finish_s=units.finish_s,
+        costs=units.penalties,
+        idle_costs=radio.idle_penalties(problem),
         drift_weight=problem.options.drift_weight,
     )
 

@@ -1,4 +1,4 @@
-"""PromptGrid: all replies come through, and what does not come ends the wait."""
+"""A prompt grid: all replies come through, and what does not come ends the wait."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from server_app.grid import InlineGrid, PromptGrid
+from server_app.grid import InlineGrid, make_prompt
 
 
 class Slow(InlineGrid):
@@ -36,7 +36,7 @@ def test_each_reply_comes_once_and_a_silent_node_ends_with_the_time(
 ) -> None:
     grid = Slow()
     messages = [Message(RecordDict(), node, "train") for node in range(2, count + 2)]
-    replies = list(PromptGrid(grid).send_and_receive(messages, timeout=timeout))
+    replies = list(make_prompt(grid).send_and_receive(messages, timeout=timeout))
     asked = [reply.metadata.reply_to_message_id for reply in replies]
     assert asked == ["0", "1", "2"]
     assert all(set(grid.asked) >= {one} for one in asked)

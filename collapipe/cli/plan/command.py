@@ -3,12 +3,17 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from collapipe import __version__
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import read_inventory
-from collapipe.planning.inventory_plan import plan_inventory
+from collapipe.plan import Certificate
+from collapipe.planning import InventoryPlan, PlannedCluster, plan_inventory
 from collapipe.validation import nearest
+from optim.problem import Partition
 from optim.solvers import CLUSTER_SOLVERS
+from optim.timeline import timeline
 
 
 def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
@@ -32,9 +37,7 @@ def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
 
         draw(plan, plot)
     if as_json:
-        from collapipe.cli.plan.json_answer import json_answer
-
-        print(json.dumps(json_answer(plan), indent=2, allow_nan=False))
+        print(json.dumps(_json_answer(plan), indent=2, allow_nan=False))
     else:
         from collapipe.cli.plan.table import show
 
@@ -48,3 +51,68 @@ def _check_plot(file: Path) -> None:
         raise ConfigError(f"--plot {file}: there is no folder {file.parent}; make it first")
     if file.is_dir():
         raise ConfigError(f"--plot {file}: is a folder; name a file")
+
+
+def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
+    """What scripts read, so that its names are fixed: each cluster's fastest plan, whatever a round
+    makes of it, and the joint round."""
+    clusters = [
+        {
+            "name": planned.cluster.name,
+            **_split(planned, planned.solution.best),
+            **_certificate(planned.solution.certificate, "lower_bound_s"),
+            "front": [_point(point) for point in planned.solution.front],
+        }
+        for planned in plan.clusters
+    ]
+    answer: dict[str, Any] = {"version": __version__, "clusters": clusters}
+    if joint := plan.round:
+        names = [planned.cluster.name for planned in plan.clusters]
+        answer["round"] = {
+            "units": [_unit(planned) for planned in plan.clusters if planned.allocation],
+            "idle": [planned.cluster.name for planned in plan.clusters if not planned.allocation],
+            "makespan_s": joint.makespan_s,
+            "objective": joint.solution.certificate.objective,
+            **_certificate(joint.solution.certificate, "lower_bound"),
+            "gammas": dict(zip(names, joint.gammas, strict=True)),
+            "queues": dict(zip(names, joint.queues, strict=True)),
+        }
+    return answer
+
+
+def _split(planned: PlannedCluster, partition: Partition) -> dict[str, Any]:
+    segments = [
+        {
+            "device": planned.problem.devices[each.device].name,
+            "first_block": each.span.first,
+            "blocks": each.span.blocks,
+        }
+        for each in timeline(planned.problem, partition)
+    ]
+    return {**_point(partition), "segments": segments}
+
+
+def _point(partition: Partition) -> dict[str, Any]:
+    names = ("num_segments", "num_micro_batches", "latency_s")
+    return {name: getattr(partition, name) for name in names}
+
+
+def _unit(planned: PlannedCluster) -> dict[str, Any]:
+    """``pipeline_s``, ``upload_s`` and their sum, with the split that the round chose."""
+    allocation = planned.allocation
+    assert allocation is not None
+    split = _split(planned, allocation.partition)
+    return {
+        "cluster": planned.cluster.name,
+        "channel": allocation.channel,
+        "power_w": allocation.power_w,
+        "pipeline_s": split.pop("latency_s"),
+        "upload_s": allocation.upload_s,
+        "total_s": planned.total_s,
+        **split,
+    }
+
+
+def _certificate(certificate: Certificate, bound: str) -> dict[str, Any]:
+    names = ("gap", "solver", "solve_time_s")
+    return {bound: certificate.lower_bound, **{n: getattr(certificate, n) for n in names}}

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from collapipe.errors import ConfigError
 from collapipe.formatting import block_range, seconds
-from collapipe.planning.inventory_plan import InventoryPlan, PlannedCluster
+from collapipe.planning import InventoryPlan, PlannedCluster
 from optim.timeline import SegmentTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
@@ -21,6 +21,12 @@ _LABELLED_FROM = 0.017  # of the axis: a bar that has room for its number
 _SHADES, _HOPS = ("#3b6ea5", "#a9c6e3"), ("#222222", "#909090")  # apart in grey, too
 _UPLOAD = "#c98b3a"
 _NUMBERS = ("white", "black")
+_LEGEND = (
+    (_SHADES[0], "odd micro-batch, forward and backward"),
+    (_SHADES[1], "even micro-batch"),
+    (_HOPS[0], "hop to the next device, or back to the control unit"),
+    (_UPLOAD, "upload"),  # in a joint round
+)
 _BAR, _HOP_BAR = 0.56, 0.14  # of a row's height
 
 
@@ -37,25 +43,25 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     latest = max(each.total_s for each in clusters)
     for axes, each in zip(all_axes, clusters, strict=True):
         _draw_cluster(axes, each, latest if joint else each.total_s, joint)
-    figure.legend(handles=_legend(joint), loc="outside lower center", ncols=2, frameon=False)
-    with rc_context({"svg.hashsalt": "collapipe"}):  # the same plan makes the same file
-        _save(figure, file)
-
-
-def _save(figure: Figure, file: Path) -> None:
+    patches = [Patch(facecolor=color, label=label) for color, label in _LEGEND[: 3 + joint]]
+    figure.legend(handles=patches, loc="outside lower center", ncols=2, frameon=False)
     suffix = file.suffix.lower().removeprefix(".")
     metadata = {"Date": None} if suffix == "svg" else None
     try:
-        figure.savefig(file, format=suffix, dpi=160, metadata=metadata)
+        with rc_context({"svg.hashsalt": "collapipe"}):  # the same plan makes the same file
+            figure.savefig(file, format=suffix, dpi=160, metadata=metadata)
     except OSError as error:
         raise ConfigError(f"--plot {file}: cannot be written ({error.strerror})") from error
 
 
 def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bool) -> None:
-    segments, allocation = planned.segments, planned.allocation
-    for each in segments:
+    allocation, held = planned.allocation, {each.device: each for each in planned.segments}
+    for each in held.values():
         _draw_segment(axes, each, until_s)
-    names = _row_names(planned, segments)
+    names = [
+        device.name.replace("$", r"\$") + f"\n{_blocks(held.get(k))}"
+        for k, device in enumerate(planned.problem.devices)
+    ]
     if allocation:
         top = len(names) - (_BAR + _HOP_BAR) / 2
         upload = (planned.partition.latency_s, allocation.upload_s)
@@ -93,16 +99,10 @@ def _draw_segment(axes: Axes, segment: SegmentTimes, until_s: float) -> None:
         )
 
 
-def _row_names(planned: PlannedCluster, segments: tuple[SegmentTimes, ...]) -> list[str]:
-    held = {each.device: each.span for each in segments}
-    names = []
-    for number, device in enumerate(planned.problem.devices):
-        span, name = held.get(number), device.name.replace("$", r"\$")
-        blocks = (
-            f"block{'s' if span.blocks > 1 else ''} {block_range(span)}" if span else "not used"
-        )
-        names.append(f"{name}\n{blocks}")
-    return names
+def _blocks(segment: SegmentTimes | None) -> str:
+    if segment is None:
+        return "not used"
+    return f"block{'s' if segment.span.blocks > 1 else ''} {block_range(segment.span)}"
 
 
 def _title(planned: PlannedCluster, joint: bool) -> str:
@@ -114,12 +114,3 @@ def _title(planned: PlannedCluster, joint: bool) -> str:
     idle = ", idle in this round" if joint and not allocation else ""
     name, batch = planned.cluster.name, seconds(partition.latency_s)
     return f"{name}: {how}, {batch} a batch{upload}{idle}"
-
-
-def _legend(joint: bool) -> list[Patch]:
-    patches = [
-        Patch(facecolor=_SHADES[0], label="odd micro-batch, forward and backward"),
-        Patch(facecolor=_SHADES[1], label="even micro-batch"),
-        Patch(facecolor=_HOPS[0], label="hop to the next device, or back to the control unit"),
-    ]
-    return [*patches, Patch(facecolor=_UPLOAD, label="upload")] if joint else patches

@@ -1,4 +1,4 @@
-"""An inventory's plan as tables, one a cluster."""
+"""An inventory's plan as tables: one a cluster, and one of a joint round."""
 
 import io
 import sys
@@ -14,20 +14,23 @@ from collapipe.formatting import (
     certainty,
     counted,
     enough,
-    micro_batches,
     print_lines,
     print_table,
     seconds,
     three_digits,
+    watts,
 )
-from collapipe.planning.inventory_plan import InventoryPlan, PlannedCluster
-from collapipe.state import DeviceProfile, EnergyBudget
+from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster, full_power_energy
+from collapipe.state import DeviceProfile
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
+from optim.radio.channel import links, power_limits
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
 
 _COLUMNS = ("device", "blocks", "memory", "compute", "hop", "busy", "fill", "gaps", "drain")
+_ROUND_COLUMNS = ("cluster", "channel", "power", "pipeline", "upload", "total", "drift", "queue")
+_OWN_ROUND = "paper"  # the one other solver of rounds
 _IDLING_COLUMNS = 3  # the last ones
 _FRONT_ENDS = 4  # points of a long front that are shown at each end
 _IDLING = "; fill, gaps, drain: idle before, between and after that"
@@ -41,11 +44,9 @@ def show(plan: InventoryPlan) -> None:
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False, markup=False, emoji=False)
     for planned in plan.clusters:
-        _show_cluster(console, planned, plan.inventory.block_bytes)
+        _show_cluster(console, planned, plan.inventory.model.block_bytes)
     if plan.round:
-        from collapipe.cli.plan.round_table import show_round
-
-        show_round(console, plan, plan.round)
+        _show_round(console, plan, plan.round)
 
 
 def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float | None) -> None:
@@ -57,28 +58,18 @@ def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float 
         style="bold",
     )
     held = {each.device: each for each in segments}
-    rows = [
-        _device_row(device, profile, held.get(place), planned.partition.latency_s, block_bytes)
-        for place, (device, profile) in enumerate(
-            zip(planned.cluster.devices, problem.devices, strict=True)
+    rows = []
+    for k, device in enumerate(planned.cluster.devices):
+        segment = held.get(k)
+        blocks = segment.span.blocks if segment else 0
+        memory = _memory(device, problem.devices[k], blocks, block_bytes)
+        shares = (
+            _shares(segment, planned.partition.latency_s) if segment else ("not used", *"-----")
         )
-    ]
+        rows.append((device.name, block_range(segment.span) if segment else "-", memory, *shares))
     with_idling = print_table(console, _COLUMNS, rows, _IDLING_COLUMNS)
     print_lines(console, _summary(planned, segments, with_idling))
     console.print()
-
-
-def _device_row(
-    device: PhysicalDevice,
-    profile: DeviceProfile,
-    segment: SegmentTimes | None,
-    latency_s: float,
-    block_bytes: float | None,
-) -> tuple[str, ...]:
-    memory = _memory(device, profile, segment.span.blocks if segment else 0, block_bytes)
-    if segment is None:
-        return (device.name, "-", memory, "not used", *"-----")
-    return (device.name, block_range(segment.span), memory, *_shares(segment, latency_s))
 
 
 def _memory(
@@ -139,7 +130,7 @@ def _how(problem: ClusterProblem, partition: Partition) -> str:
     least, more = divmod(problem.batch_size, count)
     size = f"{least} or {least + 1}" if more else f"{least}"
     return (
-        f"S = {counted(partition.num_segments, 'segment')}, m = {micro_batches(count)} "
+        f"S = {counted(partition.num_segments, 'segment')}, m = {counted(count, 'micro-batch')} "
         f"of {_samples(size)}"
     )
 
@@ -215,17 +206,73 @@ def _energies(problem: ClusterProblem, partition: Partition) -> list[str]:
         limit = f"{three_digits(budget.limit_j)} J"
         least = budget.law.chunk(1, problem.batch_size)  # of a batch in one piece
         if blocks:
-            spent = three_digits(_joules(problem, partition, budget, blocks))
-            texts.append(f"{device.name} {spent} of {limit}")
+            if partition.replicated:
+                spent = budget.law.compute(blocks, problem.batch_size / len(problem.devices))
+            else:
+                count = partition.num_micro_batches
+                spent = count * budget.law.chunk(blocks, problem.batch_size / count)
+            texts.append(f"{device.name} {three_digits(spent)} of {limit}")
         elif least > budget.limit_j:
             texts.append(f"{device.name} {limit}: a block needs {enough(least)} J")
     return texts
 
 
-def _joules(
-    problem: ClusterProblem, partition: Partition, budget: EnergyBudget, blocks: int
-) -> float:
-    if partition.replicated:
-        return budget.law.compute(blocks, problem.batch_size / len(problem.devices))
-    count = partition.num_micro_batches
-    return count * budget.law.chunk(blocks, problem.batch_size / count)
+def _show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> None:
+    """Print the round, its objective, and why some clusters are idle."""
+    options, certificate = joint.problem.options, joint.solution.certificate
+    channels, units = len(joint.problem.channels), len(joint.problem.uplinks)
+    console.print(
+        f"round: {counted(channels, 'channel')} for {counted(units, 'cluster')}, "
+        f"drift {options.drift}, V = {options.drift_weight:g} per s",
+        style="bold",
+    )
+    print_table(
+        console, _ROUND_COLUMNS, [_round_row(p, joint, n) for n, p in enumerate(plan.clusters)]
+    )
+    lines = [
+        ("the round", f"{seconds(joint.makespan_s)}, its slowest cluster's batch and upload"),
+        ("objective", f"{certificate.objective:.6g}; {_round_certainty(plan.solver, joint)}"),
+        *(("idle", line) for line in _idlers(plan, joint)),
+    ]
+    print_lines(console, lines)
+
+
+def _round_certainty(solver: str, joint: JointRound) -> str:
+    """A baseline chooses splits; who takes part with them is the exact solver's answer."""
+    certificate = joint.solution.certificate
+    if solver in (EXACT, _OWN_ROUND):
+        return certainty(certificate)
+    return (
+        f"the best round with these splits, by {certificate.solver}, in "
+        f"{seconds(certificate.solve_time_s)}; how far from the best with others is not known"
+    )
+
+
+def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[str, ...]:
+    allocation = planned.allocation
+    sending: tuple[str, ...] = ("idle", *"----")
+    if allocation:
+        times = (planned.partition.latency_s, allocation.upload_s, planned.total_s)
+        sending = (f"{allocation.channel}", watts(allocation.power_w), *map(seconds, times))
+    queue = f"{joint.problem.queues[unit]:.3g} -> {joint.queues[unit]:.3g}"
+    return (planned.cluster.name, *sending, f"{joint.gammas[unit]:.3g}", queue)
+
+
+def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
+    """Who sits the round out, and whether it could have taken part."""
+    pairs = links(joint.problem.uplinks, joint.problem.channels, joint.problem.options.fading)
+    possible = power_limits(pairs).max(axis=1) > 0
+    needed = (pairs.energy_j / pairs.budgets).min(axis=1)
+    at_full_power = full_power_energy(pairs).min(axis=1)
+    return [
+        f"{planned.cluster.name}: "
+        + (
+            "the channels serve others better in this round"
+            if possible[unit]
+            else f"at any power its upload costs more than {needed[unit]:.3g} J on every channel, "
+            f"it has {joint.problem.uplinks[unit].energy_j:.3g} J; "
+            f"{enough(at_full_power[unit])} J pay for full power"
+        )
+        for unit, planned in enumerate(plan.clusters)
+        if not planned.allocation
+    ]

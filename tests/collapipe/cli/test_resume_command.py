@@ -152,7 +152,10 @@ def test_code_of_others_is_not_imported(run_dir: Path, monkeypatch: pytest.Monke
         says = refusal(run_dir)
         assert f"{option.lstrip('+')}._target_=planted.Plan: a saved run may name" in says
         assert says.endswith("if you trust it, add --trust planted")
-    for target in ("flwr_datasets.partitioner.partitioner.Dataset", "collapipe.config.names.Path"):
+    for target in (
+        "flwr_datasets.partitioner.partitioner.Dataset",
+        "collapipe.config.composing.Path",
+    ):
         planted = [*saved, f"data.partitioner._target_={target}"]
         (run_dir / "overrides.json").write_text(json.dumps(planted))
         assert f"data.partitioner._target_={target}: a saved run may name" in refusal(run_dir)

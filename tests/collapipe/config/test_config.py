@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from collapipe.config import composing, load, load_overrides, load_saved
-from collapipe.config.composing import composed, options_of, run_dir, sweep_dir
-from collapipe.config.names import CONF
+from collapipe.config.composing import CONF, composed, options_of, run_dir, sweep_dir
 from collapipe.config.overrides import expand, join, quoted, split
 from collapipe.errors import ConfigError
 from collapipe.sections import DataSettings, FrameworkSettings

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.models.dropout import drawing_from
 from collapipe.models.transformer import EncoderBlock, TransformerSpec
 

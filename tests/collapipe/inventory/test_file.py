@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import Inventory, read_inventory
 from collapipe.inventory.model import TOKENS
@@ -89,23 +89,23 @@ def test_reserved_keys_are_allowed(tmp_path: Path) -> None:
 
 def test_defaults(tmp_path: Path) -> None:
     inventory = read(tmp_path, file("{name: a, chunk: {u: 1}}"))
-    assert (inventory.latency, inventory.max_micro_batches) == ("overlap", 64)
+    assert (inventory.section.latency, inventory.section.most_micro_batches) == ("overlap", 64)
     assert (inventory.channels, inventory.clusters[0].uplink) == ((), None)
-    assert inventory.round.queues == (0.0,)
+    assert inventory.section.round == RoundSection()
 
 
 def test_a_micro_batch_holds_at_least_one_sample(tmp_path: Path) -> None:
     text = file("{name: a, chunk: {u: 1}}")
-    assert read(tmp_path, f"{text}max_micro_batches: 500\n").max_micro_batches == 64
-    assert read(tmp_path, f"{text}max_micro_batches: 5\n").max_micro_batches == 5
+    assert read(tmp_path, f"{text}max_micro_batches: 500\n").section.most_micro_batches == 64
+    assert read(tmp_path, f"{text}max_micro_batches: 5\n").section.most_micro_batches == 5
 
 
 def test_a_named_model_has_the_cost_of_its_sizes(tmp_path: Path) -> None:
     device = "{name: a, flops_per_s: 1e9, memory_bytes: 1e9}"
     inventory = read(tmp_path, file(device, model="  name: transformer\n"))
     cost = transformer_block_cost(512, 2048, TOKENS, 64)
-    assert inventory.num_blocks == 6
-    assert inventory.block_bytes == cost.block_bytes
+    assert inventory.model.num_blocks == 6
+    assert inventory.model.block_bytes == cost.block_bytes
     profile = inventory.clusters[0].profiles[0]
     assert profile.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
     assert profile.max_blocks == int(1e9 / cost.block_bytes)
@@ -114,13 +114,13 @@ def test_a_named_model_has_the_cost_of_its_sizes(tmp_path: Path) -> None:
 def test_a_named_models_samples_are_as_long_as_it_says(tmp_path: Path) -> None:
     model = "  name: transformer\n  tokens: 80\n"
     inventory = read(tmp_path, file("{name: a, flops_per_s: 1e9}", model=model))
-    assert inventory.block_bytes == transformer_block_cost(512, 2048, 80, 64).block_bytes
+    assert inventory.model.block_bytes == transformer_block_cost(512, 2048, 80, 64).block_bytes
 
 
 def test_what_stands_beside_a_models_name_goes_over_it(tmp_path: Path) -> None:
     model = "  name: transformer\n  num_blocks: 4\n  block_bytes: 7.0e7\n"
     inventory = read(tmp_path, file("{name: a, flops_per_s: 1e9}", model=model))
-    assert (inventory.num_blocks, inventory.block_bytes) == (4, 7e7)
+    assert (inventory.model.num_blocks, inventory.model.block_bytes) == (4, 7e7)
 
 
 def test_decibels_become_numbers(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
         "round: {drift: paper, drift_weight: 2, kappa: 3, interference_constant_w: 4, "
         "gradient_bound: 5, gamma_max: 6, queues: [7.5], fading: rayleigh}\n"
     )
-    figures = read(tmp_path, joint_file() + given).round
+    figures = read(tmp_path, joint_file() + given).section.round
     assert figures.model_dump() == {
         "drift": "paper",
         "drift_weight": 2.0,
@@ -163,7 +163,7 @@ def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ["64", "6.4e1", "+64.", "0.64e2", "6.4E+1", "64.0"])
 def test_every_way_to_write_a_number_is_one(tmp_path: Path, number: str) -> None:
     text = file("{name: a, chunk: {u: 1}}").replace("batch_size: 64", f"batch_size: {number}")
-    assert read(tmp_path, text).batch_size == 64
+    assert read(tmp_path, text).section.batch_size == 64
 
 
 @pytest.mark.parametrize(

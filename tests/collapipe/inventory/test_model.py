@@ -20,7 +20,7 @@ def test_a_folder_beside_the_inventory_is_counted(tmp_path: Path) -> None:
     cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8)
     inventory = read(tmp_path, "{name: t5, tokens: 9}")
     (device,) = inventory.clusters[0].profiles
-    assert (inventory.num_blocks, inventory.block_bytes) == (4, cost.block_bytes)
+    assert (inventory.model.num_blocks, inventory.model.block_bytes) == (4, cost.block_bytes)
     assert device.time.u == (cost.forward_flops + cost.backward_flops) / 1e9
     assert device.max_blocks == 1e6 // cost.block_bytes
 
@@ -36,13 +36,13 @@ def test_the_run_may_change_the_configuration(tmp_path: Path) -> None:
     spec = HuggingFaceSpec(
         str(tmp_path / "gpt2"), num_blocks=2, config={**fields, "scale_attn_weights": False}
     )
-    assert inventory.num_blocks == 2
-    assert inventory.block_bytes == measure_cost(spec, 64, 8).block_bytes
+    assert inventory.model.num_blocks == 2
+    assert inventory.model.block_bytes == measure_cost(spec, 64, 8).block_bytes
 
 
 def test_a_family_needs_no_name(tmp_path: Path) -> None:
     inventory = read(tmp_path, "{family: bert, config: {num_hidden_layers: 3}, block_bytes: 7e7}")
-    assert (inventory.num_blocks, inventory.block_bytes) == (3, 7e7)
+    assert (inventory.model.num_blocks, inventory.model.block_bytes) == (3, 7e7)
 
 
 @pytest.mark.parametrize(

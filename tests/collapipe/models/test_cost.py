@@ -9,7 +9,7 @@ from sections import optimizer_settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from collapipe.devices.block_cost import transformer_block_cost
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.dropout import drawing_from
 from collapipe.models.lora import LoraSpec

@@ -16,11 +16,11 @@ from federated import play
 from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.plan import RoundPlan
+from collapipe.report import RoundReport, Score
 from collapipe.reproduction import remark2
 from collapipe.reproduction.paper_world import paper_presets
 from collapipe.reproduction.remark2 import FACTORS, POWERS_W, QUIET, SETTINGS, transmission
 from collapipe.reproduction.training import Job, Training
-from collapipe.runs.metrics import Metric, RoundLine
 from collapipe.runs.reading import Run, Summary, read_run
 
 ROUNDS = 5
@@ -52,11 +52,13 @@ class Made(Training):
         factor, power_w = told(job)
         loss = QUIET_LOSS + job.seed / 10 + self.added(factor, power_w)
         lines = tuple(
-            RoundLine(t, RoundPlan(t, ()), (0,), {}, 1, 0, 0, {}, 1.0, loss / t, clock_s=float(t))
+            RoundReport(
+                round=t, plan=RoundPlan(t, ()), units=(0,), train_loss=loss / t, clock_s=float(t)
+            )
             for t in range(1, ROUNDS + 1)
         )
         tree = {"federation": {"num_units": 1, "rounds": ROUNDS}, "power_w": power_w}
-        summary = Summary("completed", metric=Metric("BLEU", 10.0), test_loss=loss, wall_s=2.0)
+        summary = Summary("completed", metric=Score("BLEU", 10.0), test_loss=loss, wall_s=2.0)
         return Run(Path("made-up"), "1", "", tree, lines, summary, {})
 
 
@@ -186,7 +188,7 @@ def test_a_run_that_does_not_say_how_it_sent_is_named(
     assert "\n" not in str(raised.value)
 
 
-def _silent(line: RoundLine) -> RoundLine:
+def _silent(line: RoundReport) -> RoundReport:
     """The round, planned without channels."""
     clusters = tuple(replace(each, uplink=None) for each in line.plan.clusters)
     return replace(line, plan=replace(line.plan, clusters=clusters))

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from collapipe import config
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.plan import RoundPlan
-from collapipe.report import ClusterCost, RoundCost
+from collapipe.report import ClusterCost, RoundCost, RoundReport, Score
 from collapipe.reproduction import fig06, training
 from collapipe.reproduction.command import shown
 from collapipe.reproduction.fig09_fig10 import FIG09, FIG10
@@ -26,7 +26,6 @@ from collapipe.reproduction.figure import PaperFigure, above
 from collapipe.reproduction.learning_curves import learning_curve
 from collapipe.reproduction.training import Experiment, Job, Training, data_folder
 from collapipe.runs.evidence import Interval
-from collapipe.runs.metrics import Metric, RoundLine
 from collapipe.runs.reading import Run, Summary
 
 ROUNDS, EVERY = 8, 2
@@ -39,7 +38,7 @@ def made_run(
 ) -> Run:
     """A loss of 1/t, and a metric of ``gain`` a round; of two clusters one takes half as long."""
     lines = tuple(
-        RoundLine(
+        RoundReport(
             round=number,
             plan=RoundPlan(number, ()),
             units=(0, 1),
@@ -53,11 +52,11 @@ def made_run(
             cost=RoundCost(round_s + upload_s, (_cost(0, round_s), _cost(1, round_s / 2))),
             clock_s=(round_s + upload_s) * number,
             evaluation_loss=0.5 / (gain or 1) if number % EVERY == 0 else None,
-            metric=Metric(name, gain * number) if number % EVERY == 0 else None,
+            metric=Score(name, gain * number) if number % EVERY == 0 else None,
         )
         for number in range(1, ROUNDS + 1)
     )
-    test = Metric(name, gain * ROUNDS)
+    test = Score(name, gain * ROUNDS)
     summary = Summary("completed", ROUNDS, metric=test, test_loss=0.5 / (gain or 1), wall_s=3.0)
     tree = {"federation": {"num_units": 2, "rounds": ROUNDS}, "seed": 0}
     return Run(Path("made-up"), "1", "", tree, lines, summary, {})

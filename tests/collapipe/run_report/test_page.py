@@ -20,7 +20,7 @@ from made_run import (
 from report_page import Page
 
 from collapipe.formatting import seconds
-from collapipe.run_report.queues import drifts
+from collapipe.run_report.units import drifts
 from collapipe.runs.reading import read_run
 
 Command = Callable[..., tuple[int, str, str]]

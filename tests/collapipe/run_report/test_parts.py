@@ -2,8 +2,8 @@
 
 import pytest
 
+from collapipe.run_report.drawing import scale
 from collapipe.run_report.html import Markup, join, tag
-from collapipe.run_report.scale import scale
 
 
 def test_markup_escapes_all_but_itself() -> None:

@@ -13,7 +13,7 @@ from collapipe.state import Channel, Uplink
 from optim.allocation.algorithm3 import match_channels, paper_allocation
 from optim.allocation.exact import exact_allocation
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
-from optim.radio.channel import Fading
+from optim.radio.channel import Fading, Links
 from optim.radio.power_control import Senders, controlled_power
 from tests.optim.refutation import verify_round
 
@@ -174,18 +174,16 @@ def senders(seed: int, count: int, fading: Fading, drift: str) -> Senders:
     rng = np.random.default_rng(seed)
     interference, high = rng.uniform(0.001, 0.1, count), rng.uniform(0.05, 1, count)
     prices = 10 ** rng.uniform(-2, 2, count)
+    gains, bandwidth_hz = rng.uniform(0.01, 1, count), rng.uniform(0.1, 1, count) * 1e6
+    noise_w, bits = interference * (1 + 1e-9), 10 ** rng.uniform(6, 8, count)
+    figures = (gains, bandwidth_hz, interference, noise_w, high, 0 * high, bits, bits)
     return Senders(
-        gains=rng.uniform(0.01, 1, count),
-        bandwidth_hz=rng.uniform(0.1, 1, count) * 1e6,
-        interference_w=interference,
-        noise_w=interference * (1 + 1e-9),
-        upload_bits=10 ** rng.uniform(6, 8, count),
+        Links(*figures, fading=fading),
         low_w=high * float(rng.choice([0.0, 0.2])),
         high_w=high,
         watt_price=prices * (drift == "paper"),
         error_price=prices * (drift == "gamma"),
         drift_weight=10 ** rng.uniform(-2, 1),
-        fading=fading,
     )
 
 
@@ -205,7 +203,7 @@ def least_on_a_grid(problem: Senders) -> float:
     """Υ's least of 1,000 powers of the first unit with each of 1,000 of the second, if any."""
     shares = np.linspace(0, 1, 1001)[1:, None]
     grid = problem.low_w + shares * (problem.high_w - problem.low_w)
-    uploads = problem.uploads(grid).T
+    uploads = problem.links.uploads(grid).T
     drifts = (problem.watt_price * grid + problem.error_price * problem.errors(grid)).T
     if len(uploads) == 1:
         return float((problem.drift_weight * uploads[0] + drifts[0]).min())
@@ -227,10 +225,10 @@ def test_extreme_figures_leave_a_valid_power() -> None:
     for seed in range(12):
         rng = np.random.default_rng(seed)
         base = senders(seed, 3, "none", "paper")
+        gains, noise_w = (10 ** rng.uniform(-12, 0, 3) for _ in range(2))
         problem = replace(
             base,
-            gains=10 ** rng.uniform(-12, 0, 3),
-            noise_w=10 ** rng.uniform(-12, 0, 3),
+            links=replace(base.links, gains=gains, noise_w=noise_w),
             watt_price=10 ** rng.uniform(-3, 6, 3),
         )
         power = controlled_power(problem, problem.high_w)

@@ -13,12 +13,12 @@ from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
 from optim.latency import block_caps, pipeline_latency
 from optim.partition.algorithm2 import (
     alternate,
+    best_blocks,
     best_micro_batches,
     paper_partition,
     starting_micro_batches,
     stationary_micro_batches,
 )
-from optim.partition.blocks_programme import best_blocks
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, ClusterSolution, Latency
 from optim.verify import verify_cluster

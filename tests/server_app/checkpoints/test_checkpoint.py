@@ -19,20 +19,18 @@ from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.state import Estimates, unknown_cluster
 from collapipe.wire.messages import Failure
-from server_app.checkpoints.checkpoint import (
+from server_app.checkpoints.file import (
+    PROGRESS,
     Checkpoint,
+    CheckpointFolder,
     Progress,
     flat,
     nested,
-    progress_from_json,
-    progress_to_json,
 )
-from server_app.checkpoints.file import CheckpointFolder
 from server_app.records.summary import History
-from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.results import TrainingState
-from server_app.rounds.scheduler import SchedulerState
-from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
+from server_app.rounds.scheduler import RoundObservation, SchedulerState
+from server_app.world.environment import DeviceCondition, EnvironmentState, UnitCondition
 from server_app.world.mobility import Walk
 
 NUMBER = st.floats(allow_nan=False)
@@ -94,14 +92,14 @@ def bits(tensors: TrainingState) -> dict[str, tuple[torch.dtype, tuple[int, ...]
 @given(st.lists(NUMBER, min_size=40, max_size=40))
 def test_numbers_are_the_same_when_read_again(numbers: list[float]) -> None:
     before = progress(numbers=iter(numbers))
-    text = json.dumps(progress_to_json(before))
-    assert progress_from_json(json.loads(text)) == before
+    text = json.dumps(PROGRESS.dump_python(before, mode="json"))
+    assert PROGRESS.validate_python(json.loads(text)) == before
 
 
 def test_a_checkpoint_with_the_former_name_of_the_observation_reads() -> None:
-    values = progress_to_json(progress())
+    values = PROGRESS.dump_python(progress(), mode="json")
     values["scheduler"]["sight"] = values["scheduler"].pop("observation")
-    assert progress_from_json(values) == progress()
+    assert PROGRESS.validate_python(values) == progress()
 
 
 def test_a_checkpoint_reads_as_it_was_written(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from federated import play, settings_of
+from round_report import round_report
 
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.metrics import COLUMNS
-from server_app.records.mlflow_log import mlflow_log
+from server_app.records.run_log import csv_row, mlflow_log
 
 
 def test_a_row_for_each_round(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_row_for_each_round(tmp_path: Path) -> None:
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["round"] for row in rows] == ["1", "2"]
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == tuple(csv_row(round_report()))
     assert [float(row["train_loss"]) for row in rows] == [line["train_loss"] for line in lines]
 
 

@@ -10,7 +10,7 @@ from sections import server_optimizer_settings
 
 from collapipe.sections import ServerOptimizerSettings
 from collapipe.tensors import Tensors
-from server_app.rounds.aggregation import ServerOptimizer, average
+from server_app.rounds.global_model import ServerOptimizer, average
 
 Arrays = dict[str, NDArray[np.float64]]
 SHAPES = {"embedding.tokens.weight": (3, 2), "head.norm.bias": (4,), "scale": ()}

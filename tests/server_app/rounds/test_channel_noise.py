@@ -9,7 +9,7 @@ from federated import run
 from collapipe.plan import ClusterPlan, UplinkPlan
 from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, Uplink
 from optim.planner import RoundRequest
-from server_app.rounds.channel_noise import noise_variance, with_noise
+from server_app.rounds.replies import noise_variance, with_noise
 
 CLUSTER = ClusterState(
     4,

@@ -153,16 +153,14 @@ def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
     assert first["failures"] == dict.fromkeys("01", "NonFiniteLossError: it is NaN")
 
 
-@pytest.mark.parametrize(
-    "name", ["report_checks.check_report", "report_checks.restore", "strategy.noise_variance"]
-)
+@pytest.mark.parametrize("name", ["check_report", "restore", "noise_variance"])
 def test_a_bug_of_our_own_is_no_failure_of_the_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*arguments: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(f"server_app.rounds.{name}", broken)
+    monkeypatch.setattr(f"server_app.rounds.replies.{name}", broken)
     with pytest.raises(KeyError):
         run(tmp_path / "run", "federation.channel_noise=1")
 

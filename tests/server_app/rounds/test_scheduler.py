@@ -3,7 +3,7 @@
 import gzip
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,7 @@ def test_only_a_unit_that_was_planned_and_failed_waits_on(tmp_path: Path) -> Non
     assert [loss is None for loss in own.state.losses] == [unit != finished for unit in range(4)]
 
 
+@dataclass(frozen=True)
 class Nothing:
     """A strategy whose author forgot to return."""
 

@@ -13,14 +13,17 @@ from pydantic import TypeAdapter
 from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget, Uplink
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
 from collapipe.validation import typed
-from server_app.world.conditions import DeviceCondition, EnvironmentState, UnitCondition
-from server_app.world.environment import Environment
+from server_app.world.environment import (
+    DeviceCondition,
+    Environment,
+    EnvironmentState,
+    UnitCondition,
+)
 from server_app.world.mobility import Mobility, Walk
 
 LAW = AffineLaw(0.01, 0.02, 0.003, 0.004)
-CHANNELS = (Channel(1e6, 0.07, 1e-20), Channel(2e6, 0.06, 1e-20))
 STATES = TypeAdapter(EnvironmentState)
 
 
@@ -48,7 +51,7 @@ def rounds(
     environment: Environment, count: int, *clusters: ClusterState, seed: int = 0
 ) -> Iterator[EnvironmentState]:
     """The state of each round."""
-    state = environment.start(clusters, len(CHANNELS), generator(seed, 0))
+    state = environment.start(clusters, 2, generator(seed, 0))
     for round_ in range(1, count + 1):
         state = environment.step(state, generator(seed, round_))
         yield state
@@ -60,8 +63,7 @@ def rounds(
 def test_nothing_changes_in_the_static_world_to_the_last_bit() -> None:
     clusters = tuple(cluster(unit, 3) for unit in range(30))
     for state in rounds(STATIC, 4, *clusters):
-        world = STATIC.conditions(state, clusters, CHANNELS)
-        assert (world.clusters, world.channels) == (clusters, CHANNELS)
+        assert STATIC.conditions(state, clusters) == clusters
 
 
 def test_a_seed_gives_one_world_and_another_seed_another() -> None:
@@ -131,7 +133,7 @@ def test_speeds_are_a_stationary_autoregression(correlation: float) -> None:
 def test_the_jitter_of_the_system_model_is_ten_per_cent_of_speeds_alone() -> None:
     (unit,) = units = (cluster(0, 3),)
     states = list(rounds(JITTER, 300, *units))
-    worlds = [JITTER.conditions(state, units, CHANNELS).clusters[0] for state in states]
+    worlds = [JITTER.conditions(state, units)[0] for state in states]
     times = np.array([[device.time.u for device in now.devices] for now in worlds])
     assert np.log(times / LAW.u).std() == pytest.approx(0.1, rel=0.1)
     assert np.corrcoef(times[:-1, 0], times[1:, 0])[0, 1] == pytest.approx(0, abs=0.2)
@@ -242,7 +244,7 @@ def conditions(device: DeviceCondition, *others: DeviceCondition) -> Environment
 def test_a_condition_scales_speed_memory_energy_and_gains() -> None:
     slow = DeviceCondition(-math.log(2), True, 0.49, 0.4)
     away = DeviceCondition(0.0, False, 1.0, 1.0)
-    (now,) = STATIC.conditions(conditions(slow, away), (cluster(0),), CHANNELS).clusters
+    (now,) = STATIC.conditions(conditions(slow, away), (cluster(0),))
     first, second = now.devices
     assert (first.time.u, first.time.v) == pytest.approx((0.02, 0.04))
     assert (first.time.w, first.time.ell) == (LAW.w, LAW.ell)
@@ -256,7 +258,7 @@ def test_what_has_no_limit_gets_none() -> None:
     half = DeviceCondition(0.0, True, 0.5, 0.5)
     free = ClusterState(0, (DeviceProfile("a", LAW), DeviceProfile("b", LAW)), 10)
     away = replace(half, present=False)
-    (now,) = STATIC.conditions(conditions(half, away), (free,), CHANNELS).clusters
+    (now,) = STATIC.conditions(conditions(half, away), (free,))
     assert now == replace(free, devices=(free.devices[0], replace(free.devices[1], max_blocks=0)))
 
 
@@ -270,7 +272,7 @@ def test_a_unit_that_tells_extremes_does_not_end_the_run() -> None:
         for name, law, budget in zip("ab", laws, budgets, strict=True)
     )
     told = ClusterState(0, devices, 1, Uplink(most, least, 0.0, 0.0, (most, least)))
-    (now,) = STATIC.conditions(conditions(slow, fast), (told,), CHANNELS).clusters
+    (now,) = STATIC.conditions(conditions(slow, fast), (told,))
     assert now.devices[0].time.u == 1e6
     assert now.devices[1].time.u == 0
     assert now.uplink == replace(told.uplink, energy_j=0.0, gains=(most, 0.0))
@@ -295,7 +297,7 @@ def test_a_state_of_other_clusters_is_refused(
 ) -> None:
     (state,) = rounds(STATIC, 1, cluster(0))
     with pytest.raises(ConfigError, match=message):
-        STATIC.conditions(state, clusters, CHANNELS)
+        STATIC.conditions(state, clusters)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from collapipe.planning import inventory_plan
+from collapipe import planning
 from optim.problem import ClusterProblem, ClusterSolution
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 
@@ -304,7 +304,7 @@ def test_no_answer_is_printed_that_breaks_a_constraint(
         certificate = replace(right.certificate, objective=best.latency_s, lower_bound=0.0)
         return ClusterSolution((best,), certificate)
 
-    monkeypatch.setattr(inventory_plan, "cluster_solver", lambda name: too_fast)
+    monkeypatch.setattr(planning, "cluster_solver", lambda name: too_fast)
     status, out, err = command(written(tmp_path, INVENTORY), "--json")
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert "latency" in err

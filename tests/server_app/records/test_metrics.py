@@ -9,14 +9,16 @@ import pytest
 from made_run import FAILED, SET_ASIDE, SKIPPED, made_lines
 from pydantic import TypeAdapter
 
-from collapipe.runs.metrics import COLUMNS, RoundLine, csv_row
+from collapipe.report import RoundReport
+from server_app.records.run_log import csv_row
 
-ADAPTER = TypeAdapter(RoundLine)
+ADAPTER = TypeAdapter(RoundReport)
 LINES = [ADAPTER.validate_python(line) for line in made_lines(20)]
+COLUMNS = tuple(csv_row(LINES[0]))
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"round-{line.round}")
-def test_a_row_has_a_cell_for_each_column_and_the_lines_figures(line: RoundLine) -> None:
+def test_a_row_has_a_cell_for_each_column_and_the_lines_figures(line: RoundReport) -> None:
     row = csv_row(line)
     assert tuple(row) == COLUMNS
     for name in ("round", "samples", "target_tokens", "clock_s", "bytes_up", "wall_s"):
@@ -24,7 +26,7 @@ def test_a_row_has_a_cell_for_each_column_and_the_lines_figures(line: RoundLine)
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"round-{line.round}")
-def test_what_is_written_is_read_again(line: RoundLine) -> None:
+def test_what_is_written_is_read_again(line: RoundReport) -> None:
     tree = json.loads(json.dumps(line.json_tree(), allow_nan=False))
     assert ADAPTER.validate_python(tree) == line
     assert ("metric" in tree) is (line.metric is not None)

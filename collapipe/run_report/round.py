@@ -1,0 +1,132 @@
+"""A round as it was planned and modelled: what its units do when, and in one local step of it what
+each device computes and sends when."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from collapipe.errors import ConfigError, printable
+from collapipe.formatting import seconds, three_digits
+from collapipe.plan import ClusterPlan
+from collapipe.report import RoundReport
+from collapipe.run_report.charts import Kind, Row, rows, stacked
+from collapipe.run_report.html import Markup, join, note, table
+from collapipe.runs.reading import Run
+from optim.cluster_plan import cluster_problem
+from optim.planner import RoundRequest
+from optim.problem import LATENCIES, Latency, Partition
+from optim.timeline import timeline
+
+_PIPELINE = Kind("pipeline, all local steps", "fill c0")
+_UPLOAD = Kind("upload", "fill c1", 0.25, 0.5)
+_REQUESTS = "requests.jsonl.gz"  # of a run's folder
+_LONGEST = 2**26  # of lines, in bytes; a thousand units of a dozen devices take a tenth
+_ODD = Kind("odd micro-batch", "fill c0", 0, 0.75)
+_EVEN = Kind("even micro-batch", "fill c0 even", 0, 0.75)
+_SENT = Kind("hop to the next device", "hop", 0.8, 0.2)
+
+
+def gantt(line: RoundReport) -> Markup:
+    """Who computes and sends when in a round: modelled, one unit above the other."""
+    bars, cells, costs = [], [], line.costs
+    for cluster in line.plan.clusters:
+        name, cost, uplink = f"unit {cluster.unit}", costs.get(cluster.unit), cluster.uplink
+        planned_s = cluster.latency_s, uplink.upload_s if uplink else None
+        pipeline_s, upload_s = (cost.pipeline_s, cost.upload_s) if cost else planned_s
+        both = ((_PIPELINE, pipeline_s), (_UPLOAD, upload_s))
+        parts = [(kind, value) for kind, value in both if value is not None]
+        ends_s = sum(value for _, value in parts)
+        if parts:
+            failed = ", failed" if cluster.unit in line.failures else ""
+            bars.append(stacked(name, parts, seconds(ends_s) + failed))
+        columns = {
+            "unit": name,
+            "segments": " + ".join(f"{s.span.blocks} {s.device}" for s in cluster.segments) or "–",
+            "S": len(cluster.segments) or "–",
+            "m": cluster.num_micro_batches,
+            "pipeline": "–" if pipeline_s is None else seconds(pipeline_s),
+            "channel": uplink.channel if uplink else "–",
+            "power": f"{three_digits(uplink.power_w)} W" if uplink else "–",
+            "upload": "–" if upload_s is None else seconds(upload_s),
+            "ends after": "–" if pipeline_s is None else seconds(ends_s),
+        }
+        cells.append([*columns.values()])
+    title, across = f"Round {line.round}, modelled", "seconds from the round's beginning"
+    chart = rows(title, across, bars, wide=True) if bars else note(f"{title}: no times are known.")
+    missing = (
+        "Uploads not counted: the strategy planned no channel for them, and the round's modelled "
+        "delay is that of the pipelines alone."
+    )
+    without = not all(cluster.uplink for cluster in line.plan.clusters)
+    told = table([*columns], cells, "The round's plan")
+    return join(chart, told, note(missing) if without else None)
+
+
+def step_chart(run: Run, line: RoundReport) -> Markup | None:
+    """A row a device that takes part; None where what was planned from is not known.
+
+    Raises ``ConfigError`` where the file of it is damaged.
+    """
+    place = [each.round for each in run.rounds].index(line.round)
+    request = _request(run.folder / _REQUESTS, line.round, place + 1)
+    if request is None or not line.plan.clusters:
+        return None
+    law = run.option("strategy.latency")
+    latency = cast(Latency, law if law in LATENCIES else "overlap")  # as rounds are accounted
+    drawn = [row for cluster in line.plan.clusters for row in _rows(request, cluster, latency)]
+    title = f"A local step of round {line.round}, modelled"
+    return rows(title, "seconds from the step's beginning", drawn, wide=True)
+
+
+def _request(file: Path, number: int, most: int) -> RoundRequest | None:
+    """Read what the round was planned from, in one of the first ``most`` lines.
+
+    A small file may unpack to a line that no memory holds, or to lines without end.
+    """
+    if not file.is_file():
+        return None
+    beginning = b'{"round":%d,' % number
+    try:
+        with gzip.open(file) as lines:
+            for text in islice(iter(partial(lines.readline, _LONGEST), b""), most):
+                if len(text) == _LONGEST:
+                    raise OSError("a line without end")
+                if text.startswith(beginning):
+                    return TypeAdapter(RoundRequest).validate_json(text)
+    except EOFError:  # the end is being written
+        return None
+    except (OSError, zlib.error, ValidationError) as error:
+        why = printable(str(error).partition("\n")[0])
+        raise ConfigError(f"{file}: round {number}: not what a run writes ({why})") from error
+    return None
+
+
+def _rows(request: RoundRequest, cluster: ClusterPlan, latency: Latency) -> Iterator[Row]:
+    """What each device of a unit computes, micro-batch by micro-batch, and beneath it what it
+    sends; devices in the order in which activations pass them."""
+    states = {state.unit: state for state in request.clusters}
+    if cluster.unit not in states:
+        raise ConfigError(f"round {request.round}: {_REQUESTS} does not know unit {cluster.unit}")
+    problem = cluster_problem(request, states[cluster.unit], latency)
+    if cluster.segments:
+        known = {device.name: device for device in problem.devices}
+        names = [segment.device for segment in cluster.segments]
+        if missing := ", ".join(set(names) - set(known)):
+            raise ConfigError(
+                f"unit {cluster.unit}: {_REQUESTS} does not know its devices {missing}"
+            )
+        problem = replace(problem, devices=tuple(known[name] for name in names))
+    blocks = tuple(segment.span.blocks for segment in cluster.segments)
+    partition = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=not blocks)
+    for stage in timeline(problem, partition):
+        starts = enumerate(stage.computes)
+        boxes = [((_ODD, _EVEN)[n % 2], (start, start + stage.compute_s)) for n, start in starts]
+        boxes += [(_SENT, (start, start + stage.hop_s)) for start in stage.hops]
+        yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)

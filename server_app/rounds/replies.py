@@ -1,0 +1,118 @@
+"""What reaches the server of a unit's round: checked, for nonsense costs the unit its round and
+nobody else; and with the noise of its uplink (Lemma 2), for those who want to see it learn."""
+
+import math
+from dataclasses import replace
+
+import torch
+from flwr.app import Message
+
+from collapipe.config import Settings
+from collapipe.errors import WireError, one_line
+from collapipe.plan import ClusterPlan
+from collapipe.report import ClusterReport
+from collapipe.seeds import derive
+from collapipe.tensors import Tensors
+from collapipe.wire import records
+from collapipe.wire.compression import restore
+from collapipe.wire.messages import Failure, TrainReply
+from optim.convergence import interference_error
+from optim.planner import RoundRequest
+
+_MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
+_MOST = 1e100  # of what is averaged, so that no sum of it is infinite
+
+
+def received(
+    message: Message | None,
+    plan: ClusterPlan,
+    sent: Tensors,
+    seen: int | None,
+    request: RoundRequest,
+    settings: Settings,
+) -> TrainReply | Failure:
+    """A unit's reply with its weights whole, or why it cannot be used.
+
+    ``sent`` are the weights that the unit got. ``seen`` counts the target tokens that its head on
+    the server was trained on, 0 unless that saw all steps; None: it has none there.
+    """
+    if message is None:
+        limit = f"{settings.federation.round_timeout_s:g}"
+        return Failure("Timeout", f"no answer in {limit} s")
+    if message.has_error():
+        return Failure("ClientApp", one_line(message.error.reason))
+    try:
+        reply = records.unpack_reply(message.content)
+        if isinstance(reply, Failure):
+            return Failure(one_line(reply.kind), one_line(reply.message))
+        check_report(reply.report, plan.unit, seen, settings)
+        upload = settings.compression.upload
+        weights = restore(reply.weights, sent, upload, f"unit {plan.unit}")
+    except WireError as error:
+        return Failure("WireError", one_line(error))
+    factor = settings.federation.channel_noise
+    if factor:
+        constant_w = settings.build("channel").interference_constant_w
+        variance = noise_variance(plan, request, constant_w, factor)
+        seed = derive(settings.seed, "channel_noise", request.round, plan.unit)
+        weights = with_noise(weights, variance, seed)
+    return replace(reply, weights=weights)
+
+
+def check_report(report: ClusterReport, unit: int, seen: int | None, settings: Settings) -> None:
+    """Raise ``WireError`` unless the report is the unit's own and a round of it can have been so.
+    ``seen`` as in ``received``."""
+    steps = settings.federation.local_steps
+    counted = seen is None or seen == report.target_tokens
+    if report.unit != unit or len(report.losses) != steps or not counted:
+        raise WireError(
+            f"unit {unit} reported unit {report.unit}, {len(report.losses)} steps and "
+            f"{report.target_tokens} target tokens, expected {steps} steps"
+            + (f" and {seen} target tokens" if seen is not None else "")
+        )
+    most_samples = steps * settings.batch_size
+    possible = (
+        0 < report.samples <= most_samples
+        and 0 < report.target_tokens <= most_samples * settings.task.max_length
+        and all(abs(loss) < _MOST for loss in report.losses)
+        and len(report.squared_norms) == len(report.losses)
+        and all(0 <= norm < _MOST for norm in report.squared_norms)
+        and len(report.seconds) <= _MOST_PHASES
+        and all(len(phase) <= _LONGEST and phase.isprintable() for phase in report.seconds)
+        and all(0 <= seconds < _MOST for seconds in report.seconds.values())
+        and all(0 <= sent < 2**62 for sent in (report.link_bytes_up, report.link_bytes_down))
+    )
+    if not possible:
+        raise WireError(
+            f"unit {unit} reported losses, samples, target tokens, phases, seconds or bytes that "
+            "no round of it can have"
+        )
+
+
+def noise_variance(
+    plan: ClusterPlan, request: RoundRequest, constant_w: float, factor: float
+) -> float:
+    """Of each weight: ``factor``·ε(p), with ε(p) = C/(p·h + I) of eq. (25).
+
+    C is ``constant_w``. 0 where the strategy planned no channel: nothing is known of p and h.
+    """
+    cluster = next(each for each in request.clusters if each.unit == plan.unit)
+    if plan.uplink is None or cluster.uplink is None:
+        return 0.0
+    gain = cluster.uplink.gains[plan.uplink.channel]
+    interference_w = request.channels[plan.uplink.channel].interference_w
+    error = interference_error(plan.uplink.power_w, gain, interference_w, constant_w)
+    return factor * float(error)
+
+
+def with_noise(weights: Tensors, variance: float, seed: int) -> Tensors:
+    """The weights with independent Gaussian noise of mean 0; whole numbers stay."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noisy(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        return tensor + math.sqrt(variance) * noise
+
+    return {name: noisy(tensor) for name, tensor in weights.items()}
