@@ -1,6 +1,5 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
-import functools
 import io
 import math
 import re
@@ -21,7 +20,7 @@ from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
-from collapipe.wire.messages import Failure, StateReply, TrainReply
+from collapipe.wire.messages import Failure, Setup, StateReply, TrainReply, TrainRequest
 
 T = TypeVar("T")
 STATE = "query.state"  # message types, as Flower addresses them
@@ -176,18 +175,18 @@ def _own_state(answer: UnitReply) -> ClusterState | Failure:
     return state
 
 
-@functools.cache  # each costs a millisecond
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
+    kind: TypeAdapter(kind) for kind in (ClusterState, Setup, TrainRequest, UnitReply, Failure)
+}
 
 
 def _json(value: object) -> str:
-    return _adapter(type(value)).dump_json(value).decode()
+    return _ADAPTERS[type(value)].dump_json(value).decode()
 
 
 def _parse(kind: type[T], text: Any) -> T:
     try:
-        return cast(T, _adapter(kind).validate_json(text))
+        return cast(T, _ADAPTERS[kind].validate_json(text))
     except CollaPipeError as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
