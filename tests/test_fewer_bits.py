@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 
 from client_app import app as client_app
 from client_app.control_unit import ControlUnit
-from collapipe.errors import ConfigError
+from collapipe.errors import RoundFailedError
 from collapipe.models.split import HEAD, frozen_names
 from collapipe.runs.model import initial_model, load_model
 from collapipe.runs.rows import build_tokenizer, load_splits
@@ -157,6 +157,8 @@ def test_a_part_that_was_not_announced_is_not_kept(tmp_path: Path) -> None:
         return send(messages, timeout=timeout)
 
     grid.send_and_receive = tampered  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match=r"part 'blocks\.0' is not the one that was announced"):
+    with pytest.raises(
+        RoundFailedError, match=r"part 'blocks\.0' is not the one that was announced"
+    ):
         train(grid, settings)
     assert not default_folder().exists()

@@ -1,6 +1,7 @@
 """DSSRA in the loop: what is planned is what is trained, and what is written down."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ SMALL = (
 )
 
 
+@dataclass(frozen=True)
 class Greedy:
     """Gives each first device everything, whatever it holds."""
 

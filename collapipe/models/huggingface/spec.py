@@ -228,6 +228,7 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
             f"model.name={spec.name}: holds quantised weights, which cannot be trained; name the "
             "model that they were made of"
         )
+    config.transformers_weights = None  # a field of config.json that may name a pickle
     config.tie_word_embeddings = spec.own_config().tie_word_embeddings  # T5 1.1 needs it here
     if find_adapter_config_file(spec.name) is not None:  # transformers would load its base model
         raise ConfigError(

@@ -269,7 +269,7 @@ def test_a_folder_of_somebody_else_runs_no_code(
         ("config.yaml", "a: &a [1, 2]\nb: [*a, *a]", "has references"),
         ("config.yaml", "a: [1", "not a saved configuration"),
         ("config.yaml", "- 1", "not a saved configuration"),
-        ("model/tokenizer.json", "{}", "not a tokeniser's JSON"),
+        ("model/tokenizer.json", "{}", "not a tokeniser"),
         ("model/model.safetensors", "nonsense", "not the weights of this run's model"),
     ],
 )

@@ -48,7 +48,6 @@ def test_a_family_needs_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("{name: gpt2}", ":2: model.num_blocks: say how many of the first of 4 layers"),
         ("{name: bert, num_blocks: 5}", ":2: model.num_blocks=5: "),
         ("{name: bert, family: gpt2}", ":2: model.family=gpt2: "),
         ("{name: bert, config: {hiden_size: 8}}", ":2: model.config.hiden_size: a bert has no"),
