@@ -453,7 +453,7 @@ def test_an_interruption_ends_them(processes: dict[str, Process], tmp_path: Path
 
 def test_what_a_process_says_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "folder" / "log"
-    code = "import os, sys; print(os.getsid(0) == os.getpid()); sys.exit('no')"
+    code = "import os, sys; print(os.getsid(0) == os.getpid(), flush=True); sys.exit('no')"
     process = training._start([sys.executable, "-S", "-c", code], log)
     assert process.wait() == 1
     assert log.read_text().split() == ["True", "no"]
