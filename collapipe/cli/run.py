@@ -1,6 +1,5 @@
 """``collapipe run``: one job or a sweep, in this process or on Flower's simulation engine."""
 
-import itertools
 import json
 import logging
 import os
@@ -133,17 +132,18 @@ def unused_folder(folder: Path, chosen: bool) -> Path:
     Raises ``ConfigError`` where it cannot be made.
     """
     folder = folder.resolve()
-    for number in itertools.count(2):
-        if chosen:
-            break
+    if chosen:
+        return folder
+    path, number = folder, 1
+    while True:
         try:
-            folder.mkdir(parents=True)
-            break
+            path.mkdir(parents=True)
+            return path
         except FileExistsError:
-            folder = folder.with_name(f"{folder.name.partition('_')[0]}_{number}")
+            number += 1
+            path = folder.with_name(f"{folder.name}_{number}")
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written ({error.strerror})") from error
-    return folder
+            raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def quieten() -> None:

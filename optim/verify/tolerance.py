@@ -12,7 +12,8 @@ MARGIN = 1 - 1e-12  # of a budget, for what contradicts a bound: it must be feas
 def violation(constraint: str, what: str) -> PlanViolationError:
     """To be raised."""
     return PlanViolationError(
-        f"{constraint}: {what}; the solver is at fault, not the input: take another and report it"
+        f"{constraint}: {what}; the plan is wrong, not the input: correct plan_round of a strategy "
+        "of your own, or choose another solver and report this one"
     )
 
 
