@@ -12,7 +12,7 @@ import torch
 from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
-from collapipe.devices.presets import ChannelPreset, ClusterPreset
+from collapipe.devices.presets import ClusterPreset
 from collapipe.models.cost import measure_cost, upload_bits
 from collapipe.models.cut import extra_rows
 from collapipe.seeds import derive
@@ -33,13 +33,12 @@ def cluster_state(
     """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
     spec, rows = settings.model, len(examples.lengths)
     cluster: ClusterPreset = settings.build("cluster")
-    channel: ChannelPreset = settings.build("channel")
     cost = measure_cost(spec, settings.task.max_length, settings.batch_size, settings.optimizer)
     linked, precision = settings.server_has_heads, settings.compression.upload
     dtype = getattr(torch, settings.pipeline.dtype)
-    uplink = channel.draw_uplink(
+    uplink = settings.channel.draw_uplink(
         model_bits=upload_bits(spec, vocabulary, precision, dtype, with_head=not linked),
-        activation_bits=_activation_bits(settings, channel, unit, examples) if linked else 0.0,
+        activation_bits=_activation_bits(settings, unit, examples) if linked else 0.0,
         rng=_generator(settings, "uplink", unit),
     )
     if not settings.framework.aggregate:  # its weights travel here to be evaluated, there never
@@ -48,13 +47,11 @@ def cluster_state(
     return ClusterState(unit, devices, rows, uplink)
 
 
-def _activation_bits(
-    settings: Settings, channel: ChannelPreset, unit: int, examples: Examples
-) -> float:
+def _activation_bits(settings: Settings, unit: int, examples: Examples) -> float:
     """z_n^enc of a round: the preset's, or the frames that the link is expected to carry."""
-    steps = settings.federation.local_steps
-    if channel.activation_bits is not None:
-        return steps * channel.activation_bits
+    steps, preset = settings.federation.local_steps, settings.channel.activation_bits
+    if preset is not None:
+        return steps * preset
     spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
     precision, rows = settings.compression.activation, extra_rows(spec)
     form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, precision, rows)

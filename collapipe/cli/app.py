@@ -175,7 +175,7 @@ def plan(
     """Split a model over the devices of an inventory; tell what a batch takes.
 
     INVENTORY is a YAML file that says what your devices are like and what a block of the model
-    costs; docs/examples has two. docs/planning.md explains the file, the answer and the solvers.
+    costs; docs/examples has three. docs/planning.md explains the file, the answer and the solvers.
     """
     from collapipe.cli.plan.command import run_plan
 

@@ -184,6 +184,17 @@ def check_name(name: str, known: AbstractSet[str]) -> None:
         )
 
 
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Values by their dotted names: ``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
+    found: dict[str, object] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            found |= flattened(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
 def names_in(node: Any, prefix: str = "") -> list[str]:
     """Dotted names of all values and mappings in a tree."""
     if not isinstance(node, Mapping):

@@ -22,6 +22,7 @@ from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.validation import typed
 
 if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
+    from collapipe.devices.presets import ChannelPreset
     from collapipe.models.split import ModelSpec
     from collapipe.tasks.task import Task
 
@@ -70,6 +71,12 @@ class Settings:
     def planner(self) -> Any:
         """The ``strategy``, built once."""
         return self.build("strategy")
+
+    @functools.cached_property
+    def channel(self) -> "ChannelPreset":
+        """The channels' preset, built once."""
+        preset: ChannelPreset = self.build("channel")
+        return preset
 
     def build(self, option: str) -> Any:
         """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""

@@ -4,17 +4,13 @@ Each weight that a unit sends gets noise of variance factor·ε(p), with ε(p) =
 eq. (25). The lemma leaves open how much noise an error is; a factor of 1 takes ε for the variance.
 """
 
-import gzip
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 
 from collapipe.errors import ConfigError
 from collapipe.reproduction import drawing
@@ -26,9 +22,10 @@ from collapipe.reproduction.learning_curves import (
     mean_over_seeds,
 )
 from collapipe.reproduction.training import Experiment, Job
+from collapipe.run_report.round import read_requests
 from collapipe.runs.evidence import over_seeds
+from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
-from optim.planner import RoundRequest
 from server_app.rounds.replies import noise_variance
 
 POWERS_W = (0.0625, 0.125, 0.25, 0.5)  # P^max: an eighth to all of Table II's, doubled each time
@@ -37,8 +34,6 @@ _EXPERIMENT = Experiment("remark2", None, "full_transformer")
 _ROUNDING = 0.001  # of a loss
 _FASTER, _DIMINISHING = "higher power, faster convergence", "diminishing returns"
 _SHOWN = 0.01  # factor of panel (a)
-_REQUESTS = "requests.jsonl.gz"  # of a run's folder
-_REQUEST = TypeAdapter(RoundRequest)
 Floats = NDArray[np.float64]
 
 
@@ -88,7 +83,10 @@ def transmission(run: Run) -> tuple[float, float]:
 
     Raises ``ConfigError`` where a plan has no uplink, or its round's request is missing.
     """
-    requests = {each.round: each for each in _requests(run.folder / _REQUESTS)}
+    try:
+        requests = {each.round: each for each in read_requests(run)}
+    except EOFError as error:
+        raise ConfigError(f"{run.folder / REQUESTS}: not what a run writes ({error})") from error
     constant_w = float(run.tree["channel"]["interference_constant_w"])
     powers, errors = list[float](), list[float]()
     for line in run.rounds:
@@ -101,17 +99,6 @@ def transmission(run: Run) -> tuple[float, float]:
             powers.append(plan.uplink.power_w)
             errors.append(noise_variance(plan, requests[line.round], constant_w, 1.0))
     return float(np.mean(powers)), float(np.mean(errors))
-
-
-def _requests(file: Path) -> Iterator[RoundRequest]:
-    """What each round was planned from."""
-    try:
-        with gzip.open(file) as lines:
-            for text in lines:
-                yield _REQUEST.validate_json(text)
-    except (OSError, EOFError, zlib.error, ValidationError) as error:
-        why = str(error).partition("\n")[0]
-        raise ConfigError(f"{file}: not what a run writes ({why})") from error
 
 
 def _rows(seed: int, outcomes: Outcomes) -> Iterator[Row]:

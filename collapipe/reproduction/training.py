@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from collapipe import config
+from collapipe.config.composing import flattened
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.runs.reading import Run, read_run
 
@@ -83,7 +83,8 @@ class Training:
         run_dir, overrides = self.folder / self._name(job), self._overrides(job)
         if (run_dir / "config.yaml").is_file():
             found, asked = read_run(run_dir), config.load_overrides(overrides)
-            different = sorted(_differences(found.tree, asked.tree))
+            then, now = flattened(found.tree), flattened(asked.tree)
+            different = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
             if different:
                 raise ConfigError(
                     f"{run_dir}: holds a run with other options ({', '.join(different[:4])}); "
@@ -116,18 +117,6 @@ def data_folder(given: Path | None) -> Path:
         option = "--data" if given else _VARIABLE
         raise ConfigError(f"{option}={named}: no such folder; it is to have {_SETS}")
     return named.resolve()
-
-
-def _differences(
-    then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
-) -> Iterator[str]:
-    """Options with other values."""
-    for key in then.keys() | now.keys():
-        before, after = then.get(key), now.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from _differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            yield f"{prefix}{key}"
 
 
 def _finished(commands: Mapping[Job, Sequence[str]], log: Callable[[Job], Path]) -> Iterator[Job]:

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from collapipe.config.composing import flattened
 from collapipe.errors import ConfigError
 from collapipe.runs.reading import Run
 
@@ -34,7 +34,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
     Raises ``ConfigError`` where two runs have the same configuration, version and seed.
     """
-    flats = [{**_flat(run.tree), _VERSION: run.version} for run in runs]
+    flats = [{**flattened(run.tree), _VERSION: run.version} for run in runs]
     known = all(run.choices for run in runs)
     choices = [
         run.choices if known else _kinds(flat) for run, flat in zip(runs, flats, strict=True)
@@ -65,17 +65,6 @@ def _mark(number: int) -> str:
 def _importance(key: str) -> int:
     section = key.partition(".")[0]
     return _FIRST.index(section) if section in _FIRST else len(_FIRST)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """``{"a": {"b": 1}}`` → ``{"a.b": 1}``."""
-    found: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _kinds(flat: Mapping[str, object]) -> dict[str, object]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,6 +17,7 @@ from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
 from collapipe.run_report.charts import Kind, Row, rows, stacked
 from collapipe.run_report.html import Markup, join, note, table
+from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
 from optim.cluster_plan import cluster_problem
 from optim.planner import RoundRequest
@@ -26,7 +26,7 @@ from optim.timeline import timeline
 
 _PIPELINE = Kind("pipeline, all local steps", "fill c0")
 _UPLOAD = Kind("upload", "fill c1", 0.25, 0.5)
-_REQUESTS = "requests.jsonl.gz"  # of a run's folder
+_REQUEST = TypeAdapter(RoundRequest)
 _LONGEST = 2**26  # of lines, in bytes; a thousand units of a dozen devices take a tenth
 _ODD = Kind("odd micro-batch", "fill c0", 0, 0.75)
 _EVEN = Kind("even micro-batch", "fill c0 even", 0, 0.75)
@@ -74,8 +74,10 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
 
     Raises ``ConfigError`` where the file of it is damaged.
     """
-    place = [each.round for each in run.rounds].index(line.round)
-    request = _request(run.folder / _REQUESTS, line.round, place + 1)
+    try:
+        request = next(read_requests(run, line.round), None)
+    except EOFError:
+        return None
     if request is None or not line.plan.clusters:
         return None
     law = run.option("strategy.latency")
@@ -85,27 +87,29 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
     return rows(title, "seconds from the step's beginning", drawn, wide=True)
 
 
-def _request(file: Path, number: int, most: int) -> RoundRequest | None:
-    """Read what the round was planned from, in one of the first ``most`` lines.
+def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]:
+    """What the rounds of a run, or that of this number, were planned from; none where no file is.
 
-    A small file may unpack to a line that no memory holds, or to lines without end.
+    A small file may unpack to a line that no memory holds, or to lines without end: hardly more are
+    read than the run has rounds. Raises ``EOFError`` where the file's end is yet to be written,
+    ``ConfigError`` where it is damaged.
     """
+    file = run.folder / REQUESTS
     if not file.is_file():
-        return None
-    beginning = b'{"round":%d,' % number
+        return
+    beginning = b"" if number is None else b'{"round":%d,' % number
     try:
         with gzip.open(file) as lines:
+            most = len(run.rounds) + 1  # one more, to see the file's end
             for text in islice(iter(partial(lines.readline, _LONGEST), b""), most):
                 if len(text) == _LONGEST:
                     raise OSError("a line without end")
                 if text.startswith(beginning):
-                    return TypeAdapter(RoundRequest).validate_json(text)
-    except EOFError:  # the end is being written
-        return None
+                    yield _REQUEST.validate_json(text)
     except (OSError, zlib.error, ValidationError) as error:
         why = printable(str(error).partition("\n")[0])
-        raise ConfigError(f"{file}: round {number}: not what a run writes ({why})") from error
-    return None
+        where = f"{file}: " if number is None else f"{file}: round {number}: "
+        raise ConfigError(f"{where}not what a run writes ({why})") from error
 
 
 def _rows(request: RoundRequest, cluster: ClusterPlan, latency: Latency) -> Iterator[Row]:
@@ -113,14 +117,14 @@ def _rows(request: RoundRequest, cluster: ClusterPlan, latency: Latency) -> Iter
     sends; devices in the order in which activations pass them."""
     states = {state.unit: state for state in request.clusters}
     if cluster.unit not in states:
-        raise ConfigError(f"round {request.round}: {_REQUESTS} does not know unit {cluster.unit}")
+        raise ConfigError(f"round {request.round}: {REQUESTS} does not know unit {cluster.unit}")
     problem = cluster_problem(request, states[cluster.unit], latency)
     if cluster.segments:
         known = {device.name: device for device in problem.devices}
         names = [segment.device for segment in cluster.segments]
         if missing := ", ".join(set(names) - set(known)):
             raise ConfigError(
-                f"unit {cluster.unit}: {_REQUESTS} does not know its devices {missing}"
+                f"unit {cluster.unit}: {REQUESTS} does not know its devices {missing}"
             )
         problem = replace(problem, devices=tuple(known[name] for name in names))
     blocks = tuple(segment.span.blocks for segment in cluster.segments)

@@ -22,7 +22,8 @@ from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 
-_GROWING = ("metrics.jsonl", "metrics.csv", "requests.jsonl.gz")
+REQUESTS = "requests.jsonl.gz"  # what each round was planned from
+_GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS)
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
 _LOADING = {
     "format": "safetensors",

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from collapipe.config import Settings
+from collapipe.config.composing import flattened
 from collapipe.errors import ConfigError, one_line
 from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.state import ClusterState
@@ -130,24 +131,16 @@ def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Option → value then and now, of those that a run must not change."""
-    before, after = _flat(then), _flat(now)
+    before, after = (
+        {option: json.dumps(value, ensure_ascii=False) for option, value in flattened(tree).items()}
+        for tree in (then, now)
+    )
     values = {
         option: (before.get(option, "not there"), after.get(option, "not there"))
         for option in sorted(before.keys() | after.keys())
         if option not in _FREE and not option.startswith(_FREE_GROUPS)
     }
     return {option: (was, is_) for option, (was, is_) in values.items() if was != is_}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted names, and values as JSON."""
-    flat = dict[str, str]()
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False)
-    return flat
 
 
 def _listed(found: Mapping[str, tuple[str, str]]) -> str:

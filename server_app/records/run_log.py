@@ -17,11 +17,10 @@ from torch.utils.tensorboard import SummaryWriter
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.report import RoundReport
-from collapipe.runs.folder import RunFolder
+from collapipe.runs.folder import REQUESTS, RunFolder
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluation
 
-REQUESTS = "requests.jsonl.gz"
 _log = logging.getLogger(__name__)
 _REQUEST = TypeAdapter(RoundRequest)
 _MLFLOW_ID, _EXPERIMENT = "mlflow_run_id", "collapipe"

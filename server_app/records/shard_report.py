@@ -124,5 +124,5 @@ def _in_legend(name: str, number: int, letters: Container[int]) -> str:
     """Its name, or its id where the font lacks a letter. Matplotlib reads $ as mathematics."""
     if not all(ord(letter) in letters for letter in name):
         return f"label {number}"
-    cut = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
-    return cut.replace("$", r"\$")
+    shown = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
+    return shown.replace("$", r"\$")

@@ -181,10 +181,10 @@ def _partition(plan: ClusterPlan) -> str:
 def opening(settings: Settings, folder: RunFolder) -> str:
     """What is run where, such as ``collapipe: task dates, 3 units of 3 devices, …``."""
     federation, devices = settings.federation, settings.build("cluster").num_devices
-    units, strategy = federation.num_units, settings.build("strategy")
+    units, strategy = federation.num_units, settings.planner
     most = getattr(strategy, "num_scheduled", units)
     if isinstance(strategy, Dssra):
-        most = settings.build("channel").num_channels
+        most = settings.channel.num_channels
     chosen = f"{most} of {units} units a round, " if most < units else ""
     made_up = " on made-up rows" if settings.data.synthetic else ""
     return (

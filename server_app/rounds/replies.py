@@ -52,7 +52,7 @@ def received(
         return Failure("WireError", one_line(error))
     factor = settings.federation.channel_noise
     if factor:
-        constant_w = settings.build("channel").interference_constant_w
+        constant_w = settings.channel.interference_constant_w
         variance = noise_variance(plan, request, constant_w, factor)
         seed = derive(settings.seed, "channel_noise", request.round, plan.unit)
         weights = with_noise(weights, variance, seed)

@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import AliasChoices, Field
 
 from collapipe.config import Settings
-from collapipe.devices.presets import ChannelPreset
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundCost, RoundReport
@@ -88,8 +87,7 @@ class Scheduler:
         self._settings = settings
         self._planner: Planner = settings.planner
         self._environment: Environment = settings.build("environment")
-        channel: ChannelPreset = settings.build("channel")
-        self._channels: tuple[Channel, ...] = channel.draw(self._generator("channels"))
+        self._channels: tuple[Channel, ...] = settings.channel.draw(self._generator("channels"))
         units, checked = len(reported), tuple(map(self._checked, reported))
         start = self._environment.start(
             _clusters(checked), len(self._channels), self._generator("environment")

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
-from collapipe.report import ClusterReport
+from collapipe.report import ClusterReport, RoundReport
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
@@ -173,22 +173,9 @@ class CollaPipeStrategy(Strategy):
         session, came = self._running(), time.perf_counter()
         now, session.round = session.round, None
         assert now is not None, "aggregate_train before configure_train"
-        plan, heads = now.decision.plan, session.heads
-        if heads is not None:
-            heads.close()
-        request, nodes = now.decision.request, session.units.nodes
-        came_from = {message.metadata.src_node_id: message for message in replies}
-        outcomes = dict[int, TrainReply | Failure]()
-        for each in plan.clusters:
-            seen = heads.target_tokens(each.unit) if heads else None
-            message, sent = came_from.get(nodes[each.unit]), now.sent[each.unit]
-            outcomes[each.unit] = received(message, each, sent, seen, request, self._settings)
-        finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
-        failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
-        if heads is not None and (diverged := heads.diverged()):
-            raise NonFiniteLossError(diverged)
-        if plan.clusters and not finished:
-            raise _nobody_finished(plan.round, failures)
+        if session.heads is not None:
+            session.heads.close()
+        finished, failures = self._outcomes(session, now, replies)
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None
@@ -197,12 +184,12 @@ class CollaPipeStrategy(Strategy):
             shares = {u: 1.0 if uniform else float(r.target_tokens) for u, r in reports.items()}
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
             metrics = MetricRecord({"train_loss": train_loss})
-            moved = self._learn(plan.round, finished, shares, heads)
+            moved = self._learn(now.decision.plan.round, finished, shares, session.heads)
             if moved is not None:
                 squared_norm = np.mean([np.mean(each.squared_norms) for each in reports.values()])
                 observation = RoundObservation(float(squared_norm), train_loss, moved)
-        if heads is not None:
-            heads.keep_states(finished)
+        if session.heads is not None:
+            session.heads.keep_states(finished)
         report = session.scheduler.end(
             now.decision,
             losses,
@@ -216,26 +203,7 @@ class CollaPipeStrategy(Strategy):
         )
         if observation is not None:
             arrays = self._arrays = records.pack_tensors(self.model.weights)
-        ended = time.perf_counter()
-        seconds = {
-            "send": now.left - now.began,
-            "train": came - now.left,
-            "aggregate": ended - came,
-            "plan": now.planned - now.began,
-            "round": ended - now.began,
-        }
-        frozen_bytes, session.units.frozen_bytes = session.units.frozen_bytes, 0
-        self._on_round(
-            RoundResult(
-                report,
-                now.decision.request,
-                seconds,
-                session.scheduler.state,
-                self.model,
-                frozen_bytes,
-                lambda: self._training_state(session),
-            )
-        )
+        self._on_round(self._result(session, now, came, report))
         return arrays, metrics
 
     def configure_evaluate(
@@ -247,6 +215,53 @@ class CollaPipeStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         return None
+
+    def _outcomes(
+        self, session: _Session, now: _Round, replies: Iterable[Message]
+    ) -> tuple[dict[int, TrainReply], dict[int, Failure]]:
+        """The replies of the units that finished, and why the others of the plan did not.
+
+        Raises ``NonFiniteLossError`` where the server saw that a head diverged, and what ends the
+        run where no unit finished.
+        """
+        plan, heads = now.decision.plan, session.heads
+        came_from = {message.metadata.src_node_id: message for message in replies}
+        outcomes = dict[int, TrainReply | Failure]()
+        for each in plan.clusters:
+            seen = heads.target_tokens(each.unit) if heads else None
+            message, sent = came_from.get(session.units.nodes[each.unit]), now.sent[each.unit]
+            request, settings = now.decision.request, self._settings
+            outcomes[each.unit] = received(message, each, sent, seen, request, settings)
+        finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
+        failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
+        if heads is not None and (diverged := heads.diverged()):
+            raise NonFiniteLossError(diverged)
+        if plan.clusters and not finished:
+            raise _nobody_finished(plan.round, failures)
+        return finished, failures
+
+    def _result(
+        self, session: _Session, now: _Round, came: float, report: RoundReport
+    ) -> RoundResult:
+        """What the round leaves, the wall time of its phases among it."""
+        ended = time.perf_counter()
+        seconds = {
+            "send": now.left - now.began,
+            "train": came - now.left,
+            "aggregate": ended - came,
+            "plan": now.planned - now.began,
+            "round": ended - now.began,
+        }
+        frozen_bytes, session.units.frozen_bytes = session.units.frozen_bytes, 0
+        return RoundResult(
+            report,
+            now.decision.request,
+            seconds,
+            session.scheduler.state,
+            self.model,
+            frozen_bytes,
+            lambda: self._training_state(session),
+        )
 
     def _running(self) -> _Session:
         assert self._session is not None, "a round outside of start"

@@ -152,7 +152,6 @@ def test_each_fault_of_a_front_is_named(
     with pytest.raises(PlanViolationError, match=f"^{says}") as caught:
         verify_cluster(solution, problem)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith("take another and report it")
 
 
 def test_budgets_that_hold_exactly_are_kept() -> None:
