@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from federated import grid_of, settings_of
+from federated import grid_of, settings_of, train
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 from torch import Tensor
-
-from server_app.training import train
 
 SMALL = (
     "federation.num_units=2",

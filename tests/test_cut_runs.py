@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federated import TINY, UNEVEN, grid_of, run, weights
+from federated import TINY, UNEVEN, grid_of, run, train, weights
 from huggingface import folder, without_dropout
 from safetensors.torch import load_file
 from torch import Tensor
@@ -14,7 +14,6 @@ from collapipe.cli.export import export_run
 from collapipe.cli.predict import predict_texts
 from collapipe.models.cut import uncut
 from collapipe.runs.model import load_model
-from server_app.training import train
 
 EXACT = ("pipeline.dtype=float64", "model.dropout=0", UNEVEN)
 TEXTS = ["Dienstag", "Montag, 14:05"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federated import UNEVEN, grid_of, run, settings_of, weights
+from federated import UNEVEN, grid_of, run, settings_of, train, weights
 from flwr.app import Message
 from torch import Tensor
 
@@ -18,7 +18,6 @@ from collapipe.runs.rows import load_shards
 from collapipe.seeds import derive
 from collapipe.wire.records import num_bytes
 from server_app.grid import InlineGrid
-from server_app.training import train
 
 EXACT = ("pipeline.dtype=float64", "model.dropout=0")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from federated import grid_of, run, settings_of, weights
+from federated import grid_of, run, settings_of, train, weights
 from flwr.app import Context, Message
 
 from client_app import app as client_app
@@ -19,7 +19,6 @@ from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.state import ClusterState
 from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder
-from server_app.training import train
 
 LORA = ("adapter=lora", "adapter.rank=2", "optimizer.lr=1.0e-2")
 PRECISIONS = ("float32", "bfloat16", "int8")

@@ -14,16 +14,18 @@ from collapipe.errors import DataError
 TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.decay=constant")
 
 
-def test_a_simulation_that_is_extended_ends_with_the_bits_of_one_process(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_as_a_simulation_ends_with_the_bits_of_one_process(
+    tmp_path: Path,
+) -> None:
     local, simulated = tmp_path / "local", tmp_path / "simulated"
     run_job([*TWO_NODES, "federation.rounds=3", f"hydra.run.dir={local}"])
-    run_job([*TWO_NODES, "runtime=simulation", f"hydra.run.dir={simulated}"])
-    assert json.loads((simulated / "summary.json").read_text())["rounds_completed"] == 2
-    resume_run(simulated, ["federation.rounds=3"], None, [])
+    run_job([*TWO_NODES, "federation.rounds=1", f"hydra.run.dir={simulated}"])
+    resume_run(simulated, ["federation.rounds=3", "runtime=simulation"], None, [])
     expected, found = weights(local), weights(simulated)
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
-    assert json.loads((simulated / "summary.json").read_text())["rounds_completed"] == 3
+    summary = json.loads((simulated / "summary.json").read_text())
+    assert (summary["rounds_completed"], summary["status"]) == (3, "completed")
 
 
 def test_what_is_wrong_with_the_data_is_said_before_flower_starts(tmp_path: Path) -> None:

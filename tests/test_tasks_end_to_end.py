@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federated import grid_of
+from federated import grid_of, train
 
 from collapipe import config
 from collapipe.cli.predict import evaluate_file, predict_texts
-from server_app.training import train
 
 ENCODER = (
     "model.family=bert",

@@ -8,7 +8,7 @@ import tokenizers
 import torch
 import transformers
 from datasets import Dataset
-from federated import TINY, grid_of, weights
+from federated import TINY, grid_of, train, weights
 from huggingface import CASES, LABELS, VOCABULARY, batch_for, folder, own_loss, spec_of
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
@@ -30,7 +30,6 @@ from collapipe.tasks.dates import Dates
 from collapipe.tasks.ner import NamedEntities
 from collapipe.tasks.task import Task
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer
-from server_app.training import train
 
 NAMES = tuple(f"kind {number}" for number in range(LABELS))
 TEXTS = ["A hen, two owls.", "Noël </s>  slept"]
