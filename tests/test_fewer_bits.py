@@ -49,11 +49,20 @@ def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
     return [ControlUnit(settings, unit, tokenizer).state for unit in units]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("adapter", [(), LORA], ids=["whole", "lora"])
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("precision", "dtype", "adapter"),
+    [
+        ("float32", "float32", ()),
+        ("float32", "float64", LORA),
+        ("bfloat16", "float32", LORA),
+        ("bfloat16", "float64", ()),
+        ("int8", "float32", ()),
+        ("int8", "float64", ()),
+        ("int8", "float64", LORA),
+    ],
+)
 def test_planned_bits_are_those_sent(
-    tmp_path: Path, precision: str, adapter: tuple[str, ...], dtype: str
+    tmp_path: Path, precision: str, dtype: str, adapter: tuple[str, ...]
 ) -> None:
     """To the byte, over an epoch, whose mean is what the planner expects of a round."""
     epoch = ("federation.local_steps=1", "federation.rounds=2", "federation.num_units=3")

@@ -35,7 +35,7 @@ SHORT = (
     "optimizer.lr=5.0e-3",
     "optimizer.warmup_steps=0",
     "federation.rounds=2",
-    "federation.local_steps=10",
+    "federation.local_steps=5",
     "federation.eval_every=2",
 )
 TOPICS = {"cooking", "garden", "music", "sailing"}
