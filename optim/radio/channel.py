@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from scipy.special import lambertw
 
 from collapipe.state import Channel, Uplink
 from optim.problem import Floats, Ints
-from optim.radio.fading import mean_nats, mean_nats_and_shortfall, mean_snr
+from optim.radio.fading import mean_nats_and_shortfall, mean_snr
 
 Fading = str
 """``none`` or ``rayleigh``, see ``RoundOptions``, which allows no other."""
@@ -26,36 +26,35 @@ _FADING_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """All pairs of a unit n and a channel j, as arrays that broadcast to [N, J]."""
+    """All pairs of a unit n and a channel j, arrays of [N, J]; or some of them, [A]."""
 
-    gains: Floats  # h, [N, J]
-    bandwidth_hz: Floats  # B, [J]
-    interference_w: Floats  # I, [J]
-    noise_w: Floats  # I + B·N_0, [J]
-    max_power_w: Floats  # P^max, [N, 1]
-    energy_j: Floats  # E^max, [N, 1]
-    model_bits: Floats  # θ, [N, 1]
-    upload_bits: Floats  # z + θ, [N, 1]
-    fading: Fading
+    gains: Floats  # h
+    bandwidth_hz: Floats  # B
+    interference_w: Floats  # I
+    noise_w: Floats  # I + B·N_0
+    max_power_w: Floats  # P^max
+    energy_j: Floats  # E^max
+    model_bits: Floats  # θ
+    upload_bits: Floats  # z + θ
+    fading: Fading = field(kw_only=True)
 
     def at(self, units: Ints, channels: Ints) -> "Links":
         """Pairs one by one, [A]."""
-        return Links(
-            self.gains[units, channels],
-            self.bandwidth_hz[channels],
-            self.interference_w[channels],
-            self.noise_w[channels],
-            self.max_power_w[units, 0],
-            self.energy_j[units, 0],
-            self.model_bits[units, 0],
-            self.upload_bits[units, 0],
-            self.fading,
-        )
+        *arrays, fading = (getattr(self, each.name) for each in fields(self))
+        return Links(*(each[units, channels] for each in arrays), fading=fading)
+
+    def rates(self, power_w: Floats) -> Floats:
+        """Bit/s of eq. (10), broadcast: B·log2(1 + p·h/(I + B·N_0)) or its mean over the gain."""
+        nats = nats_per_hz(power_w * self.snr_per_watt, self.fading)
+        return self.bandwidth_hz * nats / math.log(2)
 
     def uploads(self, power_w: Floats) -> Floats:
         """Seconds of each upload (eq. 11), broadcast."""
-        rates = uplink_rate(power_w, self.gains, self.bandwidth_hz, self.noise_w, self.fading)
-        return upload_time(self.upload_bits, rates)
+        return upload_time(self.upload_bits, self.rates(power_w))
+
+    def energies(self, power_w: Floats) -> Floats:
+        """Joules (eq. 12), broadcast: the activations go at the round's cost, not the model's."""
+        return power_w * upload_time(self.model_bits, self.rates(power_w))
 
     @property
     def snr_per_watt(self) -> Floats:
@@ -84,29 +83,13 @@ def links(uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading
     bandwidth, interference, density = bands.T
     max_power, energy, model_bits, activation_bits = units.T[:, :, np.newaxis]
     gains = np.array([up.gains for up in uplinks], dtype=np.float64)
-    return Links(
+    noise, upload_bits = interference + bandwidth * density, model_bits + activation_bits
+    arrays = np.broadcast_arrays(
         gains.reshape(len(uplinks), len(channels)),
-        bandwidth,
-        interference,
-        interference + bandwidth * density,
-        max_power,
-        energy,
-        model_bits,
-        model_bits + activation_bits,
-        fading,
+        *(bandwidth, interference, noise),
+        *(max_power, energy, model_bits, upload_bits),
     )
-
-
-def uplink_rate(
-    power_w: Floats | float,
-    gain: Floats | float,
-    bandwidth_hz: Floats | float,
-    noise_w: Floats | float,
-    fading: Fading,
-) -> Floats:
-    """Bit/s of eq. (10), broadcast: B·log2(1 + p·h/(I + B·N_0)) or its mean over the gain."""
-    snr = np.asarray(power_w * (gain / np.asarray(noise_w, dtype=np.float64)))
-    return bandwidth_hz * nats_per_hz(snr, fading) / math.log(2)
+    return Links(*arrays, fading=fading)
 
 
 def upload_time(bits: Floats | float, rate_bps: Floats) -> Floats:
@@ -115,14 +98,9 @@ def upload_time(bits: Floats | float, rate_bps: Floats) -> Floats:
         return np.where(np.asarray(bits) > 0, bits / rate_bps, 0.0)
 
 
-def upload_energy(power_w: Floats | float, model_bits: Floats | float, rate_bps: Floats) -> Floats:
-    """Joules of eq. (12), broadcast: the activations go at the round's cost, not the model's."""
-    return power_w * upload_time(model_bits, rate_bps)
-
-
 def nats_per_hz(snr: Floats, fading: Fading) -> Floats:
     """What a hertz carries in a second at the (mean) ratio ρ: ln(1 + ρ), or its mean."""
-    return mean_nats(snr) if fading == "rayleigh" else np.log1p(snr)
+    return mean_nats_and_shortfall(snr)[0] if fading == "rayleigh" else np.log1p(snr)
 
 
 def required_snr(nats: Floats, fading: Fading) -> tuple[Floats, Floats]:

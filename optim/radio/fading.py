@@ -13,18 +13,11 @@ _FRACTION_TERMS = 10
 _NEWTON_STEPS = 3
 
 
-def mean_nats(snr: Floats) -> Floats:
-    """E ln(1 + ρX) = e^x·E₁(x), in nats, for a gain X with mean 1; x = 1/ρ.
-
-    ``snr`` is the mean ratio ρ ≥ 0, of any shape; the answer has the same.
-    """
-    return mean_nats_and_shortfall(snr)[0]
-
-
 def mean_nats_and_shortfall(snr: Floats) -> tuple[Floats, Floats]:
-    """The mean g of ``mean_nats``, and its shortfall s = 1 - g/ρ = e^x·E₂(x) without cancellation.
+    """g = E ln(1 + ρX) = e^x·E₁(x), in nats, for a gain X with mean 1, and 1 - g/ρ = e^x·E₂(x).
 
-    The shortfall is also the derivative of g by ln ρ.
+    ``snr`` is the mean ratio ρ = 1/x ≥ 0, of any shape; both answers have the same. The second, the
+    shortfall, comes without cancellation, and is also the derivative of g by ln ρ.
     """
     with np.errstate(divide="ignore"):
         x = 1.0 / np.asarray(snr, dtype=np.float64)
