@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optim.problem import Floats
-from optim.radio.channel import Links
-from optim.radio.fading import mean_nats_and_shortfall
+from optim.radio.channel import Links, mean_nats_and_shortfall
 
 _ITERATIONS = 50
 _HALVINGS = 20
