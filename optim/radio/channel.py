@@ -36,7 +36,7 @@ class Links:
     gains: Floats  # h
     bandwidth_hz: Floats  # B
     interference_w: Floats  # I
-    noise_w: Floats  # I + B·N_0
+    snr_per_watt: Floats  # a = h/(I + B·N_0); with fading its mean
     max_power_w: Floats  # P^max
     energy_j: Floats  # E^max
     model_bits: Floats  # θ
@@ -62,11 +62,6 @@ class Links:
         return power_w * upload_time(self.model_bits, self.rates(power_w))
 
     @property
-    def snr_per_watt(self) -> Floats:
-        """a = h/(I + B·N_0), [N, J]; with fading its mean."""
-        return self.gains / self.noise_w
-
-    @property
     def budgets(self) -> Floats:
         """k = E·B·a/(θ·ln 2), [N, J]: the energy over what θ cost at vanishing power."""
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -88,11 +83,10 @@ def links(uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading
     bandwidth, interference, density = bands.T
     max_power, energy, model_bits, activation_bits = units.T[:, :, np.newaxis]
     gains = np.array([up.gains for up in uplinks], dtype=np.float64)
-    noise, upload_bits = interference + bandwidth * density, model_bits + activation_bits
+    gains = gains.reshape(len(uplinks), len(channels))
+    ratios, upload_bits = gains / (interference + bandwidth * density), model_bits + activation_bits
     arrays = np.broadcast_arrays(
-        gains.reshape(len(uplinks), len(channels)),
-        *(bandwidth, interference, noise),
-        *(max_power, energy, model_bits, upload_bits),
+        *(gains, bandwidth, interference, ratios, max_power, energy, model_bits, upload_bits)
     )
     return Links(*arrays, fading=fading)
 
