@@ -22,10 +22,7 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
-    pairs = options.pairs
-    costs = gamma_changes(
-        options.limits_w, pairs.gains, pairs.interference_w, options.segments, problem
-    )
+    costs = gamma_changes(options.limits_w, options.pairs, options.segments, problem)
     costs = np.where(np.isfinite(options.finish_s), costs, 0.0)
     search = _Search(options.finish_s, costs, missing_cost(costs, min(costs.shape[1:])), weight)
     best, bound = _best(search, stop_at)
