@@ -15,13 +15,12 @@ from optim.problem import (
     Allocation,
     ClusterProblem,
     ClusterSolution,
-    Floats,
     Partition,
     RoundOptions,
     RoundProblem,
     RoundSolution,
 )
-from optim.radio.channel import Links, links, power_limits, uplink_rate, upload_energy
+from optim.radio.channel import links, power_limits
 from optim.solvers import cluster_solver, round_solver
 from optim.timeline import SegmentTimes, timeline
 from optim.verify import verify_cluster, verify_round
@@ -220,7 +219,7 @@ def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigE
     pairs = links(problem.uplinks, problem.channels, problem.options.fading)
     if power_limits(pairs).any():
         return ConfigError(f"{inventory.document.file}: round: {why}")
-    needed = full_power_energy(pairs)
+    needed = pairs.energies(pairs.max_power_w)
     lacking = needed / pairs.energy_j
     unit, channel = (int(place) for place in np.unravel_index(lacking.argmin(), lacking.shape))
     cluster, uplink = inventory.clusters[unit], problem.uplinks[unit]
@@ -230,11 +229,3 @@ def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigE
         f"{uplink.model_bits:.4g} bits at power_w={uplink.max_power_w:g} take "
         f"{enough(float(needed[unit, channel]))} J; give it these, or send fewer bits",
     )
-
-
-def full_power_energy(pairs: Links) -> Floats:
-    """Joules of each upload at the most power that its unit has, [N, J]."""
-    rates = uplink_rate(
-        pairs.max_power_w, pairs.gains, pairs.bandwidth_hz, pairs.noise_w, pairs.fading
-    )
-    return upload_energy(pairs.max_power_w, pairs.model_bits, rates)

@@ -10,13 +10,21 @@ import numpy as np
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import ClusterState
-from optim.cluster_plan import Front, cluster_plan, cluster_problem, fronts, of_each, segment_plans
+from optim.allocation.exact import exact_allocation
+from optim.cluster_plan import (
+    Front,
+    cluster_plan,
+    cluster_problem,
+    fronts,
+    of_each,
+    segment_plans,
+    solve_round,
+)
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
-from optim.problem import LATENCIES, Latency, check_choice
+from optim.problem import LATENCIES, Latency, RoundOptions, check_choice
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
-from optim.uplinks import minimize_makespan
 
 # Replicas are no segments that pipelines could run: only a framework can ask for them.
 PARTITIONS = tuple(name for name in CLUSTER_SOLVERS if name != "vanilla_fl")
@@ -90,6 +98,19 @@ class AllUnits:
     ) -> tuple[Front, ...]:
         solve = cluster_solver(request.partition or self.partition)
         return fronts(request, cast(Latency, self.latency), solve, rng, order, most)
+
+
+def minimize_makespan(
+    request: RoundRequest, chosen: tuple[Front, ...], fading: str
+) -> tuple[ClusterPlan, ...]:
+    """The channels, powers and points of the fronts with which the last unit ends first.
+
+    ``chosen`` are the fronts of all N clusters, empty for those that nobody chose. A unit that can
+    afford no channel is left out. Raises ``InfeasibleRoundError`` where that is each of them.
+    """
+    # With queues of 0 there is no drift: the makespan is all that counts.
+    options = RoundOptions(drift_weight=1.0, interference_constant_w=0.0, fading=fading)
+    return solve_round(request, chosen, (0.0,) * len(chosen), options, exact_allocation)[2]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A cluster's state as a problem, its front, and a point of it as the plan that it gets."""
+"""Between a request and the solvers: clusters as problems, their fronts, answers as plans."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -9,10 +9,19 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
-from collapipe.state import ClusterState, DeviceProfile
+from collapipe.state import ClusterState, DeviceProfile, Uplink
 from optim.planner import RoundRequest, present_devices
-from optim.problem import ClusterProblem, ClusterSolver, Latency, Partition
-from optim.verify import verify_cluster
+from optim.problem import (
+    ClusterProblem,
+    ClusterSolver,
+    Latency,
+    Partition,
+    RoundOptions,
+    RoundProblem,
+    RoundSolution,
+    RoundSolver,
+)
+from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")
 Front = tuple[Partition, ...]
@@ -147,6 +156,39 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
     held = dict(zip(names, point.blocks, strict=True))
     blocks = tuple(held.get(device.name, 0) for device in cluster.devices)
     return replace(point, blocks=blocks, latency_s=request.local_steps * point.latency_s)
+
+
+def solve_round(
+    request: RoundRequest,
+    fronts: tuple[Front, ...],
+    queues: tuple[float, ...],
+    options: RoundOptions,
+    solve: RoundSolver,
+) -> tuple[RoundProblem, RoundSolution, tuple[ClusterPlan, ...]]:
+    """The joint round of these fronts, its verified answer, and the scheduled units' plans.
+
+    A unit whose uplink is not known reaches nobody and sits out. Raises ``InfeasibleRoundError``
+    where none is known.
+    """
+    channels = request.channels
+    deaf = Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * len(channels))
+    told = (cluster.uplink or deaf for cluster in request.clusters)
+    uplinks = tuple(each if len(each.gains) == len(channels) else deaf for each in told)
+    if all(each is deaf for each in uplinks):
+        raise InfeasibleRoundError(f"no unit told its uplink to the {len(channels)} channels")
+    problem = RoundProblem(fronts, uplinks, channels, queues, request.num_blocks, options)
+    solution = solve(problem)
+    verify_round(solution, problem)
+    plans = (
+        cluster_plan(
+            request,
+            request.clusters[each.unit],
+            each.partition,
+            UplinkPlan(each.channel, each.power_w, each.upload_s),
+        )
+        for each in solution.allocations
+    )
+    return problem, solution, tuple(plans)
 
 
 def cluster_plan(

@@ -8,6 +8,7 @@ import numpy as np
 from collapipe.errors import ConfigError
 from collapipe.state import Channel
 from optim.problem import Allocation, Floats, RoundOptions, RoundProblem
+from optim.radio.channel import Links
 
 # Γ may exceed Γ^max by this, relative: by rounding, not by choice.
 _ROUNDING = 1e-12
@@ -38,19 +39,15 @@ def scheduled_gamma(
 
 
 def gamma_changes(
-    power_w: Floats,
-    gain: Floats,
-    interference_w: Floats,
-    num_segments: Floats,
-    problem: RoundProblem,
+    power_w: Floats, pairs: Links, num_segments: Floats, problem: RoundProblem
 ) -> Floats:
     """Y_n·(Γ - Γ_idle), what scheduling changes of the drift, broadcast over [..., N, J].
 
     Infinite or NaN where nothing is received: at pairs that are infeasible.
     """
-    options = problem.options
+    options, constant = problem.options, problem.options.interference_constant_w
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = interference_error(power_w, gain, interference_w, options.interference_constant_w)
+        error = interference_error(power_w, pairs.gains, pairs.interference_w, constant)
         gammas = scheduled_gamma(num_segments, error, problem.num_blocks, options)
         changes = gammas - idle_gamma(problem.channels, options)
         return np.asarray(np.array(problem.queues)[:, np.newaxis] * changes)
@@ -72,19 +69,17 @@ def idle_gamma(channels: Sequence[Channel], options: RoundOptions) -> float:
     return options.kappa * (float(error) + options.gradient_bound)
 
 
-def gamma_power(
-    num_segments: Floats, pair_gain: Floats, interference_w: Floats, problem: RoundProblem
-) -> Floats:
+def gamma_power(num_segments: Floats, pairs: Links, problem: RoundProblem) -> Floats:
     """The least p ≥ 0 with Γ ≤ Γ^max (C11), broadcast, in W; infinite where no p has."""
     options = problem.options
     limit = options.gamma_max * (1 + _ROUNDING)
-    shape = np.broadcast_shapes(num_segments.shape, pair_gain.shape, interference_w.shape)
+    shape = np.broadcast_shapes(num_segments.shape, pairs.gains.shape)
     fixed = scheduled_gamma(num_segments, np.zeros(()), problem.num_blocks, options)
     constant = options.kappa * options.interference_constant_w
     if not constant:
         return np.broadcast_to(np.where(fixed <= limit, 0.0, math.inf), shape)
     with np.errstate(divide="ignore"):
-        power = (constant / (limit - fixed) - interference_w) / pair_gain
+        power = (constant / (limit - fixed) - pairs.interference_w) / pairs.gains
     return np.where(fixed < limit, np.maximum(power, 0.0), math.inf)
 
 

@@ -4,13 +4,17 @@ The times that the plan itself claims are not used. Energy is eq. 16's without i
 bracket already holds both passes and both transfers (docs/optim.md).
 """
 
+from dataclasses import replace
+
+import numpy as np
+
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
 from optim.latency import pipeline_latency
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
-from optim.radio.channel import Fading, uplink_rate, upload_time
+from optim.radio.channel import Fading, links
 
 Step = tuple[float, dict[str, float]]
 """Seconds of a local step, and joules by device."""
@@ -78,8 +82,6 @@ def _upload_s(
 ) -> float:
     """τ_n^Up (eq. 11) at the planned power."""
     assert state.uplink is not None, "a verified plan has no channel for a unit without an uplink"
-    channel = channels[planned.channel]
-    noise_w = channel.interference_w + channel.bandwidth_hz * channel.noise_w_per_hz
-    gain = state.uplink.gains[planned.channel]
-    rate = uplink_rate(planned.power_w, gain, channel.bandwidth_hz, noise_w, fading)
-    return float(upload_time(state.uplink.model_bits + state.uplink.activation_bits, rate))
+    uplink = replace(state.uplink, gains=(state.uplink.gains[planned.channel],))
+    pair = links([uplink], [channels[planned.channel]], fading)
+    return float(pair.uploads(np.array(planned.power_w)).item())

@@ -9,20 +9,12 @@ import numpy as np
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from optim.allocation.exact import exact_allocation
-from optim.cluster_plan import fronts
+from optim.cluster_plan import fronts, solve_round
 from optim.convergence import idle_gamma, next_queues, round_gammas
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
-from optim.problem import (
-    LATENCIES,
-    ClusterSolver,
-    Latency,
-    RoundOptions,
-    RoundSolver,
-    check_choice,
-)
+from optim.problem import LATENCIES, ClusterSolver, Latency, RoundOptions, RoundSolver, check_choice
 from optim.solvers import cluster_solver, round_solver
-from optim.uplinks import solve_round
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.state import DeviceProfile
+from collapipe.state import DeviceProfile, EnergyBudget
 from optim.problem import ClusterProblem, Floats, Ints, Latency
 
 _ROUNDING = 1e-12
@@ -48,8 +48,8 @@ def block_caps(problem: ClusterProblem) -> Ints:
     for column, device in enumerate(problem.devices):
         limit = problem.num_blocks if device.max_blocks is None else device.max_blocks
         caps[:, column] = min(limit, problem.num_blocks)
-        if device.energy is not None:
-            caps[:, column] = np.minimum(caps[:, column], _energy_caps(device, sizes, problem))
+        if (budget := device.energy) is not None:
+            caps[:, column] = np.minimum(caps[:, column], _energy_caps(budget, sizes, problem))
     return caps
 
 
@@ -58,12 +58,11 @@ def micro_batch_sizes(problem: ClusterProblem) -> Floats:
     return problem.batch_size / np.arange(1, problem.max_micro_batches + 1)
 
 
-def _energy_caps(device: DeviceProfile, sizes: Floats, problem: ClusterProblem) -> Floats:
-    assert device.energy is not None
-    law = device.energy.law
-    times = problem.batch_size / sizes if device.energy.scope == "batch" else 1.0
+def _energy_caps(budget: EnergyBudget, sizes: Floats, problem: ClusterProblem) -> Floats:
+    law = budget.law
+    times = problem.batch_size / sizes if budget.scope == "batch" else 1.0
     # A budget that holds exactly n blocks must not lose one to rounding.
-    limit = device.energy.limit_j * (1 + _ROUNDING)
+    limit = budget.limit_j * (1 + _ROUNDING)
     left = limit / times - (law.w * sizes + law.ell)
     per_block = law.u * sizes + law.v
     with np.errstate(divide="ignore", invalid="ignore"):

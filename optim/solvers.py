@@ -1,24 +1,24 @@
 """Solvers by name. A solver's module, and what it imports, loads when it is first asked for."""
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import cast
 
 from collapipe.errors import ConfigError
 from optim.problem import ClusterSolver, RoundSolver
 
-CLUSTER_SOLVERS: Mapping[str, tuple[str, str]] = MappingProxyType(
+CLUSTER_SOLVERS: Mapping[str, str] = MappingProxyType(
     {
-        "exact": ("optim.partition.exact", "exact_partition"),
-        "paper": ("optim.partition.algorithm2", "paper_partition"),
-        "vanilla_fl": ("optim.partition.baselines", "vanilla_fl"),
-        "pipeline": ("optim.partition.baselines", "pipeline_even"),
-        "titanic": ("optim.partition.baselines", "titanic"),
-        "no_segment_scheduling": ("optim.partition.baselines", "no_segment_scheduling"),
-        "gpipe": ("optim.partition.baselines", "gpipe"),
-        "pipedream": ("optim.partition.slowest_stage", "pipedream"),
-        "pipeedge": ("optim.partition.slowest_stage", "pipeedge"),
+        "exact": "optim.partition.exact:exact_partition",
+        "paper": "optim.partition.algorithm2:paper_partition",
+        "vanilla_fl": "optim.partition.baselines:vanilla_fl",
+        "pipeline": "optim.partition.baselines:pipeline_even",
+        "titanic": "optim.partition.baselines:titanic",
+        "no_segment_scheduling": "optim.partition.baselines:no_segment_scheduling",
+        "gpipe": "optim.partition.baselines:gpipe",
+        "pipedream": "optim.partition.slowest_stage:pipedream",
+        "pipeedge": "optim.partition.slowest_stage:pipeedge",
     }
 )
 """Module and function of each solver of a cluster."""
@@ -28,8 +28,7 @@ def cluster_solver(name: str) -> ClusterSolver:
     """The solver of Sub-1 of that name. Raises ``ConfigError`` for an unknown one."""
     if name not in CLUSTER_SOLVERS:
         raise ConfigError(f"solver {name}: must be one of {', '.join(CLUSTER_SOLVERS)}")
-    module, function = CLUSTER_SOLVERS[name]
-    return cast(ClusterSolver, getattr(import_module(module), function))
+    return cast(ClusterSolver, resolve_name(CLUSTER_SOLVERS[name]))
 
 
 def round_solver(name: str) -> RoundSolver:
@@ -39,10 +38,5 @@ def round_solver(name: str) -> RoundSolver:
     on their fronts. Raises ``ConfigError`` for an unknown name.
     """
     cluster_solver(name)
-    if name == "paper":
-        from optim.allocation.algorithm3 import paper_allocation
-
-        return paper_allocation
-    from optim.allocation.exact import exact_allocation
-
-    return exact_allocation
+    place = "algorithm3:paper_allocation" if name == "paper" else "exact:exact_allocation"
+    return cast(RoundSolver, resolve_name(f"optim.allocation.{place}"))

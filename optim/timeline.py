@@ -41,7 +41,9 @@ def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTime
     send nothing.
     """
     if partition.replicated:
-        return tuple(_replica(problem, device) for device in range(len(problem.devices)))
+        whole, share = Span(0, problem.num_blocks), problem.batch_size / len(problem.devices)
+        alone = [device.time.compute(whole.blocks, share) for device in problem.devices]
+        return tuple(SegmentTimes(k, whole, s, 0.0, (0.0,), (s,)) for k, s in enumerate(alone))
     count, size = partition.num_micro_batches, problem.batch_size / partition.num_micro_batches
     held = [device for device, blocks in enumerate(partition.blocks) if blocks]
     laws = [problem.devices[device].time for device in held]
@@ -85,9 +87,3 @@ def _flow_shop(times: list[float], count: int) -> list[tuple[float, ...]]:
         tuple(arrival + job * pace for job in range(count))
         for arrival, pace in zip(arrivals, paces, strict=False)
     ]
-
-
-def _replica(problem: ClusterProblem, device: int) -> SegmentTimes:
-    share = problem.batch_size / len(problem.devices)
-    compute = problem.devices[device].time.compute(problem.num_blocks, share)
-    return SegmentTimes(device, Span(0, problem.num_blocks), compute, 0.0, (0.0,), (compute,))

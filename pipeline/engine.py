@@ -184,29 +184,19 @@ def _run_inline(actions: Schedule, stages: Sequence[_Stage]) -> None:
     """
     pending = [deque(each) for each in actions]
     boxes: list[dict[Action, Tensor | None]] = [{} for _ in stages]
-    last = len(stages) - 1
-
-    def has_input(stage: int, action: Action) -> bool:
-        edge = 0 if action.kind == FORWARD else last
-        return stage == edge or action in boxes[stage]
-
-    def next_stage() -> int:
-        waiting = last
-        for stage in reversed(range(len(stages))):
-            if pending[stage] and has_input(stage, pending[stage][0]):
-                if stages[stage].ready(pending[stage][0]):
-                    return stage
-                waiting = stage
-        return waiting  # nothing else to do: its action waits for the head's answer
-
+    # The first stage's forwards and the last one's backwards wait for no other stage.
+    boxes[0] |= {action: None for action in actions[0] if action.kind == FORWARD}
+    boxes[-1] |= {action: None for action in actions[-1] if action.kind == BACKWARD}
     while any(pending):
         cancellation.check()
-        stage = next_stage()
+        able = [s for s in reversed(range(len(stages))) if pending[s] and pending[s][0] in boxes[s]]
+        # If none is ready, nothing is left but to wait for the head's answer.
+        stage = next((s for s in able if stages[s].ready(pending[s][0])), able[-1])
         action = pending[stage].popleft()
-        received = boxes[stage].pop(action, None)
+        received = boxes[stage].pop(action)
         forward = action.kind == FORWARD
         run = stages[stage].forward if forward else stages[stage].backward
         sent = run(action.micro_batch, received)
         neighbour = stage + 1 if forward else stage - 1
-        if 0 <= neighbour <= last:
+        if 0 <= neighbour < len(stages):
             boxes[neighbour][action] = sent

@@ -1,4 +1,4 @@
-"""A schedule is data: a list of actions per stage, which can be checked, counted and drawn.
+"""A schedule is data: a list of actions per stage, which can be checked and counted.
 
 Stages 0 … S − 1 are the segments, stage S is the head (the decoder behind its link, or a local
 head). ``F2`` on a stage needs ``F2`` of the stage before it; ``B2`` needs ``B2`` of the stage
@@ -7,6 +7,7 @@ all schedules give the same bits.
 """
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,10 +32,8 @@ Schedule = tuple[tuple[Action, ...], ...]
 
 def gpipe(num_segments: int, num_micro_batches: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019): a segment keeps m micro-batches."""
-    forwards = tuple(Action(FORWARD, i) for i in range(num_micro_batches))
-    backwards = tuple(Action(BACKWARD, i) for i in range(num_micro_batches))
-    head = _alternate(0, num_micro_batches)
-    return (*((forwards + backwards,) * num_segments), head)
+    segment = _alternate(num_micro_batches, num_micro_batches)
+    return (*((segment,) * num_segments), _alternate(0, num_micro_batches))
 
 
 def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
@@ -72,47 +71,13 @@ def verify(schedule: Schedule) -> None:
     """
     _check_complete(schedule)
     done: list[set[Action]] = [set() for _ in schedule]
-    places = [0] * len(schedule)
-    progress = True
-    while progress:
-        progress = False
-        for stage, actions in enumerate(schedule):
-            while places[stage] < len(actions) and ready(actions[places[stage]], stage, done):
-                done[stage].add(actions[places[stage]])
-                places[stage] += 1
-                progress = True
-    waiting = [
-        f"stage {stage} before {actions[place]}"
-        for stage, (actions, place) in enumerate(zip(schedule, places, strict=True))
-        if place < len(actions)
-    ]
+    pending = [deque(actions) for actions in schedule]
+    while able := [s for s, each in enumerate(pending) if each and ready(each[0], s, done)]:
+        for stage in able:
+            done[stage].add(pending[stage].popleft())
+    waiting = [f"stage {stage} before {each[0]}" for stage, each in enumerate(pending) if each]
     if waiting:
         raise ScheduleError(f"deadlock: {', '.join(waiting)}")
-
-
-def render(schedule: Schedule) -> str:
-    """A line per stage, a column per time slot of one action each; ``·`` where a stage is idle."""
-    verify(schedule)
-    done: list[set[Action]] = [set() for _ in schedule]
-    places = [0] * len(schedule)
-    rows: list[list[str]] = [[] for _ in schedule]
-    while any(place < len(actions) for place, actions in zip(places, schedule, strict=True)):
-        slot = [
-            actions[place] if place < len(actions) and ready(actions[place], stage, done) else None
-            for stage, (place, actions) in enumerate(zip(places, schedule, strict=True))
-        ]
-        for stage, action in enumerate(slot):
-            rows[stage].append("·" if action is None else str(action))
-            if action is not None:
-                done[stage].add(action)
-                places[stage] += 1
-    width = max(len(cell) for row in rows for cell in row)
-    names = [f"segment {stage}" for stage in range(len(schedule) - 1)] + ["head"]
-    label = max(map(len, names))
-    return "\n".join(
-        f"{name:<{label}}  {' '.join(cell.ljust(width) for cell in row)}".rstrip()
-        for name, row in zip(names, rows, strict=True)
-    )
 
 
 def _alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:

@@ -10,17 +10,10 @@ from collapipe.models.part import Part
 
 
 class Segment:
-    """Consecutive parts of the model that one device holds.
-
-    Attributes
-    ----------
-    peak_micro_batches
-        Most micro-batches whose activations were kept at once.
-    """
+    """Consecutive parts of the model that one device holds."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = parts
-        self.peak_micro_batches = 0
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
@@ -32,7 +25,6 @@ class Segment:
             with drawing_from(key.generator(part.name, micro_batch)):
                 hidden = part.module(hidden, *mask)
         self._kept[micro_batch] = (inputs, hidden)
-        self.peak_micro_batches = max(self.peak_micro_batches, len(self._kept))
         return hidden.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:

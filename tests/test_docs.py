@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from drawn_schedule import render
 from federated import run
 
 from collapipe.config import Settings, load_overrides, own_overrides
@@ -52,7 +53,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 def test_the_schedules_are_drawn_as_they_are() -> None:
     text = (ROOT / "docs/round.md").read_text()
     for build in (schedule.gpipe, schedule.one_f_one_b):
-        assert f"{build.__name__}\n{schedule.render(build(3, 4))}\n" in text
+        assert f"{build.__name__}\n{render(build(3, 4))}\n" in text
 
 
 def test_the_examples_of_extensions_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

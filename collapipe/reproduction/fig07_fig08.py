@@ -24,7 +24,7 @@ from collapipe.reproduction.paper_world import (
     stream,
 )
 from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
-from optim.radio.channel import links, power_limits, uplink_rate, upload_time
+from optim.radio.channel import links, power_limits, upload_time
 
 ROUNDS = 20
 CLUSTERS = 3  # N
@@ -92,9 +92,7 @@ def _uploads(seed: int, round_number: int) -> tuple[float, float]:
     """Mean seconds of a batch's activations, and of the adapters; unit n has channel n."""
     channels, uplinks = paper_presets().radio(seed, CLUSTERS, round_number)
     pairs = links(uplinks, channels, "none")
-    power = power_limits(pairs)
-    rates = uplink_rate(power, pairs.gains, pairs.bandwidth_hz, pairs.noise_w, pairs.fading)
-    own, adapters = np.diagonal(rates), pairs.model_bits[:, 0]
+    own, adapters = np.diagonal(pairs.rates(power_limits(pairs))), pairs.model_bits[:, 0]
     activations = upload_time(pairs.upload_bits[:, 0] - adapters, own)
     return float(activations.mean()), float(upload_time(adapters, own).mean())
 

@@ -107,7 +107,7 @@ class _PairChoices:
         if problem.options.drift == "paper":
             return np.array(problem.queues)[:, np.newaxis] * power_w
         power_w = np.where(self.feasible, power_w, links.max_power_w)
-        costs = gamma_changes(power_w, links.gains, links.interference_w, self.segments, problem)
+        costs = gamma_changes(power_w, links, self.segments, problem)
         return np.where(self.feasible, costs, 0.0)
 
     def senders(self, matching: Matching) -> Senders:

@@ -71,9 +71,21 @@ class PowerCurves:
 
 def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """All feasible options of the problem."""
-    pairs = options.pairs
-    nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
-    return _curves(problem, options, pairs.snr_per_watt, nat_seconds, pairs.fading)
+    pairs, finish = options.pairs, np.moveaxis(options.finish_s, 0, 2)
+    units, channels, points = places = np.array(np.nonzero(np.isfinite(finish)))
+    at = units, channels
+    figures = (
+        finish[units, channels, points],
+        options.latency_s[points, units, 0],
+        options.segments[points, units, 0],
+        options.floors_w[points, units, channels],
+        options.limits_w[at],
+        np.array(problem.queues)[units],
+        pairs.snr_per_watt[at],
+        pairs.upload_bits[at] * math.log(2) / pairs.bandwidth_hz[at],
+        options.uploads_s[at],
+    )
+    return PowerCurves(places, np.array(figures), pairs.fading)
 
 
 def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
@@ -81,37 +93,18 @@ def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
 
     Without fading, which only asks for more power: the costs are bounds for all channels.
     """
+    best_link = replace(
+        options.pairs,
+        bandwidth_hz=options.pairs.bandwidth_hz.max(axis=1, keepdims=True),
+        snr_per_watt=options.pairs.snr_per_watt.max(axis=1, keepdims=True),
+        fading="none",
+    )
     one_channel = replace(
         options,
+        pairs=best_link,
         limits_w=options.limits_w.max(axis=1, keepdims=True),
         floors_w=options.floors_w.min(axis=2, keepdims=True),
         uploads_s=options.uploads_s.min(axis=1, keepdims=True),
         finish_s=options.finish_s.min(axis=2, keepdims=True),
     )
-    pairs = options.pairs
-    nat_seconds = pairs.upload_bits * math.log(2) / pairs.bandwidth_hz
-    snr_per_watt = pairs.snr_per_watt.max(axis=1, keepdims=True)
-    return _curves(problem, one_channel, snr_per_watt, nat_seconds.min(axis=1)[:, None], "none")
-
-
-def _curves(
-    problem: RoundProblem,
-    options: OptionTable,
-    snr_per_watt: Floats,
-    nat_seconds: Floats,
-    fading: Fading,
-) -> PowerCurves:
-    finish = np.moveaxis(options.finish_s, 0, 2)
-    units, channels, points = places = np.array(np.nonzero(np.isfinite(finish)))
-    figures = (
-        finish[units, channels, points],
-        options.latency_s[points, units, 0],
-        options.segments[points, units, 0],
-        options.floors_w[points, units, channels],
-        options.limits_w[units, channels],
-        np.array(problem.queues)[units],
-        snr_per_watt[units, channels],
-        nat_seconds[units, channels],
-        options.uploads_s[units, channels],
-    )
-    return PowerCurves(places, np.array(figures), fading)
+    return feasible_curves(problem, one_channel)

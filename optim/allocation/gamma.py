@@ -22,10 +22,7 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
-    pairs = options.pairs
-    costs = gamma_changes(
-        options.limits_w, pairs.gains, pairs.interference_w, options.segments, problem
-    )
+    costs = gamma_changes(options.limits_w, options.pairs, options.segments, problem)
     costs = np.where(np.isfinite(options.finish_s), costs, 0.0)
     search = _Search(options.finish_s, costs, missing_cost(costs, min(costs.shape[1:])), weight)
     best, bound = _best(search, stop_at)
@@ -47,6 +44,10 @@ class _Round:
     points: Ints
     makespan_s: float
     value: float
+
+    def rank(self) -> tuple[int, float]:
+        """Lower is better: more units, then a lower value."""
+        return -len(self.matching), self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
     relaxed, drifts = search.relaxed(cardinality)
     # Where the relaxation is best, a round is seldom far from the best one.
     guess = search.round(relaxed[(search.weight * relaxed + drifts).argmin()])
-    best = _better(best, guess)
+    best = min(best, guess, key=_Round.rank)
     deadlines, bounds = search.candidates(relaxed, drifts, best.value)
     while len(alive := np.flatnonzero(bounds < best.value)):
         if time.perf_counter() >= stop_at:
@@ -118,7 +119,7 @@ def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
         deadlines, bounds = deadlines[alive], bounds[alive]
         middle = len(deadlines) // 2
         found = search.round(deadlines[middle])
-        best = _better(best, found)
+        best = min(best, found, key=_Round.rank)
         feasible = len(found.matching) == cardinality
         settled = int(np.searchsorted(deadlines, found.makespan_s)) if feasible else 0
         # G falls with D: no deadline below has less, and none from the makespan on differs.
@@ -126,9 +127,3 @@ def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
         bounds[:settled] = np.maximum(bounds[:settled], lower)
         bounds[settled : middle + 1] = math.inf
     return best, best.value
-
-
-def _better(best: _Round, found: _Round) -> _Round:
-    """The lower of two rounds, the first if the second schedules fewer units."""
-    fewer = len(found.matching) < len(best.matching)
-    return best if fewer or best.value <= found.value else found

@@ -1,5 +1,6 @@
 """Units and channels matched at the least cost."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +50,4 @@ def bottleneck(times: Floats) -> float:
     def matched(time: float) -> int:
         return len(min_cost_matching(np.where(times <= time, 0.0, 1.0), 1.0))
 
-    largest, low, high = matched(ordered[-1]), 0, len(ordered) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if matched(ordered[middle]) == largest:
-            high = middle
-        else:
-            low = middle + 1
-    return float(ordered[low])
+    return float(ordered[bisect_left(ordered, matched(ordered[-1]), key=matched)])

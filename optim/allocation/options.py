@@ -38,7 +38,7 @@ def option_table(problem: RoundProblem) -> OptionTable:
     latency, segments = _points(problem.fronts)
     finish, floors = latency + uploads, np.zeros(latency.shape[:2] + limits.shape[1:])
     if problem.options.hard_gamma:
-        floors = gamma_power(segments, pairs.gains, pairs.interference_w, problem)
+        floors = gamma_power(segments, pairs, problem)
         finish = np.where(floors <= limits, finish, np.inf)
     options = OptionTable(pairs, latency, segments, limits, floors, uploads, finish)
     if not np.isfinite(finish).any():

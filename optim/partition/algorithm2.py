@@ -8,12 +8,13 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from optim.latency import block_caps, fitting_micro_batches
 from optim.partition.single_point import Placement, single_point, split_latency
-from optim.problem import ClusterProblem, ClusterSolution, Floats, Ints
+from optim.problem import ClusterProblem, Floats, Ints
 
 Blocks = tuple[int, ...]
 
 
-def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+@single_point("paper")
+def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     """Sub-1 by alternation: δ and S by an integer programme (eq. 39), then m (eq. 38).
 
     The answer is a local optimum: neither step alone improves it. Which one depends on m⁽⁰⁾, so
@@ -24,10 +25,6 @@ def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Cluste
 
     Raises ``InfeasibleRoundError`` where the caps cannot hold the model under any m.
     """
-    return single_point("paper", problem, _from_both_starts)
-
-
-def _from_both_starts(problem: ClusterProblem) -> Placement:
     starts = sorted(set(starting_micro_batches(problem)))
     return min(
         (alternate(problem, m) for m in starts), key=lambda split: split_latency(problem, *split)

@@ -52,41 +52,51 @@ def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> s
     return f"{device.name} needs {spent:.4g} J of {limit:.4g} J" if spent > limit else ""
 
 
-def pipeline_even(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+@single_point("pipeline")
+def pipeline_even(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     """PipeLine: ⌊L/K⌋ or ⌈L/K⌉ blocks on each device in the given order, m = 8."""
-    return single_point("pipeline", problem, lambda p: (_even(p), _fixed_micro_batches(p)))
+    return _even(problem), min(FIXED_MICRO_BATCHES, problem.max_micro_batches)
 
 
-def titanic(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+@single_point("titanic")
+def titanic(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     """TITANIC: blocks in proportion to speed over all K devices, m = 8.
 
     Speed is blocks per second of compute at that micro-batch's size. Shares are rounded by largest
     remainder, so that a device far slower than the others may hold none.
     """
-    return single_point("titanic", problem, _proportional)
+    m = min(FIXED_MICRO_BATCHES, problem.max_micro_batches)
+    size = problem.batch_size / m
+    seconds = np.array([device.time.compute(1, size) for device in problem.devices])
+    # Devices that take no time at all share everything.
+    speeds = 1 / seconds if seconds.all() else (seconds == 0).astype(float)
+    quotas = problem.num_blocks * speeds / speeds.sum()
+    blocks = np.floor(quotas).astype(int)
+    order = np.argsort(blocks - quotas, kind="stable")  # earlier ones win ties
+    blocks[order[: problem.num_blocks - int(blocks.sum())]] += 1
+    return tuple(blocks.tolist()), m
 
 
-def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+@single_point("no_segment_scheduling")
+def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     """CollaPipe without segment scheduling: S and m of the exact optimum, everything else blind.
 
     The blocks are split evenly over S devices, every set of S equally likely.
     """
-
-    def split(problem: ClusterProblem) -> Placement:
-        best = exact_partition(problem, rng).best
-        chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
-        return _spread(problem, chosen.tolist()), best.num_micro_batches
-
-    return single_point("no_segment_scheduling", problem, split)
+    best = exact_partition(problem).best
+    chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
+    return _spread(problem, chosen.tolist()), best.num_micro_batches
 
 
-def gpipe(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+@single_point("gpipe")
+def gpipe(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     """GPipe: an even split over all devices in the given order, under the m that suits it best."""
-    return single_point("gpipe", problem, _even_with_best_micro_batches)
-
-
-def _fixed_micro_batches(problem: ClusterProblem) -> int:
-    return min(FIXED_MICRO_BATCHES, problem.max_micro_batches)
+    blocks = _even(problem)
+    room = (block_caps(problem) - np.asarray(blocks)).min(axis=1)
+    fitting = ((room >= 0).nonzero()[0] + 1).tolist()
+    if not fitting:  # refused where least is missing
+        return blocks, int(room.argmax()) + 1
+    return blocks, min(fitting, key=lambda m: split_latency(problem, blocks, m))
 
 
 def even_blocks(num_blocks: int, num_segments: int) -> list[int]:
@@ -105,25 +115,3 @@ def _spread(problem: ClusterProblem, chosen: Sequence[int]) -> tuple[int, ...]:
     for device, held in zip(chosen, even_blocks(problem.num_blocks, len(chosen)), strict=True):
         blocks[device] = held
     return tuple(blocks)
-
-
-def _even_with_best_micro_batches(problem: ClusterProblem) -> Placement:
-    blocks = _even(problem)
-    room = (block_caps(problem) - np.asarray(blocks)).min(axis=1)
-    fitting = ((room >= 0).nonzero()[0] + 1).tolist()
-    if not fitting:  # refused where least is missing
-        return blocks, int(room.argmax()) + 1
-    return blocks, min(fitting, key=lambda m: split_latency(problem, blocks, m))
-
-
-def _proportional(problem: ClusterProblem) -> Placement:
-    num_micro_batches = _fixed_micro_batches(problem)
-    size = problem.batch_size / num_micro_batches
-    seconds = np.array([device.time.compute(1, size) for device in problem.devices])
-    # Devices that take no time at all share everything.
-    speeds = 1 / seconds if seconds.all() else (seconds == 0).astype(float)
-    quotas = problem.num_blocks * speeds / speeds.sum()
-    blocks = np.floor(quotas).astype(int)
-    order = np.argsort(blocks - quotas, kind="stable")  # earlier ones win ties
-    blocks[order[: problem.num_blocks - int(blocks.sum())]] += 1
-    return tuple(blocks.tolist()), num_micro_batches

@@ -14,9 +14,7 @@ from optim.problem import ClusterProblem, ClusterSolution, Partition
 
 
 def exact_partition(
-    problem: ClusterProblem,
-    rng: np.random.Generator | None = None,
-    time_limit_s: float = math.inf,
+    problem: ClusterProblem, rng: np.random.Generator | None = None, time_limit_s: float = math.inf
 ) -> ClusterSolution:
     """The whole front of Sub-1: of each S the fastest partition, proved to be so.
 

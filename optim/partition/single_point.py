@@ -1,28 +1,38 @@
 """How a heuristic answers: one partition, within the caps, with what it costs under the law."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from time import perf_counter
+
+import numpy as np
 
 from collapipe.plan import Certificate
 from optim.latency import pipeline_latency, require_within_caps
-from optim.problem import ClusterProblem, ClusterSolution, Partition
+from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition
 
 Placement = tuple[tuple[int, ...], int]
 """δ_k of each device, and m."""
+Split = Callable[[ClusterProblem, np.random.Generator], Placement]
 
 
-def single_point(
-    solver: str, problem: ClusterProblem, split: Callable[[ClusterProblem], Placement]
-) -> ClusterSolution:
-    """The answer of a heuristic that returns δ and m, its time measured; no bound is known.
+def single_point(solver: str) -> Callable[[Split], ClusterSolver]:
+    """Make a solver of a function that returns δ and m, its time measured; no bound is known.
 
     Raises ``InfeasibleRoundError`` where the split breaks a cap of memory or energy.
     """
-    started = perf_counter()
-    blocks, num_micro_batches = split(problem)
-    require_within_caps(solver, problem, blocks, num_micro_batches)
-    latency = split_latency(problem, blocks, num_micro_batches)
-    return answer(solver, Partition(blocks, num_micro_batches, latency), started)
+
+    def solver_of(split: Split) -> ClusterSolver:
+        @wraps(split)
+        def solve(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+            started = perf_counter()
+            blocks, m = split(problem, rng)
+            require_within_caps(solver, problem, blocks, m)
+            partition = Partition(blocks, m, split_latency(problem, blocks, m))
+            return answer(solver, partition, started)
+
+        return solve
+
+    return solver_of
 
 
 def answer(solver: str, partition: Partition, started: float) -> ClusterSolution:

@@ -12,13 +12,14 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from optim.latency import block_caps, fitting_micro_batches
 from optim.partition.single_point import Placement, single_point, split_latency
-from optim.problem import ClusterProblem, ClusterSolution, Floats
+from optim.problem import ClusterProblem, Floats
 
 MOST_DEVICES = 12
 """Subsets double with every device; beyond, PipeEdge's programme takes too long."""
 
 
-def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+@single_point("pipedream")
+def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     """PipeDream's programme over runs of blocks, as FTPipeHD has it for unequal devices.
 
     A(k, l) = min over δ of max(A(k - 1, l - δ), stage_k(δ)), over the devices in the given order.
@@ -28,12 +29,11 @@ def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolut
 
     Raises ``InfeasibleRoundError`` where the caps cannot hold the model.
     """
-    return single_point(
-        "pipedream", problem, lambda p: _fastest(p, lambda stages: range(min(stages.shape)))
-    )
+    return _fastest(problem, lambda stages: range(min(stages.shape)))
 
 
-def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolution:
+@single_point("pipeedge")
+def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     """PipeEdge's programme over subsets of devices, which may leave devices out.
 
     h(D, l) = min over δ of max(h(D - k, l - δ), stage_k(δ)). A hop belongs to its sender, so the
@@ -47,7 +47,7 @@ def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSoluti
             f"pipeedge: {len(problem.devices)} devices, at most {MOST_DEVICES}: it looks at every "
             "subset; choose another solver or list fewer devices"
         )
-    return single_point("pipeedge", problem, lambda p: _fastest(p, best_subset))
+    return _fastest(problem, best_subset)
 
 
 def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]) -> Placement:

@@ -3,11 +3,11 @@
 import warnings
 from dataclasses import dataclass
 
+import cvxpy as cp
 import numpy as np
 
 from optim.problem import Floats
-from optim.radio.channel import Links
-from optim.radio.fading import mean_nats_and_shortfall
+from optim.radio.channel import Links, mean_nats_and_shortfall
 
 _ITERATIONS = 50
 _HALVINGS = 20
@@ -74,8 +74,6 @@ class _Programme:
     """
 
     def __init__(self, senders: Senders) -> None:
-        import cvxpy as cp
-
         size, snr = senders.low_w.size, senders.links.snr_per_watt * senders.high_w
         self._senders, self._bend = senders, np.clip(snr, *_BENDS)
         self._share = cp.Variable(size, bounds=[senders.low_w / senders.high_w, 1])
@@ -90,8 +88,6 @@ class _Programme:
 
     def solve(self, power_w: Floats) -> Floats:
         """Its answer around p_now, or p_now where the figures differ by too much for the solver."""
-        import cvxpy as cp
-
         self._centre(power_w)
         try:
             with warnings.catch_warnings():  # an inexact answer serves: the cost judges each step

@@ -8,14 +8,7 @@ import numpy as np
 
 from collapipe.state import AffineLaw
 from optim.problem import Bools, ClusterProblem, ClusterSolution, Floats, Ints, Partition
-from optim.verify.tolerance import (
-    MARGIN,
-    check_certificate,
-    differs,
-    exceeds,
-    is_count,
-    violation,
-)
+from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, is_count, violation
 
 
 def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:

@@ -1,12 +1,11 @@
 """A round's plan, whoever made it: what the units are told keeps the caps of what they have."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from collapipe.errors import PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
-from collapipe.state import ClusterState, DeviceProfile
+from collapipe.state import ClusterState
 from optim.planner import RoundRequest
 from optim.problem import ClusterProblem, Partition
 from optim.verify.cluster import check_point
@@ -51,10 +50,7 @@ def _check_cluster(cluster: ClusterPlan, state: ClusterState, request: RoundRequ
         _check_uplink(cluster.uplink, state, len(request.channels))
     if cluster.over_limits and request.partition is None:
         raise violation("C7", "a plan over limits, though the framework prescribes no partition")
-    if request.partition == "vanilla_fl" and not cluster.segments:
-        _check_replicas(cluster, state, request)
-    else:
-        _check_segments(cluster, state, request)
+    _check_blocks(cluster, state, request)
 
 
 def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) -> None:
@@ -69,36 +65,26 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
         raise violation("C6", f"{uplink.power_w:.12g} W of {limit_w:.12g} W")
 
 
-def _check_replicas(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
-    there = [device for device in state.devices if device.max_blocks != 0]
-    if not there:
-        raise violation("C2", f"replicas on {len(state.devices)} devices, all of them away")
-    blocks = (request.num_blocks,) * len(there)
-    partition = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=True)
-    check_point(partition, _problem(cluster, there, request))
-
-
-def _check_segments(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
-    held = Counter(segment.device for segment in cluster.segments)
-    names = [device.name for device in state.devices]
-    odd = [name for name, times in held.items() if times > 1 or name not in names]
+def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
+    """Against the caps that the plan has to keep."""
+    devices, names = state.devices, [device.name for device in state.devices]
+    times = Counter(segment.device for segment in cluster.segments)
+    odd = [name for name, count in times.items() if count > 1 or name not in names]
     if odd:
         raise violation("C2", f"segments on {', '.join(odd)}; the devices are {', '.join(names)}")
-    blocks = {segment.device: segment.span.blocks for segment in cluster.segments}
-    partition = Partition(
-        tuple(blocks.get(name, 0) for name in names), cluster.num_micro_batches, 0.0
-    )
-    check_point(partition, _problem(cluster, state.devices, request))
-
-
-def _problem(
-    cluster: ClusterPlan, devices: Sequence[DeviceProfile], request: RoundRequest
-) -> ClusterProblem:
-    """With the caps that the plan has to keep."""
+    held = {segment.device: segment.span.blocks for segment in cluster.segments}
+    replicated = request.partition == "vanilla_fl" and not cluster.segments
+    if replicated:
+        devices = tuple(device for device in devices if device.max_blocks != 0)
+        held = dict.fromkeys(names, request.num_blocks)
+        if not devices:
+            raise violation("C2", f"replicas on {len(names)} devices, all of them away")
+    blocks = tuple(held.get(device.name, 0) for device in devices)
     if cluster.over_limits:
-        devices = [
+        devices = tuple(
             replace(device, max_blocks=0 if device.max_blocks == 0 else None, energy=None)
             for device in devices
-        ]
+        )
     b = request.batch_size
-    return ClusterProblem(tuple(devices), request.num_blocks, b, b, "overlap")
+    problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap")
+    check_point(Partition(blocks, cluster.num_micro_batches, 0.0, replicated), problem)

@@ -1,8 +1,7 @@
 """Rates, energies, Γ and drift of units on channels, in the verifier's own words."""
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,28 +27,19 @@ class UplinkPairs:
     interference_w: Floats
     snr_per_w: Floats  # h/(I + B·N_0)
 
-    def at(self, index: Any) -> "UplinkPairs":
-        """Each array at a NumPy index: some of the pairs, or another shape."""
-        return UplinkPairs(*(getattr(self, field.name)[index] for field in fields(self)))
-
 
 def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> UplinkPairs:
     """Those of ``units`` with ``channels``, two arrays of one shape."""
-    uplinks, bands = problem.uplinks, problem.channels
-    gain = np.array([uplink.gains for uplink in uplinks])[units, channels]
-    bandwidth = np.array([band.bandwidth_hz for band in bands])[channels]
-    interference = np.array([band.interference_w for band in bands])[channels]
-    noise = bandwidth * np.array([band.noise_w_per_hz for band in bands])[channels]
-    model_bits = np.array([uplink.model_bits for uplink in uplinks])[units]
+    max_power, energy, model_bits, activation_bits = np.array(
+        [(up.max_power_w, up.energy_j, up.model_bits, up.activation_bits) for up in problem.uplinks]
+    ).T[:, units]
+    bandwidth, interference, density = np.array(
+        [(band.bandwidth_hz, band.interference_w, band.noise_w_per_hz) for band in problem.channels]
+    ).T[:, channels]
+    gain = np.array([uplink.gains for uplink in problem.uplinks])[units, channels]
+    snr_per_w, bits = per(gain, interference + bandwidth * density), model_bits + activation_bits
     return UplinkPairs(
-        max_power_w=np.array([uplink.max_power_w for uplink in uplinks])[units],
-        energy_j=np.array([uplink.energy_j for uplink in uplinks])[units],
-        model_bits=model_bits,
-        bits=model_bits + np.array([uplink.activation_bits for uplink in uplinks])[units],
-        gain=gain,
-        bandwidth_hz=bandwidth,
-        interference_w=interference,
-        snr_per_w=per(gain, interference + noise),
+        max_power, energy, model_bits, bits, gain, bandwidth, interference, snr_per_w
     )
 
 

@@ -48,16 +48,10 @@ class ScheduledUnits:
 
 def scheduled_units(chosen: Sequence[Allocation], problem: RoundProblem) -> ScheduledUnits:
     """The figures of all allocations."""
-    units, channels, power_w, segments, latencies = (
-        np.array(column)
-        for column in zip(
-            *(
-                (a.unit, a.channel, a.power_w, a.partition.num_segments, a.partition.latency_s)
-                for a in chosen
-            ),
-            strict=True,
-        )
-    )
+    units, channels, segments = np.array(
+        [(each.unit, each.channel, each.partition.num_segments) for each in chosen]
+    ).T
+    power_w, latencies = np.array([(each.power_w, each.partition.latency_s) for each in chosen]).T
     pairs = radio.pairs_of(problem, units, channels)
     upload_s = radio.uploads(pairs, power_w, problem.options)
     return ScheduledUnits(

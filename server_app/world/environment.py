@@ -5,9 +5,9 @@ the same seed see the same world, whoever decides in them.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,8 +16,6 @@ from collapipe.errors import ConfigError
 from collapipe.state import ClusterState, DeviceProfile
 from server_app.world.mobility import Mobility, Probability, Walk
 
-T = TypeVar("T")
-U = TypeVar("U")
 _LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # what collapipe.state admits
 
 
@@ -142,13 +140,13 @@ class Environment:
 
 def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:
     """The cluster as it is in this round."""
-    pairs = _paired(f"unit {cluster.unit}: devices", cluster.devices, condition.devices)
-    devices, uplink = tuple(_device_now(device, now) for device, now in pairs), cluster.uplink
+    _check_count(f"unit {cluster.unit}: devices", cluster.devices, condition.devices)
+    devices, uplink = tuple(map(_device_now, cluster.devices, condition.devices)), cluster.uplink
     if uplink is not None:
+        _check_count(f"unit {cluster.unit}: gains of channels", uplink.gains, condition.gains)
         energy_j = _admitted(uplink.energy_j * condition.energy_share, _MOST)
-        channels = f"unit {cluster.unit}: gains of channels"
-        factors = _paired(channels, uplink.gains, condition.gains)
-        gains = tuple(_admitted(gain * relative, _MOST) for gain, relative in factors)
+        pairs = zip(uplink.gains, condition.gains, strict=True)
+        gains = tuple(_admitted(gain * relative, _MOST) for gain, relative in pairs)
         uplink = replace(uplink, energy_j=energy_j, gains=gains)
     return replace(cluster, devices=devices, uplink=uplink)
 
@@ -167,13 +165,12 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
     )
 
 
-def _paired(what: str, told: Sequence[T], conditions: Sequence[U]) -> Iterator[tuple[T, U]]:
+def _check_count(what: str, told: Sized, conditions: Sized) -> None:
     if len(told) != len(conditions):
         raise ConfigError(
             f"{what}: {len(told)} now, {len(conditions)} in the environment's state; set cluster "
             "and channel as they were, or begin a new run"
         )
-    return zip(told, conditions, strict=True)
 
 
 def _admitted(value: float, most: float) -> float:

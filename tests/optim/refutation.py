@@ -5,7 +5,8 @@ Where one of them is below the bound, the bound is wrong: that refutes a claim, 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ def _choices(problem: RoundProblem) -> _Choices:
     options, queues = problem.options, np.array(problem.queues)[:, None, None]
     latencies, segments = _points(problem)
     pairs = radio.all_pairs(problem)
-    each, largest = pairs.at((..., None)), largest_powers(pairs, options)
+    each, largest = at(pairs, (..., None)), largest_powers(pairs, options)
     finish, costs = [], []
     for fraction in POWER_FRACTIONS[options.drift]:
         power_w = fraction * largest[..., None]
@@ -154,12 +155,17 @@ def _total(drift_weight: float, makespan_s: Floats, drift: Floats) -> Floats:
         return np.where(np.isfinite(makespan_s), drift_weight * makespan_s + drift, math.inf)
 
 
+def at(pairs: UplinkPairs, index: Any) -> UplinkPairs:
+    """Each array at a NumPy index: some of the pairs, or another shape."""
+    return UplinkPairs(*(getattr(pairs, field.name)[index] for field in fields(pairs)))
+
+
 def largest_powers(pairs: UplinkPairs, options: RoundOptions) -> Floats:
     """Powers that P^max and the energy allow, within 1e-9 of P^max of the largest such."""
     powers = pairs.max_power_w.copy()
     scarce = radio.energies(pairs, powers, options) > pairs.energy_j * MARGIN
     if scarce.any():
-        powers[scarce] = _bisected(pairs.at(scarce), options)
+        powers[scarce] = _bisected(at(pairs, scarce), options)
     return powers
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
-from collapipe.state import Channel
+from collapipe.state import Channel, Uplink
 from optim.convergence import (
     gamma_power,
     idle_gamma,
@@ -19,6 +19,7 @@ from optim.convergence import (
     scheduled_gamma,
 )
 from optim.problem import Allocation, RoundOptions
+from optim.radio.channel import links
 from tests.optim import rounds
 from tests.optim.theorem1 import (
     Descent,
@@ -81,8 +82,8 @@ def test_gamma_power_is_the_least_within_the_limit(
         error = interference_error(power, gain, interference, constant)
         return float(scheduled_gamma(segments, error, problem.num_blocks, options))
 
-    arrays = (np.array([float(segments)]), np.array([gain]), np.array([interference]))
-    power = float(gamma_power(*arrays, problem)[0])
+    pairs = links([Uplink(1.0, 1.0, 1.0, 0.0, (gain,))], [Channel(1.0, interference, 0.0)], "none")
+    power = gamma_power(np.array([float(segments)]), pairs, problem).item()
     if math.isinf(power):
         assert gamma(1e15) > gamma_max
     else:

@@ -17,7 +17,7 @@ from optim.convergence import idle_gamma, interference_error, next_queues, round
 from optim.convergence import scheduled_gamma as scheduled
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Partition, RoundOptions, RoundProblem
-from optim.radio.channel import links, uplink_rate, upload_time
+from optim.radio.channel import links
 from tests.optim.refutation import verify_round
 
 UNITS, CHANNELS, ROUNDS, SEEDS = 8, 4, 40, 10
@@ -104,8 +104,7 @@ def selected(seed: int, pick: Pick) -> Run:
     """Rounds of the units that a rule picks, each as fast as it can, on channels in order."""
     fixed, rng = world(seed), np.random.default_rng(1000 + seed)
     pairs = links(fixed.uplinks, fixed.channels, "none")
-    rates = uplink_rate(0.5, pairs.gains, pairs.bandwidth_hz, pairs.noise_w, "none")
-    uploads = upload_time(pairs.upload_bits, rates)
+    uploads = pairs.uploads(np.array(0.5))
     counts, delays = np.zeros(UNITS), []
     for _ in range(ROUNDS):
         fastest = np.array([front[-1].latency_s for front in fixed.jittered(rng)])

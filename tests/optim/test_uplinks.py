@@ -18,7 +18,7 @@ from optim.baselines import (
     ShortestDelay,
 )
 from optim.planner import Planner, RoundRequest
-from optim.radio.channel import links, power_limits, uplink_rate, upload_time
+from optim.radio.channel import links, power_limits
 from optim.verify import verify_plan
 from tests.optim.drawn_requests import drawn_request
 
@@ -44,9 +44,7 @@ def makespans(
 ) -> Iterator[float]:
     """Of every way to give the chosen units' channels, each with the most power that it can pay."""
     pairs = links([state.uplink for state in asked.clusters], asked.channels, fading)
-    limits = power_limits(pairs)
-    rates = uplink_rate(limits, pairs.gains, pairs.bandwidth_hz, pairs.noise_w, fading)
-    uploads = upload_time(pairs.upload_bits, rates)
+    uploads = pairs.uploads(power_limits(pairs))
     for channels in itertools.permutations(range(len(asked.channels)), len(chosen)):
         given = zip(chosen, channels, strict=True)
         yield max(fastest[unit] + uploads[unit // 10 - 1, channel] for unit, channel in given)

@@ -4,6 +4,7 @@ from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
+from drawn_schedule import render
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from pipeline.schedule import (
     build,
     gpipe,
     one_f_one_b,
-    render,
     verify,
 )
 

@@ -20,7 +20,7 @@ from collapipe.formatting import (
     three_digits,
     watts,
 )
-from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster, full_power_energy
+from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
 from collapipe.state import DeviceProfile
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
@@ -263,7 +263,7 @@ def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
     pairs = links(joint.problem.uplinks, joint.problem.channels, joint.problem.options.fading)
     possible = power_limits(pairs).max(axis=1) > 0
     needed = (pairs.energy_j / pairs.budgets).min(axis=1)
-    at_full_power = full_power_energy(pairs).min(axis=1)
+    at_full_power = pairs.energies(pairs.max_power_w).min(axis=1)
     return [
         f"{planned.cluster.name}: "
         + (

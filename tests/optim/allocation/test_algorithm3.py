@@ -175,8 +175,8 @@ def senders(seed: int, count: int, fading: Fading, drift: str) -> Senders:
     interference, high = rng.uniform(0.001, 0.1, count), rng.uniform(0.05, 1, count)
     prices = 10 ** rng.uniform(-2, 2, count)
     gains, bandwidth_hz = rng.uniform(0.01, 1, count), rng.uniform(0.1, 1, count) * 1e6
-    noise_w, bits = interference * (1 + 1e-9), 10 ** rng.uniform(6, 8, count)
-    figures = (gains, bandwidth_hz, interference, noise_w, high, 0 * high, bits, bits)
+    ratios, bits = gains / (interference * (1 + 1e-9)), 10 ** rng.uniform(6, 8, count)
+    figures = (gains, bandwidth_hz, interference, ratios, high, 0 * high, bits, bits)
     return Senders(
         Links(*figures, fading=fading),
         low_w=high * float(rng.choice([0.0, 0.2])),
@@ -228,7 +228,7 @@ def test_extreme_figures_leave_a_valid_power() -> None:
         gains, noise_w = (10 ** rng.uniform(-12, 0, 3) for _ in range(2))
         problem = replace(
             base,
-            links=replace(base.links, gains=gains, noise_w=noise_w),
+            links=replace(base.links, gains=gains, snr_per_watt=gains / noise_w),
             watt_price=10 ** rng.uniform(-3, 6, 3),
         )
         power = controlled_power(problem, problem.high_w)
