@@ -8,7 +8,7 @@ import functools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Override
@@ -26,6 +26,7 @@ from collapipe.config.composing import (
     composed_by_hydra,
     known_names,
     options_of,
+    unresolved,
 )
 from collapipe.config.overrides import literal, parse
 from collapipe.errors import ConfigError, one_line
@@ -68,7 +69,7 @@ def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
         for group, name in choices_of(wanted).items()
         if group != _FOLLOWING and name != defaults.get(group) and not _lacks(group, name)
     ]
-    changes = list(_differences(_raw(composed(ours)), _raw(wanted)))
+    changes = list(_differences(unresolved(composed(ours)), unresolved(wanted)))
     settled = [*ours, *changes, *values]
     options = options_of(composed(settled))
     for each in parse(changes):
@@ -111,7 +112,7 @@ def _lacks(group: str, name: str) -> bool:
 
 def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
     """Take the file's values: all of a plug-in whose class it names, else those that it has."""
-    known = known_names(_raw(tree))
+    known = known_names(unresolved(tree))
     for key, value in given.items():
         is_section = isinstance(tree.get(key), DictConfig)
         if key == "hydra" or (is_section and not isinstance(value, dict)):
@@ -129,13 +130,6 @@ def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
         OmegaConf.update(tree, key, value, merge=True, force_add=True)
         if isinstance(part, dict) and "_target_" in part:
             tree.data.partitioner = part
-
-
-def _raw(tree: DictConfig) -> dict[str, Any]:
-    """All options, references not followed."""
-    plain = cast(dict[str, Any], OmegaConf.to_container(tree))
-    del plain["hydra"]
-    return plain
 
 
 def _differences(base: Any, wanted: Any, prefix: str = "") -> Iterator[str]:

@@ -11,7 +11,6 @@ from collapipe.data.shards import shards
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
-from collapipe.text.pretrained import pretrained_tokenizer
 from collapipe.text.tokenizer import Tokenizer
 
 _loading = threading.Lock()
@@ -33,7 +32,12 @@ def build_tokenizer(settings: Settings, train: Dataset) -> Tokenizer:
     """What ``data.tokenizer`` names, else what the model's weights were trained with, else a
     tokeniser of the task's own, trained on ``train``; with the names of the labels."""
     name, task = settings.data.tokenizer or settings.model.own_tokenizer, settings.task
-    tokenizer = task.train_tokenizer(train) if name is None else pretrained_tokenizer(name)
+    if name is None:
+        tokenizer = task.train_tokenizer(train)
+    else:
+        from collapipe.text.pretrained import pretrained_tokenizer  # transformers takes seconds
+
+        tokenizer = pretrained_tokenizer(name)
     return tokenizer.with_labels(tuple(task.label_counts(train)))
 
 
