@@ -4,8 +4,6 @@ Both become overrides of our ``conf/`` alone, so that Flower's processes and a r
 neither. Folders of somebody else never come here: what they hold is composed from our files.
 """
 
-import functools
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from collapipe.config.composing import (
     known_names,
     options_of,
     unresolved,
+    value_at,
 )
 from collapipe.config.overrides import literal, parse
 from collapipe.errors import ConfigError, one_line
@@ -74,7 +73,7 @@ def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
     options = options_of(composed(settled))
     for each in parse(changes):
         if "${" in str(each.input_line):
-            value = functools.reduce(operator.getitem, each.key_or_group.split("."), options)
+            value = value_at(options, each.key_or_group)
             settled.append(f"{each.key_or_group}={literal(value)}")
     return settled
 
