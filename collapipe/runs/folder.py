@@ -13,6 +13,7 @@ from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import Any
 
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -234,9 +235,6 @@ def read_overrides(run_dir: Path) -> list[str]:
     file = run_dir / "overrides.json"
     check_there(run_dir, file)
     try:
-        overrides = json.loads(read_limited(file))
-        if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
-            raise ValueError("not a list of texts")
-    except (ValueError, RecursionError) as error:
+        return TypeAdapter(list[str]).validate_json(read_limited(file))
+    except ValidationError as error:
         raise ConfigError(f"{file}: not the overrides of a run ({one_line(error)})") from error
-    return overrides

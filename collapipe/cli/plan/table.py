@@ -8,12 +8,11 @@ import numpy as np
 from rich.console import Console
 
 from collapipe.devices.hardware import PhysicalDevice
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError, enough
 from collapipe.formatting import (
     block_range,
     certainty,
     counted,
-    enough,
     print_lines,
     print_table,
     seconds,
