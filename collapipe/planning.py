@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collapipe.devices.hardware import PhysicalDevice
 from collapipe.errors import ConfigError, InfeasibleRoundError, enough
 from collapipe.inventory.file import Cluster, Inventory
 from optim.convergence import next_queues, round_gammas
@@ -104,11 +103,11 @@ def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> Planne
     )
     try:
         solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
-    except InfeasibleRoundError:
-        if (block_caps(problem).sum(axis=1) < num_blocks).all():
-            limits = [_limit(each, inventory.model.block_bytes) for each in cluster.devices]
-            error = model_too_large(problem, limits)
-        raise inventory.document.error(cluster.loc, str(error)) from error
+    except InfeasibleRoundError as error:
+        why, fits = error, (block_caps(problem).sum(axis=1) >= num_blocks).any()
+        if not fits:
+            why = model_too_large(problem, _limits(cluster, inventory.model.block_bytes))
+        raise inventory.document.error(cluster.loc, str(why)) from error
     verify_cluster(solution, problem)
     return PlannedCluster(cluster, problem, solution)
 
@@ -138,11 +137,14 @@ def _plan_round(
     return JointRound(problem, solution, gammas, queues)
 
 
-def _limit(device: PhysicalDevice, block_bytes: float | None) -> str:
-    """The key that limits a device's blocks whatever the energy, with its figures."""
-    if device.is_limited_by_memory(block_bytes):
-        return f"memory_bytes {device.memory_bytes:g} ({block_bytes:g} a block)"
-    return "max_blocks"
+def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
+    """The keys that limit the devices' blocks whatever the energy, with their figures."""
+    return [
+        "max_blocks"
+        if profile.max_blocks == device.max_blocks
+        else f"memory_bytes {device.memory_bytes:g} ({block_bytes:g} a block)"
+        for device, profile in zip(cluster.devices, cluster.profiles, strict=True)
+    ]
 
 
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:

@@ -24,16 +24,6 @@ from collapipe.validation import nearest
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 _OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # its other options would have no effect
-_PLUGINS = (
-    "strategy.",
-    "task.",
-    "model.",
-    "cluster.",
-    "channel.",
-    "environment.",
-    "data.partitioner.",
-)
-
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
 
 
@@ -178,11 +168,10 @@ def known_names(options: Mapping[str, Any]) -> frozenset[str]:
 def check_name(name: str, known: AbstractSet[str]) -> None:
     """Raise ``ConfigError`` for an option that is not ``known``."""
     if name not in known:
-        adding = f"; an option of your own class is added: +{name}=…"
-        raise ConfigError(
-            f"unknown option {name}{nearest(name, sorted(known))}"
-            + (adding if name.startswith(_PLUGINS) else "")
-        )
+        plugins = [each.removesuffix("_target_") for each in known if each.endswith("._target_")]
+        own = f"; an option of your own class is added: +{name}=…"
+        adding = own if name.startswith(tuple(plugins)) else ""
+        raise ConfigError(f"unknown option {name}{nearest(name, sorted(known))}{adding}")
 
 
 def value_at(tree: object, name: str) -> Any:

@@ -54,7 +54,8 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
             check_choices(each)
     if config_file is None and not any(map(_is_own, parse(choices))):
         return list(overrides)
-    wanted = _with_own_groups(choices)
+    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
+    wanted = composed_by_hydra([*choices, *own])
     if config_file is not None:
         _set(wanted, {key: given[key] for key in given if key not in picked}, config_file)
     return _settled(wanted, [str(each.input_line) for each in parsed if not chooses(each)])
@@ -76,11 +77,6 @@ def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
             value = value_at(options, each.key_or_group)
             settled.append(f"{each.key_or_group}={literal(value)}")
     return settled
-
-
-def _with_own_groups(choices: Sequence[str]) -> DictConfig:
-    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
-    return composed_by_hydra([*choices, *own])
 
 
 def _read(file: Path) -> dict[str, Any]:

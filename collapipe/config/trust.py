@@ -20,13 +20,6 @@ _PARTITIONERS = "flwr_datasets.partitioner."
 _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 _MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a run's has a few thousand characters, and a depth of 5
 _MOST_WHOLE = 10**30  # beyond, arithmetic fails on whole numbers, and even making a text of them
-_OPENING = (
-    yaml.BlockSequenceStartToken,
-    yaml.BlockMappingStartToken,
-    yaml.FlowSequenceStartToken,
-    yaml.FlowMappingStartToken,
-)
-_CLOSING = (yaml.BlockEndToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
@@ -141,12 +134,13 @@ def check_text(file: Path, text: str) -> None:
     and deep nesting, or asks it for types of its own: a saved configuration has none of these."""
     depth = 0
     try:
-        for token in yaml.scan(text):
-            if isinstance(token, yaml.AliasToken):
+        for event in yaml.parse(text):
+            if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(f"{file}: has references, which a saved configuration has not")
-            if isinstance(token, yaml.TagToken):
+            if getattr(event, "tag", None):
                 raise ConfigError(f"{file}: has tags (!), which a saved configuration has not")
-            depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MOST_DEPTH:
                 raise ConfigError(f"{file}: not a saved configuration (nested too deeply)")
     except yaml.YAMLError as error:

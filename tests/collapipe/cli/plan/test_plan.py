@@ -161,6 +161,10 @@ def test_energy_that_no_power_can_do_with_says_what_would_be_enough(
     [
         (["--solver", "exakt"], "nearest: exact"),
         (["--solver", "pipedreem"], "nearest: pipedream"),
+        (
+            ["--solver", "vanilla_fl"],
+            ":12: clusters[0]: vanilla_fl: every device trains",
+        ),
         (["--plot", "chart.pdf"], "--plot chart.pdf: must end in .svg or .png"),
         (["--plot", "no/such/folder/chart.svg"], "there is no folder no/such/folder"),
     ],
