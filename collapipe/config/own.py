@@ -23,6 +23,7 @@ from collapipe.config.composing import (
     composed,
     composed_by_hydra,
     known_names,
+    names_in,
     options_of,
     unresolved,
     value_at,
@@ -116,8 +117,8 @@ def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
         if isinstance(value, dict) and ("_target_" in value or key == "adapter"):
             tree[key] = value
             continue
-        for name in known_names({key: value}) - GROUPS:
-            if not name.startswith(("hydra.", "data.partitioner.", "model.config.")):
+        for name in names_in({key: value}):
+            if not name.startswith(("data.partitioner.", "model.config.")):
                 try:
                     check_name(name, known)
                 except ConfigError as error:
