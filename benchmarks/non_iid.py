@@ -75,7 +75,7 @@ def run(alpha: float, seed: int, shared: Sequence[str], folder: Path) -> dict:
     options = [*shared, f"data.partitioner.alpha={alpha}", f"seed={seed}"]
     if not finished(run_dir, options):
         own = f"hydra.run.dir='{run_dir}'"
-        command = [sys.executable, "-m", "collapipe.cli.app", "run", *options, own]
+        command = [sys.executable, "-m", "collapipe", "run", *options, own]
         with run_dir.with_name(f"{run_dir.name}.log").open("w") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
         remember(run_dir, options)

@@ -6,6 +6,7 @@
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collapipe.runs.model import load_model as load
 
 __all__ = ["__version__", "load", "train"]
+_LAZY = {"train": "collapipe.cli.run:run_job", "load": "collapipe.runs.model:load_model"}
 
 try:
     __version__ = version("collapipe")
@@ -22,12 +24,6 @@ except PackageNotFoundError:  # inside a Flower bundle, which is unpacked and no
 
 def __getattr__(name: str) -> Any:
     """``train`` and ``load`` import torch and flwr, which the planner does without."""
-    if name == "train":
-        from collapipe.cli.run import run_job
-
-        return run_job
-    if name == "load":
-        from collapipe.runs.model import load_model
-
-        return load_model
+    if name in _LAZY:
+        return resolve_name(_LAZY[name])
     raise AttributeError(f"module 'collapipe' has no attribute {name!r}")

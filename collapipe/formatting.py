@@ -1,6 +1,5 @@
 """Figures for people: three digits, a unit, tables that fit 80 columns and need no colour."""
 
-import math
 import textwrap
 from collections.abc import Sequence
 
@@ -14,7 +13,6 @@ from collapipe.plan import Certificate, Span
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _LABEL_COLUMNS, _LEAST_COLUMNS, _ENDLESS_COLUMNS = 12, 20, 10_000
 _PROVED_GAP = 1e-9
-_ROUNDING = 1e-12
 _LEAST_WATTS = 1e-3
 
 
@@ -60,12 +58,6 @@ def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
 def three_digits(value: float) -> str:
     """At most three digits, and all of those before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def enough(value: float) -> str:
-    """Three digits, rounded up: a figure that somebody is to write into the file."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / step * (1 - _ROUNDING)) * step:.3g}"
 
 
 def watts(value: float) -> str:

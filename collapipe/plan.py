@@ -1,8 +1,13 @@
 """What shall happen: frozen plans, the only thing that passes from deciding to doing."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from collapipe.errors import ConfigError
+
+Amount = Annotated[float, Field(ge=0)]  # checked where it is read from a file or a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class UplinkPlan:
     """The channel j and transmit power p_n of a unit, and how long its upload then takes."""
 
     channel: int
-    power_w: float
-    upload_s: float
+    power_w: Amount
+    upload_s: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class ClusterPlan:
     segments: tuple[SegmentPlan, ...]
     num_micro_batches: int
     schedule: str
-    latency_s: float | None = None
+    latency_s: Amount | None = None
     uplink: UplinkPlan | None = None
     over_limits: bool = False
 

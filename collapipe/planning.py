@@ -4,13 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collapipe.devices.hardware import PhysicalDevice
-from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.formatting import counted, enough
+from collapipe.errors import ConfigError, InfeasibleRoundError, enough
 from collapipe.inventory.file import Cluster, Inventory
-from collapipe.state import DeviceProfile
 from optim.convergence import next_queues, round_gammas
-from optim.latency import block_caps
+from optim.latency import block_caps, model_too_large
 from optim.problem import (
     Allocation,
     ClusterProblem,
@@ -106,8 +103,10 @@ def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> Planne
     try:
         solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
     except InfeasibleRoundError as error:
-        why = _no_room(problem, cluster, inventory.model.block_bytes) or str(error)
-        raise inventory.document.error(cluster.loc, why) from error
+        why, fits = error, (block_caps(problem).sum(axis=1) >= num_blocks).any()
+        if not fits:
+            why = model_too_large(problem, _limits(cluster, inventory.model.block_bytes))
+        raise inventory.document.error(cluster.loc, str(why)) from error
     verify_cluster(solution, problem)
     return PlannedCluster(cluster, problem, solution)
 
@@ -137,81 +136,14 @@ def _plan_round(
     return JointRound(problem, solution, gammas, queues)
 
 
-def _no_room(problem: ClusterProblem, cluster: Cluster, block_bytes: float | None) -> str | None:
-    """Which limit binds where, if the devices cannot hold the model at any m. None: they can."""
-    caps = block_caps(problem)
-    row = int(caps.sum(axis=1).argmax())
-    held, count = [int(cap) for cap in caps[row]], row + 1
-    if sum(held) >= problem.num_blocks:
-        return None
-    room = [
-        _Room(device, profile, cap, problem.batch_size / count, count, block_bytes)
-        for device, profile, cap in zip(cluster.devices, cluster.profiles, held, strict=True)
+def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
+    """The keys that limit the devices' blocks whatever the energy, with their figures."""
+    return [
+        "max_blocks"
+        if profile.max_blocks == device.max_blocks
+        else f"memory_bytes {device.memory_bytes:g} ({block_bytes:g} a block)"
+        for device, profile in zip(cluster.devices, cluster.profiles, strict=True)
     ]
-    pieces = f" in {counted(count, 'micro-batch')}" if any(each.by_energy for each in room) else ""
-    lower = f", or lower model.num_blocks to {sum(held)}" if any(held) else ""
-    return (
-        f"the devices hold at most {sum(held)} of {problem.num_blocks} blocks{pieces} "
-        f"({', '.join(each.binding() for each in room)}); "
-        f"raise {_remedy(room, problem.num_blocks)}{lower}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """A device that holds ``cap`` blocks of a batch in ``count`` micro-batches, and why no more."""
-
-    device: PhysicalDevice
-    profile: DeviceProfile
-    cap: int
-    size: float
-    count: int
-    block_bytes: float | None
-
-    @property
-    def by_energy(self) -> bool:
-        most = self.profile.max_blocks
-        return self.profile.energy is not None and (most is None or self.cap < most)
-
-    def binding(self) -> str:
-        """The limit that binds, with its figures."""
-        limit = "max_blocks"
-        if self.by_energy:
-            blocks = "1 block takes" if not self.cap else f"{self.cap + 1} blocks take"
-            limit = (
-                f"energy_j {self.device.energy_j:g} where {blocks} {self.joules(self.cap + 1)} J"
-            )
-        elif self.device.is_limited_by_memory(self.block_bytes):
-            limit = f"memory_bytes {self.device.memory_bytes:g} at block_bytes {self.block_bytes:g}"
-        return f"{self.device.name}: {self.cap} by {limit}"
-
-    def joules(self, blocks: int) -> str:
-        """Of a batch, rounded up."""
-        assert self.profile.energy is not None
-        return enough(self.count * self.profile.energy.law.chunk(blocks, self.size))
-
-    def key(self) -> str:
-        """The key that limits blocks whatever the energy."""
-        if self.device.is_limited_by_memory(self.block_bytes):
-            return f"{self.device.name}'s memory_bytes ({self.block_bytes:g} a block)"
-        return f"{self.device.name}'s max_blocks"
-
-
-def _remedy(room: list[_Room], num_blocks: int) -> str:
-    """More energy, as far as memory lets it help, then memory."""
-    raises, missing = [], num_blocks - sum(each.cap for each in room)
-    for each in room:
-        most = num_blocks if each.profile.max_blocks is None else each.profile.max_blocks
-        more = min(most - each.cap, missing)
-        if each.by_energy and more > 0:
-            raises.append(f"{each.device.name}'s energy_j to {each.joules(each.cap + more)}")
-            missing -= more
-    if missing:
-        full = [each for each in room if not each.by_energy] or room
-        keys = [each.key() for each in full if each.profile.max_blocks is not None]
-        blocks = "1 block" if missing == 1 else f"{missing} blocks in all"
-        raises.append(f"{' or '.join(keys)} by {blocks}")
-    return " and ".join(raises)
 
 
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:

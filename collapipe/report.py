@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field
 
-from collapipe.plan import RoundPlan
+from collapipe.plan import Amount, RoundPlan
 from collapipe.state import Estimates
 
-Amount = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -61,10 +60,10 @@ class ClusterCost:
     """
 
     unit: int
-    pipeline_s: float
-    upload_s: float | None
-    upload_energy_j: float
-    device_energy_j: dict[str, float]
+    pipeline_s: Amount
+    upload_s: Amount | None
+    upload_energy_j: Amount
+    device_energy_j: dict[str, Amount]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,26 @@ from collapipe.errors import ConfigError, one_line
 T = TypeVar("T")
 _LAX = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, extra="forbid")
 _NEAR = 0.7  # difflib's ratio: one letter of four may be wrong
-_MUST_BE = {  # what pydantic finds wrong, by the beginning of its name for that
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "above {gt:g}",
-    "less_than_equal": "at most {le:g}",
-    "less_than": "below {lt:g}",
-    "finite_number": "a finite number",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "literal_error": "one of {expected}",
-    "tuple": "a list, [A, B]",
-    "list": "a list, [A, B]",
-    "dict_type": "keys with values",
-    "dataclass_type": "keys with values",
-    "model_type": "keys with values",
-    "string_too_long": "a text of at most {max_length} characters",
-    "string_type": "a text",
+_RULES = {  # for what pydantic finds wrong, by the beginning of its name for that
+    "greater_than_equal": "must be at least {ge:g}",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be below {lt:g}",
+    "finite_number": "must be a finite number",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "tuple": "must be a list, [A, B]",
+    "list": "must be a list, [A, B]",
+    "dict_type": "must be keys with values",
+    "dataclass_type": "must be keys with values",
+    "model_type": "must be keys with values",
+    "string_too_long": "must be a text of at most {max_length} characters",
+    "string_type": "must be a text",
+    "missing": "is missing; add it",
+    "too_long": "has {actual_length} entries, expected at most {max_length}",
+    "too_short": "has {actual_length} entries, expected at least {min_length}",
+    "value_error": "{error}",
 }
 
 
@@ -92,20 +95,11 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 def rule(fault: Mapping[str, Any]) -> str:
     """The rule that one of ``ValidationError.errors()`` breaks, such as ``must be above 0``."""
     kind, context = fault["type"], fault.get("ctx", {})
-    if kind == "missing":
-        return "is missing; add it"
-    if kind == "value_error":
-        return one_line(context["error"])
-    if kind in ("too_long", "too_short"):
-        bound = "at most {max_length}" if kind == "too_long" else "at least {min_length}"
-        return f"has {context['actual_length']} entries, expected {bound.format(**context)}"
-    needs = next((text for name, text in _MUST_BE.items() if kind.startswith(name)), None)
-    if needs is None:
-        return one_line(fault["msg"])
-    must = needs.format(**context).replace("'", "").replace(" or ", ", ")
     if kind == "literal_error":
-        return f"must be {must}{nearest(str(fault['input']), must[len('one of ') :].split(', '))}"
-    return f"must be {must}"
+        choices = context["expected"].replace("'", "").replace(" or ", ", ")
+        return f"must be one of {choices}{nearest(str(fault['input']), choices.split(', '))}"
+    told = next((text for name, text in _RULES.items() if kind.startswith(name)), None)
+    return one_line(told.format(**context) if told else fault["msg"])
 
 
 def dotted(loc: Iterable[str | int]) -> str:

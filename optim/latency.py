@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError, enough
 from collapipe.state import DeviceProfile, EnergyBudget
 from optim.problem import ClusterProblem, Floats, Ints, Latency
 
@@ -97,34 +97,55 @@ def require_within_caps(
             )
 
 
-def model_too_large(problem: ClusterProblem) -> InfeasibleRoundError:
-    """The error of a cluster that cannot hold L blocks: how many fit where, and what is missing."""
+def model_too_large(problem: ClusterProblem, limits: Sequence[str] = ()) -> InfeasibleRoundError:
+    """The error of a cluster that cannot hold L blocks: how many fit where, and what to raise.
+
+    ``limits`` name what else than energy limits the blocks of each device; by default its memory.
+    """
     by_m = block_caps(problem)
     row = int(by_m.sum(axis=1).argmax())
     caps, m = by_m[row].tolist(), row + 1
-    missing = problem.num_blocks - sum(caps)
-    held = ", ".join(
-        f"{device.name}: {cap}" for device, cap in zip(problem.devices, caps, strict=True)
-    )
+    held, bound = sum(caps), []
+    for device, cap, limit in zip(
+        problem.devices, caps, limits or ["memory"] * len(caps), strict=True
+    ):
+        binds = limit
+        if device.energy and _energy_binds(device, cap):
+            blocks = f"{cap + 1} blocks take" if cap else "1 block takes"
+            joules = _joules(device.energy, cap + 1, m, problem)
+            binds = f"energy_j {device.energy.limit_j:g} where {blocks} {joules} J"
+        bound.append(f"{device.name}: {cap} by {binds}")
+    ways = [f"raise {_remedy(problem, caps, m, limits)}"]
+    ways += [f"lower model.num_blocks to {held}"] * (held > 0) + ["use LoRA"] * (not limits)
     return InfeasibleRoundError(
-        f"the devices hold at most {sum(caps)} of {problem.num_blocks} blocks ({held}; "
-        f"{m} micro-batch{'es' if row else ''}); {_remedy(problem, caps, m, missing)}"
+        f"the devices hold at most {held} of {problem.num_blocks} blocks in {m} "
+        f"micro-batch{'es' if row else ''} ({', '.join(bound)}); {', or '.join(ways)}"
     )
 
 
-def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, missing: int) -> str:
-    """More energy, as far as memory lets it help, then memory or a smaller model."""
-    raises = []
+def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequence[str]) -> str:
+    """More energy, as far as memory lets it help, then memory."""
+    raises, missing = [], problem.num_blocks - sum(caps)
     for device, cap in zip(problem.devices, caps, strict=True):
-        memory = problem.num_blocks if device.max_blocks is None else device.max_blocks
-        more = min(memory - cap, missing)
-        if device.energy is None or more <= 0:
-            continue
-        joules = device.energy.law.chunk(cap + more, problem.batch_size / m)
-        joules *= m if device.energy.scope == "batch" else 1
-        # Rounded up: the figure has to be enough.
-        raises.append(f"{device.name}'s energy to {math.ceil(joules * 100) / 100:.2f} J")
-        missing -= more
+        most = problem.num_blocks if device.max_blocks is None else device.max_blocks
+        more = min(most - cap, missing)
+        if device.energy and more > 0:
+            joules = _joules(device.energy, cap + more, m, problem)
+            raises.append(f"{device.name}'s energy_j to {joules}")
+            missing -= more
     if missing:
-        raises.append(f"memory by {missing} blocks in all, lower model.num_blocks or use LoRA")
-    return "raise " + ", ".join(raises)
+        named = list(zip(problem.devices, caps, limits, strict=False))
+        full = [each for each in named if not _energy_binds(*each[:2])] or named
+        keys = " or ".join(f"{device.name}'s {limit}" for device, _, limit in full) or "memory"
+        raises.append(f"{keys} by {'1 block' if missing == 1 else f'{missing} blocks in all'}")
+    return " and ".join(raises)
+
+
+def _energy_binds(device: DeviceProfile, cap: int) -> bool:
+    return device.energy is not None and (device.max_blocks is None or cap < device.max_blocks)
+
+
+def _joules(budget: EnergyBudget, blocks: int, m: int, problem: ClusterProblem) -> str:
+    """What the budget has to be for ``blocks``."""
+    spent = budget.law.chunk(blocks, problem.batch_size / m)
+    return enough(spent * m if budget.scope == "batch" else spent)

@@ -58,8 +58,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         tokenizer = build_tokenizer(settings, splits.train)
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
-        folder.write_config(settings.tree)
-        folder.write_overrides(settings.overrides, settings.choices)
+        folder.write_config(settings)
         folder.write_tokenizer(tokenizer)
         console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
         if settings.adapter.name != "none" and settings.model.own_tokenizer is None:

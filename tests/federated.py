@@ -1,6 +1,7 @@
 """A federation small enough for tests, in this process."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.config.overrides import join
 from server_app import training
 from server_app.grid import InlineGrid
 from server_app.records import shard_report
@@ -79,7 +79,7 @@ def grid_of(settings: Settings, overrides: Sequence[str], client: ClientApp | No
     """The grid that a run uses."""
     from client_app.app import app
 
-    run_config = {"overrides": join(overrides)}
+    run_config = {"overrides": shlex.join(overrides)}
     return InlineGrid(client or app, settings.federation.num_units, run_config)
 
 

@@ -48,7 +48,7 @@ def test_a_kill_while_a_run_is_taken_up_costs_nothing(tmp_path: Path) -> None:
 def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     options = [*TINY, *SMALL, "federation.rounds=8", "federation.keep=1"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "collapipe.cli.app", "run", *options]
+    command = [sys.executable, "-m", "collapipe", "run", *options]
     with subprocess.Popen(
         [*command, f"hydra.run.dir={killed}"], stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:

@@ -244,7 +244,3 @@ def reproduce(
 def version() -> None:
     """Print the version."""
     print(__version__)
-
-
-if __name__ == "__main__":
-    main()

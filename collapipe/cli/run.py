@@ -14,7 +14,7 @@ from rich.console import Console
 from collapipe import config
 from collapipe.config import Settings, quoted
 from collapipe.config.composing import sweep_dir
-from collapipe.config.overrides import expand, join, parse
+from collapipe.config.overrides import expand, parse
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
 from collapipe.own_packages import find_own_packages_first
@@ -63,7 +63,8 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
     names = [
-        join([each for each in job if any(each not in other for other in jobs)]) for job in jobs
+        shlex.join([each for each in job if any(each not in other for other in jobs)])
+        for job in jobs
     ]
     causes: list[str | None] = []
     try:
@@ -169,7 +170,7 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
     from server_app.training import train
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    run_config: UserConfig = {"overrides": join(overrides)}
+    run_config: UserConfig = {"overrides": shlex.join(overrides)}
     grid = InlineGrid(client, settings.federation.num_units, run_config)
     train(grid, config.load(run_config), resume)
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -16,23 +17,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from collapipe.config.overrides import join, parse
+from collapipe.config.overrides import parse
 from collapipe.errors import ConfigError, one_line
 from collapipe.validation import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = frozenset(path.name for path in CONF.iterdir() if path.is_dir())
 _OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")  # its other options would have no effect
-_PLUGINS = (
-    "strategy.",
-    "task.",
-    "model.",
-    "cluster.",
-    "channel.",
-    "environment.",
-    "data.partitioner.",
-)
-
 _composing = threading.Lock()  # Hydra keeps its state in a process-wide singleton
 
 
@@ -47,26 +38,30 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         check_choices(override)
     choices = [str(override.input_line) for override in parsed if chooses(override)]
     values = [override for override in parsed if not chooses(override)]
-    with _composing:
-        tree, names = _of_groups(tuple(choices))
-        known: AbstractSet[str] = names
-        for override in parsed:
-            known = _check_option(override, known)
-        if not all(map(_sets, values)):
-            return _by_hydra(overrides)
-        tree = copy.deepcopy(tree)
+    base, names = _of_groups(tuple(choices))
+    known: AbstractSet[str] = names
+    for override in parsed:
+        known = _check_option(override, known)
+    if not all(map(_sets, values)):
+        return composed_by_hydra(overrides)
+    tree = copy.deepcopy(base)
     try:
         for override in values:
             OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{one_line(error)} (overrides: {join(overrides)})") from error
+        raise ConfigError(f"{one_line(error)} (overrides: {shlex.join(overrides)})") from error
     return tree
 
 
 def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
     """The tree as Hydra composes it; names are not checked. Raises ``ConfigError``."""
-    with _composing:
-        return _by_hydra(overrides)
+    try:
+        with _composing:
+            GlobalHydra.instance().clear()
+            with initialize_config_dir(str(CONF), version_base="1.3"):
+                return compose("config", list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{one_line(error)} (overrides: {shlex.join(overrides)})") from error
 
 
 def options_of(tree: DictConfig) -> dict[str, Any]:
@@ -79,6 +74,13 @@ def options_of(tree: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error
     return cast(dict[str, Any], resolved)
+
+
+def unresolved(tree: DictConfig) -> dict[str, Any]:
+    """Every option but Hydra's own, references not followed."""
+    plain = cast(dict[str, Any], OmegaConf.to_container(tree))
+    del plain["hydra"]
+    return plain
 
 
 def choices_of(tree: DictConfig) -> dict[str, str]:
@@ -115,19 +117,8 @@ def _folder(tree: DictConfig, option: str) -> str:
 @functools.lru_cache(maxsize=64)
 def _of_groups(choices: tuple[str, ...]) -> tuple[DictConfig, frozenset[str]]:
     """The tree with these choices of groups alone, and the names of all its options."""
-    tree = _by_hydra(choices)
-    plain = cast(dict[str, Any], OmegaConf.to_container(tree))
-    del plain["hydra"]
-    return tree, known_names(plain)
-
-
-def _by_hydra(overrides: Sequence[str]) -> DictConfig:
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("config", list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{one_line(error)} (overrides: {join(overrides)})") from error
+    tree = composed_by_hydra(choices)
+    return tree, known_names(unresolved(tree))
 
 
 def chooses(override: Override) -> bool:
@@ -177,11 +168,17 @@ def known_names(options: Mapping[str, Any]) -> frozenset[str]:
 def check_name(name: str, known: AbstractSet[str]) -> None:
     """Raise ``ConfigError`` for an option that is not ``known``."""
     if name not in known:
-        adding = f"; an option of your own class is added: +{name}=…"
-        raise ConfigError(
-            f"unknown option {name}{nearest(name, sorted(known))}"
-            + (adding if name.startswith(_PLUGINS) else "")
-        )
+        plugins = [each.removesuffix("_target_") for each in known if each.endswith("._target_")]
+        own = f"; an option of your own class is added: +{name}=…"
+        adding = own if name.startswith(tuple(plugins)) else ""
+        raise ConfigError(f"unknown option {name}{nearest(name, sorted(known))}{adding}")
+
+
+def value_at(tree: object, name: str) -> Any:
+    """What stands at a dotted name; None where nothing does."""
+    for key in name.split("."):
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -1,5 +1,7 @@
 """Overrides as texts, in Hydra's grammar: read, written, put together, multiplied."""
 
+import itertools
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ def literal(value: object, *, references: bool = False) -> str:
     """A plain value in the grammar of overrides; texts are taken as they are, or with the
     ``references`` in them. Raises ``ConfigError`` for a key that cannot be written."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, list):
         return f"[{','.join(literal(each, references=references) for each in value)}]"
     if isinstance(value, dict):
@@ -63,13 +65,8 @@ def _check_depth(value: object, left: int = _MOST_DEPTH) -> None:
         _check_depth(part, left - 1)
 
 
-def join(overrides: Sequence[str]) -> str:
-    """All of them in one string, which ``split`` takes apart."""
-    return shlex.join(overrides)
-
-
 def split(text: str) -> list[str]:
-    """The overrides in one string, as a shell has them. Raises ``ConfigError``."""
+    """The overrides that ``shlex.join`` put in one string. Raises ``ConfigError``."""
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -85,12 +82,10 @@ def merged(overrides: Sequence[str], later: Sequence[str]) -> list[str]:
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
     """The jobs of a sweep: every combination of ``a=1,2`` and ``b=range(3)``."""
-    jobs: list[list[str]] = [[]]
-    for override in parse(overrides):
-        if override.is_sweep_override():
-            key = override.get_key_element()
-            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        else:
-            values = [str(override.input_line)]
-        jobs = [[*job, value] for job in jobs for value in values]
-    return jobs
+    choices = [
+        [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [str(each.input_line)]
+        for each in parse(overrides)
+    ]
+    return [list(job) for job in itertools.product(*choices)]

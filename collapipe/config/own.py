@@ -4,11 +4,9 @@ Both become overrides of our ``conf/`` alone, so that Flower's processes and a r
 neither. Folders of somebody else never come here: what they hold is composed from our files.
 """
 
-import functools
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Override
@@ -25,7 +23,10 @@ from collapipe.config.composing import (
     composed,
     composed_by_hydra,
     known_names,
+    names_in,
     options_of,
+    unresolved,
+    value_at,
 )
 from collapipe.config.overrides import literal, parse
 from collapipe.errors import ConfigError, one_line
@@ -54,7 +55,8 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
             check_choices(each)
     if config_file is None and not any(map(_is_own, parse(choices))):
         return list(overrides)
-    wanted = _with_own_groups(choices)
+    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
+    wanted = composed_by_hydra([*choices, *own])
     if config_file is not None:
         _set(wanted, {key: given[key] for key in given if key not in picked}, config_file)
     return _settled(wanted, [str(each.input_line) for each in parsed if not chooses(each)])
@@ -68,19 +70,14 @@ def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
         for group, name in choices_of(wanted).items()
         if group != _FOLLOWING and name != defaults.get(group) and not _lacks(group, name)
     ]
-    changes = list(_differences(_raw(composed(ours)), _raw(wanted)))
+    changes = list(_differences(unresolved(composed(ours)), unresolved(wanted)))
     settled = [*ours, *changes, *values]
     options = options_of(composed(settled))
     for each in parse(changes):
         if "${" in str(each.input_line):
-            value = functools.reduce(operator.getitem, each.key_or_group.split("."), options)
+            value = value_at(options, each.key_or_group)
             settled.append(f"{each.key_or_group}={literal(value)}")
     return settled
-
-
-def _with_own_groups(choices: Sequence[str]) -> DictConfig:
-    own = [f"hydra.searchpath=[{literal(f'file://{_OWN.resolve()}')}]"] if _OWN.is_dir() else []
-    return composed_by_hydra([*choices, *own])
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def _lacks(group: str, name: str) -> bool:
 
 def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
     """Take the file's values: all of a plug-in whose class it names, else those that it has."""
-    known = known_names(_raw(tree))
+    known = known_names(unresolved(tree))
     for key, value in given.items():
         is_section = isinstance(tree.get(key), DictConfig)
         if key == "hydra" or (is_section and not isinstance(value, dict)):
@@ -120,8 +117,8 @@ def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
         if isinstance(value, dict) and ("_target_" in value or key == "adapter"):
             tree[key] = value
             continue
-        for name in known_names({key: value}) - GROUPS:
-            if not name.startswith(("hydra.", "data.partitioner.", "model.config.")):
+        for name in names_in({key: value}):
+            if not name.startswith(("data.partitioner.", "model.config.")):
                 try:
                     check_name(name, known)
                 except ConfigError as error:
@@ -129,13 +126,6 @@ def _set(tree: DictConfig, given: Mapping[str, Any], file: Path) -> None:
         OmegaConf.update(tree, key, value, merge=True, force_add=True)
         if isinstance(part, dict) and "_target_" in part:
             tree.data.partitioner = part
-
-
-def _raw(tree: DictConfig) -> dict[str, Any]:
-    """All options, references not followed."""
-    plain = cast(dict[str, Any], OmegaConf.to_container(tree))
-    del plain["hydra"]
-    return plain
 
 
 def _differences(base: Any, wanted: Any, prefix: str = "") -> Iterator[str]:

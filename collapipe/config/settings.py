@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from hydra.utils import get_class
 
 from collapipe import sections
+from collapipe.config.composing import value_at
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.validation import typed
 
@@ -80,10 +81,7 @@ class Settings:
 
     def build(self, option: str) -> Any:
         """The object that a plug-in option such as ``strategy`` or ``data.partitioner`` names."""
-        node: Any = self.tree
-        for key in option.split("."):
-            node = node.get(key) if isinstance(node, Mapping) else None
-        return build(option, node)
+        return build(option, value_at(self.tree, option))
 
 
 def build(option: str, node: Any) -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from collapipe.config.composing import composed, options_of
+from collapipe.config.composing import composed, options_of, value_at
 from collapipe.config.overrides import parse
 from collapipe.config.settings import Settings, class_of, is_partitioner
 from collapipe.errors import ConfigError, one_line
@@ -20,13 +20,6 @@ _PARTITIONERS = "flwr_datasets.partitioner."
 _OWN_MACHINE = ("127.0.0.1", "localhost", "::1")
 _MOST_TEXT, _MOST_DEPTH = 100_000, 50  # a run's has a few thousand characters, and a depth of 5
 _MOST_WHOLE = 10**30  # beyond, arithmetic fails on whole numbers, and even making a text of them
-_OPENING = (
-    yaml.BlockSequenceStartToken,
-    yaml.BlockMappingStartToken,
-    yaml.FlowSequenceStartToken,
-    yaml.FlowMappingStartToken,
-)
-_CLOSING = (yaml.BlockEndToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 
 
 def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
@@ -36,23 +29,31 @@ def read_saved(file: Path, trusted: Sequence[str] = ()) -> dict[str, Any]:
     ``trusted`` package; and it is resolved already, so nothing in it is looked up in the
     environment. Raises ``ConfigError`` otherwise.
     """
-    text = read_limited(file)
-    check_text(file, text)
+    text, tree = read_tree(file)
     for token in yaml.scan(text):  # escapes are read already; what refers could look up a secret
         if isinstance(token, yaml.ScalarToken) and "${" in token.value:
             raise ConfigError(f"{file}: has references, which a saved configuration has not")
+    for option in ("task", "model"):
+        target = str(value_at(tree, f"{option}._target_"))
+        _check_trusted(option, target, ("collapipe", *trusted))
+    return options_of(OmegaConf.create(tree))
+
+
+def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
+    """The text of a run's ``config.yaml``, and its values with references not followed.
+
+    Raises ``ConfigError``, also for what would take time or memory without bounds.
+    """
+    text = read_limited(file)
+    check_text(file, text)
     try:
-        tree = OmegaConf.create(text)
+        tree = OmegaConf.to_container(OmegaConf.create(text))
     except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{file}: not a saved configuration ({one_line(error)})") from error
-    if not isinstance(tree, DictConfig):
+    if not isinstance(tree, dict):
         raise ConfigError(f"{file}: not a saved configuration")
-    for option in ("task", "model"):
-        target = OmegaConf.select(tree, f"{option}._target_")
-        _check_trusted(option, str(target), ("collapipe", *trusted))
-    options = options_of(tree)
-    check_figures(file, options)
-    return options
+    check_figures(file, tree)
+    return text, tree
 
 
 def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
@@ -133,12 +134,13 @@ def check_text(file: Path, text: str) -> None:
     and deep nesting, or asks it for types of its own: a saved configuration has none of these."""
     depth = 0
     try:
-        for token in yaml.scan(text):
-            if isinstance(token, yaml.AliasToken):
+        for event in yaml.parse(text):
+            if isinstance(event, yaml.AliasEvent):
                 raise ConfigError(f"{file}: has references, which a saved configuration has not")
-            if isinstance(token, yaml.TagToken):
+            if getattr(event, "tag", None):
                 raise ConfigError(f"{file}: has tags (!), which a saved configuration has not")
-            depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MOST_DEPTH:
                 raise ConfigError(f"{file}: not a saved configuration (nested too deeply)")
     except yaml.YAMLError as error:

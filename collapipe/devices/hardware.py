@@ -46,13 +46,6 @@ class PhysicalDevice:
             ell=self.hop_latency_s,
         )
 
-    def is_limited_by_memory(self, block_bytes: float | None) -> bool:
-        """Whether its bytes hold no more blocks than ``max_blocks`` allows."""
-        if self.memory_bytes is None or not block_bytes:
-            return False
-        held = math.floor(self.memory_bytes / block_bytes)
-        return self.max_blocks is None or held <= self.max_blocks
-
 
 def from_db(gain: float) -> float:
     """Linear gain."""

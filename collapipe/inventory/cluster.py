@@ -31,20 +31,19 @@ class InventoryCluster:
     @property
     def num_devices(self) -> int:
         """The most devices that one of the N clusters has."""
-        clusters = self._clusters(_ANY_COST, self.num_units)
-        return max(len(cluster.devices) for cluster in clusters[: self.num_units])
+        return max(len(each.devices) for each in self._clusters(_ANY_COST, self.num_units))
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        return self._clusters(cost, unit + 1)[unit].profiles
+        return self._clusters(cost, unit + 1)[-1].profiles
 
     def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
-        """All of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
+        """The first of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
         clusters = read_inventory(Path(self.file), cost).clusters
         if len(clusters) < wanted:
             raise ConfigError(
                 f"cluster.file={self.file}: has {len(clusters)} of {wanted} clusters, one for each "
                 f"unit; add clusters to the file or set federation.num_units={len(clusters)}"
             )
-        return clusters
+        return clusters[:wanted]

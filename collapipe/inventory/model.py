@@ -19,7 +19,8 @@ from collapipe.validation import nearest
 TOKENS = 64  # of a sample, for a model that is named and says nothing else
 
 _FIGURES = tuple(field.name for field in fields(BlockCost))
-_MODELS = Path(__file__).parents[2] / "conf" / "model"
+_CONF = Path(__file__).parents[2] / "conf"
+_KNOWN = {path.stem: path for path in sorted((_CONF / "model").glob("*.yaml"))}
 _OF_A_NAME = ("family", "config", "tokens")
 
 
@@ -51,8 +52,8 @@ def read_model(document: Document, section: ModelSection, batch_size: int) -> Mo
     if section.name is None and section.family is None:
         return Model(_described(document, section), given)
     tokens = section.tokens or TOKENS
-    if section.name in _known_names():
-        num_blocks, cost = _by_size(document, section, tokens, batch_size)
+    if section.name in _KNOWN:
+        num_blocks, cost = _by_size(document, section, _KNOWN[section.name], tokens, batch_size)
     else:
         num_blocks, cost = _counted(document, section, tokens, batch_size)
     return Model(num_blocks, {**asdict(cost), **given})
@@ -72,14 +73,10 @@ def _described(document: Document, section: ModelSection) -> int:
     return section.num_blocks
 
 
-def _known_names() -> list[str]:
-    return sorted(path.stem for path in _MODELS.glob("*.yaml"))
-
-
 def _by_size(
-    document: Document, section: ModelSection, tokens: int, batch_size: int
+    document: Document, section: ModelSection, file: Path, tokens: int, batch_size: int
 ) -> tuple[int, BlockCost]:
-    sizes = yaml.safe_load((_MODELS / f"{section.name}.yaml").read_text(encoding="utf-8"))
+    sizes = yaml.safe_load(file.read_text(encoding="utf-8"))
     if "dim" not in sizes:
         raise document.error(
             ("model", "name"), f"{section.name} has no sizes; name the folder or hub id itself"
@@ -116,8 +113,8 @@ def _located(document: Document, name: str) -> str:
     folder = Path(document.file).parent / name
     if folder.is_dir():
         return str(folder)
-    if difflib.get_close_matches(name, _known_names(), cutoff=0.8):  # the hub may take long
-        known = nearest(name, _known_names())
+    if difflib.get_close_matches(name, _KNOWN, cutoff=0.8):  # the hub may take long
+        known = nearest(name, _KNOWN)
         raise document.error(("model", "name"), f"no model of conf/model/{known}")
     return name
 

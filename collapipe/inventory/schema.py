@@ -4,17 +4,14 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyError
 from collapipe.validation import dotted, nearest
 
 MOST_BLOCKS = 10_000
-_MOST_SAMPLES = 10**9
 _MOST_MICRO_BATCHES = 4096  # more of them gain nothing, and every one is looked at
-_MOST_TOKENS = 10**6
 _LEAST, _MOST = 1e-18, 1e18  # of figures in SI units
-_MOST_DECIBELS = 180.0
 # YAML 1.1 takes 1e8 for a text; and what only Python or only YAML takes for a number is none here.
 _NUMBER = re.compile(r"[-+]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -35,38 +32,19 @@ def _number(given: object) -> float:
     return value
 
 
-def _decibels(value: float) -> float:
-    if abs(value) > _MOST_DECIBELS:
-        raise ValueError(
-            f"{value:g} dB: must lie within {_MOST_DECIBELS:g} dB of 0; are these decibels?"
-        )
-    return value
-
-
 def _text(given: object) -> str:
     if not isinstance(given, str) or not given.strip() or not given.isprintable():
         raise ValueError("must be a text of one line")
     return str(given)
 
 
-def _whole(most: int) -> BeforeValidator:
-    """A whole number from 1 to ``most``."""
-
-    def check(given: object) -> int:
-        value = _number(given)
-        if value != int(value) or not 1 <= value <= most:
-            raise ValueError(f"must be a whole number from 1 to {most:,}")
-        return int(value)
-
-    return BeforeValidator(check)
-
-
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
-Decibels = Annotated[Number, AfterValidator(_decibels)]
-Blocks = Annotated[int, _whole(MOST_BLOCKS)]
-Samples = Annotated[int, _whole(_MOST_SAMPLES)]
+Decibels = Annotated[Number, Field(ge=-180, le=180)]  # beyond, it is no decibels
+Whole = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
+Samples = Annotated[Whole, Field(le=10**9)]
 Text = Annotated[str, BeforeValidator(_text)]
 
 
@@ -93,7 +71,7 @@ class ModelSection(Section):
     num_blocks: Blocks | None = None
     family: Text | None = None
     config: dict[str, Text] | None = None
-    tokens: Annotated[int, _whole(_MOST_TOKENS)] | None = None
+    tokens: Annotated[Whole, Field(le=10**6)] | None = None
     forward_flops: Positive | None = None
     backward_flops: Positive | None = None
     activation_bits: Positive | None = None

@@ -1,6 +1,5 @@
 """A person's YAML file as nodes: plain values for pydantic, and a line for each of its errors."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,17 +35,18 @@ class UnknownKeyError(PlacedError):
     """Told before all other faults: what is missing may only be misspelt."""
 
 
-@dataclass(frozen=True, slots=True)
 class Document:
     """A YAML file whose mappings have text keys, each once, and that has no aliases."""
 
-    file: str
-    root: Any
+    def __init__(self, file: str, root: Any) -> None:
+        self.file = file
+        self._places: dict[Loc, tuple[Any, int]] = {}  # node and line of each key and item
+        self._values = self._plain((), root, _line(root))
 
     def parse(self, kind: type[Parsed]) -> Parsed:
         """The file as a ``kind``. Raises ``ConfigError`` with the first fault's line."""
         try:
-            return kind.model_validate(_plain(self.file, (), self.root))
+            return kind.model_validate(self._values)
         except ValidationError as error:
             faults = [(each, each.get("ctx", {}).get("error")) for each in error.errors()]
             details, own = min(faults, key=lambda pair: not isinstance(pair[1], UnknownKeyError))
@@ -69,18 +69,27 @@ class Document:
 
     def _find(self, loc: Loc) -> tuple[Any, int]:
         """The YAML node at ``loc``, None where there is none, and its line."""
-        node, line = self.root, _line(self.root)
-        for key in loc:
-            if isinstance(node, yaml.SequenceNode) and isinstance(key, int):
-                node = node.value[key]
-                line = _line(node)
-                continue
-            pairs = node.value if isinstance(node, yaml.MappingNode) else []
-            pair = next((pair for pair in pairs if pair[0].value == key), None)
-            if pair is None:
-                return None, line
-            node, line = pair[1], _line(pair[0])
-        return node, line
+        return self._places.get(loc) or (None, self.line(loc[:-1]))
+
+    def _plain(self, loc: Loc, node: Any, line: int) -> Any:
+        """The node's value for pydantic; where it stands is kept."""
+        self._places[loc] = node, line
+        if isinstance(node, yaml.ScalarNode):
+            scalar = Scalar(node.value)
+            scalar.is_quoted = node.style is not None
+            return scalar
+        if isinstance(node, yaml.SequenceNode):
+            return [self._plain((*loc, n), item, _line(item)) for n, item in enumerate(node.value)]
+        values: dict[str, Any] = {}
+        place = dotted(loc) or "the file"
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _error(self.file, _line(key), f"{place} has a key that is no text")
+            if key.value in values:
+                twice = f"{place} has {_shown(key)} twice; remove one"
+                raise _error(self.file, _line(key), twice)
+            values[key.value] = self._plain((*loc, key.value), value, _line(key))
+        return values
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
@@ -104,19 +113,17 @@ def load(file: Path) -> Document:
     Raises ``ConfigError`` where there is no such file, where it is not UTF-8 or not YAML, and for
     aliases.
     """
-    name = str(file)
     try:
         root = yaml.compose(_read(file), Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _error(name, line, f"not YAML: {one_line(error.problem or error)}") from error
     except yaml.YAMLError as error:
-        raise _error(name, 1, f"not YAML: {one_line(error)}") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = mark.line + 1 if mark else 1
+        raise _error(file, line, f"not YAML: {one_line(problem or error)}") from error
     except RecursionError as error:
-        raise _error(name, 1, "nested too deeply for an inventory") from error
+        raise _error(file, 1, "nested too deeply for an inventory") from error
     if root is None:
-        raise _error(name, 1, "is empty; docs/examples has inventories to begin with")
-    return Document(name, root)
+        raise _error(file, 1, "is empty; docs/examples has inventories to begin with")
+    return Document(str(file), root)
 
 
 def _read(file: Path) -> str:
@@ -131,25 +138,7 @@ def _read(file: Path) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise _error(str(file), line, "not UTF-8; save the file as UTF-8") from error
-
-
-def _plain(file: str, loc: Loc, node: Any) -> Any:
-    if isinstance(node, yaml.ScalarNode):
-        scalar = Scalar(node.value)
-        scalar.is_quoted = node.style is not None
-        return scalar
-    if isinstance(node, yaml.SequenceNode):
-        return [_plain(file, (*loc, place), item) for place, item in enumerate(node.value)]
-    values: dict[str, Any] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise _error(file, _line(key), f"{dotted(loc) or 'the file'} has a key that is no text")
-        if key.value in values:
-            place = dotted(loc) or "the file"
-            raise _error(file, _line(key), f"{place} has {_shown(key)} twice; remove one")
-        values[key.value] = _plain(file, (*loc, key.value), value)
-    return values
+        raise _error(file, line, "not UTF-8; save the file as UTF-8") from error
 
 
 def _shown(node: Any) -> str:
@@ -168,5 +157,5 @@ def _line(node: Any) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _error(file: str, line: int, message: str) -> ConfigError:
+def _error(file: str | Path, line: int, message: str) -> ConfigError:
     return ConfigError(f"{file}:{line}: {message}")

@@ -5,7 +5,7 @@ import fcntl
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +13,12 @@ from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import Any
 
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from collapipe import __version__
+from collapipe.config.settings import Settings
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.tensors import Tensors
@@ -104,16 +106,13 @@ class RunFolder:
             else:
                 (self.path / name).unlink(missing_ok=True)
 
-    def write_overrides(self, overrides: Sequence[str], choices: Mapping[str, str]) -> None:
-        """``overrides.json``, from which the configuration can be composed again, and
-        ``choices.json``, the file of ``conf/`` that each group of options came from."""
-        self._write_json("overrides.json", [*overrides])
-        self._write_json("choices.json", dict(choices))
-
-    def write_config(self, tree: Mapping[str, Any]) -> None:
-        """``config.yaml``: every value of the run, resolved, and the version."""
-        text = f"# CollaPipe {__version__}\n" + OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
-        self._replace("config.yaml", text)
+    def write_config(self, settings: Settings) -> None:
+        """``config.yaml`` with the version and every value, resolved; ``overrides.json``, which it
+        can be composed from again; ``choices.json``, the file of ``conf/`` of each group."""
+        tree = OmegaConf.create(dict(settings.tree))
+        self._replace("config.yaml", f"# CollaPipe {__version__}\n{OmegaConf.to_yaml(tree)}")
+        self._write_json("overrides.json", settings.overrides)
+        self._write_json("choices.json", dict(settings.choices))
 
     def append(self, name: str, content: bytes) -> None:
         """Add to the end of a file that grows."""
@@ -230,13 +229,10 @@ def check_there(run_dir: Path, *files: Path) -> None:
 
 
 def read_overrides(run_dir: Path) -> list[str]:
-    """Read what ``write_overrides`` wrote. Raises ``ConfigError`` for another folder."""
+    """The overrides that ``write_config`` wrote. Raises ``ConfigError`` for another folder."""
     file = run_dir / "overrides.json"
     check_there(run_dir, file)
     try:
-        overrides = json.loads(read_limited(file))
-        if not isinstance(overrides, list) or not all(isinstance(o, str) for o in overrides):
-            raise ValueError("not a list of texts")
-    except (ValueError, RecursionError) as error:
+        return TypeAdapter(list[str]).validate_json(read_limited(file))
+    except ValidationError as error:
         raise ConfigError(f"{file}: not the overrides of a run ({one_line(error)})") from error
-    return overrides

@@ -8,10 +8,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from collapipe.config.trust import check_figures, check_text, read_limited
+from collapipe.config.composing import value_at
+from collapipe.config.trust import read_tree
 from collapipe.errors import ConfigError, one_line, printable
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
@@ -119,10 +119,7 @@ class Run:
 
     def option(self, name: str) -> object:
         """A value of the configuration; None where the run's version had none."""
-        value: object = self.tree
-        for key in name.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
+        return value_at(self.tree, name)
 
 
 def read_run(folder: Path) -> Run:
@@ -135,24 +132,16 @@ def read_run(folder: Path) -> Run:
             f"{folder}: not the folder of a run, {config} is missing (a run writes it when it "
             "starts)"
         )
-    text = read_limited(config)
-    check_text(config, text)
-    try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{config}: not a saved configuration ({one_line(error)})") from error
-    check_figures(config, tree)
+    text, tree = read_tree(config)
     num_units = _valid(_TREE, str(config), tree).federation.num_units
     first = text.partition("\n")[0]
     version = first.removeprefix("# CollaPipe ") if first.startswith("# CollaPipe ") else "unknown"
     rounds = tuple(_rounds(folder / "metrics.jsonl", num_units))
-    summary, shards = (
-        _read(_SUMMARY, folder / "summary.json"),
-        _read(_SHARDS, folder / "shards.json"),
-    )
+    summary = _read(_SUMMARY, folder / "summary.json")
+    shards = _read(_SHARDS, folder / "shards.json")
     rows = {shard.unit: shard.rows for shard in shards.shards} if shards else {}
     choices = _read(_CHOICES, folder / "choices.json") or {}
-    return Run(folder, version, text, dict(tree), rounds, summary, rows, choices)
+    return Run(folder, version, text, tree, rounds, summary, rows, choices)
 
 
 def latest_run(outputs: Path = Path("outputs")) -> Path:
@@ -239,14 +228,6 @@ def _contradictions(line: RoundReport, last: int, num_units: int) -> Iterator[st
             yield f"unit {unit}; federation.num_units={num_units}"
     if any(each.num_micro_batches > _MOST_MICRO_BATCHES for each in line.plan.clusters):
         yield f"more than {_MOST_MICRO_BATCHES:,} micro-batches"
-    uplinks = [cluster.uplink for cluster in line.plan.clusters if cluster.uplink]
-    drawn = [cluster.latency_s for cluster in line.plan.clusters]
-    drawn += [amount for each in uplinks for amount in (each.power_w, each.upload_s)]
-    for cost in line.costs.values():
-        drawn += [cost.pipeline_s, cost.upload_s, cost.upload_energy_j]
-        drawn += cost.device_energy_j.values()
-    if any(amount is not None and amount < 0 for amount in drawn):
-        yield "a time, an energy or a power is negative"
     for name, values in (("queues", line.queues), ("plan.gammas", line.plan.gammas)):
         if len(values) not in (0, num_units):
             yield f"{name}: {len(values)}; federation.num_units={num_units}"

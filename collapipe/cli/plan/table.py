@@ -8,12 +8,11 @@ import numpy as np
 from rich.console import Console
 
 from collapipe.devices.hardware import PhysicalDevice
-from collapipe.errors import InfeasibleRoundError
+from collapipe.errors import InfeasibleRoundError, enough
 from collapipe.formatting import (
     block_range,
     certainty,
     counted,
-    enough,
     print_lines,
     print_table,
     seconds,
@@ -76,7 +75,7 @@ def _memory(
     device: PhysicalDevice, profile: DeviceProfile, blocks: int, block_bytes: float | None
 ) -> str:
     """Of what binds: the device's bytes, or its number of blocks."""
-    if block_bytes and device.is_limited_by_memory(block_bytes):
+    if block_bytes and profile.max_blocks != device.max_blocks:
         return _of(blocks * block_bytes, device.memory_bytes)
     if profile.max_blocks is not None:
         return f"{blocks} of {counted(profile.max_blocks, 'block')}"

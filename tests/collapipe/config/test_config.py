@@ -3,6 +3,7 @@ configuration may be somebody else's: it is read, and nothing else happens.
 """
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from collapipe.config import composing, load, load_overrides, load_saved
 from collapipe.config.composing import CONF, composed, options_of, run_dir, sweep_dir
-from collapipe.config.overrides import expand, join, quoted, split
+from collapipe.config.overrides import expand, quoted, split
 from collapipe.errors import ConfigError
 from collapipe.sections import DataSettings, FrameworkSettings
 
@@ -60,7 +61,7 @@ def test_the_tree_is_the_one_that_hydra_composes(overrides: list[str]) -> None:
 def test_hydra_is_not_asked_again_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     before = composed(["strategy=random"])
     kept = told(before)
-    monkeypatch.delattr(composing, "_by_hydra")
+    monkeypatch.delattr(composing, "composed_by_hydra")
     after = composed([*VALUES[0], "strategy=random", "task.max_length=9", "decoder={mode: shared}"])
     assert (after.task.max_length, run_dir(after)) == (9, "runs/1")
     assert told(composed(["strategy=random"])) == kept  # nothing is set in the tree that is kept
@@ -125,7 +126,7 @@ def test_a_tree_that_is_no_run_is_one_line(overrides: list[str], says: str) -> N
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_quoted_value_comes_back_as_it_was(value: str) -> None:
     overrides = [f"tracking.mlflow={quoted(value)}", f"hydra.run.dir={quoted(value + 'a')}"]
-    assert split(join(overrides)) == overrides
+    assert split(shlex.join(overrides)) == overrides
     tree = composed(overrides)
     assert options_of(tree)["tracking"]["mlflow"] + "a" == run_dir(tree) == value + "a"
 
@@ -170,7 +171,7 @@ def test_a_comment_is_no_reference(tmp_path: Path) -> None:
 def test_units_do_without_the_strategy() -> None:
     """Its class may be on the server's machine alone."""
     overrides = ["strategy._target_=turnz.Turns"]
-    assert load({"overrides": join(overrides)}).tree["strategy"]["_target_"] == "turnz.Turns"
+    assert load({"overrides": shlex.join(overrides)}).tree["strategy"]["_target_"] == "turnz.Turns"
     with pytest.raises(ConfigError, match=r"^strategy\._target_=turnz\.Turns: "):
         load_overrides(overrides)
 

@@ -28,7 +28,7 @@ def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenize
     settings, _ = settings_of(run_dir, overrides)
     tokenizer = build_tokenizer(settings, settings.task.splits(settings.seed).train)
     folder = RunFolder(run_dir)
-    folder.write_config(settings.tree)
+    folder.write_config(settings)
     folder.write_tokenizer(tokenizer)
     return folder, settings, tokenizer
 
@@ -132,7 +132,7 @@ def test_a_folder_without_a_run_is_one_line(tmp_path: Path, name: str, says: str
 def test_the_choices_of_groups_are_those_of_hydra(tmp_path: Path) -> None:
     settings, _ = settings_of(tmp_path / "run", ["strategy=random"])
     folder = RunFolder(tmp_path / "run")
-    folder.write_overrides(settings.overrides, settings.choices)
+    folder.write_config(settings)
     found = json.loads((folder.path / "choices.json").read_text())
     assert {"strategy": "random", "task": "dates", "channel": "edge"}.items() <= found.items()
     assert not [group for group in found if "/" in group or group == "experiment"]

@@ -330,7 +330,7 @@ def refusal(problem: ClusterProblem) -> str:
 def test_too_little_memory() -> None:
     """Says what fits where, and how much is missing."""
     line = refusal(with_budget([6, 2, 4], 1e9, 24))
-    assert "at most 12 of 24 blocks (device-0: 6, device-1: 2, device-2: 4" in line
+    assert "at most 12 of 24 blocks in 1 micro-batch (device-0: 6 by memory, device-1: 2 b" in line
     assert "memory by 12 blocks in all" in line
     assert "energy" not in line
 
@@ -339,8 +339,8 @@ def test_too_little_energy() -> None:
     """Says what would be enough, and it is."""
     line = refusal(with_budget([2, None], 10.0, 5))
     # m = 1: four samples and one hop are 4·δ + 1 J.
-    assert "at most 4 of 5 blocks (device-0: 2, device-1: 2; 1 micro-batch)" in line
-    assert line.endswith("raise device-1's energy to 13.00 J")
+    assert "at most 4 of 5 blocks in 1 micro-batch (device-0: 2 by memory, device-1: 2 b" in line
+    assert "energy_j 10 where 3 blocks take 13 J); raise device-1's energy_j to 13, or " in line
     assert exact_partition(with_budget([2, None], 13.0, 5)).best.blocks == (2, 3)
     both = refusal(with_budget([2, 3], 10.0, 9))
-    assert "device-1's energy to 13.00 J, memory by 4 blocks in all" in both
+    assert "device-1's energy_j to 13 and memory by 4 blocks in all" in both

@@ -1,5 +1,6 @@
 """The strategy as Flower's users start theirs: from a ServerApp of three lines."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,7 +11,6 @@ from federated import grid_of, run, settings_of
 from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import Result
 
-from collapipe.config.overrides import join
 from collapipe.wire import records
 from server_app.rounds.strategy import CollaPipeStrategy
 
@@ -29,7 +29,7 @@ def test_the_documented_server_app_trains_the_same_model(
         CollaPipeStrategy, "start", lambda *args, **named: results.append(start(*args, **named))
     )
     settings, overrides = settings_of(tmp_path / "plain", ["federation.rounds=3"])
-    context = Context(1, 1, {}, RecordDict(), {"overrides": join(overrides)})
+    context = Context(1, 1, {}, RecordDict(), {"overrides": shlex.join(overrides)})
     example["app"](grid_of(settings, overrides, None), context)
     found = records.unpack_tensors(results[0].arrays)
     assert found.keys() == expected.keys()

@@ -101,9 +101,9 @@ NO_DEVICES = INVENTORY[: INVENTORY.index("      - name: pi-1")].replace("devices
         (INVENTORY.replace("jetson", "pi-1"), ":17: clusters[0].devices[1].name=pi-1: devices[0] "),
         (NO_DEVICES, "clusters[0].devices: "),
         (INVENTORY.replace("8.0e9", "2.0e8"), ":12: clusters[0]: the devices hold at most 7 of 12 "
-         "blocks (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 at block_bytes 1.2e+08); "
-         "raise pi-1's max_blocks or jetson's memory_bytes (1.2e+08 a block) by 5 blocks in all, "
-         "or lower model.num_blocks to 7\n"),
+         "blocks in 1 micro-batch (pi-1: 6 by max_blocks, jetson: 1 by memory_bytes 2e+08 (1.2e+08 "
+         "a block)); raise pi-1's max_blocks or jetson's memory_bytes 2e+08 (1.2e+08 a block) by 5 "
+         "blocks in all, or lower model.num_blocks to 7\n"),
         (INVENTORY.replace("energy_j: 500", "energy_j: 1"), "6 of 12 blocks in 1 micro-batch "
          "(pi-1: 6 by max_blocks, jetson: 0 by energy_j 1 where 1 block takes 36.7 J); raise "
          "jetson's energy_j to 69.2, or lower model.num_blocks to 6\n"),
@@ -161,6 +161,10 @@ def test_energy_that_no_power_can_do_with_says_what_would_be_enough(
     [
         (["--solver", "exakt"], "nearest: exact"),
         (["--solver", "pipedreem"], "nearest: pipedream"),
+        (
+            ["--solver", "vanilla_fl"],
+            ":12: clusters[0]: vanilla_fl: every device trains",
+        ),
         (["--plot", "chart.pdf"], "--plot chart.pdf: must end in .svg or .png"),
         (["--plot", "no/such/folder/chart.svg"], "there is no folder no/such/folder"),
     ],
