@@ -8,10 +8,11 @@ from matplotlib.figure import Figure
 
 from collapipe.errors import RoundFailedError
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, above, within_a_quarter
+from collapipe.reproduction.figure import Finding, Ours, above, near
 from collapipe.reproduction.learning_curves import LearningCurve, curve_figure, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import Interval, over_seeds
+from optim.problem import Floats
 
 OWN = "collapipe"
 FRAMEWORKS: Mapping[str, str] = {
@@ -52,21 +53,19 @@ def _of(seeds: Seeds, task: str) -> list[Curves]:
     return [{name: each[task, name] for name in FRAMEWORKS} for each in seeds]
 
 
-def _both(
-    curves: Curves, other: str, axis: str, what: str, share: float = 1.0
-) -> tuple[float, float]:
-    """Ours and the other's at ``share`` of the place on ``axis`` at which the first framework is
-    through its rounds."""
-    place = share * min(each.end(axis) for each in curves.values())
-    return curves[OWN].at(what, axis, place), curves[other].at(what, axis, place)
+def _values(seeds: Sequence[Curves], name: str, axis: str, what: str, share: float = 1.0) -> Floats:
+    """A framework's value of each seed, at ``share`` of the place on ``axis`` at which the first
+    framework is through its rounds."""
+    ends = [share * min(curve.end(axis) for curve in each.values()) for each in seeds]
+    return np.array([e[name].at(what, axis, end) for e, end in zip(seeds, ends, strict=True)])
 
 
 def _lead(
     seeds: Sequence[Curves], other: str, axis: str, what: str, share: float = 1.0
-) -> list[float]:
-    """How far ours is above the other's, as in ``_both``."""
-    pairs = [_both(each, other, axis, what, share) for each in seeds]
-    return [own - their for own, their in pairs]
+) -> Interval:
+    """How far ours is above the other's, as in ``_values``."""
+    own, theirs = (_values(seeds, name, axis, what, share) for name in (OWN, other))
+    return over_seeds(own - theirs)
 
 
 def gain_percent(seeds: Sequence[Curves], other: str, axis: str) -> Interval:
@@ -74,12 +73,11 @@ def gain_percent(seeds: Sequence[Curves], other: str, axis: str) -> Interval:
 
     Raises ``RoundFailedError`` where the other learned nothing in any of them.
     """
-    theirs = [_both(each, other, axis, "validation")[1] for each in seeds]
-    if not any(theirs):
+    own, theirs = (_values(seeds, name, axis, "validation") for name in (OWN, other))
+    if not theirs.any():
         label, metric = FRAMEWORKS[other], seeds[0][other].metric
         raise RoundFailedError(f"{label}: {metric} 0 {AXES[axis]}; no percentage of it exists")
-    mean = float(np.mean(theirs))
-    return over_seeds(100 * gain / mean for gain in _lead(seeds, other, axis, "validation"))
+    return over_seeds(100 * (own - theirs) / theirs.mean())
 
 
 def _findings(seeds: Seeds) -> Iterator[Finding]:
@@ -87,12 +85,12 @@ def _findings(seeds: Seeds) -> Iterator[Finding]:
     for axis, when in AXES.items():
         for other in _OTHERS:
             gain = gain_percent(translation, other, axis)
-            yield within_a_quarter(f"BLEU above {FRAMEWORKS[other]}'s, {when}", 19.5, gain, "%")
+            yield near(f"BLEU above {FRAMEWORKS[other]}'s, {when}", 19.5, gain, "%")
         for other, paper in (("pipeline", 1.82), ("titanic", 0.15)):
-            gain = over_seeds(_lead(classification, other, axis, "validation"))
+            gain = _lead(classification, other, axis, "validation")
             text = f"accuracy above {FRAMEWORKS[other]}'s, {when}"
-            yield within_a_quarter(text, paper, gain, "points")
-        early = -over_seeds(_lead(ner, "vanilla_fl", axis, "losses", _EARLY))
+            yield near(text, paper, gain, "points")
+        early = -_lead(ner, "vanilla_fl", axis, "losses", _EARLY)
         text = f"NER's training loss below VanillaFL's in the first quarter, {when}"
         yield above(text, "falls faster early", early, "", _ROUNDING)
     for task in TASKS:
@@ -110,9 +108,9 @@ def _of_task(task: str, seeds: Sequence[Curves]) -> Iterator[Finding]:
     for other in _OTHERS:
         label = FRAMEWORKS[other]
         for axis, when in AXES.items():
-            gain = over_seeds(_lead(seeds, other, axis, "validation"))
+            gain = _lead(seeds, other, axis, "validation")
             yield Finding(f"{task}: ahead of {label}, {when}", gain, "points")
-            losses = -over_seeds(_lead(seeds, other, axis, "validation_losses"))
+            losses = -_lead(seeds, other, axis, "validation_losses")
             yield Finding(f"{task}: validation loss below {label}'s, {when}", losses, "")
         for what, name, its in (
             ("losses", "training loss", ""),

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
 from collapipe.report import Score
@@ -15,8 +14,8 @@ from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row
 from collapipe.reproduction.training import Job
 from collapipe.runs.evidence import Interval
 from collapipe.runs.reading import Run
+from optim.problem import Floats
 
-Floats = NDArray[np.float64]
 SHARES = ("accuracy", "strict F1")  # of 1; here in %
 _AXES = ("round", "devices_s", "clock_s")
 COLUMNS = ("seed", *_AXES, "train_loss", "validation_loss", "metric", "validation_metric")

@@ -18,7 +18,7 @@ from scipy import stats
 
 from collapipe.reproduction import fig04, fig05, fig07_fig08, fig11, figure, frameworks, paper_world
 from collapipe.reproduction.drawing import MARKS
-from collapipe.reproduction.figure import at_least, within_a_quarter
+from collapipe.reproduction.figure import above, near
 from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
 FIGURES = ("fig04", "fig05", "fig07", "fig08", "fig11", "frameworks")
@@ -182,12 +182,12 @@ def test_a_unit_stays_beside_its_figures(
 )
 def test_a_number_agrees_within_a_quarter(mean: float, agrees: bool) -> None:
     wide = Interval(mean, mean - 20, mean + 20)
-    assert within_a_quarter("a reduction", 10, wide, "%").agrees == agrees
+    assert near("a reduction", 10, wide, "%").agrees == agrees
 
 
 def test_a_property_holds_where_the_whole_interval_does() -> None:
     for low, agrees in ((-0.1, False), (0.0, True)):
-        claim = at_least("a rise", "rises", Interval(1, low, 2), "%", 0)
+        claim = above("a rise", "rises", Interval(1, low, 2), "%", 0, or_equal=True)
         assert claim.agrees == agrees
 
 
