@@ -5,6 +5,7 @@ energy are left out, which would only hide a part of the picture.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above
+from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, above
 from collapipe.reproduction.paper_world import (
     BATCH_SIZE,
     TRANSFORMER_BLOCKS,
@@ -46,6 +47,7 @@ def best(seconds: Floats) -> tuple[int, int]:
     return int(place) + 1, int(m) + 1
 
 
+@functools.cache
 def _alike() -> Floats:
     """Of K devices in the middle of all ranges of the preset."""
     preset = paper_presets().cluster
@@ -62,14 +64,12 @@ def _compute(seed: int) -> Floats:
 
 
 def _rows(seed: int, drawn: Floats) -> Iterator[Row]:
+    tables: list[tuple[str, Cell, Floats]] = [("drawn", seed, drawn.mean(axis=0))]
     if seed == 0:  # these are the same for all seeds
-        yield from (("alike", "", *point) for point in _points(_alike()))
-    yield from (("drawn", seed, *point) for point in _points(drawn.mean(axis=0)))
-
-
-def _points(seconds: Floats) -> Iterator[tuple[int, int, float]]:
-    for (place, m), value in np.ndenumerate(seconds):
-        yield place + 1, m + 1, float(value)
+        tables.insert(0, ("alike", "", _alike()))
+    for devices, number, seconds in tables:
+        for (place, m), value in np.ndenumerate(seconds):
+            yield devices, number, place + 1, m + 1, float(value)
 
 
 def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from collapipe.reproduction import drawing
+from collapipe.reproduction import drawing, learning_curves
 from collapipe.reproduction.figure import Finding, Ours, PaperFigure, above
-from collapipe.reproduction.learning_curves import LearningCurve, curve_figure, mean_over_seeds
+from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import over_seeds
 
@@ -46,8 +46,17 @@ class Study:
 
     def figure(self) -> PaperFigure[Curves]:
         """Named as its experiment."""
-        name, keys = self.experiment.name, ("dropout", "variant")
-        return curve_figure(name, keys, self._jobs, self._findings, self._draw)
+        return PaperFigure(
+            self.experiment.name,
+            ("dropout", "variant", *learning_curves.COLUMNS),
+            learning_curves.curves,
+            learning_curves.rows,
+            self._findings,
+            self._draw,
+            num_seeds=3,
+            jobs=self._jobs,
+            basis=learning_curves.BASIS,
+        )
 
     def _jobs(self, seed: int) -> dict[tuple[float, str], Job]:
         """Every variant with and without dropout."""

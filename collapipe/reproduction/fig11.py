@@ -60,6 +60,8 @@ RUNS: Mapping[tuple[str, str], tuple[Overrides, Overrides]] = {
 }
 """World and strategy of each run."""
 _OWN, _ALGORITHMS = "DSSRA, V = 0.1", "DSSRA, V = 0.1, Algorithms 2 to 4"
+SOLVERS = {_OWN: ((), PLANNED[_OWN]), _ALGORITHMS: ((), ("strategy=dssra_paper",))}
+"""World and strategy of both."""
 _AS_LINES = (*(dssra(weight) for weight in (0.01, 0.1, 10.0)), "random", "delay-only")
 _DELAY_ONLY = "reduction of delay-only against random; {}"
 _NEXT_TO_V = 60.0  # where delay-only stands on the axis of V
@@ -87,8 +89,7 @@ def queues(run: RunHistory) -> tuple[float, float]:
 
 def _compute(seed: int) -> Schedules:
     """DSSRA with several V, and the rules, over the same rounds."""
-    solvers = {_OWN: ((), PLANNED[_OWN]), _ALGORITHMS: ((), ("strategy=dssra_paper",))}
-    first = run_histories(seed, PAPER_ROUNDS, solvers)
+    first = run_histories(seed, PAPER_ROUNDS, SOLVERS)
     return Schedules(run_histories(seed, ROUNDS, RUNS), first)
 
 

@@ -88,17 +88,17 @@ def worlds() -> dict[str, Overrides]:
         for uploads, options in _UPLOADS.items()
         for name in LABELS
     }
-    for payload, share in PAYLOADS.items():
-        bits = f"channel.activation_bits={share * _FLOAT32_BITS}"
-        found |= {scaled(payload, factor): (*_bandwidth(factor), bits) for factor in FACTORS}
-    rival = f"framework={RIVAL}"
+    bits = {each: f"channel.activation_bits={PAYLOADS[each] * _FLOAT32_BITS}" for each in PAYLOADS}
+    sent = {**bits, LABELS[RIVAL]: f"framework={RIVAL}"}
     return found | {
-        scaled(LABELS[RIVAL], factor): (*_bandwidth(factor), rival) for factor in FACTORS
+        scaled(what, factor): ("environment=static", _bandwidth(factor), option)
+        for what, option in sent.items()
+        for factor in FACTORS
     }
 
 
-def _bandwidth(factor: float) -> tuple[str, str]:
-    return "environment=static", f"channel.bandwidth_hz=[{0.4e6 * factor},{0.6e6 * factor}]"
+def _bandwidth(factor: float) -> str:
+    return f"channel.bandwidth_hz=[{0.4e6 * factor},{0.6e6 * factor}]"
 
 
 def _compute(seed: int) -> Runs:

@@ -176,7 +176,7 @@ def _draw(seeds: Sequence[Outcomes], ours: Ours) -> Figure:
 
 
 _COLUMNS = ("factor", "power_w", "error", *learning_curves.COLUMNS)
-_BASIS = "learning is real, measured on held-out rows; the noise of the uplink is drawn"
+_BASIS = f"{learning_curves.BASIS}; the noise of the uplink is drawn"
 FIGURE = PaperFigure(
-    "remark2", _COLUMNS, _compute, _rows, _findings, _draw, {}, 3, jobs=_jobs, basis=_BASIS
+    "remark2", _COLUMNS, _compute, _rows, _findings, _draw, num_seeds=3, jobs=_jobs, basis=_BASIS
 )
