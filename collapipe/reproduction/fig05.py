@@ -1,6 +1,5 @@
 """Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -76,8 +75,8 @@ def _segments(seeds: Sequence[Clusters]) -> list[int]:
 
 def _shares(seeds: Sequence[Clusters], *segments: int) -> Interval:
     """How many clusters are best with one of these S."""
-    counts = [Counter(cluster.num_segments for cluster in each) for each in seeds]
-    return share_over_seeds(100 * sum(each[s] for s in segments) / each.total() for each in counts)
+    found = [[cluster.num_segments in segments for cluster in each] for each in seeds]
+    return share_over_seeds(100 * sum(each) / len(each) for each in found)
 
 
 def _micro_batches(clusters: Clusters, segments: int) -> list[int]:

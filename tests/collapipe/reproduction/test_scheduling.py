@@ -136,9 +136,9 @@ def test_every_payload_and_bandwidth_is_a_world() -> None:
     worlds = frameworks.worlds()
     assert len(worlds) == 4 * len(LABELS) + 5 * len(frameworks.FACTORS)
     assert worlds["bfloat16; 2 times the bandwidth"] == (
+        "channel.activation_bits=50331648.0",
         "environment=static",
         "channel.bandwidth_hz=[800000.0,1200000.0]",
-        "channel.activation_bits=50331648.0",
     )
 
 
