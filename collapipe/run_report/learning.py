@@ -75,10 +75,8 @@ def _clock_label(curves: Sequence[Curve]) -> str:
 
 def learning(run: Run) -> Markup:
     """A run's loss and metrics."""
-    losses = [
-        Curve("training", 0, [run], TRAIN_LOSS),
-        Curve("validation", 1, [run], EVALUATION_LOSS),
-    ]
+    values = enumerate((("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS)))
+    losses = [Curve(name, style, [run], value) for style, (name, value) in values]
     metrics = enumerate(metric_names([run]))
     of_metrics = [(name, name, [Curve(name, n, [run], metric(name))]) for n, name in metrics]
     return learned([("Loss", "loss", losses), *of_metrics])
