@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from matplotlib import rc_context
@@ -28,10 +27,11 @@ from collapipe.runs.evidence import Interval
 
 _MODELLED = (fig04.FIGURE, fig05.FIGURE, FIG07, FIG08, fig11.FIGURE, frameworks.FIGURE)
 _TRAINED = (fig06.FIGURE, FIG09, FIG10, remark2.FIGURE)
-_CHOICES: Mapping[str, Sequence[PaperFigure[Any]]] = MappingProxyType(
-    {each.name: (each,) for each in (*_MODELLED, *_TRAINED)}
-    | {"modelled": _MODELLED, "all": (*_MODELLED, *_TRAINED)}
-)
+_CHOICES: Mapping[str, Sequence[PaperFigure[Any]]] = {
+    **{each.name: (each,) for each in (*_MODELLED, *_TRAINED)},
+    "modelled": _MODELLED,
+    "all": (*_MODELLED, *_TRAINED),
+}
 _DPI = 150
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,25 +16,22 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[Interval]]]
 """Places and values of each label."""
 WIDTH_IN = 6.5
 _TINT = 0.55  # share of white in what fills a bar
-STYLE: Mapping[Any, Any] = MappingProxyType(
-    {
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "axes.labelsize": 9,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "legend.fontsize": 8,
-        "legend.title_fontsize": 8,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "hatch.linewidth": 0.6,
-        "lines.linewidth": 1.3,
-        "lines.markersize": 4.5,
-        "legend.frameon": False,
-        "svg.fonttype": "none",  # text stays text
-        "svg.hashsalt": "collapipe",  # and ids are not drawn by chance
-    }
-)
+STYLE: Mapping[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.title_fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "hatch.linewidth": 0.6,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "collapipe",  # and ids are not drawn by chance
+}
 """Matplotlib's settings while a figure is drawn and saved."""
 
 

@@ -1,8 +1,7 @@
 """Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, at_least, within_one
-from collapipe.reproduction.paper_world import BATCH_SIZE, BERT_BLOCKS, draw_cluster, solve, stream
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above, near
+from collapipe.reproduction.paper_world import BERT_BLOCKS, draw_cluster, settings, solve, stream
 from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 
 CLUSTERS = 200  # drawn for each seed, of which the paper shows three
@@ -19,8 +18,7 @@ _PAPER = {5: 14, 4: 11, 3: 9}  # m for each S
 _SHOWN = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SolvedCluster:
+class SolvedCluster(NamedTuple):
     """The exact optimum of a cluster, and an even split over all devices at its best m."""
 
     num_segments: int
@@ -39,38 +37,32 @@ def _compute(seed: int) -> Clusters:
 
 def _solve(seed: int, number: int) -> SolvedCluster:
     cluster, rng = draw_cluster(BERT_BLOCKS, seed, number), stream(seed, "solver", number)
-    best = solve("exact", cluster, rng)[0].best
-    even = solve("gpipe", cluster, rng, unlimited=True)[0].best
-    return SolvedCluster(
-        best.num_segments,
-        best.num_micro_batches,
-        best.latency_s,
-        even.num_micro_batches,
-        even.latency_s,
-    )
+    best, even = solve("exact", cluster, rng)[0].best, solve("gpipe", cluster, rng, True)[0].best
+    optimum = best.num_segments, best.num_micro_batches, best.latency_s
+    return SolvedCluster(*optimum, even.num_micro_batches, even.latency_s)
 
 
 def _rows(seed: int, clusters: Clusters) -> Iterator[Row]:
     for number, cluster in enumerate(clusters):
-        yield seed, number, *astuple(cluster)
+        yield seed, number, *cluster
 
 
 def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
-    text = "clusters whose best S is 3, 4 or 5"
-    yield at_least(text, "S = {5, 4, 3} in three clusters", _shares(seeds, *_PAPER), "%", 50)
+    text, paper = "clusters whose best S is 3, 4 or 5", "S = {5, 4, 3} in three clusters"
+    yield above(text, paper, _shares(seeds, *_PAPER), "%", 50, or_equal=True)
     for s in (*_PAPER, *(s for s in _segments(seeds) if s not in _PAPER)):
         chosen = [found for each in seeds if (found := _micro_batches(each, s))]
         if chosen:  # S is best somewhere
             medians = over_seeds(float(np.median(found)) for found in chosen)
             text, unit = f"median of the best m where S = {s} is best", "micro-batches"
-            claim = within_one(text, _PAPER[s], medians, unit) if s in _PAPER else None
+            claim = near(text, _PAPER[s], medians, unit, 1) if s in _PAPER else None
             yield claim or Finding(text, medians, unit)
     increase = over_seeds(
         100 * (sum(c.even_latency_s for c in each) / sum(c.latency_s for c in each) - 1)
         for each in seeds
     )
     text = "even split over all devices: increase of the mean latency"
-    yield at_least(text, "increases significantly", increase, "%", 0)
+    yield above(text, "increases significantly", increase, "%", 0, or_equal=True)
     for s in _segments(seeds):
         yield Finding(f"clusters whose best S is {s}", _shares(seeds, s), "%")
     mean = over_seeds(float(np.mean([c.latency_s for c in each])) for each in seeds)
@@ -83,8 +75,8 @@ def _segments(seeds: Sequence[Clusters]) -> list[int]:
 
 def _shares(seeds: Sequence[Clusters], *segments: int) -> Interval:
     """How many clusters are best with one of these S."""
-    counts = [Counter(cluster.num_segments for cluster in each) for each in seeds]
-    return share_over_seeds(100 * sum(each[s] for s in segments) / each.total() for each in counts)
+    found = [[cluster.num_segments in segments for cluster in each] for each in seeds]
+    return share_over_seeds(100 * sum(each) / len(each) for each in found)
 
 
 def _micro_batches(clusters: Clusters, segments: int) -> list[int]:
@@ -130,17 +122,6 @@ def _draw_clusters(axes: Axes, clusters: Clusters) -> None:
     axes.legend(loc="upper left")
 
 
-FIGURE = PaperFigure(
-    "fig05",
-    ("seed", "cluster", *(each.name for each in fields(SolvedCluster))),
-    _compute,
-    _rows,
-    _findings,
-    _draw,
-    {
-        "num_blocks": BERT_BLOCKS,
-        "batch_size": BATCH_SIZE,
-        "clusters_per_seed": CLUSTERS,
-        "latency": "bound",
-    },
-)
+_COLUMNS = ("seed", "cluster", *SolvedCluster._fields)
+_SETTINGS = settings(BERT_BLOCKS, clusters_per_seed=CLUSTERS)
+FIGURE = PaperFigure("fig05", _COLUMNS, _compute, _rows, _findings, _draw, _SETTINGS)

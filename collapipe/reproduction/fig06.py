@@ -7,11 +7,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.errors import RoundFailedError
-from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, above, within_a_quarter
-from collapipe.reproduction.learning_curves import LearningCurve, curve_figure, mean_over_seeds
+from collapipe.reproduction import drawing, learning_curves
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, above, near
+from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import Interval, over_seeds
+from optim.problem import Floats
 
 OWN = "collapipe"
 FRAMEWORKS: Mapping[str, str] = {
@@ -34,8 +35,6 @@ AXES: Mapping[str, str] = {
 _LABELS = {"rounds": "round", "devices_s": "hours on devices", "clock_s": "hours with uploads"}
 _ROUNDING = 0.01  # of a loss
 _EARLY = 0.25  # of the time in which the first framework is through its rounds
-Curves = Mapping[str, LearningCurve]
-"""A task's and a seed's curves, by framework."""
 Key = tuple[str, str]  # task and framework
 Seeds = Sequence[Mapping[Key, LearningCurve]]
 
@@ -48,77 +47,72 @@ def _jobs(seed: int) -> dict[Key, Job]:
     }
 
 
-def _of(seeds: Seeds, task: str) -> list[Curves]:
-    return [{name: each[task, name] for name in FRAMEWORKS} for each in seeds]
-
-
-def _both(
-    curves: Curves, other: str, axis: str, what: str, share: float = 1.0
-) -> tuple[float, float]:
-    """Ours and the other's at ``share`` of the place on ``axis`` at which the first framework is
-    through its rounds."""
-    place = share * min(each.end(axis) for each in curves.values())
-    return curves[OWN].at(what, axis, place), curves[other].at(what, axis, place)
+def _values(
+    seeds: Seeds, key: Key, axis: str, what: str = "validation", share: float = 1.0
+) -> Floats:
+    """A framework's value of each seed, at ``share`` of the place on ``axis`` at which the first
+    framework is through its rounds."""
+    task, _ = key
+    ends = [share * min(each[task, name].end(axis) for name in FRAMEWORKS) for each in seeds]
+    return np.array([each[key].at(what, axis, end) for each, end in zip(seeds, ends, strict=True)])
 
 
 def _lead(
-    seeds: Sequence[Curves], other: str, axis: str, what: str, share: float = 1.0
-) -> list[float]:
-    """How far ours is above the other's, as in ``_both``."""
-    pairs = [_both(each, other, axis, what, share) for each in seeds]
-    return [own - their for own, their in pairs]
+    seeds: Seeds, task: str, other: str, axis: str, what: str = "validation", share: float = 1.0
+) -> Interval:
+    """How far ours is above the other's, as in ``_values``."""
+    own, theirs = (_values(seeds, (task, name), axis, what, share) for name in (OWN, other))
+    return over_seeds(own - theirs)
 
 
-def gain_percent(seeds: Sequence[Curves], other: str, axis: str) -> Interval:
+def gain_percent(seeds: Seeds, task: str, other: str, axis: str) -> Interval:
     """The lead of the validation metric in % of the other's mean over the seeds.
 
     Raises ``RoundFailedError`` where the other learned nothing in any of them.
     """
-    theirs = [_both(each, other, axis, "validation")[1] for each in seeds]
-    if not any(theirs):
-        label, metric = FRAMEWORKS[other], seeds[0][other].metric
+    own, theirs = (_values(seeds, (task, name), axis) for name in (OWN, other))
+    if not theirs.any():
+        label, metric = FRAMEWORKS[other], seeds[0][task, other].metric
         raise RoundFailedError(f"{label}: {metric} 0 {AXES[axis]}; no percentage of it exists")
-    mean = float(np.mean(theirs))
-    return over_seeds(100 * gain / mean for gain in _lead(seeds, other, axis, "validation"))
+    return over_seeds(100 * (own - theirs) / theirs.mean())
 
 
 def _findings(seeds: Seeds) -> Iterator[Finding]:
-    translation, ner, classification = (_of(seeds, task) for task in TASKS)
     for axis, when in AXES.items():
         for other in _OTHERS:
-            gain = gain_percent(translation, other, axis)
-            yield within_a_quarter(f"BLEU above {FRAMEWORKS[other]}'s, {when}", 19.5, gain, "%")
+            gain = gain_percent(seeds, "translation", other, axis)
+            yield near(f"BLEU above {FRAMEWORKS[other]}'s, {when}", 19.5, gain, "%")
         for other, paper in (("pipeline", 1.82), ("titanic", 0.15)):
-            gain = over_seeds(_lead(classification, other, axis, "validation"))
             text = f"accuracy above {FRAMEWORKS[other]}'s, {when}"
-            yield within_a_quarter(text, paper, gain, "points")
-        early = -over_seeds(_lead(ner, "vanilla_fl", axis, "losses", _EARLY))
+            yield near(text, paper, _lead(seeds, "classification", other, axis), "points")
+        early = -_lead(seeds, "NER", "vanilla_fl", axis, "losses", _EARLY)
         text = f"NER's training loss below VanillaFL's in the first quarter, {when}"
         yield above(text, "falls faster early", early, "", _ROUNDING)
     for task in TASKS:
-        yield from _of_task(task, _of(seeds, task))
+        yield from _of_task(seeds, task)
 
 
-def _of_task(task: str, seeds: Sequence[Curves]) -> Iterator[Finding]:
-    metric, unit = seeds[0][OWN].metric, seeds[0][OWN].unit
+def _of_task(seeds: Seeds, task: str) -> Iterator[Finding]:
+    metric, unit = seeds[0][task, OWN].metric, seeds[0][task, OWN].unit
     for name, label in FRAMEWORKS.items():
-        tests = over_seeds(each[name].test for each in seeds)
+        tests = over_seeds(each[task, name].test for each in seeds)
         yield Finding(f"{task}: {label}'s {metric} on test", tests, unit)
         for axis, what in (("devices_s", "on devices"), ("clock_s", "with uploads")):
-            ends = over_seeds(each[name].end(axis) for each in seeds)
+            ends = over_seeds(each[task, name].end(axis) for each in seeds)
             yield Finding(f"{task}: {label}'s seconds {what}", ends, "s")
     for other in _OTHERS:
         label = FRAMEWORKS[other]
         for axis, when in AXES.items():
-            gain = over_seeds(_lead(seeds, other, axis, "validation"))
+            gain = _lead(seeds, task, other, axis)
             yield Finding(f"{task}: ahead of {label}, {when}", gain, "points")
-            losses = -over_seeds(_lead(seeds, other, axis, "validation_losses"))
+            losses = -_lead(seeds, task, other, axis, "validation_losses")
             yield Finding(f"{task}: validation loss below {label}'s, {when}", losses, "")
         for what, name, its in (
             ("losses", "training loss", ""),
             ("validation", f"validation {metric}", "points"),
         ):
-            apart = (getattr(each[OWN], what) - getattr(each[other], what) for each in seeds)
+            pairs = ((each[task, OWN], each[task, other]) for each in seeds)
+            apart = (getattr(own, what) - getattr(their, what) for own, their in pairs)
             most = over_seeds(float(np.nanmax(np.abs(each))) for each in apart)
             text = f"{task}: largest difference of {name} from {label} in any round"
             yield Finding(text, most, its)
@@ -142,5 +136,9 @@ def _draw(seeds: Seeds, _: Ours) -> Figure:
     return figure
 
 
-_BASIS = "learning is real, measured on held-out rows; its seconds are modelled"
-FIGURE = curve_figure("fig06", ("task", "framework"), _jobs, _findings, _draw, _BASIS)
+_COLUMNS = ("task", "framework", *learning_curves.COLUMNS)
+_BASIS = f"{learning_curves.BASIS}; its seconds are modelled"
+_CURVES = learning_curves.curves, learning_curves.rows
+FIGURE = PaperFigure(
+    "fig06", _COLUMNS, *_CURVES, _findings, _draw, num_seeds=3, jobs=_jobs, basis=_BASIS
+)

@@ -5,31 +5,29 @@ from that what each cluster's control unit uploads.
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, within_a_quarter
+from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, near, reduction
 from collapipe.reproduction.paper_world import (
-    BATCH_SIZE,
     BERT_BLOCKS,
     TRANSFORMER_BLOCKS,
     draw_cluster,
     paper_presets,
+    settings,
     solve,
     stream,
 )
-from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from collapipe.runs.evidence import over_seeds, share_over_seeds
+from optim.problem import Floats
 from optim.radio.channel import links, power_limits, upload_time
 
 ROUNDS = 20
 CLUSTERS = 3  # N
-Floats = NDArray[np.float64]
-
 
 LABELS: Mapping[str, str] = {
     "exact": "CollaPipe",
@@ -46,8 +44,6 @@ OWN, *OTHERS = LABELS
 _BLIND = "no_segment_scheduling"
 _AS_LINES = (OWN, "vanilla_fl", "pipeline", "titanic", _BLIND)
 _PAPER = {"vanilla_fl": 15.09, "titanic": 18.94, "pipeline": 40.55}
-_DEVICES, _UPLOADS = "on devices", "with uploads"
-_SLOWEST = "on devices, the slowest cluster of each round"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +56,17 @@ class MethodTimes:
     adapters_s: Floats  # among the uploads
     over_limits: int  # how many clusters exceed memory or energy
 
-    def total(self, counted: str) -> float:
-        """Seconds of all rounds."""
-        seconds = float((self.slowest_s if counted == _SLOWEST else self.devices_s).sum())
-        return seconds + float(self.uploads_s.sum()) * (counted == _UPLOADS)
-
 
 Times = Mapping[str, MethodTimes]
 """A seed's rounds by method."""
+_DEVICES, _UPLOADS = "on devices", "with uploads"
+_SLOWEST = "on devices, the slowest cluster of each round"
+_TOTALS: Mapping[str, Callable[[MethodTimes], float]] = {
+    _DEVICES: lambda times: float(times.devices_s.sum()),
+    _SLOWEST: lambda times: float(times.slowest_s.sum()),
+    _UPLOADS: lambda times: float(times.devices_s.sum()) + float(times.uploads_s.sum()),
+}
+"""Seconds of all rounds, by what is counted."""
 
 
 def _compute(seed: int, num_blocks: int) -> Times:
@@ -105,37 +104,28 @@ def _rows(seed: int, times: Times) -> Iterator[Row]:
             yield seed, method, number, *values
 
 
-def _reduction(seeds: Sequence[Times], counted: str, of: str, against: str) -> Interval:
-    """By how many percent one method's total is below another's."""
-    return over_seeds(
-        100 * (1 - each[of].total(counted) / each[against].total(counted)) for each in seeds
-    )
-
-
 def _findings(seeds: Sequence[Times]) -> Iterator[Finding]:
     for counted in (_DEVICES, _UPLOADS):
+        total_s = _TOTALS[counted]
         for other, paper in _PAPER.items():
             text = f"reduction against {LABELS[other]}, {counted}"
-            ours = _reduction(seeds, counted, OWN, other)
-            yield within_a_quarter(text, paper, ours, "%")
-        text = f"increase without segment scheduling, {counted}"
-        increase = -_reduction(seeds, counted, _BLIND, OWN)
-        yield within_a_quarter(text, 22.45, increase, "%")
-        text = f"VanillaFL's reduction against PipeLine, {counted}"
-        ours = _reduction(seeds, counted, "vanilla_fl", "pipeline")
-        yield within_a_quarter(text, 29.98, ours, "%")
+            yield near(text, paper, reduction(seeds, OWN, other, total_s), "%")
+        increase = -reduction(seeds, _BLIND, OWN, total_s)
+        yield near(f"increase without segment scheduling, {counted}", 22.45, increase, "%")
+        ours = reduction(seeds, "vanilla_fl", "pipeline", total_s)
+        yield near(f"VanillaFL's reduction against PipeLine, {counted}", 29.98, ours, "%")
     for counted in (_DEVICES, _UPLOADS):
         for name, label in LABELS.items():
-            total = over_seeds(each[name].total(counted) for each in seeds)
+            total = over_seeds(_TOTALS[counted](each[name]) for each in seeds)
             yield Finding(f"{label}: total, {counted}", total, "s")
-    for counted in (_DEVICES, _SLOWEST, _UPLOADS):
+    for counted, total_s in _TOTALS.items():
         for other in OTHERS:
             if counted == _SLOWEST or other not in _PAPER:
                 text = f"reduction against {LABELS[other]}, {counted}"
-                yield Finding(text, _reduction(seeds, counted, OWN, other), "%")
+                yield Finding(text, reduction(seeds, OWN, other, total_s), "%")
     yield Finding(
         "reduction against VanillaFL, with uploads, its devices' adapters one after another",
-        over_seeds(100 * (1 - each[OWN].total(_UPLOADS) / _one_by_one(each)) for each in seeds),
+        over_seeds(100 * (1 - _TOTALS[_UPLOADS](each[OWN]) / _one_by_one(each)) for each in seeds),
         "%",
     )
     for other in OTHERS:
@@ -147,7 +137,7 @@ def _findings(seeds: Sequence[Times]) -> Iterator[Finding]:
 def _one_by_one(times: Times) -> float:
     """VanillaFL's total where all devices of a cluster send adapters on the cluster's channel."""
     devices, vanilla = paper_presets().cluster.num_devices, times["vanilla_fl"]
-    return vanilla.total(_DEVICES) + devices * float(vanilla.adapters_s.sum())
+    return _TOTALS[_DEVICES](vanilla) + devices * float(vanilla.adapters_s.sum())
 
 
 def _draw(seeds: Sequence[Times], ours: Ours) -> Figure:
@@ -177,24 +167,17 @@ def _draw(seeds: Sequence[Times], ours: Ours) -> Figure:
     return figure
 
 
+_COLUMNS = (
+    *("seed", "method", "round", "devices_s", "slowest_s", "upload_s"),
+    *("accumulated_devices_s", "accumulated_total_s"),
+)
+
+
 def _figure(name: str, num_blocks: int) -> PaperFigure[Times]:
-    totals = ("accumulated_devices_s", "accumulated_total_s")
-    return PaperFigure(
-        name,
-        ("seed", "method", "round", "devices_s", "slowest_s", "upload_s", *totals),
-        functools.partial(_compute, num_blocks=num_blocks),
-        _rows,
-        _findings,
-        _draw,
-        {
-            "num_blocks": num_blocks,
-            "batch_size": BATCH_SIZE,
-            "rounds": ROUNDS,
-            "clusters_per_round": CLUSTERS,
-            "local_steps": 1,
-            "latency": "bound",
-        },
-    )
+    per_round = {"rounds": ROUNDS, "clusters_per_round": CLUSTERS, "local_steps": 1}
+    options = settings(num_blocks, **per_round)
+    compute = functools.partial(_compute, num_blocks=num_blocks)
+    return PaperFigure(name, _COLUMNS, compute, _rows, _findings, _draw, options)
 
 
 FIG07, FIG08 = _figure("fig07", TRANSFORMER_BLOCKS), _figure("fig08", BERT_BLOCKS)

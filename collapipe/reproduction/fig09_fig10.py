@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from collapipe.reproduction import drawing
+from collapipe.reproduction import drawing, learning_curves
 from collapipe.reproduction.figure import Finding, Ours, PaperFigure, above
-from collapipe.reproduction.learning_curves import LearningCurve, curve_figure, mean_over_seeds
+from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.runs.evidence import over_seeds
 
@@ -31,13 +31,9 @@ class Variant:
 
 def _split(segments: int, micro_batches: int, paper: str = "") -> Variant:
     """An even split into S segments, m micro-batches."""
-    pipeline = (f"num_segments={segments}", f"num_micro_batches={micro_batches}")
-    return Variant(
-        f"S = {segments}, m = {micro_batches}",
-        f"s{segments}-m{micro_batches}",
-        ("strategy=even", *(f"pipeline.{option}" for option in pipeline)),
-        paper,
-    )
+    label, folder = f"S = {segments}, m = {micro_batches}", f"s{segments}-m{micro_batches}"
+    sizes = f"pipeline.num_segments={segments}", f"pipeline.num_micro_batches={micro_batches}"
+    return Variant(label, folder, ("strategy=even", *sizes), paper)
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,17 @@ class Study:
 
     def figure(self) -> PaperFigure[Curves]:
         """Named as its experiment."""
-        name, keys = self.experiment.name, ("dropout", "variant")
-        return curve_figure(name, keys, self._jobs, self._findings, self._draw)
+        return PaperFigure(
+            self.experiment.name,
+            ("dropout", "variant", *learning_curves.COLUMNS),
+            learning_curves.curves,
+            learning_curves.rows,
+            self._findings,
+            self._draw,
+            num_seeds=3,
+            jobs=self._jobs,
+            basis=learning_curves.BASIS,
+        )
 
     def _jobs(self, seed: int) -> dict[tuple[float, str], Job]:
         """Every variant with and without dropout."""
@@ -69,16 +74,14 @@ class Study:
     def _findings(self, seeds: Sequence[Curves]) -> Iterator[Finding]:
         """Differences are of pairs of one seed, so of the same rows, weights and order."""
         first, *others = self.variants
-        metric, unit = seeds[0][0, first.label].metric, seeds[0][0, first.label].unit
+        curve = seeds[0][RATES[0], first.label]
+        metric, unit = curve.metric, curve.unit
         for rate in RATES:
-            own = [each[rate, first.label] for each in seeds]
             for variant in self.variants:
                 tests = over_seeds(each[rate, variant.label].test for each in seeds)
                 yield Finding(f"dropout {rate:g}: {metric} of {variant.label}", tests, unit)
             for other in others:
-                pairs = [
-                    (one, each[rate, other.label]) for one, each in zip(own, seeds, strict=True)
-                ]
+                pairs = [(each[rate, first.label], each[rate, other.label]) for each in seeds]
                 gains = over_seeds(one.test - their.test for one, their in pairs)
                 text = f"dropout {rate:g}: {{}} of {first.label} {{}} that of {other.label}"
                 claim = text.format(metric, "above")

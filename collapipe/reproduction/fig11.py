@@ -1,21 +1,15 @@
 """Fig. 11: total delay over rounds under DSSRA, against scheduling by chance, loss or delay."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, within_a_quarter
-from collapipe.reproduction.scheduling import (
-    Overrides,
-    RunHistory,
-    reduction,
-    run_histories,
-    total_s,
-)
+from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
+from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 from collapipe.runs.evidence import over_seeds, share_over_seeds
 
 ROUNDS, PAPER_ROUNDS = 200, 10  # Algorithms 2 to 4 take the better part of a second a round
@@ -44,7 +38,6 @@ RULES: Mapping[str, Overrides] = {
     "loss-only": ("strategy=loss_only",),
     "delay-only": ("strategy=delay_only",),
 }
-_STRATEGIES = {**PLANNED, **RULES}
 _IN_FADING: Mapping[str, Overrides] = {
     **_READINGS,
     **{f"{each}{EVEN}": (*how, "strategy.partition=pipeline") for each, how in RULES.items()},
@@ -59,8 +52,16 @@ WORLDS: Mapping[str, Overrides] = {
     "jitter, adapters": ("environment=jitter", _ADAPTERS),
 }
 _FADING = tuple(WORLDS)[:2]
-_THREE = f"{MAIN}, N = 3"
+_THREE = {f"{MAIN}, N = 3": ("federation.num_units=3",)}
+RUNS: Mapping[tuple[str, str], tuple[Overrides, Overrides]] = {
+    (world, strategy): (options, how)
+    for world, options in {**WORLDS, **_THREE}.items()
+    for strategy, how in {**PLANNED, **RULES, **(_IN_FADING if world in _FADING else {})}.items()
+}
+"""World and strategy of each run."""
 _OWN, _ALGORITHMS = "DSSRA, V = 0.1", "DSSRA, V = 0.1, Algorithms 2 to 4"
+SOLVERS = {_OWN: ((), PLANNED[_OWN]), _ALGORITHMS: ((), ("strategy=dssra_paper",))}
+"""World and strategy of both."""
 _AS_LINES = (*(dssra(weight) for weight in (0.01, 0.1, 10.0)), "random", "delay-only")
 _DELAY_ONLY = "reduction of delay-only against random; {}"
 _NEXT_TO_V = 60.0  # where delay-only stands on the axis of V
@@ -68,78 +69,74 @@ _NEXT_TO_V = 60.0  # where delay-only stands on the axis of V
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """A seed's runs by world and strategy; ``first``: a few rounds of both solvers."""
+    """A seed's ``RUNS``; ``first``: a few rounds of both solvers."""
 
-    runs: Mapping[str, Mapping[str, RunHistory]]
+    runs: Mapping[tuple[str, str], RunHistory]
     first: Mapping[str, RunHistory]
 
-    def shares(self, world: str, strategy: str) -> tuple[float, float]:
-        """Least and most of the rounds that a unit took part in, %."""
-        taken = np.mean([result.took_part for result in self.runs[world][strategy]], axis=0)
-        return 100 * float(taken.min()), 100 * float(taken.max())
 
-    def queues(self, world: str, strategy: str) -> tuple[float, float]:
-        """Mean of the largest queue over the third and over the last quarter of the rounds."""
-        each = [result.largest_queue for result in self.runs[world][strategy]]
-        half, quarter = len(each) // 2, len(each) * 3 // 4
-        return float(np.mean(each[half:quarter])), float(np.mean(each[quarter:]))
+def shares(run: RunHistory) -> tuple[float, float]:
+    """Least and most of the rounds that a unit took part in, %."""
+    taken = np.mean([each.took_part for each in run], axis=0)
+    return 100 * float(taken.min()), 100 * float(taken.max())
+
+
+def queues(run: RunHistory) -> tuple[float, float]:
+    """Mean of the largest queue over the third and over the last quarter of the rounds."""
+    largest, half, quarter = [each.largest_queue for each in run], len(run) // 2, len(run) * 3 // 4
+    return float(np.mean(largest[half:quarter])), float(np.mean(largest[quarter:]))
 
 
 def _compute(seed: int) -> Schedules:
     """DSSRA with several V, and the rules, over the same rounds."""
-    runs = run_histories(seed, ROUNDS, WORLDS, _STRATEGIES)
-    fading = run_histories(seed, ROUNDS, {each: WORLDS[each] for each in _FADING}, _IN_FADING)
-    for world, by_strategy in fading.items():
-        runs[world] |= by_strategy
-    runs |= run_histories(seed, ROUNDS, {_THREE: ("federation.num_units=3",)}, _STRATEGIES)
-    solvers = {_OWN: PLANNED[_OWN], _ALGORITHMS: ("strategy=dssra_paper",)}
-    return Schedules(runs, run_histories(seed, PAPER_ROUNDS, {MAIN: ()}, solvers)[MAIN])
+    first = run_histories(seed, PAPER_ROUNDS, SOLVERS)
+    return Schedules(run_histories(seed, ROUNDS, RUNS), first)
 
 
 def _rows(seed: int, schedules: Schedules) -> Iterator[Row]:
-    for world, by_strategy in schedules.runs.items():
-        for strategy, run in by_strategy.items():
-            totals = accumulate(result.delay_s for result in run)
-            for number, (each, total) in enumerate(zip(run, totals, strict=True), start=1):
-                yield seed, world, strategy, number, each.delay_s, total, each.largest_queue
+    for key, run in schedules.runs.items():
+        totals = itertools.accumulate(each.delay_s for each in run)
+        for number, (each, total) in enumerate(zip(run, totals, strict=True), start=1):
+            yield seed, *key, number, each.delay_s, total, each.largest_queue
 
 
 def _findings(seeds: Sequence[Schedules]) -> Iterator[Finding]:
-    for world in seeds[0].runs:
-        there = [each.runs[world] for each in seeds]
-        planned = [each for each in there[0] if each in PLANNED or each in _READINGS]
-        for strategy in there[0]:
-            yield from _of_strategy(seeds, world, strategy, strategy in planned)
-        for own in (*planned, *RULES):
-            for other in there[0]:
-                if other in (own, *planned):
-                    continue
-                text, ours = f"reduction of {own} against {other}", reduction(there, own, other)
-                if own == dssra(0.01) and world in WORLDS:
-                    paper = _PAPER[other.removesuffix(EVEN)]
-                    yield within_a_quarter(f"{text}; {world}", paper, ours, "%")
-                else:
-                    yield Finding(f"{text}; {world}", ours, "%")
+    every = [each.runs for each in seeds]
+    for world in (*WORLDS, *_THREE):
+        strategies = [strategy for where, strategy in RUNS if where == world]
+        planned = [each for each in strategies if each in PLANNED or each in _READINGS]
+        for strategy in strategies:
+            runs = [each[world, strategy] for each in every]
+            yield from _of_strategy(runs, strategy, world, strategy in planned)
+        for own, other in itertools.product((*planned, *RULES), strategies):
+            if other in (own, *planned):
+                continue
+            ours = reduction(every, (world, own), (world, other), total_s)
+            text = f"reduction of {own} against {other}; {world}"
+            if own == dssra(0.01) and world in WORLDS:
+                yield near(text, _PAPER[other.removesuffix(EVEN)], ours, "%")
+            else:
+                yield Finding(text, ours, "%")
     text = f"reduction of {_OWN} against its Algorithms 2 to 4, first {PAPER_ROUNDS} rounds; {MAIN}"
-    yield Finding(text, reduction([each.first for each in seeds], _OWN, _ALGORITHMS), "%")
+    ours = reduction([each.first for each in seeds], _OWN, _ALGORITHMS, total_s)
+    yield Finding(text, ours, "%")
 
 
 def _of_strategy(
-    seeds: Sequence[Schedules], world: str, strategy: str, keeps_queues: bool
+    runs: Sequence[RunHistory], strategy: str, world: str, keeps_queues: bool
 ) -> Iterator[Finding]:
-    runs = [each.runs[world][strategy] for each in seeds]
     yield Finding(f"{strategy}: total delay; {world}", over_seeds(map(total_s, runs)), "s")
-    shares = zip(*(each.shares(world, strategy) for each in seeds), strict=True)
-    for which, percents in zip(("least", "most"), shares, strict=True):
+    for which, percents in zip(
+        ("least", "most"), zip(*map(shares, runs), strict=True), strict=True
+    ):
         text = f"{strategy}: rounds of the {which} scheduled unit; {world}"
         yield Finding(text, share_over_seeds(percents), "%")
     units = over_seeds(float(np.mean([sum(each.took_part) for each in run])) for run in runs)
     yield Finding(f"{strategy}: units in a round; {world}", units, "1")
-    pairs = [each.queues(world, strategy) for each in seeds]
     if keeps_queues:
-        late = over_seeds(after for _, after in pairs)
+        late = over_seeds(queues(run)[1] for run in runs)
         yield Finding(f"{strategy}: largest queue, mean of the last quarter; {world}", late, "1")
-        grown = over_seeds(after - before for before, after in pairs)
+        grown = over_seeds(after - before for before, after in map(queues, runs))
         yield Finding(f"{strategy}: growth of that against the quarter before; {world}", grown, "1")
 
 
@@ -153,17 +150,17 @@ def _draw(seeds: Sequence[Schedules], ours: Ours) -> Figure:
             for world in WORLDS
         }
 
-    figure, (totals, delays, rounds, queues) = drawing.panels(6.2, 2, rows=2)
+    figure, (totals, delays, rounds, largest) = drawing.panels(6.2, 2, rows=2)
     series = {}
     for strategy in _AS_LINES:
-        delays_s = [[each.delay_s for each in seed.runs[MAIN][strategy]] for seed in seeds]
+        delays_s = [[each.delay_s for each in seed.runs[MAIN, strategy]] for seed in seeds]
         thousands = drawing.over_places(np.cumsum(delays_s, axis=1) / 1000)
         series[strategy] = (range(1, len(thousands) + 1), thousands)
     drawing.draw_lines(totals, series)
     totals.set(xlim=(0, None), ylim=(0, None), xlabel="round", ylabel="total delay [1,000 s]")
     totals.set_title(f"(a) {MAIN}")
     totals.legend(loc="upper left")
-    for axes in (delays, rounds, queues):
+    for axes in (delays, rounds, largest):
         axes.set(xscale="log", xlabel="V [1/s]")
         axes.set_xticks(WEIGHTS, [f"{weight:g}" for weight in WEIGHTS])
         axes.minorticks_off()
@@ -180,22 +177,15 @@ def _draw(seeds: Sequence[Schedules], ours: Ours) -> Figure:
         drawing.draw_lines(rounds, over_weights(f"{{}}: rounds of the {which} scheduled unit"))
     rounds.set(ylim=(0, 100), ylabel="rounds of a unit [%]")
     rounds.set_title("(c) least and most scheduled unit")
-    drawing.draw_lines(queues, over_weights("{}: largest queue, mean of the last quarter"))
-    queues.set(yscale="log", ylabel="largest queue")
-    queues.set_title("(d) mean of the last quarter of the rounds")
-    handles = [line for line in queues.lines if line.get_label() in WORLDS]
+    drawing.draw_lines(largest, over_weights("{}: largest queue, mean of the last quarter"))
+    largest.set(yscale="log", ylabel="largest queue")
+    largest.set_title("(d) mean of the last quarter of the rounds")
+    handles = [line for line in largest.lines if line.get_label() in WORLDS]
     title = "(b), (c) and (d)"
     figure.legend(handles=handles, loc="outside lower center", ncols=4, title=title)
     return figure
 
 
-FIGURE = PaperFigure(
-    "fig11",
-    ("seed", "world", "strategy", "round", "delay_s", "total_s", "largest_queue"),
-    _compute,
-    _rows,
-    _findings,
-    _draw,
-    {"experiment": "fig11", "rounds": ROUNDS, "rounds_of_algorithms": PAPER_ROUNDS},
-    num_seeds=8,
-)
+_COLUMNS = ("seed", "world", "strategy", "round", "delay_s", "total_s", "largest_queue")
+_SETTINGS = dict[str, Cell](experiment="fig11", rounds=ROUNDS, rounds_of_algorithms=PAPER_ROUNDS)
+FIGURE = PaperFigure("fig11", _COLUMNS, _compute, _rows, _findings, _draw, _SETTINGS, num_seeds=8)

@@ -9,12 +9,13 @@ from typing import Any, Generic, TypeVar
 from matplotlib.figure import Figure
 
 from collapipe.reproduction.training import Job, Training
-from collapipe.runs.evidence import Interval
+from collapipe.runs.evidence import Interval, over_seeds
 
 Cell = str | int | float
 Row = tuple[Cell, ...]
 Ours = Mapping[str, Interval]
 """Our numbers by the text of their findings."""
+K = TypeVar("K")
 R = TypeVar("R")
 PROCESSES = 2  # that compute seeds side by side
 
@@ -38,29 +39,28 @@ class Claim(Finding):
     rule: str
 
 
-def within_a_quarter(text: str, paper: float, ours: Interval, unit: str) -> Claim:
-    """A number agrees by its mean alone: the wider its interval, the more would lie within."""
-    agrees = abs(ours.mean - paper) <= abs(paper) / 4
-    rule = "our mean is within a quarter of the paper's figure"
-    return Claim(text, ours, unit, paper, agrees, rule)
+def near(text: str, paper: float, ours: Interval, unit: str, most: float | None = None) -> Claim:
+    """A number agrees where its mean is off by at most ``most``, by default a quarter of the
+    paper's. The mean alone counts: the wider its interval, the more would lie within."""
+    within, reach = ("a quarter of", abs(paper) / 4) if most is None else (f"{most:g} of", most)
+    rule = f"our mean is within {within} the paper's figure"
+    return Claim(text, ours, unit, paper, abs(ours.mean - paper) <= reach, rule)
 
 
-def within_one(text: str, paper: float, ours: Interval, unit: str) -> Claim:
-    """A count agrees where our mean is off by at most 1."""
-    agrees = abs(ours.mean - paper) <= 1
-    return Claim(text, ours, unit, paper, agrees, "our mean is within 1 of the paper's figure")
+def above(
+    text: str, paper: str, ours: Interval, unit: str, limit: float, or_equal: bool = False
+) -> Claim:
+    """A property holds where our whole interval is above ``limit``, which is more than rounding."""
+    (low, _), where = ours.ends, "at least" if or_equal else "above"
+    rule = f"our whole 95 % interval is {where} {limit:g} {unit}".rstrip()
+    return Claim(text, ours, unit, paper, low > limit or (or_equal and low == limit), rule)
 
 
-def at_least(text: str, paper: str, ours: Interval, unit: str, limit: float) -> Claim:
-    """A property holds where our whole interval is at ``limit`` or above it."""
-    rule = f"our whole 95 % interval is at least {limit:g} {unit}"
-    return Claim(text, ours, unit, paper, ours.ends[0] >= limit, rule)
-
-
-def above(text: str, paper: str, ours: Interval, unit: str, limit: float) -> Claim:
-    """A lead holds where our whole interval is above ``limit``, which is more than rounding."""
-    rule = f"our whole 95 % interval is above {limit:g} {unit}".rstrip()
-    return Claim(text, ours, unit, paper, ours.ends[0] > limit, rule)
+def reduction(
+    seeds: Iterable[Mapping[K, R]], of: K, against: K, seconds: Callable[[R], float]
+) -> Interval:
+    """By how many percent one takes less seconds than another, paired by seed."""
+    return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
 
 
 @dataclass(frozen=True)

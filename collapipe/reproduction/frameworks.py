@@ -4,6 +4,7 @@ All of N = 3 clusters take part in each round, as in the paper, with the channel
 minimize its time. Every framework meets the same devices and channels.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -11,14 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from collapipe.reproduction import drawing
-from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, within_a_quarter
-from collapipe.reproduction.scheduling import (
-    Overrides,
-    RunHistory,
-    reduction,
-    run_histories,
-    total_s,
-)
+from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row, near, reduction
+from collapipe.reproduction.scheduling import Overrides, RunHistory, run_histories, total_s
 from collapipe.runs.evidence import over_seeds, share_over_seeds
 
 ROUNDS, UNITS = 5, 3
@@ -56,16 +51,11 @@ def mean_cluster_s(run: RunHistory) -> float:
     return sum(math.fsum(each.pipelines_s) / len(each.pipelines_s) for each in run)
 
 
-def slowest_cluster_s(run: RunHistory) -> float:
-    """A round's longest pipeline, summed over rounds."""
-    return sum(max(each.pipelines_s) for each in run)
-
-
 _COUNTED: Mapping[str, tuple[Seconds, str]] = {
     "cluster delay": (mean_cluster_s, _ACTIVATIONS),
     "total, adapters": (total_s, _ADAPTERS),
     "total, activations too": (total_s, _ACTIVATIONS),
-    "slowest cluster": (slowest_cluster_s, _ACTIVATIONS),
+    "slowest cluster": (lambda run: sum(max(each.pipelines_s) for each in run), _ACTIVATIONS),
 }
 """What is counted: seconds, and with which uploads. The paper may mean one of the first three."""
 _CLAIMED = tuple(_COUNTED)[:3]
@@ -94,17 +84,12 @@ def worlds() -> dict[str, Overrides]:
         for uploads, options in _UPLOADS.items()
         for name in LABELS
     }
-    for payload, share in PAYLOADS.items():
-        bits = f"channel.activation_bits={share * _FLOAT32_BITS}"
-        found |= {scaled(payload, factor): (*_bandwidth(factor), bits) for factor in FACTORS}
-    rival = f"framework={RIVAL}"
-    return found | {
-        scaled(LABELS[RIVAL], factor): (*_bandwidth(factor), rival) for factor in FACTORS
-    }
-
-
-def _bandwidth(factor: float) -> tuple[str, str]:
-    return "environment=static", f"channel.bandwidth_hz=[{0.4e6 * factor},{0.6e6 * factor}]"
+    bits = {each: f"channel.activation_bits={PAYLOADS[each] * _FLOAT32_BITS}" for each in PAYLOADS}
+    sent = {**bits, LABELS[RIVAL]: f"framework={RIVAL}"}
+    for (what, option), factor in itertools.product(sent.items(), FACTORS):
+        bandwidth = f"channel.bandwidth_hz=[{0.4e6 * factor},{0.6e6 * factor}]"
+        found[scaled(what, factor)] = option, "environment=static", bandwidth
+    return found
 
 
 def _compute(seed: int) -> Runs:
@@ -113,19 +98,16 @@ def _compute(seed: int) -> Runs:
 
 def play(seed: int, rounds: int, among: Mapping[str, Overrides]) -> Runs:
     """A seed's rounds in each world, with every unit in every round."""
-    everyone = {
-        name: (*options, f"federation.num_units={UNITS}") for name, options in among.items()
-    }
-    found = run_histories(seed, rounds, everyone, {"all": ("strategy=all",)})
-    return {name: by_strategy["all"] for name, by_strategy in found.items()}
+    units, everyone = f"federation.num_units={UNITS}", ("strategy=all",)
+    runs = {name: ((*options, units), everyone) for name, options in among.items()}
+    return run_histories(seed, rounds, runs)
 
 
 def _rows(seed: int, runs: Runs) -> Iterator[Row]:
     for world, run in runs.items():
         for number, each in enumerate(run, start=1):
-            pipelines_s = each.pipelines_s
-            mean_s = float(np.mean(pipelines_s))
-            yield seed, world, number, mean_s, max(pipelines_s), each.delay_s
+            mean_s, slowest_s = float(np.mean(each.pipelines_s)), max(each.pipelines_s)
+            yield seed, world, number, mean_s, slowest_s, each.delay_s
 
 
 def _findings(seeds: Sequence[Runs]) -> Iterator[Finding]:
@@ -138,19 +120,20 @@ def _findings(seeds: Sequence[Runs]) -> Iterator[Finding]:
                 text = f"reduction against {label}, {counted}; {environment}"
                 below = reduction(seeds, own, other, seconds)
                 if name in _PAPER and counted in _CLAIMED and environment == ENVIRONMENTS[0]:
-                    yield within_a_quarter(text, _PAPER[name], below, "%")
+                    yield near(text, _PAPER[name], below, "%")
                 elif name != OWN:
                     yield Finding(text, below, "%")
         for name, label in LABELS.items():
             runs = [each[plain(name, environment)] for each in seeds]
-            exceeding = [[each.over_limits / UNITS for each in run] for run in runs]
-            percents = share_over_seeds(100 * float(np.mean(each)) for each in exceeding)
+            percents = share_over_seeds(
+                100 * float(np.mean([each.over_limits / UNITS for each in run])) for run in runs
+            )
             text = f"{label}: plans that exceed memory or energy; {environment}"
             yield Finding(text, percents, "%")
     for payload in PAYLOADS:
         for factor in FACTORS:
             own, rival = (scaled(what, factor) for what in (payload, LABELS[RIVAL]))
-            yield Finding(_AGAINST_RIVAL.format(own), reduction(seeds, own, rival), "%")
+            yield Finding(_AGAINST_RIVAL.format(own), reduction(seeds, own, rival, total_s), "%")
 
 
 def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
@@ -177,13 +160,6 @@ def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
     return figure
 
 
-FIGURE = PaperFigure(
-    "frameworks",
-    ("seed", "world", "round", "mean_pipeline_s", "slowest_pipeline_s", "delay_s"),
-    _compute,
-    _rows,
-    _findings,
-    _draw,
-    {"experiment": "fig11", "strategy": "all", "rounds": ROUNDS, "units": UNITS},
-    num_seeds=20,
-)
+_COLUMNS = ("seed", "world", "round", "mean_pipeline_s", "slowest_pipeline_s", "delay_s")
+_SETTINGS = dict[str, Cell](experiment="fig11", strategy="all", rounds=ROUNDS, units=UNITS)
+FIGURE = PaperFigure("frameworks", _COLUMNS, _compute, _rows, _findings, _draw, _SETTINGS, 20)

@@ -1,25 +1,23 @@
 """What a run learned: losses and metrics over rounds and over its modelled seconds."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
 from collapipe.report import Score
 from collapipe.reproduction.drawing import over_places
-from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row
-from collapipe.reproduction.training import Job
+from collapipe.reproduction.figure import Cell, Row
 from collapipe.runs.evidence import Interval
 from collapipe.runs.reading import Run
+from optim.problem import Floats
 
-Floats = NDArray[np.float64]
 SHARES = ("accuracy", "strict F1")  # of 1; here in %
 _AXES = ("round", "devices_s", "clock_s")
 COLUMNS = ("seed", *_AXES, "train_loss", "validation_loss", "metric", "validation_metric")
+BASIS = "learning is real, measured on held-out rows"
 K = TypeVar("K", bound=tuple[Cell, ...])
 
 
@@ -78,28 +76,14 @@ def mean_over_seeds(
     return (np.mean(places, axis=0) / unit).tolist(), over_places(values)
 
 
-def curve_figure(
-    name: str,
-    keys: tuple[str, ...],
-    jobs: Callable[[int], Mapping[K, Job]],
-    findings: Callable[[Sequence[Mapping[K, LearningCurve]]], Iterable[Finding]],
-    draw: Callable[[Sequence[Mapping[K, LearningCurve]], Ours], Figure],
-    basis: str = "learning is real, measured on held-out rows",
-) -> PaperFigure[Mapping[K, LearningCurve]]:
-    """A figure with a curve a job; rows have the key's cells, named ``keys``, and ``COLUMNS``."""
-    return PaperFigure(
-        name,
-        (*keys, *COLUMNS),
-        lambda runs: {key: learning_curve(run) for key, run in runs.items()},
-        lambda seed, curves: (
-            (*key, seed, *row) for key, curve in curves.items() for row in curve.rows()
-        ),
-        findings,
-        draw,
-        num_seeds=3,
-        jobs=jobs,
-        basis=basis,
-    )
+def curves(runs: Mapping[K, Run]) -> dict[K, LearningCurve]:
+    """The curve of each run. Raises as ``learning_curve``."""
+    return {key: learning_curve(run) for key, run in runs.items()}
+
+
+def rows(seed: int, curves: Mapping[K, LearningCurve]) -> Iterator[Row]:
+    """The cells of each key, and those under ``COLUMNS``."""
+    return ((*key, seed, *row) for key, curve in curves.items() for row in curve.rows())
 
 
 def learning_curve(run: Run) -> LearningCurve:
@@ -116,14 +100,12 @@ def learning_curve(run: Run) -> LearningCurve:
         raise ConfigError(
             f"{run.folder}: {len(few)} rounds, the first of them {few[0]}, without all units"
         )
-    slowest_s = [
-        max((cost.pipeline_s for cost in line.costs.values()), default=0.0) for line in lines
-    ]
+    pipelines_s = [[cost.pipeline_s for cost in line.costs.values()] for line in lines]
     losses = [line.evaluation_loss or 0.0 if line.metric else None for line in lines]
     return LearningCurve(
         summary.metric.name,
         np.array([line.round for line in lines], float),
-        np.cumsum(slowest_s),
+        np.cumsum([max(each, default=0.0) for each in pipelines_s]),
         np.array(run.clock.ends_s),
         np.array([line.train_loss for line in lines], float),
         np.array([line.metric and _value(line.metric) for line in lines], float),

@@ -62,6 +62,11 @@ def draw_cluster(num_blocks: int, seed: int, *purpose: int | str) -> ClusterProb
     return ClusterProblem(devices, num_blocks, BATCH_SIZE, BATCH_SIZE, "bound")
 
 
+def settings(num_blocks: int, **more: int) -> dict[str, str | int]:
+    """What stands beside a figure of such clusters."""
+    return {"num_blocks": num_blocks, "batch_size": BATCH_SIZE, **more, "latency": "bound"}
+
+
 def solve(
     solver: str, cluster: ClusterProblem, rng: np.random.Generator, unlimited: bool = False
 ) -> tuple[ClusterSolution, bool]:

@@ -5,27 +5,21 @@ eq. (25). The lemma leaves open how much noise an error is; a factor of 1 takes 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
-from collapipe.reproduction import drawing
+from collapipe.reproduction import drawing, learning_curves
 from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above
-from collapipe.reproduction.learning_curves import (
-    COLUMNS,
-    LearningCurve,
-    learning_curve,
-    mean_over_seeds,
-)
+from collapipe.reproduction.learning_curves import LearningCurve, mean_over_seeds
 from collapipe.reproduction.training import Experiment, Job
 from collapipe.run_report.round import read_requests
-from collapipe.runs.evidence import over_seeds
+from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
+from optim.problem import Floats
 from server_app.rounds.replies import noise_variance
 
 POWERS_W = (0.0625, 0.125, 0.25, 0.5)  # P^max: an eighth to all of Table II's, doubled each time
@@ -34,7 +28,6 @@ _EXPERIMENT = Experiment("remark2", None, "full_transformer")
 _ROUNDING = 0.001  # of a loss
 _FASTER, _DIMINISHING = "higher power, faster convergence", "diminishing returns"
 _SHOWN = 0.01  # factor of panel (a)
-Floats = NDArray[np.float64]
 
 
 class Setting(NamedTuple):
@@ -48,8 +41,7 @@ QUIET = Setting(0.0, POWERS_W[-1])
 SETTINGS = (QUIET, *(Setting(factor, power) for factor in FACTORS for power in POWERS_W))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a run learned, and means over its rounds and units of how they sent: power p of the
     plans and ε(p) of eq. (25)."""
 
@@ -58,11 +50,11 @@ class Outcome:
     error: float
 
 
-Outcomes = Mapping[tuple[float, float], Outcome]
+Outcomes = Mapping[Setting, Outcome]
 """A seed's runs: the same rows, first weights, order and gains, and noise of the same draw."""
 
 
-def _jobs(seed: int) -> dict[tuple[float, float], Job]:
+def _jobs(seed: int) -> dict[Setting, Job]:
     return {
         each: Job(
             _EXPERIMENT,
@@ -74,8 +66,9 @@ def _jobs(seed: int) -> dict[tuple[float, float], Job]:
     }
 
 
-def _compute(runs: Mapping[tuple[float, float], Run]) -> Outcomes:
-    return {each: Outcome(learning_curve(run), *transmission(run)) for each, run in runs.items()}
+def _compute(runs: Mapping[Setting, Run]) -> Outcomes:
+    learned = learning_curves.learning_curve
+    return {each: Outcome(learned(run), *transmission(run)) for each, run in runs.items()}
 
 
 def transmission(run: Run) -> tuple[float, float]:
@@ -102,13 +95,12 @@ def transmission(run: Run) -> tuple[float, float]:
 
 
 def _rows(seed: int, outcomes: Outcomes) -> Iterator[Row]:
-    for (factor, _), each in outcomes.items():
-        for row in each.learned.rows():
-            yield factor, each.power_w, each.error, seed, *row
+    for setting, (learned, power_w, error) in outcomes.items():
+        yield from ((setting.factor, power_w, error, seed, *row) for row in learned.rows())
 
 
 def _gains(values: Floats) -> Floats:
-    """What each doubling of the power takes off ``values`` [P], as [P - 1]."""
+    """What each doubling of the power takes off ``values`` [seeds, P], as [seeds, P - 1]."""
     return -np.diff(values)
 
 
@@ -119,26 +111,27 @@ def _gains_per_watt(values: Floats) -> Floats:
 
 def _findings(seeds: Sequence[Outcomes]) -> Iterator[Finding]:
     # ε(p) over the powers; noise changes nothing of it.
-    every = [np.array([each[FACTORS[0], p].error for p in POWERS_W]) for each in seeds]
-    falls = over_seeds(float(_gains(each).min()) for each in every)
-    bends = over_seeds(float(_gains(_gains_per_watt(each)).min()) for each in every)
+    errors = np.array([[each[Setting(FACTORS[0], p)].error for p in POWERS_W] for each in seeds])
+    falls = over_seeds(_gains(errors).min(axis=1))
+    bends = over_seeds(_gains(_gains_per_watt(errors)).min(axis=1))
     text = "ε: least {} with a doubling of p"
     yield above(text.format("fall"), _FASTER, falls, "", 0.0)
     text = text.format("shrinking of its fall per watt")
     yield above(text, _DIMINISHING, bends, "1/W", 0.0)
     for factor in FACTORS:
-        losses = [np.array([each[factor, p].learned.test_loss for p in POWERS_W]) for each in seeds]
+        settings = [Setting(factor, power) for power in POWERS_W]
+        losses = np.array([[each[s].learned.test_loss for s in settings] for each in seeds])
         what = f"factor {factor:g}: test loss"
         text = f"{what} with {POWERS_W[0]:g} W above that with {POWERS_W[-1]:g} W"
-        yield above(text, _FASTER, over_seeds(map(_first_minus_last, losses)), "", _ROUNDING)
-        watts = over_seeds(_first_minus_last(_gains_per_watt(each)) for each in losses)
+        yield above(text, _FASTER, _first_minus_last(losses), "", _ROUNDING)
+        watts = _first_minus_last(_gains_per_watt(losses))
         text = f"{what}: a watt of the first doubling takes more off than one of the last"
         yield above(text, _DIMINISHING, watts, "1/W", _ROUNDING)
-        doublings = over_seeds(_first_minus_last(_gains(each)) for each in losses)
+        doublings = _first_minus_last(_gains(losses))
         text = f"{what}: the first doubling takes more off than the last"
         yield above(text, _DIMINISHING, doublings, "", _ROUNDING)
-    for place, power in enumerate(POWERS_W):
-        yield Finding(f"ε with {power:g} W", over_seeds(float(each[place]) for each in every), "")
+    for power, error in zip(POWERS_W, drawing.over_places(errors), strict=True):
+        yield Finding(f"ε with {power:g} W", error, "")
     for setting in SETTINGS:
         name = f"factor {setting.factor:g}, {setting.power_w:g} W" if setting.factor else "no noise"
         curves = [each[setting].learned for each in seeds]
@@ -152,8 +145,8 @@ def _findings(seeds: Sequence[Outcomes]) -> Iterator[Finding]:
             yield Finding(f"{name}: test loss above that without noise", excess, "")
 
 
-def _first_minus_last(values: Floats) -> float:
-    return float(values[0] - values[-1])
+def _first_minus_last(values: Floats) -> Interval:
+    return over_seeds(values[:, 0] - values[:, -1])
 
 
 def _draw(seeds: Sequence[Outcomes], ours: Ours) -> Figure:
@@ -182,14 +175,8 @@ def _draw(seeds: Sequence[Outcomes], ours: Ours) -> Figure:
     return figure
 
 
+_COLUMNS = ("factor", "power_w", "error", *learning_curves.COLUMNS)
+_BASIS = f"{learning_curves.BASIS}; the noise of the uplink is drawn"
 FIGURE = PaperFigure(
-    "remark2",
-    ("factor", "power_w", "error", *COLUMNS),
-    _compute,
-    _rows,
-    _findings,
-    _draw,
-    num_seeds=3,
-    jobs=_jobs,
-    basis="learning is real, measured on held-out rows; the noise of the uplink is drawn",
+    "remark2", _COLUMNS, _compute, _rows, _findings, _draw, num_seeds=3, jobs=_jobs, basis=_BASIS
 )

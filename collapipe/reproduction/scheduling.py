@@ -6,19 +6,20 @@ and channels.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
 from collapipe.state import ClusterState
 from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
 
-Overrides = Sequence[str]
+Overrides = tuple[str, ...]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +41,28 @@ def total_s(run: RunHistory) -> float:
     return sum(each.delay_s for each in run)
 
 
-def reduction(
-    seeds: Iterable[Mapping[str, RunHistory]],
-    of: str,
-    against: str,
-    seconds: Callable[[RunHistory], float] = total_s,
-) -> Interval:
-    """By how many percent one run takes less than another, paired by seed."""
-    return over_seeds(100 * (1 - seconds(each[of]) / seconds(each[against])) for each in seeds)
-
-
 def run_histories(
-    seed: int, rounds: int, worlds: Mapping[str, Overrides], strategies: Mapping[str, Overrides]
-) -> dict[str, dict[str, RunHistory]]:
-    """Each strategy's rounds in each world.
+    seed: int, rounds: int, runs: Mapping[K, tuple[Overrides, Overrides]]
+) -> dict[K, RunHistory]:
+    """The rounds of each run, which is a strategy in a world.
 
-    Both are what sets them apart from the experiment ``fig11``; a strategy's options are all under
-    ``strategy``.
+    World and strategy are what sets them apart from the experiment ``fig11``; a strategy's options
+    are all under ``strategy``.
     """
     # What control units report is the same for all strategies; their rows, in all worlds, too.
     base = _settings(seed, ())
     tokenizer = build_tokenizer(base, load_splits(base).train)
     shards = [base.task.encode(shard, tokenizer) for shard in load_shards(base)]
-    runs = {}
-    for world, where in worlds.items():
-        own = _settings(seed, where)
-        states = [
-            cluster_state(own, unit, shards[unit], tokenizer.vocabulary)
-            for unit in range(own.federation.num_units)
-        ]
-        for strategy, how in strategies.items():
-            runs[world, strategy] = _run(_settings(seed, where, how), rounds, states)
+
+    @functools.cache
+    def states(world: Overrides) -> list[ClusterState]:
+        own = _settings(seed, world)
+        units = range(own.federation.num_units)
+        return [cluster_state(own, unit, shards[unit], tokenizer.vocabulary) for unit in units]
+
+    going = [_run(_settings(seed, *each), rounds, states(each[0])) for each in runs.values()]
     # Round by round: what all of them compute from the same devices is computed once.
-    by_run = dict(zip(runs, zip(*zip(*runs.values(), strict=True), strict=True), strict=True))
-    return {world: {each: by_run[world, each] for each in strategies} for world in worlds}
+    return dict(zip(runs, zip(*zip(*going, strict=True), strict=True), strict=True))
 
 
 def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Iterator[RoundResult]:
@@ -89,13 +78,12 @@ def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Ite
         )
 
 
-def _settings(seed: int, where: Overrides, how: Overrides | None = None) -> Settings:
-    """A world with that seed, and with the strategy of ``how``, or its own."""
-    world, chosen = _load(tuple(where)), _load(tuple(where if how is None else how))
-    tree = {**world.tree, "seed": seed, "strategy": chosen.tree["strategy"]}
-    return replace(world, seed=seed, tree=tree)
+def _settings(seed: int, world: Overrides, strategy: Overrides = ()) -> Settings:
+    settings = _load(world)
+    tree = {**settings.tree, "seed": seed, "strategy": _load(strategy).tree["strategy"]}
+    return replace(settings, seed=seed, tree=tree)
 
 
 @functools.cache  # composing takes a good part of a second
-def _load(options: tuple[str, ...]) -> Settings:
+def _load(options: Overrides) -> Settings:
     return config.load_overrides(("experiment=fig11", *options))

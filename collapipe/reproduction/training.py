@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from collapipe import config
 from collapipe.config.composing import flattened
@@ -70,7 +69,7 @@ class Training:
         for number, job in enumerate(_finished(waiting, self._log), 1):
             minutes = (time.monotonic() - begun) / 60
             self.say(f"{self._name(job)}: done, {number} of {len(waiting)}, {minutes:.1f} min")
-        return MappingProxyType({job: read_run(self.folder / self._name(job)) for job in jobs})
+        return {job: read_run(self.folder / self._name(job)) for job in jobs}
 
     def _name(self, job: Job) -> str:
         return f"{job.experiment.name}{'_full' * self.full}/{job.variant}-{job.seed}"

@@ -1,11 +1,10 @@
 """The page of several runs: mean curves in one chart, figures with intervals, and pairs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 from collapipe.formatting import counted
-from collapipe.report import Score
 from collapipe.run_report import learning
 from collapipe.run_report.charts import sample
 from collapipe.run_report.drawing import legend
@@ -17,21 +16,24 @@ from collapipe.runs.reading import NO_UPLOADS, Run
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of a run; None where the run has none.
+    """A figure that runs may have.
 
     Differences are told in percent of the reference where ``relative``; what is modelled may leave
     ``uploads`` out.
     """
 
     name: str
-    of: Callable[[Run], float | None]
     relative: bool = True
     uploads: bool = False
 
 
+Measured = Mapping[Measure, Mapping[Path, float]]
+"""Values by the folders of those runs that have them."""
+
+
 def comparison_page(runs: Sequence[Run]) -> str:
     """Compare runs. Raises ``ConfigError`` for two runs that differ by nothing."""
-    groups, known = grouped(runs), _measures(runs)
+    groups, known = grouped(runs), _measured(runs)
     title = f"{counted(len(runs), 'run')}, {counted(len(groups), 'configuration')}"
     sections = [
         ("learning", "Learning", _curves(groups)),
@@ -87,77 +89,50 @@ def _curves(groups: Sequence[Group]) -> Markup:
         ("Validation loss", "loss", learning.EVALUATION_LOSS),
         *((name, name, learning.metric(name)) for name in metrics),
     ]
-    curves = [
+    return learning.learned(
         (
             title,
             up,
             [learning.Curve(g.mark, n, [*g.runs.values()], of) for n, g in enumerate(groups)],
         )
         for title, up, of in values
-    ]
-    return learning.learned(curves)
+    )
 
 
-def _measures(runs: Sequence[Run]) -> list[Measure]:
-    """The measures that some run has."""
-    tests = dict.fromkeys(each.name for run in runs if (each := _test_metric(run)))
-    kinds = dict.fromkeys(run.clock.kind for run in runs if run.rounds)
-    every = [
-        *(Measure(f"test {name}", partial(_test, name), relative=False) for name in tests),
-        Measure("training loss, last", partial(_last, learning.TRAIN_LOSS), relative=False),
-        Measure("validation loss, last", partial(_last, learning.EVALUATION_LOSS), relative=False),
-        *(
-            Measure(f"clock, s {kind}", partial(_clock, kind), uploads=kind == "modelled")
-            for kind in kinds
-        ),
-        Measure("delay of a round, s modelled", _delay, uploads=True),
-        Measure("energy, J modelled", _energy, uploads=True),
-        Measure("MB up", lambda run: sum(line.bytes_up for line in run.rounds) / 1e6 or None),
-        Measure("least participation, %", _least_participation, relative=False),
-        Measure("longest queue at the end", _queue, relative=False),
-    ]
-    return [each for each in every if any(each.of(run) is not None for run in runs)]
+def _measured(runs: Sequence[Run]) -> Measured:
+    known: dict[Measure, dict[Path, float]] = {}
+    for alike in zip(*map(_of_run, runs), strict=True):
+        for run, (measure, value) in zip(runs, alike, strict=True):
+            if value is not None:
+                known.setdefault(measure, {})[run.folder] = value
+    return known
 
 
-def _test_metric(run: Run) -> Score | None:
-    return run.summary.metric if run.summary else None
+def _of_run(run: Run) -> Iterator[tuple[Measure, float | None]]:
+    """A run's values, None where it has none; as many, and in the same order, as another's."""
+    rounds, kind, test = run.rounds, run.clock.kind, run.summary.metric if run.summary else None
+    yield Measure(f"test {test.name if test else ''}", False), test.value if test else None
+    for name, of in (("training", learning.TRAIN_LOSS), ("validation", learning.EVALUATION_LOSS)):
+        last = next((loss for line in rounds[::-1] if (loss := of(line)) is not None), None)
+        yield Measure(f"{name} loss, last", False), last
+    clock = Measure(f"clock, s {kind}", uploads=kind == "modelled")
+    yield clock, run.clock.ends_s[-1] if rounds else None
+    delays = [line.cost.delay_s for line in rounds if line.cost and line.plan.clusters]
+    delay_s = sum(delays) / len(delays) if delays else None
+    yield Measure("delay of a round, s modelled", uploads=True), delay_s
+    joules = [line.energy_j for line in rounds if line.energy_j is not None]
+    yield Measure("energy, J modelled", uploads=True), sum(joules) if joules else None
+    yield Measure("MB up"), sum(line.bytes_up for line in rounds) / 1e6 or None
+    took = [sum(unit in line.units for line in rounds) for unit in range(run.num_units)]
+    least = 100 * min(took) / len(rounds) if rounds else None
+    yield Measure("least participation, %", False), least
+    queue = max(rounds[-1].queues) if run.keeps_queues else None
+    yield Measure("longest queue at the end", False), queue
 
 
-def _test(name: str, run: Run) -> float | None:
-    found = _test_metric(run)
-    return found.value if found and found.name == name else None
-
-
-def _last(value: learning.Value, run: Run) -> float | None:
-    return next((v for line in run.rounds[::-1] if (v := value(line)) is not None), None)
-
-
-def _clock(kind: str, run: Run) -> float | None:
-    return run.clock.ends_s[-1] if run.rounds and run.clock.kind == kind else None
-
-
-def _delay(run: Run) -> float | None:
-    delays = [line.cost.delay_s for line in run.rounds if line.cost and line.plan.clusters]
-    return sum(delays) / len(delays) if delays else None
-
-
-def _energy(run: Run) -> float | None:
-    joules = [line.energy_j for line in run.rounds if line.energy_j is not None]
-    return sum(joules) if joules else None
-
-
-def _least_participation(run: Run) -> float | None:
-    took = [sum(unit in line.units for line in run.rounds) for unit in range(run.num_units)]
-    return 100 * min(took) / len(run.rounds) if run.rounds else None
-
-
-def _queue(run: Run) -> float | None:
-    return max(run.rounds[-1].queues) if run.keeps_queues else None
-
-
-def _figures(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
+def _figures(groups: Sequence[Group], known: Measured) -> Markup:
     rows: list[list[object]] = [["seeds", *(_listed(group.runs) for group in groups)]]
-    rows += [[each.name, *(_mean(group, each) for group in groups)] for each in known]
+    rows += [[each.name, *(_mean(g, each, known[each]) for g in groups)] for each in known]
     told = (
         "Mean over seeds, and beneath it its 95 % interval by Student's t; alone it is one seed's. "
         "Runs without a figure are left out of its mean."
@@ -170,13 +145,13 @@ def _listed(seeds: Iterable[int]) -> str:
     return " ".join(map(str, sorted(seeds))) or "none"
 
 
-def _values(group: Group, measure: Measure) -> dict[int, float]:
-    found = {seed: measure.of(run) for seed, run in group.runs.items()}
-    return {seed: value for seed, value in found.items() if value is not None}
+def _values(group: Group, known: Mapping[Path, float]) -> dict[int, float]:
+    """Those of a group's runs, by seed."""
+    return {s: known[run.folder] for s, run in group.runs.items() if run.folder in known}
 
 
-def _mean(group: Group, measure: Measure) -> object:
-    values = _values(group, measure)
+def _mean(group: Group, measure: Measure, known: Mapping[Path, float]) -> object:
+    values = _values(group, known)
     missing = _missing(group) if measure.uploads else ""
     return join(_told(values.values()), _small(missing)) if values else "–"
 
@@ -190,14 +165,17 @@ def _told(values: Iterable[float], suffix: str = "", sign: str = "") -> Markup:
     )
 
 
-def _pairs(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
+def _pairs(groups: Sequence[Group], known: Measured) -> Markup:
     """Each configuration against the first, seed by seed."""
     reference, others = groups[0], groups[1:]
     if not others:
         return note("There is one configuration.")
     common = [_listed(set(group.runs) & set(reference.runs)) for group in others]
     rows: list[list[object]] = [["common seeds", *common]]
-    rows += [[each.name, *(_difference(g, reference, each) for g in others)] for each in known]
+    rows += [
+        [measure.name, *(_difference(group, reference, measure, values) for group in others)]
+        for measure, values in known.items()
+    ]
     told = (
         f"Each configuration minus the first one, {reference.title}: differences of runs with the "
         "same seed, their mean and its 95 % interval. % is of the first one's figure. Where one of "
@@ -207,8 +185,10 @@ def _pairs(groups: Sequence[Group], known: Sequence[Measure]) -> Markup:
     return join(table(columns, rows, "Differences of configurations"), note(told))
 
 
-def _difference(group: Group, reference: Group, measure: Measure) -> object:
-    ours, theirs = _values(group, measure), _values(reference, measure)
+def _difference(
+    group: Group, reference: Group, measure: Measure, known: Mapping[Path, float]
+) -> object:
+    ours, theirs = _values(group, known), _values(reference, known)
     common = sorted(set(ours) & set(theirs))
     if not common or (measure.relative and not all(theirs[seed] for seed in common)):
         return "–"

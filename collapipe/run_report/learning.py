@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
+from statistics import fmean
 
 from collapipe.report import RoundReport
 from collapipe.run_report.charts import Point, Series, lines
@@ -28,16 +29,11 @@ class Curve:
     def series(self, axis: str) -> Series:
         """The mean against one of the three axes, and a band from the least to the most."""
         every = [_points(run, axis, self.value) for run in self.runs]
-        rounds = [number for number in every[0] if all(number in points for points in every)]
-        of_round = [[points[number] for points in every] for number in rounds]
-        means = [
-            (sum(x for x, _ in found) / len(found), sum(y for _, y in found) / len(found))
-            for found in of_round
-        ]
-        if len(every) == 1:
-            return Series(self.name, self.style, means)
-        ends = [(min(y for _, y in found), max(y for _, y in found)) for found in of_round]
-        band = [(x, *least_most) for (x, _), least_most in zip(means, ends, strict=True)]
+        common = [number for number in every[0] if all(number in points for points in every)]
+        found = [zip(*(points[number] for points in every), strict=True) for number in common]
+        values = [(fmean(xs), ys) for xs, ys in found]
+        means = [(x, fmean(ys)) for x, ys in values]
+        band = [(x, min(ys), max(ys)) for x, ys in values] if len(every) > 1 else ()
         return Series(self.name, self.style, means, band=band)
 
 
@@ -79,11 +75,11 @@ def _clock_label(curves: Sequence[Curve]) -> str:
 
 def learning(run: Run) -> Markup:
     """A run's loss and metrics."""
-    losses = (("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS))
-    of_loss = [Curve(name, style, [run], value) for style, (name, value) in enumerate(losses)]
+    values = enumerate((("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS)))
+    losses = [Curve(name, style, [run], value) for style, (name, value) in values]
     metrics = enumerate(metric_names([run]))
     of_metrics = [(name, name, [Curve(name, n, [run], metric(name))]) for n, name in metrics]
-    return learned([("Loss", "loss", of_loss), *of_metrics])
+    return learned([("Loss", "loss", losses), *of_metrics])
 
 
 def learned(drawn: Iterable[tuple[str, str, Sequence[Curve]]]) -> Markup:

@@ -1,6 +1,7 @@
 """Figures of the scheduler alone: they are runs of the product, and add up."""
 
 import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -9,15 +10,10 @@ import pytest
 
 from collapipe.cli.run import run_job
 from collapipe.reproduction import fig11, frameworks
-from collapipe.reproduction.fig11 import MAIN, Schedules, dssra
+from collapipe.reproduction.fig11 import dssra
+from collapipe.reproduction.figure import reduction
 from collapipe.reproduction.frameworks import LABELS, mean_cluster_s, plain
-from collapipe.reproduction.scheduling import (
-    RoundResult,
-    RunHistory,
-    reduction,
-    run_histories,
-    total_s,
-)
+from collapipe.reproduction.scheduling import RoundResult, RunHistory, run_histories, total_s
 
 WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
 STRATEGIES = {
@@ -28,9 +24,10 @@ STRATEGIES = {
 
 
 @functools.cache
-def found() -> dict[str, dict[str, RunHistory]]:
+def found() -> dict[tuple[str, str], RunHistory]:
     """A few rounds of seed 3."""
-    return run_histories(3, 6, WORLDS, STRATEGIES)
+    runs = itertools.product(WORLDS, STRATEGIES)
+    return run_histories(3, 6, {(w, s): (WORLDS[w], STRATEGIES[s]) for w, s in runs})
 
 
 @pytest.mark.parametrize("framework", ["collapipe", "pipeline"])
@@ -47,7 +44,7 @@ def test_a_history_is_what_the_command_runs(framework: str, tmp_path: Path) -> N
         ]
     )
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    (history,) = run_histories(3, 3, {"": options}, {"dssra": STRATEGIES["dssra"]})[""].values()
+    history = run_histories(3, 3, {"": (options, STRATEGIES["dssra"])})[""]
     assert len(lines) == 3
     for line, result in zip(lines, history, strict=True):
         assert result.delay_s == line["cost"]["delay_s"]
@@ -58,16 +55,17 @@ def test_a_history_is_what_the_command_runs(framework: str, tmp_path: Path) -> N
 
 
 def test_a_history_does_not_depend_on_the_others() -> None:
-    alone = run_histories(3, 6, {"adapters": WORLDS["adapters"]}, {"random": STRATEGIES["random"]})
-    assert alone["adapters"]["random"] == found()["adapters"]["random"]
-    other = run_histories(4, 6, {"adapters": WORLDS["adapters"]}, {"random": STRATEGIES["random"]})
+    runs = {("adapters", "random"): (WORLDS["adapters"], STRATEGIES["random"])}
+    alone, other = (run_histories(seed, 6, runs) for seed in (3, 4))
+    assert alone["adapters", "random"] == found()["adapters", "random"]
     assert other != alone
 
 
 def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
-    for by_strategy in found().values():
-        for history in by_strategy.values():
-            assert [sum(result.took_part) for result in history] == [4] * 6
+    for history in found().values():
+        assert [sum(result.took_part) for result in history] == [4] * 6
+    for world in WORLDS:
+        by_strategy = {strategy: found()[world, strategy] for strategy in STRATEGIES}
         assert max(result.largest_queue for result in by_strategy["dssra"]) > 0
         assert all(result.largest_queue == 0 for result in by_strategy["random"])
         # The fastest pipelines stay so in all rounds but few; chance takes everyone.
@@ -77,9 +75,9 @@ def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
 
 def test_uploads_without_activations_are_shorter() -> None:
     # The same units: chance looks at no uplinks.
-    pairs = zip(found()["full"]["random"], found()["adapters"]["random"], strict=True)
+    pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
     assert all(full.took_part == bare.took_part for full, bare in pairs)
-    pairs = zip(found()["full"]["random"], found()["adapters"]["random"], strict=True)
+    pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
     assert all(full.delay_s > bare.delay_s + 30 for full, bare in pairs)
 
 
@@ -91,12 +89,12 @@ def test_shares_and_queues_add_up() -> None:
     queues = (1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 9.0, 11.0)
     slow = tuple(result(10.0, (True, False), queue) for queue in queues)
     fast = tuple(result(8.0, (place < 2, place >= 2)) for place in range(8))
-    seed = Schedules({MAIN: {"slow": slow, "fast": fast}}, {})
-    assert reduction([seed.runs[MAIN]], "fast", "slow").mean == pytest.approx(20)
-    assert reduction([seed.runs[MAIN]], "slow", "fast").mean == pytest.approx(-25)
-    assert seed.shares(MAIN, "slow") == (0, 100)
-    assert seed.shares(MAIN, "fast") == (25, 75)
-    assert seed.queues(MAIN, "slow") == (5, 10)  # third and last quarter
+    runs = {"slow": slow, "fast": fast}
+    assert reduction([runs], "fast", "slow", total_s).mean == pytest.approx(20)
+    assert reduction([runs], "slow", "fast", total_s).mean == pytest.approx(-25)
+    assert fig11.shares(slow) == (0, 100)
+    assert fig11.shares(fast) == (25, 75)
+    assert fig11.queues(slow) == (5, 10)  # third and last quarter
 
 
 def test_reductions_are_paired_by_seed() -> None:
@@ -138,9 +136,9 @@ def test_every_payload_and_bandwidth_is_a_world() -> None:
     worlds = frameworks.worlds()
     assert len(worlds) == 4 * len(LABELS) + 5 * len(frameworks.FACTORS)
     assert worlds["bfloat16; 2 times the bandwidth"] == (
+        "channel.activation_bits=50331648.0",
         "environment=static",
         "channel.bandwidth_hz=[800000.0,1200000.0]",
-        "channel.activation_bits=50331648.0",
     )
 
 

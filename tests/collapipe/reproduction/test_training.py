@@ -186,11 +186,11 @@ def test_losses_are_shown_more_precisely() -> None:
 
 def test_who_learned_nothing_has_no_percent(made: Made) -> None:
     same = {
-        name: learning_curve(made_run(gain=0.0 if name == "titanic" else 1.0))
+        ("translation", name): learning_curve(made_run(gain=0.0 if name == "titanic" else 1.0))
         for name in fig06.FRAMEWORKS
     }
     with pytest.raises(RoundFailedError, match=r"^TITANIC: BLEU 0\b"):
-        fig06.gain_percent([same], "titanic", "rounds")
+        fig06.gain_percent([same], "translation", "titanic", "rounds")
 
 
 def test_the_largest_difference_is_found(made: Made) -> None:
