@@ -61,7 +61,7 @@ def state(message: Message, context: Context) -> RecordDict:
 def frozen(message: Message, context: Context) -> RecordDict:
     """Store the parts of the model that do not train on disk, for later runs, too."""
     expected = _setup(context).frozen
-    for part, tensors in _groups(message).items():
+    for part, tensors in records.unpack_groups(message.content).items():
         if digest(tensors) != expected.get(part):
             raise WireError(f"the frozen part {part[:80]!r} is not the one that was announced")
         FrozenStore(default_folder()).add(tensors)
@@ -79,7 +79,7 @@ def keep(message: Message, context: Context) -> RecordDict:
 @_answering
 def restore(message: Message, context: Context) -> RecordDict:
     """Replace what is kept here by what was kept at a checkpoint."""
-    groups = _groups(message)
+    groups = records.unpack_groups(message.content)
     if not groups.keys() <= set(_KEPT):
         raise WireError(f"only {', '.join(_KEPT)} can be restored")
     for key in _KEPT:
@@ -113,13 +113,6 @@ def train(message: Message, context: Context) -> RecordDict:
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
     return records.pack_reply(replace(reply, weights=sent))
-
-
-def _groups(message: Message) -> dict[str, Tensors]:
-    groups = records.unpack_groups(message.content)
-    if isinstance(groups, Failure):
-        raise WireError("a request cannot be a failure")
-    return groups
 
 
 def _setup(context: Context) -> Setup:

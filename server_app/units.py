@@ -162,13 +162,13 @@ class Units:
         self,
         kind: str,
         contents: Mapping[int, RecordDict],
-        unpack: Callable[[RecordDict], T | Failure],
+        unpack: Callable[[RecordDict], T],
     ) -> dict[int, T | Failure]:
         """Each node's answer to its content; a failure where it cannot be used, or none came."""
         messages = [Message(content, node, kind) for node, content in contents.items()]
         timeout_s = self._federation.round_timeout_s
         replies = self._grid.send_and_receive(messages, timeout=timeout_s)
-        answers = {reply.metadata.src_node_id: _answer(reply, unpack) for reply in replies}
+        answers = {reply.metadata.src_node_id: answered(reply, unpack) for reply in replies}
         limit = f"federation.round_timeout_s={timeout_s:g}"
         silence = Failure(_SILENT, f"no answer to {kind} within {limit}; raise it")
         return {node: answers.get(node, silence) for node in contents}
@@ -186,14 +186,14 @@ def _connected(grid: Grid, wanted: int) -> list[int]:
     return nodes
 
 
-def _answer(reply: Message, unpack: Callable[[RecordDict], T | Failure]) -> T | Failure:
+def answered(reply: Message, unpack: Callable[[RecordDict], T]) -> T | Failure:
     """What a node answered; whatever cannot be used is a failure, told in one printable line."""
     if reply.has_error():
         return Failure("ClientApp", one_line(reply.error.reason))
     try:
-        answer = unpack(reply.content)
+        if Failure.__name__ not in reply.content:
+            return unpack(reply.content)
+        failure = records.unpack(Failure, reply.content)
     except WireError as error:
-        return Failure("WireError", one_line(error))
-    if isinstance(answer, Failure):
-        return Failure(one_line(answer.kind), one_line(answer.message))
-    return answer
+        failure = Failure("WireError", str(error))
+    return Failure(one_line(failure.kind), one_line(failure.message))

@@ -5,13 +5,12 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from collapipe.config import Settings
-from collapipe.models.cut import extra_rows
 from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.messages import LinkAddress
-from server_app.decoding.decoder import DecoderSession, OnStep, SessionPlan
+from server_app.decoding.decoder import DecoderSession, OnStep
 from server_app.decoding.link import DecoderLinkServer
 
 _SHARED = -1  # whose optimiser state it is when all units share a head
@@ -20,25 +19,25 @@ _SHARED = -1  # whose optimiser state it is when all units share a head
 class Heads:
     """Opens sessions for a round and, when it is over, knows what they learned.
 
-    ``states`` are the optimisers', which last from round to round, keyed by unit; only those of
-    units that finished are kept. ``frozen`` names weights that do not train: sessions share them.
+    Without a ``link`` there are none: units have heads of their own. ``states`` are the
+    optimisers', which last from round to round, keyed by unit; only those of units that finished
+    are kept. ``frozen`` names weights that do not train: sessions share them.
     """
 
     def __init__(
         self,
         settings: Settings,
         vocabulary: Vocabulary,
-        link: DecoderLinkServer,
+        link: DecoderLinkServer | None,
         on_step: OnStep,
         frozen: Collection[str],
     ) -> None:
         self._settings, self._vocabulary = settings, vocabulary
         self._link, self._on_step = link, on_step
-        self.shared = settings.decoder.mode == "shared"
+        self._shared = link is not None and settings.decoder.mode == "shared"
         self._frozen = {name.removeprefix(f"{HEAD}.") for name in frozen}
         self.states: dict[int, Tensors] = {}
         self._sessions: dict[int, DecoderSession] = {}
-        self._addresses: dict[int, LinkAddress] = {}
         self._first: Tensors = {}
 
     def open(self, round_: int, models: Mapping[int, Tensors]) -> dict[int, LinkAddress]:
@@ -46,25 +45,36 @@ class Heads:
 
         A shared head is the first unit's, whose model is then everybody's.
         """
+        if self._link is None:
+            return {}
         first = next(iter(models.values()), {})
         self._first = prefixed(HEAD, select(first, HEAD))
-        turn: AbstractContextManager[object] = threading.Lock() if self.shared else nullcontext()
-        common = self._build(first, _SHARED) if self.shared and models else None
+        turn: AbstractContextManager[object] = threading.Lock() if self._shared else nullcontext()
+        common = self._build(first, _SHARED) if self._shared and models else None
         self._sessions = {
-            unit: self._session(unit, round_, common or self._build(model, unit), turn)
+            unit: DecoderSession(
+                self._settings,
+                unit,
+                round_,
+                self._vocabulary.num_classes,
+                common or self._build(model, unit),
+                turn,
+                self._on_step,
+            )
             for unit, model in models.items()
         }
-        self._addresses = {unit: self._link.open(each) for unit, each in self._sessions.items()}
-        return self._addresses
+        return {unit: self._link.open(each) for unit, each in self._sessions.items()}
 
     def close(self) -> None:
         """The round is over: streams end, wherever they are, and nothing changes any more."""
-        self._link.close([*self._addresses.values()])
-        self._addresses = {}
+        if self._link is not None:
+            self._link.close()
 
-    def target_tokens(self, unit: int) -> int:
-        """Target tokens that the unit's session was trained on; 0 unless it saw all steps."""
-        session = self._sessions[unit]
+    def target_tokens(self, unit: int) -> int | None:
+        """Target tokens that the unit's session was trained on; 0 unless it saw all steps, None
+        where it has none."""
+        if (session := self._sessions.get(unit)) is None:
+            return None
         return session.target_tokens if session.complete else 0
 
     def diverged(self) -> str | None:
@@ -73,21 +83,24 @@ class Heads:
 
     def weights(self, unit: int) -> Tensors:
         """The head that the unit's session trained."""
-        return self._sessions[unit].part.weights()
+        return self._sessions[unit].part.weights() if unit in self._sessions else {}
 
     def common_weights(self, finished: Collection[int]) -> Tensors:
-        """The shared head; as it was at first if a unit failed, for its steps cannot be undone."""
+        """A shared head; as it was at first if a unit failed, for its steps cannot be undone."""
+        if not self._shared:
+            return {}
         failed = self._sessions.keys() - set(finished)
         return self._first if failed else self.weights(next(iter(self._sessions)))
 
     def keep_states(self, units: Collection[int]) -> None:
         """Remember the optimisers of the units that finished."""
         failed = self._sessions.keys() - set(units)
-        if self._settings.optimizer.state == "reset" or (self.shared and failed):
+        if self._settings.optimizer.state == "reset" or (self._shared and failed):
             return
-        for unit in units:
-            owner = _SHARED if self.shared else unit
-            self.states[owner] = self._sessions[unit].part.optimizer_state()
+        for unit, session in self._sessions.items():
+            if unit in units:
+                owner = _SHARED if self._shared else unit
+                self.states[owner] = session.part.optimizer_state()
 
     def _build(self, weights: Tensors, owner: int) -> HeadPart:
         settings = self._settings
@@ -97,24 +110,3 @@ class Heads:
         }
         module = build_empty(lambda: settings.model.build_head(self._vocabulary), own)
         return HeadPart(HEAD, module, settings.optimizer, self.states.get(owner, {}))
-
-    def _session(
-        self, unit: int, round_: int, part: HeadPart, turn: AbstractContextManager[object]
-    ) -> DecoderSession:
-        settings, federation = self._settings, self._settings.federation
-        plan = SessionPlan(
-            unit,
-            round_,
-            settings.seed,
-            settings.model.num_blocks,
-            settings.model.dim,
-            federation.steps_of(round_),
-            federation.total_steps,
-            self._vocabulary.num_classes,
-            settings.batch_size,
-            settings.task.max_length,
-            settings.compression.activation,
-            settings.model.head,
-            extra_rows(settings.model),
-        )
-        return DecoderSession(plan, part, settings.optimizer, turn, self._on_step)
