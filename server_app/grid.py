@@ -24,12 +24,10 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 3.0
 _SHARE = 0.05  # of the time waited so far: the most that looking late adds to a round
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Call:
-    node_id: int
     reply: "Future[Message]"
     cancellation: Cancellation
-    given_up: bool = False
 
 
 class InlineGrid(Grid):
@@ -56,7 +54,8 @@ class InlineGrid(Grid):
             )
             for unit, node_id in enumerate(range(2, num_nodes + 2))
         }
-        self._calls: dict[str, _Call] = {}
+        self._pushed: dict[str, Future[Message]] = {}  # replies that nobody has pulled
+        self._latest: dict[int, Future[Message]] = {}  # node → reply that it worked or works on
         self._ids = itertools.count()
 
     def set_run(self, run: Run) -> None:
@@ -77,51 +76,47 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Start a thread for each message."""
-        return [self._start(message) for message in messages]
+        pushed = {str(next(self._ids)): self._start(message).reply for message in messages}
+        self._pushed |= pushed
+        return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are there; each is handed out once."""
-        done = [key for key in message_ids if key in self._calls and self._calls[key].reply.done()]
-        return [self._calls.pop(key).reply.result() for key in done]
+        done = [key for key in message_ids if key in self._pushed and self._pushed[key].done()]
+        return [self._pushed.pop(key).result() for key in done]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Replies within ``timeout`` seconds; the other nodes are cancelled."""
-        keys = list[str]()
+        calls = list[_Call]()
         try:
-            keys.extend(map(self._start, messages))
-            wait([self._calls[key].reply for key in keys], timeout)
+            calls.extend(map(self._start, messages))
+            wait([call.reply for call in calls], timeout)
         finally:
-            late = [self._calls[key] for key in keys if not self._calls[key].reply.done()]
+            late = [call for call in calls if not call.reply.done()]
             for call in late:
-                call.given_up = True
                 call.cancellation.cancel()
             wait([call.reply for call in late], _GRACE_S)
         # A cancelled unit's reply came too late to count.
-        return self.pull_messages([key for key in keys if not self._calls[key].given_up])
+        return [call.reply.result() for call in calls if call not in late]
 
-    def _start(self, message: Message) -> str:
-        node_id, key = message.metadata.dst_node_id, str(next(self._ids))
-        reply: Future[Message] = Future()
-        for other in [k for k, c in self._calls.items() if c.given_up and c.reply.done()]:
-            del self._calls[other]
-        busy = any(c.node_id == node_id and not c.reply.done() for c in self._calls.values())
+    def _start(self, message: Message) -> _Call:
+        node_id, reply = message.metadata.dst_node_id, Future[Message]()
         with cancellable() as scope:
             context = contextvars.copy_context()
-        self._calls[key] = _Call(node_id, reply, scope)
-        if busy:
+        if node_id in self._latest and not self._latest[node_id].done():
             error = Error(_APP_ERROR, "still busy with an earlier round, which it does not give up")
             reply.set_result(Message(error, reply_to=message))
         else:
-            unit = self._contexts[node_id].node_config["partition-id"]
+            self._latest[node_id] = reply
             threading.Thread(
                 target=context.run,
                 args=(self._call, message, reply),
-                name=f"unit-{unit}",
+                name=f"unit-{self._contexts[node_id].node_config['partition-id']}",
                 daemon=True,
             ).start()
-        return key
+        return _Call(reply, scope)
 
     def _call(self, message: Message, reply: "Future[Message]") -> None:
         try:

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +97,10 @@ class _Run:
         test = self._evaluator("test")  # rows that cannot be encoded are found now
         validation = self._evaluator("validation")
         steps = federation.num_units * federation.local_steps
-        with self._log() as log, RunProgress(self.console, federation.rounds, steps) as progress:
+        with (
+            run_log(self.folder, self.settings, self.history) as log,
+            RunProgress(self.console, federation.rounds, steps) as progress,
+        ):
             strategy = CollaPipeStrategy(
                 self.settings,
                 self.tokenizer,
@@ -125,7 +127,10 @@ class _Run:
         if self.checkpoint is not None:
             scheduler.resume_from(self.checkpoint.progress.scheduler)
         rounds = range(self.history.num_rounds + 1, federation.rounds + 1)
-        with self._log() as log, RunProgress(self.console, federation.rounds, 1) as progress:
+        with (
+            run_log(self.folder, self.settings, self.history) as log,
+            RunProgress(self.console, federation.rounds, 1) as progress,
+        ):
             for result in dry_run(self.settings, scheduler, rounds):
                 self._record(result, log, progress, None)
 
@@ -175,7 +180,3 @@ class _Run:
             return Evaluator(self.settings.task, rows, self.tokenizer)
         except DataError as error:
             raise DataError(f"{split} rows: {error}") from error
-
-    def _log(self) -> AbstractContextManager[RunLog]:
-        start, first_round = self.history.start, self.history.num_rounds + 1
-        return run_log(self.folder, self.settings, start, first_round)

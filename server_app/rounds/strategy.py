@@ -93,7 +93,7 @@ class CollaPipeStrategy(Strategy):
         """Let ``start`` go on after ``round_``: its first round is the next one."""
         self._rounds_done, self._checkpoint = round_, (scheduler, training)
         self.model.weights, self.model.own_models = training.weights, dict(training.own_models)
-        self.model.server_optimizer.restore(training.server_optimizer)
+        self.model.server_optimizer.state = training.server_optimizer
 
     def summary(self) -> None:
         """Nothing: the run's configuration is printed and saved by who starts it."""
