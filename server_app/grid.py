@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -15,19 +14,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from collapipe.cancellation import Cancellation, cancellable
+from collapipe.cancellation import cancellable
 
 _log = logging.getLogger(__name__)
 _RUN_ID, _SERVER_NODE_ID, _APP_ERROR = 1, 1, 0
 _GRACE_S = 5.0  # for cancelled units to reach their next action
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 3.0
 _SHARE = 0.05  # of the time waited so far: the most that looking late adds to a round
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    reply: "Future[Message]"
-    cancellation: Cancellation
 
 
 class InlineGrid(Grid):
@@ -76,7 +69,7 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Start a thread for each message."""
-        pushed = {str(next(self._ids)): self._start(message).reply for message in messages}
+        pushed = {str(next(self._ids)): self._start(message) for message in messages}
         self._pushed |= pushed
         return list(pushed)
 
@@ -89,34 +82,32 @@ class InlineGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Replies within ``timeout`` seconds; the other nodes are cancelled."""
-        calls = list[_Call]()
-        try:
-            calls.extend(map(self._start, messages))
-            wait([call.reply for call in calls], timeout)
-        finally:
-            late = [call for call in calls if not call.reply.done()]
-            for call in late:
-                call.cancellation.cancel()
-            wait([call.reply for call in late], _GRACE_S)
-        # A cancelled unit's reply came too late to count.
-        return [call.reply.result() for call in calls if call not in late]
-
-    def _start(self, message: Message) -> _Call:
-        node_id, reply = message.metadata.dst_node_id, Future[Message]()
+        replies = list[Future[Message]]()
         with cancellable() as scope:
-            context = contextvars.copy_context()
+            try:
+                replies.extend(map(self._start, messages))
+                wait(replies, timeout)
+            finally:
+                late = [reply for reply in replies if not reply.done()]
+                scope.cancel()
+                wait(late, _GRACE_S)
+        # A cancelled unit's reply came too late to count.
+        return [reply.result() for reply in replies if reply not in late]
+
+    def _start(self, message: Message) -> "Future[Message]":
+        node_id, reply = message.metadata.dst_node_id, Future[Message]()
         if node_id in self._latest and not self._latest[node_id].done():
             error = Error(_APP_ERROR, "still busy with an earlier round, which it does not give up")
             reply.set_result(Message(error, reply_to=message))
         else:
             self._latest[node_id] = reply
             threading.Thread(
-                target=context.run,
+                target=contextvars.copy_context().run,
                 args=(self._call, message, reply),
                 name=f"unit-{self._contexts[node_id].node_config['partition-id']}",
                 daemon=True,
             ).start()
-        return _Call(reply, scope)
+        return reply
 
     def _call(self, message: Message, reply: "Future[Message]") -> None:
         try:

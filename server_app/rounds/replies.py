@@ -102,12 +102,10 @@ def noise_variance(
 
 def with_noise(weights: Tensors, variance: float, seed: int) -> Tensors:
     """The weights with independent Gaussian noise of mean 0; whole numbers stay."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def noisy(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-        return tensor + math.sqrt(variance) * noise
-
-    return {name: noisy(tensor) for name, tensor in weights.items()}
+    generator, deviation = torch.Generator().manual_seed(seed), math.sqrt(variance)
+    noisy = dict(weights)
+    for name, tensor in weights.items():
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            noisy[name] = tensor + deviation * noise
+    return noisy
