@@ -103,7 +103,9 @@ def train(message: Message, context: Context) -> RecordDict:
         start = weights
         if precision != FLOAT32:  # training changes weights where they are
             start = {name: tensor.clone() for name, tensor in weights.items()}
-        whole = {**_frozen_weights(context), **weights}
+        with _reading:  # units of one process share what is read
+            fixed = _cached_weights(tuple(_setup(context).frozen.items()))
+        whole = {**fixed, **weights}
         reply, optimizer_state = unit.train(request, whole, _kept(context, _OPTIMIZER))
         end = {name: reply.weights[name] for name in weights}
         sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
@@ -124,11 +126,6 @@ def _setup(context: Context) -> Setup:
 def _control_unit(context: Context) -> ControlUnit:
     unit = int(context.node_config["partition-id"])
     return _cached_unit(config.load(context.run_config), unit, _setup(context).tokenizer)
-
-
-def _frozen_weights(context: Context) -> Tensors:
-    with _reading:  # units of one process share what is read
-        return _cached_weights(tuple(_setup(context).frozen.items()))
 
 
 @functools.lru_cache(maxsize=1)  # of the run that the process serves, for all its units and rounds

@@ -27,14 +27,7 @@ from collapipe.models.part import (
     select,
     set_rate,
 )
-from collapipe.models.split import (
-    EMBEDDING,
-    HEAD,
-    ModelSpec,
-    SplitModel,
-    block_name,
-    build_empty,
-)
+from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.report import ClusterReport
 from collapipe.runs.rows import load_shards
 from collapipe.sections import OptimizerSettings
@@ -171,11 +164,12 @@ class ControlUnit:
     def _run(
         self, request: TrainRequest, trainer: Trainer, head: Head | None = None
     ) -> tuple[TrainReply, Tensors]:
-        settings = self._settings
+        settings, seed = self._settings, derive(self._settings.seed, "data", self._unit)
         steps = list[tuple[float, float, int, int]]()
         for step in settings.federation.steps_of(request.round):
             cancellation.check()
-            batch = self._batch(step)
+            rows = batch_rows(self._lengths, settings.batch_size, step, seed)
+            batch = self._examples.batch(rows.tolist())
             try:
                 loss, squared_norm = self._step(trainer, batch, step)
             except NonFiniteLossError as error:
@@ -185,22 +179,16 @@ class ControlUnit:
                 ) from error
             steps.append((loss, squared_norm, batch.num_samples, batch.num_targets))
         weights, kept = trainer.weights(), trainer.optimizer_state()
-        bytes_up = bytes_down = 0
+        link_bytes = 0, 0
         if isinstance(head, DecoderLink):
             head.finish()  # before its bytes are counted
-            bytes_up, bytes_down = head.bytes_up, head.bytes_down
+            link_bytes = head.bytes_up, head.bytes_down
         elif head is not None:
             weights, kept = weights | head.weights(), kept | head.optimizer_state()
         losses, squared_norms, samples, targets = zip(*steps, strict=True)
+        seconds = dict(trainer.timer.seconds)
         report = ClusterReport(
-            self._unit,
-            losses,
-            sum(samples),
-            sum(targets),
-            dict(trainer.timer.seconds),
-            bytes_up,
-            bytes_down,
-            squared_norms,
+            self._unit, losses, sum(samples), sum(targets), seconds, *link_bytes, squared_norms
         )
         return TrainReply(weights, report, self.state), kept
 
@@ -212,8 +200,3 @@ class ControlUnit:
             raise NonFiniteLossError(f"the loss is {loss}")
         rate = settings.optimizer.rate(step, settings.federation.total_steps)
         return loss, trainer.step(rate, settings.optimizer.clip_norm)
-
-    def _batch(self, step: int) -> Batch:
-        seed = derive(self._settings.seed, "data", self._unit)
-        rows = batch_rows(self._lengths, self._settings.batch_size, step, seed)
-        return self._examples.batch(rows.tolist())

@@ -37,16 +37,10 @@ class InlineGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
         self._client_app = client_app
-        self._contexts = {
-            node_id: Context(
-                run_id=_RUN_ID,
-                node_id=node_id,
-                node_config={"partition-id": unit, "num-partitions": num_nodes},
-                state=RecordDict(),
-                run_config=run_config,
-            )
-            for unit, node_id in enumerate(range(2, num_nodes + 2))
-        }
+        self._contexts = dict[int, Context]()  # by node
+        for unit, node_id in enumerate(range(2, num_nodes + 2)):
+            own: UserConfig = {"partition-id": unit, "num-partitions": num_nodes}
+            self._contexts[node_id] = Context(_RUN_ID, node_id, own, RecordDict(), run_config)
         self._pushed: dict[str, Future[Message]] = {}  # replies that nobody has pulled
         self._latest: dict[int, Future[Message]] = {}  # node → reply that it worked or works on
         self._ids = itertools.count()

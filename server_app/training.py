@@ -19,12 +19,7 @@ from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
-from server_app.checkpoints.resumption import (
-    check_fits,
-    check_goes_on,
-    load_checkpoint,
-    rewind_run,
-)
+from server_app.checkpoints.resumption import check_fits, check_goes_on, load_checkpoint, rewind_run
 from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log

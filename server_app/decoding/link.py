@@ -46,11 +46,11 @@ class _Doorkeeper(grpc.GenericRpcHandler):  # type: ignore[misc]
     """
 
     handler: grpc.RpcMethodHandler
-    knows: Callable[[Metadata], bool]
+    find: Callable[[Metadata], str | None]
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """The handler of a call; None: there is no such method."""
-        known = call.method == METHOD and self.knows(call.invocation_metadata)
+        known = call.method == METHOD and self.find(call.invocation_metadata)
         return self.handler if known else None
 
 
@@ -66,12 +66,10 @@ class DecoderLinkServer:
     def __init__(self, settings: LinkSettings, max_sessions: int) -> None:
         self._sessions: dict[str, DecoderSession] = {}
         self._streams: dict[str, _Stream] = {}
-        self._lock = threading.Lock()
-        self._max_sessions = max_sessions
-        self._frame_timeout_s = settings.frame_timeout_s
+        self._lock = threading.RLock()  # ``_find`` takes it, too
+        self._max_sessions, self._frame_timeout_s = max_sessions, settings.frame_timeout_s
         self._closed = threading.Event()
-        key, self._certificate = self_signed()
-        self._unit_key, self._unit_certificate = self_signed(UNIT_NAME)
+        (key, certificate), (unit_key, unit_certificate) = self_signed(), self_signed(UNIT_NAME)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
             options=[
@@ -82,9 +80,9 @@ class DecoderLinkServer:
             ],
         )
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers((_Doorkeeper(handler, self._knows),))
+        self._server.add_generic_rpc_handlers((_Doorkeeper(handler, self._find),))
         credentials = grpc.ssl_server_credentials(
-            [(key, self._certificate)], self._unit_certificate, require_client_auth=True
+            [(key, certificate)], unit_certificate, require_client_auth=True
         )
         wanted = f"{settings.host}:{settings.port}"
         try:
@@ -93,7 +91,8 @@ class DecoderLinkServer:
             raise ConfigError(
                 f"link.host, link.port={wanted}: cannot listen there ({error}); set another"
             ) from error
-        self._address = f"{settings.host}:{port}"
+        address = f"{settings.host}:{port}"
+        self._tokenless = LinkAddress(address, certificate, unit_key, unit_certificate, token="")
 
     def __enter__(self) -> "DecoderLinkServer":
         self._server.start()
@@ -111,9 +110,7 @@ class DecoderLinkServer:
             if len(self._sessions) >= self._max_sessions:
                 raise LinkError(f"{len(self._sessions)} sessions are open, as many as there may be")
             self._sessions[token] = session
-        return LinkAddress(
-            self._address, self._certificate, self._unit_key, self._unit_certificate, token
-        )
+        return replace(self._tokenless, token=token)
 
     def close(self) -> None:
         """Forget all sessions and end their streams; none is in its session any more on return."""
@@ -156,17 +153,14 @@ class DecoderLinkServer:
             stream.session.abandon()
             stream.left.set()
 
-    def _knows(self, metadata: Metadata) -> bool:
-        with self._lock:
-            return self._find(metadata) is not None
-
     def _find(self, metadata: Metadata) -> str | None:
         """The caller's token, if it is that of an open session of the caller's unit."""
         unit, offered = read_credentials(dict(metadata))
-        for token, session in self._sessions.items():
-            same = hmac.compare_digest(token.encode(), offered.encode())
-            if same and unit == str(session.unit):
-                return token
+        with self._lock:
+            for token, session in self._sessions.items():
+                same = hmac.compare_digest(token.encode(), offered.encode())
+                if same and unit == str(session.unit):
+                    return token
         return None
 
     def _watch(self) -> None:

@@ -1,6 +1,7 @@
 """The model between rounds: one of all units, or each unit's own where nothing is averaged."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,9 +33,8 @@ class GlobalModel:
 
     def names(self) -> set[str]:
         """Of the weights that units get and return."""
-        head = f"{HEAD}." if self._settings.server_has_heads else None
-        names = self.weights.keys() - self.frozen
-        return {name for name in names if head is None or not name.startswith(head)}
+        names, linked = self.weights.keys() - self.frozen, self._settings.server_has_heads
+        return {name for name in names if not (linked and name.startswith(f"{HEAD}."))}
 
     def frozen_parts(self) -> dict[str, Tensors]:
         """Frozen weights of the parts that units hold: part → tensors."""
@@ -106,6 +106,7 @@ def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     return averaged
 
 
+@dataclass
 class ServerOptimizer:
     """A step on the pseudo-gradient θ(t) − average.
 
@@ -114,16 +115,15 @@ class ServerOptimizer:
     Weights that are not floating-point numbers are taken from the average in any case.
     """
 
-    def __init__(self, settings: ServerOptimizerSettings) -> None:
-        self._settings = settings
-        self.state: Tensors = {}
+    settings: ServerOptimizerSettings
+    state: Tensors = field(default_factory=dict)
 
     def step(self, previous: Tensors, averaged: Tensors) -> Tensors:
         """The new model from the round's first weights and the units' average."""
-        if self._settings.name == "fedavg":
+        if self.settings.name == "fedavg":
             return averaged
         stepped = {k: v.clone() for k, v in previous.items() if v.is_floating_point()}
-        optimizer = _build(self._settings, list(stepped.values()))
+        optimizer = _build(self.settings, list(stepped.values()))
         for key, value in self.state.items():
             name, _, quantity = key.rpartition("/")
             optimizer.state[stepped[name]][quantity] = value

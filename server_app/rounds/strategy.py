@@ -237,14 +237,9 @@ class CollaPipeStrategy(Strategy):
             "round": ended - now.began,
         }
         frozen_bytes, self._units.frozen_bytes = self._units.frozen_bytes, 0
+        request, state = now.decision.request, self._scheduler.state
         return RoundResult(
-            report,
-            now.decision.request,
-            seconds,
-            self._scheduler.state,
-            self.model,
-            frozen_bytes,
-            self._training_state,
+            report, request, seconds, state, self.model, frozen_bytes, self._training_state
         )
 
     def _load(self, arrays: ArrayRecord) -> None:
@@ -261,13 +256,9 @@ class CollaPipeStrategy(Strategy):
         self._units.restore(training.units)
 
     def _training_state(self) -> TrainingState:
-        return TrainingState(
-            self.model.weights,
-            self.model.own_models,
-            self.model.server_optimizer.state,
-            self._heads.states,
-            self._units.kept(),
-        )
+        model, heads = self.model, self._heads.states
+        optimizer = model.server_optimizer.state
+        return TrainingState(model.weights, model.own_models, optimizer, heads, self._units.kept())
 
     def _totals(self, finished: Mapping[int, ClusterReport], now: _Round) -> dict[str, Any]:
         """Fields of the round's report that are sums or means over units."""

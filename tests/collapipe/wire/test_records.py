@@ -19,7 +19,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.report import ClusterReport
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
 from collapipe.wire import records
-from collapipe.wire.compression import check_like
+from collapipe.wire.compression import FLOAT32, restore
 from collapipe.wire.messages import (
     Failure,
     LinkAddress,
@@ -180,7 +180,7 @@ def test_weights_that_do_not_fit_are_refused(change: object, says: str) -> None:
     sent = dict(TENSORS)
     change(sent)  # type: ignore[operator]
     with pytest.raises(WireError, match=says):
-        check_like(sent, TENSORS, "unit 1")
+        restore(sent, TENSORS, FLOAT32, "unit 1")
 
 
 def change(content: RecordDict, before: str, after: str) -> None:
