@@ -61,7 +61,7 @@ def state(message: Message, context: Context) -> RecordDict:
 def frozen(message: Message, context: Context) -> RecordDict:
     """Store the parts of the model that do not train on disk, for later runs, too."""
     expected = _setup(context).frozen
-    for part, tensors in _groups(message).items():
+    for part, tensors in records.unpack_groups(message.content).items():
         if digest(tensors) != expected.get(part):
             raise WireError(f"the frozen part {part[:80]!r} is not the one that was announced")
         FrozenStore(default_folder()).add(tensors)
@@ -79,7 +79,7 @@ def keep(message: Message, context: Context) -> RecordDict:
 @_answering
 def restore(message: Message, context: Context) -> RecordDict:
     """Replace what is kept here by what was kept at a checkpoint."""
-    groups = _groups(message)
+    groups = records.unpack_groups(message.content)
     if not groups.keys() <= set(_KEPT):
         raise WireError(f"only {', '.join(_KEPT)} can be restored")
     for key in _KEPT:
@@ -103,7 +103,9 @@ def train(message: Message, context: Context) -> RecordDict:
         start = weights
         if precision != FLOAT32:  # training changes weights where they are
             start = {name: tensor.clone() for name, tensor in weights.items()}
-        whole = {**_frozen_weights(context), **weights}
+        with _reading:  # units of one process share what is read
+            fixed = _cached_weights(tuple(_setup(context).frozen.items()))
+        whole = {**fixed, **weights}
         reply, optimizer_state = unit.train(request, whole, _kept(context, _OPTIMIZER))
         end = {name: reply.weights[name] for name in weights}
         sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
@@ -115,13 +117,6 @@ def train(message: Message, context: Context) -> RecordDict:
     return records.pack_reply(replace(reply, weights=sent))
 
 
-def _groups(message: Message) -> dict[str, Tensors]:
-    groups = records.unpack_groups(message.content)
-    if isinstance(groups, Failure):
-        raise WireError("a request cannot be a failure")
-    return groups
-
-
 def _setup(context: Context) -> Setup:
     if Setup.__name__ not in context.state:
         raise WireError("this unit has no setup of the run yet; send a state request first")
@@ -131,11 +126,6 @@ def _setup(context: Context) -> Setup:
 def _control_unit(context: Context) -> ControlUnit:
     unit = int(context.node_config["partition-id"])
     return _cached_unit(config.load(context.run_config), unit, _setup(context).tokenizer)
-
-
-def _frozen_weights(context: Context) -> Tensors:
-    with _reading:  # units of one process share what is read
-        return _cached_weights(tuple(_setup(context).frozen.items()))
 
 
 @functools.lru_cache(maxsize=1)  # of the run that the process serves, for all its units and rounds

@@ -1,9 +1,9 @@
 """What a unit reports of its cluster: devices, rows, and the bits that it will upload.
 
-What its steps put on the decoder link is known to the byte, before any of it is sent.
+What its steps send over the decoder link is known to the byte, before any of it is sent.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from collapipe.wire.compression import layout
 from pipeline.micro_batch import split
 
 _SAMPLED = 64  # batches: a second for tens of thousands of rows
-_BYE = frames.num_bytes([])
+BYE = frames.num_bytes([])  # of the farewell that ends a round
 
 
 def cluster_state(
@@ -57,7 +57,7 @@ def _activation_bits(settings: Settings, unit: int, examples: Examples) -> float
     form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, precision, rows)
     seed, parts = derive(settings.seed, "data", unit), settings.pipeline.num_micro_batches
     step = expected_step(form, examples, settings.batch_size, parts, seed)
-    return 8 * round_of([step] * steps).bytes_up
+    return 8 * sum([*[step] * steps, BYE])
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:
@@ -65,47 +65,30 @@ def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generat
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes of frames from the unit to the server, and back; whole, but for a mean."""
-
-    bytes_up: float
-    bytes_down: float
-
-
-@dataclass(frozen=True, slots=True)
 class LinkFormat:
-    """What the size of a unit's frames depends on, apart from its batches."""
+    """What the size of the frames that a unit sends depends on, apart from its batches."""
 
     num_parts: int  # embedding and blocks, L + 1: each has a gradient norm
     dim: int
-    dtype: torch.dtype  # in which the model computes, and in which gradients come back
+    dtype: torch.dtype  # in which the model computes
     precision: str  # compression.activation
     extra_rows: int = 0  # of an activation behind those of the tokens, see models.cut.extra_rows
 
-    def step(self, micro_batches: Sequence[Batch]) -> Traffic:
-        """A step's: a begin, an activation for each micro-batch, and the norms; gradients and a
-        norm come back."""
-        up = frames.num_bytes([(torch.int64, (2,))])
-        up += frames.num_bytes([(torch.float64, (self.num_parts,))])
-        down = frames.num_bytes([(torch.float64, (1,))])
+    def step(self, micro_batches: Sequence[Batch]) -> int:
+        """Bytes of a step's frames: a begin, an activation for each micro-batch, the norms."""
+        size = frames.num_bytes([(torch.int64, (2,))])
+        size += frames.num_bytes([(torch.float64, (self.num_parts,))])
         for part in micro_batches:
             samples, tokens = part.mask.shape
             shape = (samples, tokens + self.extra_rows, self.dim)
             others = [(torch.bool, (samples, tokens)), (torch.int64, tuple(part.targets.shape))]
-            up += frames.num_bytes([*layout(shape, self.dtype, self.precision), *others])
-            down += frames.num_bytes([(torch.float64, ()), (self.dtype, shape)])
-        return Traffic(up, down)
-
-
-def round_of(steps: Iterable[Traffic]) -> Traffic:
-    """A whole round: its steps, and a farewell each way."""
-    every = [*steps, Traffic(_BYE, _BYE)]
-    return Traffic(sum(step.bytes_up for step in every), sum(step.bytes_down for step in every))
+            size += frames.num_bytes([*layout(shape, self.dtype, self.precision), *others])
+        return size
 
 
 def expected_step(
     form: LinkFormat, examples: Examples, batch_size: int, num_micro_batches: int, seed: int
-) -> Traffic:
+) -> float:
     """Mean of the steps on a first epoch's batches, at most ``_SAMPLED`` of them, evenly spaced;
     ``seed`` is that of the unit's data."""
     lengths = examples.lengths
@@ -113,6 +96,4 @@ def expected_step(
     count = min(epoch, _SAMPLED)
     rows = [batch_rows(lengths, batch_size, i * epoch // count, seed) for i in range(count)]
     batches = (examples.batch(each.tolist()) for each in rows)
-    steps = [form.step(split(batch, num_micro_batches)) for batch in batches]
-    up, down = (sum(step.bytes_up for step in steps), sum(step.bytes_down for step in steps))
-    return Traffic(up / len(steps), down / len(steps))
+    return sum(form.step(split(batch, num_micro_batches)) for batch in batches) / count

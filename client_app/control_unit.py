@@ -27,14 +27,7 @@ from collapipe.models.part import (
     select,
     set_rate,
 )
-from collapipe.models.split import (
-    EMBEDDING,
-    HEAD,
-    ModelSpec,
-    SplitModel,
-    block_name,
-    build_empty,
-)
+from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.report import ClusterReport
 from collapipe.runs.rows import load_shards
 from collapipe.sections import OptimizerSettings
@@ -111,7 +104,7 @@ class ControlUnit:
     """
 
     def __init__(self, settings: Settings, unit: int, tokenizer: Tokenizer) -> None:
-        self._settings, self._unit, self._tokenizer = settings, unit, tokenizer
+        self._settings, self._unit, self._vocabulary = settings, unit, tokenizer.vocabulary
         self._examples = settings.task.encode(load_shards(settings)[unit], tokenizer)
         self._lengths = self._examples.lengths
         if len(self._lengths) < settings.batch_size:
@@ -122,7 +115,7 @@ class ControlUnit:
 
     @functools.cached_property
     def state(self) -> ClusterState:
-        return cluster_state(self._settings, self._unit, self._examples, self._tokenizer.vocabulary)
+        return cluster_state(self._settings, self._unit, self._examples, self._vocabulary)
 
     def train(
         self, request: TrainRequest, weights: Tensors, state: Tensors
@@ -133,8 +126,8 @@ class ControlUnit:
         """
         settings = self._settings
         if settings.framework.unsplit:
-            spec, vocabulary = settings.model, self._tokenizer.vocabulary
-            trainer = UnsplitTrainer(spec, vocabulary, weights, settings.optimizer, state)
+            model, optimizer = settings.model, settings.optimizer
+            trainer = UnsplitTrainer(model, self._vocabulary, weights, optimizer, state)
             return self._run(request, trainer)
         with (
             self._head(request, weights, state) as head,
@@ -146,7 +139,7 @@ class ControlUnit:
         self, request: TrainRequest, weights: Tensors, state: Tensors
     ) -> AbstractContextManager[Head]:
         """The link to the server's head, or a head here on the unit: targets do not leave it."""
-        settings, vocabulary = self._settings, self._tokenizer.vocabulary
+        settings, vocabulary = self._settings, self._vocabulary
         if request.link is not None:
             precision, limit = settings.compression.activation, settings.link.max_message_bytes
             return DecoderLink(request.link, self._unit, request.round, limit, precision)
@@ -157,12 +150,11 @@ class ControlUnit:
         self, request: TrainRequest, head: Head, weights: Tensors, state: Tensors
     ) -> Pipeline:
         spec, optimizer = self._settings.model, self._settings.optimizer
-        vocabulary = self._tokenizer.vocabulary
 
         def part(name: str, build: Callable[[], Module]) -> Part:
             return Part(name, build_empty(build, select(weights, name)), optimizer, state)
 
-        first = part(EMBEDDING, lambda: spec.build_embedding(vocabulary))
+        first = part(EMBEDDING, lambda: spec.build_embedding(self._vocabulary))
         blocks = [
             part(block_name(index), functools.partial(spec.build_block, index))
             for index in range(spec.num_blocks)
@@ -172,11 +164,12 @@ class ControlUnit:
     def _run(
         self, request: TrainRequest, trainer: Trainer, head: Head | None = None
     ) -> tuple[TrainReply, Tensors]:
-        settings = self._settings
-        losses, squared_norms, samples, tokens = list[float](), list[float](), 0, 0
+        settings, seed = self._settings, derive(self._settings.seed, "data", self._unit)
+        steps = list[tuple[float, float, int, int]]()
         for step in settings.federation.steps_of(request.round):
             cancellation.check()
-            batch = self._batch(step)
+            rows = batch_rows(self._lengths, settings.batch_size, step, seed)
+            batch = self._examples.batch(rows.tolist())
             try:
                 loss, squared_norm = self._step(trainer, batch, step)
             except NonFiniteLossError as error:
@@ -184,26 +177,18 @@ class ControlUnit:
                     f"unit {self._unit}, round {request.round}, step {step}: {error}; "
                     "lower optimizer.lr or set optimizer.clip_norm"
                 ) from error
-            losses.append(loss)
-            squared_norms.append(squared_norm)
-            samples += batch.num_samples
-            tokens += batch.num_targets
+            steps.append((loss, squared_norm, batch.num_samples, batch.num_targets))
         weights, kept = trainer.weights(), trainer.optimizer_state()
-        bytes_up = bytes_down = 0
+        link_bytes = 0, 0
         if isinstance(head, DecoderLink):
             head.finish()  # before its bytes are counted
-            bytes_up, bytes_down = head.bytes_up, head.bytes_down
+            link_bytes = head.bytes_up, head.bytes_down
         elif head is not None:
             weights, kept = weights | head.weights(), kept | head.optimizer_state()
+        losses, squared_norms, samples, targets = zip(*steps, strict=True)
+        seconds = dict(trainer.timer.seconds)
         report = ClusterReport(
-            self._unit,
-            tuple(losses),
-            samples,
-            tokens,
-            dict(trainer.timer.seconds),
-            bytes_up,
-            bytes_down,
-            tuple(squared_norms),
+            self._unit, losses, sum(samples), sum(targets), seconds, *link_bytes, squared_norms
         )
         return TrainReply(weights, report, self.state), kept
 
@@ -215,8 +200,3 @@ class ControlUnit:
             raise NonFiniteLossError(f"the loss is {loss}")
         rate = settings.optimizer.rate(step, settings.federation.total_steps)
         return loss, trainer.step(rate, settings.optimizer.clip_norm)
-
-    def _batch(self, step: int) -> Batch:
-        seed = derive(self._settings.seed, "data", self._unit)
-        rows = batch_rows(self._lengths, self._settings.batch_size, step, seed)
-        return self._examples.batch(rows.tolist())

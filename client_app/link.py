@@ -3,7 +3,7 @@
 import functools
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc
@@ -159,19 +159,16 @@ class DecoderLink:
         self._answers[frame.micro_batch] = (float(loss), gradient)
 
     def _read(self) -> None:
-        for received in self._frames():
-            self._incoming.put(received)
-
-    def _frames(self) -> Iterator[Frame | Exception]:
+        put = self._incoming.put
         try:
             for data in self._call:
                 self.bytes_down += len(data)
-                yield frames.decode(data)
+                put(frames.decode(data))
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                yield LinkError("decoder link: refused: no open round has this unit's token")
-            yield LinkError(f"decoder link: {error.code().name}: {error.details()}")
+                put(LinkError("decoder link: refused: no open round has this unit's token"))
+            put(LinkError(f"decoder link: {error.code().name}: {error.details()}"))
         except WireError as error:
-            yield error
+            put(error)
         else:
-            yield LinkError("decoder link: the server ended the stream early")
+            put(LinkError("decoder link: the server ended the stream early"))

@@ -6,7 +6,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from collapipe import config
-from collapipe.config import Settings
 from collapipe.errors import ConfigError
 from server_app.grid import make_prompt
 from server_app.training import train
@@ -18,15 +17,10 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run a whole training, as Flower calls it."""
     settings = config.load(context.run_config)
-    _check_paths(settings)
-    _ = settings.planner  # what is wrong with its options is said before there is a folder
-    train(make_prompt(grid), settings, str(context.run_config.get("resume", "")) or None)
-
-
-def _check_paths(settings: Settings) -> None:
-    """Flower's processes work in a folder of their own, where a relative path means another one."""
     for option, path in settings.data.paths().items():
-        if not path.is_absolute():
+        if not path.is_absolute():  # Flower's processes work in a folder of their own
             raise ConfigError(
                 f"data.{option}={path}: give an absolute path; the apps run in {Path.cwd()}"
             )
+    _ = settings.planner  # what is wrong with its options is said before there is a folder
+    train(make_prompt(grid), settings, str(context.run_config.get("resume", "")) or None)

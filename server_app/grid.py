@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -15,21 +14,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from collapipe.cancellation import Cancellation, cancellable
+from collapipe.cancellation import cancellable
 
 _log = logging.getLogger(__name__)
 _RUN_ID, _SERVER_NODE_ID, _APP_ERROR = 1, 1, 0
 _GRACE_S = 5.0  # for cancelled units to reach their next action
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 3.0
 _SHARE = 0.05  # of the time waited so far: the most that looking late adds to a round
-
-
-@dataclass
-class _Call:
-    node_id: int
-    reply: "Future[Message]"
-    cancellation: Cancellation
-    given_up: bool = False
 
 
 class InlineGrid(Grid):
@@ -46,17 +37,12 @@ class InlineGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
         self._client_app = client_app
-        self._contexts = {
-            node_id: Context(
-                run_id=_RUN_ID,
-                node_id=node_id,
-                node_config={"partition-id": unit, "num-partitions": num_nodes},
-                state=RecordDict(),
-                run_config=run_config,
-            )
-            for unit, node_id in enumerate(range(2, num_nodes + 2))
-        }
-        self._calls: dict[str, _Call] = {}
+        self._contexts = dict[int, Context]()  # by node
+        for unit, node_id in enumerate(range(2, num_nodes + 2)):
+            own: UserConfig = {"partition-id": unit, "num-partitions": num_nodes}
+            self._contexts[node_id] = Context(_RUN_ID, node_id, own, RecordDict(), run_config)
+        self._pushed: dict[str, Future[Message]] = {}  # replies that nobody has pulled
+        self._latest: dict[int, Future[Message]] = {}  # node → reply that it worked or works on
         self._ids = itertools.count()
 
     def set_run(self, run: Run) -> None:
@@ -77,51 +63,45 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Start a thread for each message."""
-        return [self._start(message) for message in messages]
+        pushed = {str(next(self._ids)): self._start(message) for message in messages}
+        self._pushed |= pushed
+        return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that are there; each is handed out once."""
-        done = [key for key in message_ids if key in self._calls and self._calls[key].reply.done()]
-        return [self._calls.pop(key).reply.result() for key in done]
+        done = [key for key in message_ids if key in self._pushed and self._pushed[key].done()]
+        return [self._pushed.pop(key).result() for key in done]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Replies within ``timeout`` seconds; the other nodes are cancelled."""
-        keys = list[str]()
-        try:
-            keys.extend(map(self._start, messages))
-            wait([self._calls[key].reply for key in keys], timeout)
-        finally:
-            late = [self._calls[key] for key in keys if not self._calls[key].reply.done()]
-            for call in late:
-                call.given_up = True
-                call.cancellation.cancel()
-            wait([call.reply for call in late], _GRACE_S)
-        # A cancelled unit's reply came too late to count.
-        return self.pull_messages([key for key in keys if not self._calls[key].given_up])
-
-    def _start(self, message: Message) -> str:
-        node_id, key = message.metadata.dst_node_id, str(next(self._ids))
-        reply: Future[Message] = Future()
-        for other in [k for k, c in self._calls.items() if c.given_up and c.reply.done()]:
-            del self._calls[other]
-        busy = any(c.node_id == node_id and not c.reply.done() for c in self._calls.values())
+        replies = list[Future[Message]]()
         with cancellable() as scope:
-            context = contextvars.copy_context()
-        self._calls[key] = _Call(node_id, reply, scope)
-        if busy:
+            try:
+                replies.extend(map(self._start, messages))
+                wait(replies, timeout)
+            finally:
+                late = [reply for reply in replies if not reply.done()]
+                scope.cancel()
+                wait(late, _GRACE_S)
+        # A cancelled unit's reply came too late to count.
+        return [reply.result() for reply in replies if reply not in late]
+
+    def _start(self, message: Message) -> "Future[Message]":
+        node_id, reply = message.metadata.dst_node_id, Future[Message]()
+        if node_id in self._latest and not self._latest[node_id].done():
             error = Error(_APP_ERROR, "still busy with an earlier round, which it does not give up")
             reply.set_result(Message(error, reply_to=message))
         else:
-            unit = self._contexts[node_id].node_config["partition-id"]
+            self._latest[node_id] = reply
             threading.Thread(
-                target=context.run,
+                target=contextvars.copy_context().run,
                 args=(self._call, message, reply),
-                name=f"unit-{unit}",
+                name=f"unit-{self._contexts[node_id].node_config['partition-id']}",
                 daemon=True,
             ).start()
-        return key
+        return reply
 
     def _call(self, message: Message, reply: "Future[Message]") -> None:
         try:

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,7 @@ from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
-from server_app.checkpoints.resumption import (
-    check_fits,
-    check_goes_on,
-    load_checkpoint,
-    rewind_run,
-)
+from server_app.checkpoints.resumption import check_fits, check_goes_on, load_checkpoint, rewind_run
 from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
@@ -97,7 +91,10 @@ class _Run:
         test = self._evaluator("test")  # rows that cannot be encoded are found now
         validation = self._evaluator("validation")
         steps = federation.num_units * federation.local_steps
-        with self._log() as log, RunProgress(self.console, federation.rounds, steps) as progress:
+        with (
+            run_log(self.folder, self.settings, self.history) as log,
+            RunProgress(self.console, federation.rounds, steps) as progress,
+        ):
             strategy = CollaPipeStrategy(
                 self.settings,
                 self.tokenizer,
@@ -124,7 +121,10 @@ class _Run:
         if self.checkpoint is not None:
             scheduler.resume_from(self.checkpoint.progress.scheduler)
         rounds = range(self.history.num_rounds + 1, federation.rounds + 1)
-        with self._log() as log, RunProgress(self.console, federation.rounds, 1) as progress:
+        with (
+            run_log(self.folder, self.settings, self.history) as log,
+            RunProgress(self.console, federation.rounds, 1) as progress,
+        ):
             for result in dry_run(self.settings, scheduler, rounds):
                 self._record(result, log, progress, None)
 
@@ -174,7 +174,3 @@ class _Run:
             return Evaluator(self.settings.task, rows, self.tokenizer)
         except DataError as error:
             raise DataError(f"{split} rows: {error}") from error
-
-    def _log(self) -> AbstractContextManager[RunLog]:
-        start, first_round = self.history.start, self.history.num_rounds + 1
-        return run_log(self.folder, self.settings, start, first_round)

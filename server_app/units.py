@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
@@ -22,25 +23,25 @@ _POLL_S = 0.5
 _SILENT = "Timeout"
 
 
+@dataclass
 class Units:
     """Asks nodes, and judges what they answer: what one says costs nobody else.
 
-    ``nodes`` are those of the units that have told their number; ``frozen_bytes`` of frozen weights
-    went out so far.
+    ``tokenizer`` is as ``Tokenizer.pack`` makes it. ``nodes`` are those of the units that have told
+    their number; ``frozen_bytes`` of ``frozen`` weights went out so far.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        federation: FederationSettings,
-        tokenizer: str,
-        frozen: Mapping[str, Tensors],
-    ) -> None:
-        self._grid, self._federation, self._frozen = grid, federation, frozen
-        self._setup = Setup(tokenizer, {part: digest(each) for part, each in frozen.items()})
-        self._strangers: list[int] = []  # nodes whose number is unknown
-        self.nodes: dict[int, int] = {}
-        self.frozen_bytes = 0
+    grid: Grid
+    federation: FederationSettings
+    tokenizer: str
+    frozen: Mapping[str, Tensors]
+    nodes: dict[int, int] = field(default_factory=dict)
+    frozen_bytes: int = 0
+    _strangers: list[int] = field(default_factory=list)  # nodes whose number is unknown
+
+    def __post_init__(self) -> None:
+        digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
+        self._setup = records.pack(Setup(self.tokenizer, digests))
 
     def discover(self) -> tuple[ClusterState | Failure, ...]:
         """Ask each node for its cluster's state, and give it the tokeniser and the frozen parts of
@@ -51,8 +52,8 @@ class Units:
         Raises ``ConfigError`` where the number of nodes is not ``federation.num_units``, or a unit
         says that it cannot use its options or data; ``RoundFailedError`` where no unit is left.
         """
-        num_units = self._federation.num_units
-        self._strangers = _connected(self._grid, num_units)
+        num_units = self.federation.num_units
+        self._strangers = _connected(self.grid, num_units)
         told, causes = self._introduce()
         for failure in causes:
             if failure.kind in (ConfigError.__name__, DataError.__name__):
@@ -104,19 +105,18 @@ class Units:
             for node, each in answers.items()
             if not isinstance(each, Failure) or each.kind != _SILENT
         ]
-        units, last = set(self.nodes), self._federation.num_units - 1
+        units, last = set(self.nodes), self.federation.num_units - 1
         for node, reply in answers.items():
             if isinstance(reply, Failure):
                 continue
-            if not 0 <= reply.unit <= last:
-                cause = f"a node reported to be unit {reply.unit}, expected 0 … {last}"
-                answers[node] = Failure("WireError", cause)
-            elif reply.unit in units:
-                cause = f"two nodes reported to be unit {reply.unit}"
-                answers[node] = Failure(
-                    "WireError", f"{cause}; each needs a partition-id of its own"
-                )
-            units.add(reply.unit)
+            unit, odd = reply.unit, ""
+            if not 0 <= unit <= last:
+                odd = f"a node reported to be unit {unit}, expected 0 … {last}"
+            elif unit in units:
+                odd = f"two nodes reported to be unit {unit}; each needs a partition-id of its own"
+            if odd:
+                answers[node] = Failure("WireError", odd)
+            units.add(unit)
         self._send_frozen(answers)
         told, causes = dict[int, ClusterState | Failure](), list[Failure]()
         for node, answer in answers.items():
@@ -130,7 +130,7 @@ class Units:
     def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
         """Send each node the parts that it lacks; ``answers`` of those that cannot keep them are
         failures from then on."""
-        for part, tensors in self._frozen.items():  # one at a time: it may be as large as a memory
+        for part, tensors in self.frozen.items():  # one at a time: it may be as large as a memory
             content = records.pack_groups({part: tensors})
             contents = {
                 node: content
@@ -142,8 +142,7 @@ class Units:
             self.frozen_bytes += len(contents) * records.num_bytes(tensors)
 
     def _states(self, nodes: Iterable[int]) -> dict[int, StateReply | Failure]:
-        content = records.pack(self._setup)
-        return self._ask(records.STATE, dict.fromkeys(nodes, content), records.unpack_state)
+        return self._ask(records.STATE, dict.fromkeys(nodes, self._setup), records.unpack_state)
 
     def _exchange(self, kind: str, groups: Mapping[int, Kept]) -> dict[int, Kept]:
         """Send each unit its groups of tensors; what each answers."""
@@ -159,16 +158,13 @@ class Units:
         return came
 
     def _ask(
-        self,
-        kind: str,
-        contents: Mapping[int, RecordDict],
-        unpack: Callable[[RecordDict], T | Failure],
+        self, kind: str, contents: Mapping[int, RecordDict], unpack: Callable[[RecordDict], T]
     ) -> dict[int, T | Failure]:
         """Each node's answer to its content; a failure where it cannot be used, or none came."""
         messages = [Message(content, node, kind) for node, content in contents.items()]
-        timeout_s = self._federation.round_timeout_s
-        replies = self._grid.send_and_receive(messages, timeout=timeout_s)
-        answers = {reply.metadata.src_node_id: _answer(reply, unpack) for reply in replies}
+        timeout_s = self.federation.round_timeout_s
+        replies = self.grid.send_and_receive(messages, timeout=timeout_s)
+        answers = {reply.metadata.src_node_id: answered(reply, unpack) for reply in replies}
         limit = f"federation.round_timeout_s={timeout_s:g}"
         silence = Failure(_SILENT, f"no answer to {kind} within {limit}; raise it")
         return {node: answers.get(node, silence) for node in contents}
@@ -186,14 +182,14 @@ def _connected(grid: Grid, wanted: int) -> list[int]:
     return nodes
 
 
-def _answer(reply: Message, unpack: Callable[[RecordDict], T | Failure]) -> T | Failure:
+def answered(reply: Message, unpack: Callable[[RecordDict], T]) -> T | Failure:
     """What a node answered; whatever cannot be used is a failure, told in one printable line."""
     if reply.has_error():
         return Failure("ClientApp", one_line(reply.error.reason))
     try:
-        answer = unpack(reply.content)
+        if Failure.__name__ not in reply.content:
+            return unpack(reply.content)
+        failure = records.unpack(Failure, reply.content)
     except WireError as error:
-        return Failure("WireError", one_line(error))
-    if isinstance(answer, Failure):
-        return Failure(one_line(answer.kind), one_line(answer.message))
-    return answer
+        failure = Failure("WireError", str(error))
+    return Failure(one_line(failure.kind), one_line(failure.message))

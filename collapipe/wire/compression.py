@@ -119,24 +119,21 @@ def compress_update(
     return sent, lacking
 
 
-def restore(
-    sent: Mapping[str, Tensor], start: Mapping[str, Tensor], precision: str, sender: str
-) -> Tensors:
+def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tensors:
     """The unit's weights, from what ``compress_update`` sent and the weights it started from.
 
     Raises ``WireError`` that names ``sender`` and the tensor unless names, shapes and dtypes are
     those expected and all values finite.
     """
-    check_like(sent, _expected(start, precision), sender)
-    if precision == FLOAT32:
-        return dict(sent)
+    _check_like(sent, _expected(start, precision), sender)
     restored: Tensors = {}
     for name, value in start.items():
         try:
-            came = decode(_received(name, sent, precision, value.dtype), precision, value.dtype)
+            came = decode(_received(name, sent, value, precision), precision, value.dtype)
         except WireError as error:
             raise WireError(f"{sender} sent {name} with {error}") from error
-        restored[name] = value + came if value.is_floating_point() else came
+        change = precision != FLOAT32 and value.is_floating_point()
+        restored[name] = value + came if change else came
         if not all_finite(restored[name]):
             raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
     return restored
@@ -145,22 +142,6 @@ def restore(
 def upload_bytes(weights: Mapping[str, Tensor], precision: str) -> int:
     """Payload of what ``compress_update`` sends of ``weights``."""
     return sum(num_bytes(weight.shape, weight.dtype, precision) for weight in weights.values())
-
-
-def check_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], sender: str) -> None:
-    """Raise ``WireError`` unless names, shapes and dtypes are those expected, all values finite."""
-    if tensors.keys() != expected.keys():
-        odd = sorted(tensors.keys() ^ expected.keys())
-        raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
-    for name, tensor in tensors.items():
-        like = expected[name]
-        if tensor.shape != like.shape or tensor.dtype != like.dtype:
-            raise WireError(
-                f"{sender} sent {name} as {tensor.dtype} {list(tensor.shape)}, "
-                f"expected {like.dtype} {list(like.shape)}"
-            )
-        if not all_finite(tensor):
-            raise WireError(f"{sender} sent {name} with values that are NaN or infinite")
 
 
 def _quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,6 +162,20 @@ def _named(layouts: Sequence[Layout]) -> str:
     return " and ".join(f"{dtype} {list(shape)}" for dtype, shape in layouts)
 
 
+def _check_like(tensors: Tensors, expected: Tensors, sender: str) -> None:
+    """Raise ``WireError`` unless names, shapes and dtypes are those expected."""
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
+        raise WireError(f"{sender} sent other weights than asked for: {', '.join(odd[:3])} …")
+    for name, tensor in tensors.items():
+        like = expected[name]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise WireError(
+                f"{sender} sent {name} as {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {like.dtype} {list(like.shape)}"
+            )
+
+
 def _expected(start: Mapping[str, Tensor], precision: str) -> Tensors:
     """Tensors without values, of the names, dtypes and shapes that travel."""
     expected: Tensors = {}
@@ -196,10 +191,6 @@ def _travelling(name: str, tensors: Sequence[Tensor]) -> Tensors:
     return {name + suffix: tensor for suffix, tensor in zip(_SUFFIXES, bits, strict=False)}
 
 
-def _received(
-    name: str, sent: Mapping[str, Tensor], precision: str, dtype: torch.dtype
-) -> list[Tensor]:
-    tensors = [sent[name + suffix] for suffix in _SUFFIXES if name + suffix in sent]
-    if precision == BFLOAT16 and dtype.is_floating_point:
-        return [tensors[0].view(torch.bfloat16)]
-    return tensors
+def _received(name: str, sent: Mapping[str, Tensor], like: Tensor, precision: str) -> list[Tensor]:
+    named = zip(_SUFFIXES, layout(like.shape, like.dtype, precision), strict=False)
+    return [sent[name + suffix].view(dtype) for suffix, (dtype, _) in named]

@@ -68,7 +68,8 @@ def encode(frame: Frame) -> bytes:
         head.append(_SHAPE.pack(_DTYPES.index(tensor.dtype), tensor.dim(), 0))
         head.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape))
         bodies.append(_raw(tensor))
-    return b"".join(_aligned(part) for part in (b"".join(head), *bodies))
+    parts = (b"".join(head), *bodies)
+    return b"".join(part.ljust(_up(len(part)), b"\0") for part in parts)
 
 
 def decode(data: bytes) -> Frame:
@@ -144,7 +145,3 @@ def _size(layout: Layout) -> int:
 
 def _up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _aligned(data: bytes) -> bytes:
-    return data + bytes(_up(len(data)) - len(data))

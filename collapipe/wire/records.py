@@ -55,9 +55,7 @@ def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
     return pack(UnitReply(state.unit, _json(state), lacking=tuple(lacking)))
 
 
-def unpack_state(content: RecordDict) -> StateReply | Failure:
-    if Failure.__name__ in content:
-        return unpack(Failure, content)
+def unpack_state(content: RecordDict) -> StateReply:
     answer = unpack(UnitReply, content)
     return StateReply(answer.unit, _own_state(answer), answer.lacking)
 
@@ -68,9 +66,7 @@ def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
     return RecordDict({"message": ConfigRecord(), **arrays})
 
 
-def unpack_groups(content: RecordDict) -> dict[str, Tensors] | Failure:
-    if Failure.__name__ in content:
-        return unpack(Failure, content)
+def unpack_groups(content: RecordDict) -> dict[str, Tensors]:
     return {name: unpack_tensors(record) for name, record in content.array_records.items()}
 
 
@@ -80,9 +76,7 @@ def pack_reply(reply: TrainReply) -> RecordDict:
     return pack(answer, weights=pack_tensors(reply.weights))
 
 
-def unpack_reply(content: RecordDict) -> TrainReply | Failure:
-    if Failure.__name__ in content:
-        return unpack(Failure, content)
+def unpack_reply(content: RecordDict) -> TrainReply:
     answer = unpack(UnitReply, content)
     if answer.report is None:
         raise WireError("reply without a report")

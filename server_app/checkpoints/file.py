@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class CheckpointFolder:
             self._clear()  # the room is needed
             raise
         self._point_to(checkpoint.name)
-        self._leave(keep)
+        self._remove(self.names()[:-keep])
 
     def read(self, name: str) -> Checkpoint:
         """Raises ``ConfigError`` where it is damaged, or of another version's format."""
@@ -121,14 +121,8 @@ class CheckpointFolder:
         """Remove the checkpoints after ``name``, and leave the last ``keep``."""
         self._clear()
         self._point_to(name)
-        for other in self.names():
-            if int(other) > int(name):
-                self._remove(other)
-        self._leave(keep)
-
-    def _leave(self, keep: int) -> None:
-        for old in self.names()[:-keep]:
-            self._remove(old)
+        self._remove([other for other in self.names() if int(other) > int(name)])
+        self._remove(self.names()[:-keep])
 
     def _point_to(self, name: str) -> None:
         link = self._path / f".{_LATEST}{_PARTIAL}"
@@ -136,11 +130,10 @@ class CheckpointFolder:
         link.replace(self._path / _LATEST)
         _sync(self._path)
 
-    def _remove(self, name: str) -> None:
-        """Under its name there is all of it or nothing."""
-        gone = self._partial(name)
-        (self._path / name).rename(gone)
-        shutil.rmtree(gone)
+    def _remove(self, names: Sequence[str]) -> None:
+        """Under its name there is all of a checkpoint or nothing."""
+        for name in names:
+            shutil.rmtree((self._path / name).rename(self._partial(name)))
 
     def _clear(self) -> None:
         """Remove what a killed run left half-done."""
@@ -194,17 +187,14 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
 def flat(training: TrainingState) -> Tensors:
     """All tensors under ``GROUP/NAME``, such as ``units.2.optimizer/embedding.weight/exp_avg``."""
 
-    def tensors_in(group: str, tree: Mapping[Any, Any]) -> Tensors:
-        found: Tensors = {}
+    def named(path: str, tree: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
         for key, value in tree.items():
             if isinstance(value, Tensor):
-                found[f"{group}/{key}"] = value
+                yield f"{path}/{key}", value
             else:
-                found |= tensors_in(f"{group}.{key}", value)
-        return found
+                yield from named(f"{path}.{key}", value)
 
-    groups = [tensors_in(group, getattr(training, group)) for group in _KEYS]
-    return {name: tensor for group in groups for name, tensor in group.items()}
+    return dict(pair for group in _KEYS for pair in named(group, getattr(training, group)))
 
 
 def nested(tensors: Mapping[str, Any]) -> TrainingState:

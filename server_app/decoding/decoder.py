@@ -9,34 +9,15 @@ import torch
 from torch import Tensor
 
 from collapipe.batch import IGNORED
+from collapipe.config import Settings
 from collapipe.errors import WireError
+from collapipe.models.cut import extra_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.split import HEAD
-from collapipe.sections import OptimizerSettings
-from collapipe.wire.compression import FLOAT32, decode, layout
+from collapipe.wire.compression import decode, layout
 
 OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, samples
-
-
-@dataclass(frozen=True, slots=True)
-class SessionPlan:
-    """What a session must know of its unit's round, and bounds of what a frame may hold: logits
-    cost far more memory than the targets that ask for them."""
-
-    unit: int
-    round: int
-    seed: int
-    num_blocks: int  # L; the unit has L + 1 parts, so it sends as many squared norms
-    dim: int  # d, the width of the activations
-    steps: range  # global steps that the unit will train, in order
-    total_steps: int  # of the whole run, for the schedule of the learning rate
-    num_classes: int
-    batch_size: int
-    max_length: int
-    precision: str = FLOAT32  # in which activations come
-    head: str | None = "decoder"  # its kind: how long targets may be follows from it
-    extra_rows: int = 0  # of an activation behind those of the tokens, see models.cut.extra_rows
 
 
 @dataclass
@@ -54,14 +35,18 @@ class _OpenStep:
 class DecoderSession:
     """One unit's head during one round.
 
-    ``turn`` is held from the begin to the end of a step: where units share a head, their gradients
-    must not mix. Nothing here is kept unless ``complete`` is True at the round's end;
-    ``target_tokens`` counts those of the finished steps.
+    Frames are checked against ``settings`` and ``num_classes``, the target ids that there are:
+    logits cost far more memory than the targets that ask for them. ``turn`` is held from the
+    begin to the end of a step: where units share a head, their gradients must not mix. Nothing here
+    is kept unless ``complete`` is True at the round's end; ``target_tokens`` counts those of the
+    finished steps, and an activation comes as ``activation_tensors``.
     """
 
-    plan: SessionPlan
+    settings: Settings
+    unit: int
+    round: int
+    num_classes: int
     part: HeadPart
-    optimizer: OptimizerSettings
     turn: AbstractContextManager[object]
     on_step: OnStep
     complete: bool = False
@@ -70,6 +55,13 @@ class DecoderSession:
     _step: _OpenStep | None = None
     _steps_done: int = 0
 
+    def __post_init__(self) -> None:
+        spec, self._precision = self.settings.model, self.settings.compression.activation
+        self._steps = self.settings.federation.steps_of(self.round)
+        self._extra_rows = extra_rows(spec)
+        self._dtype = next(self.part.module.parameters()).dtype
+        self.activation_tensors = len(layout((0, 0, spec.dim), self._dtype, self._precision))
+
     @property
     def in_step(self) -> bool:
         """Whether a step has begun and not ended."""
@@ -77,12 +69,13 @@ class DecoderSession:
 
     def begin(self, step: int, num_micro_batches: int, target_tokens: int) -> None:
         """Start a step. Raises ``WireError`` for another step than the plan's next."""
-        if self._step is not None or self._steps_done >= len(self.plan.steps):
+        if self._step is not None or self._steps_done >= len(self._steps):
             raise WireError(f"step {step} begins, but another is under way or all are done")
-        if step != self.plan.steps[self._steps_done]:
-            raise WireError(f"step {step} begins, expected {self.plan.steps[self._steps_done]}")
-        most = self.plan.batch_size * self.plan.max_length
-        if not 1 <= num_micro_batches <= self.plan.batch_size or not 1 <= target_tokens <= most:
+        if step != self._steps[self._steps_done]:
+            raise WireError(f"step {step} begins, expected {self._steps[self._steps_done]}")
+        samples = self.settings.batch_size
+        most = samples * self.settings.task.max_length
+        if not 1 <= num_micro_batches <= samples or not 1 <= target_tokens <= most:
             raise WireError(f"{num_micro_batches} micro-batches with {target_tokens} target tokens")
         self.turn.__enter__()
         self._step = _OpenStep(step, num_micro_batches, target_tokens)
@@ -96,8 +89,8 @@ class DecoderSession:
         if micro_batch != step.answered or micro_batch >= step.num_micro_batches:
             raise WireError(f"micro-batch {micro_batch} came, expected {step.answered}")
         self._check(sent[0].shape, mask, targets)
-        hidden = decode(sent, self.plan.precision, self._dtype)  # which may be far larger
-        key = DropoutKey(self.plan.seed, self.plan.unit, step.number)
+        hidden = decode(sent, self._precision, self._dtype)  # which may be far larger
+        key = DropoutKey(self.settings.seed, self.unit, step.number)
         loss, gradient = self.part.answer(
             hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
         )
@@ -107,15 +100,6 @@ class DecoderSession:
         step.seen_tokens += int((targets != IGNORED).sum())
         step.seen_samples += len(targets)
         return loss, gradient
-
-    @property
-    def activation_tensors(self) -> int:
-        """How many tensors an activation comes as."""
-        return len(layout((0, 0, self.plan.dim), self._dtype, self.plan.precision))
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next(self.part.module.parameters()).dtype
 
     def finish_step(self, squared_norms: Sequence[float]) -> list[float]:
         """End a step: the head's own squared norm; the head has stepped when this returns."""
@@ -130,20 +114,19 @@ class DecoderSession:
         own = [self.part.squared_norm()]
         if not self._check_finite("gradients' norm", own[0], step):
             return own  # the unit ends its round by it; the step is left undone
-        scale = clip_scale([*squared_norms, *own], self.optimizer.clip_norm)
-        self.part.step(self.optimizer.rate(step.number, self.plan.total_steps), scale)
+        optimizer, total_steps = self.settings.optimizer, self.settings.federation.total_steps
+        scale = clip_scale([*squared_norms, *own], optimizer.clip_norm)
+        self.part.step(optimizer.rate(step.number, total_steps), scale)
         self._leave_step()
         self._steps_done += 1
         self.target_tokens += step.target_tokens
-        self.on_step(self.plan.unit, step.number, step.loss, step.seen_samples)
+        self.on_step(self.unit, step.number, step.loss, step.seen_samples)
         return own
 
     def finish(self) -> None:
         """All steps are done. Raises ``WireError`` if they are not."""
-        if self._step is not None or self._steps_done != len(self.plan.steps):
-            raise WireError(
-                f"the round ends after {self._steps_done} of {len(self.plan.steps)} steps"
-            )
+        if self._step is not None or self._steps_done != len(self._steps):
+            raise WireError(f"the round ends after {self._steps_done} of {len(self._steps)} steps")
         self.complete = True
 
     def abandon(self) -> None:
@@ -155,7 +138,7 @@ class DecoderSession:
     def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
         if math.isfinite(value):
             return True
-        where = f"unit {self.plan.unit}, round {self.plan.round}, step {step.number}"
+        where = f"unit {self.unit}, round {self.round}, step {step.number}"
         self.diverged = f"{where}: the {what} is {value}; lower optimizer.lr"
         return False
 
@@ -171,10 +154,10 @@ class DecoderSession:
     def _check(self, hidden: torch.Size, mask: Tensor, targets: Tensor) -> None:
         fits = (
             len(hidden) == 3
-            and 1 <= hidden[0] <= self.plan.batch_size
-            and hidden[2] == self.plan.dim
-            and mask.shape == (hidden[0], hidden[1] - self.plan.extra_rows)
-            and 1 <= mask.shape[1] <= self.plan.max_length
+            and 1 <= hidden[0] <= self.settings.batch_size
+            and hidden[2] == self.settings.model.dim
+            and mask.shape == (hidden[0], hidden[1] - self._extra_rows)
+            and 1 <= mask.shape[1] <= self.settings.task.max_length
             and mask.dtype == torch.bool
             and targets.dim() == 2
             and targets.shape[0] == hidden[0]
@@ -186,11 +169,11 @@ class DecoderSession:
                 f"activation {list(hidden)}, mask {mask.dtype} {list(mask.shape)} and targets "
                 f"{targets.dtype} {list(targets.shape)} do not fit"
             )
-        wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.plan.num_classes))
+        wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.num_classes))
         if bool(wrong.any()):
-            raise WireError(f"target ids outside of 0 … {self.plan.num_classes - 1}")
+            raise WireError(f"target ids outside of 0 … {self.num_classes - 1}")
 
     def _most_targets(self, length: int) -> int:
         """Of a sample with ``length`` tokens: more would count and not be learned from."""
         most = {"pooled": 1, "tokens": length, "causal": length}
-        return most.get(str(self.plan.head), self.plan.max_length)
+        return most.get(str(self.settings.model.head), self.settings.task.max_length)

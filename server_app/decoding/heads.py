@@ -3,68 +3,70 @@
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 from collapipe.config import Settings
-from collapipe.models.cut import extra_rows
 from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.messages import LinkAddress
-from server_app.decoding.decoder import DecoderSession, OnStep, SessionPlan
+from server_app.decoding.decoder import DecoderSession, OnStep
 from server_app.decoding.link import DecoderLinkServer
 
 _SHARED = -1  # whose optimiser state it is when all units share a head
 
 
+@dataclass
 class Heads:
     """Opens sessions for a round and, when it is over, knows what they learned.
 
-    ``states`` are the optimisers', which last from round to round, keyed by unit; only those of
-    units that finished are kept. ``frozen`` names weights that do not train: sessions share them.
+    Without a ``link`` there are none: units have heads of their own. ``frozen`` names weights that
+    do not train: sessions share them. ``states`` are the optimisers', which last from round to
+    round, keyed by unit; only those of units that finished are kept.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        vocabulary: Vocabulary,
-        link: DecoderLinkServer,
-        on_step: OnStep,
-        frozen: Collection[str],
-    ) -> None:
-        self._settings, self._vocabulary = settings, vocabulary
-        self._link, self._on_step = link, on_step
-        self.shared = settings.decoder.mode == "shared"
-        self._frozen = {name.removeprefix(f"{HEAD}.") for name in frozen}
-        self.states: dict[int, Tensors] = {}
-        self._sessions: dict[int, DecoderSession] = {}
-        self._addresses: dict[int, LinkAddress] = {}
-        self._first: Tensors = {}
+    settings: Settings
+    vocabulary: Vocabulary
+    link: DecoderLinkServer | None
+    on_step: OnStep
+    frozen: Collection[str]
+    states: dict[int, Tensors] = field(default_factory=dict)
+    _sessions: dict[int, DecoderSession] = field(default_factory=dict)
+    _first: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shared = self.link is not None and self.settings.decoder.mode == "shared"
 
     def open(self, round_: int, models: Mapping[int, Tensors]) -> dict[int, LinkAddress]:
         """A session for each unit, from the model that its round starts from, and how to reach it.
 
         A shared head is the first unit's, whose model is then everybody's.
         """
+        if self.link is None:
+            return {}
         first = next(iter(models.values()), {})
         self._first = prefixed(HEAD, select(first, HEAD))
-        turn: AbstractContextManager[object] = threading.Lock() if self.shared else nullcontext()
-        common = self._build(first, _SHARED) if self.shared and models else None
+        turn: AbstractContextManager[object] = threading.Lock() if self._shared else nullcontext()
+        common = self._build(first, _SHARED) if self._shared and models else None
+        parts = {unit: common or self._build(model, unit) for unit, model in models.items()}
+        settings, num_classes = self.settings, self.vocabulary.num_classes
         self._sessions = {
-            unit: self._session(unit, round_, common or self._build(model, unit), turn)
-            for unit, model in models.items()
+            unit: DecoderSession(settings, unit, round_, num_classes, part, turn, self.on_step)
+            for unit, part in parts.items()
         }
-        self._addresses = {unit: self._link.open(each) for unit, each in self._sessions.items()}
-        return self._addresses
+        return {unit: self.link.open(each) for unit, each in self._sessions.items()}
 
     def close(self) -> None:
         """The round is over: streams end, wherever they are, and nothing changes any more."""
-        self._link.close([*self._addresses.values()])
-        self._addresses = {}
+        if self.link is not None:
+            self.link.close()
 
-    def target_tokens(self, unit: int) -> int:
-        """Target tokens that the unit's session was trained on; 0 unless it saw all steps."""
-        session = self._sessions[unit]
+    def target_tokens(self, unit: int) -> int | None:
+        """Target tokens that the unit's session was trained on; 0 unless it saw all steps, None
+        where it has none."""
+        if (session := self._sessions.get(unit)) is None:
+            return None
         return session.target_tokens if session.complete else 0
 
     def diverged(self) -> str | None:
@@ -73,48 +75,30 @@ class Heads:
 
     def weights(self, unit: int) -> Tensors:
         """The head that the unit's session trained."""
-        return self._sessions[unit].part.weights()
+        return self._sessions[unit].part.weights() if unit in self._sessions else {}
 
     def common_weights(self, finished: Collection[int]) -> Tensors:
-        """The shared head; as it was at first if a unit failed, for its steps cannot be undone."""
+        """A shared head; as it was at first if a unit failed, for its steps cannot be undone."""
+        if not self._shared:
+            return {}
         failed = self._sessions.keys() - set(finished)
         return self._first if failed else self.weights(next(iter(self._sessions)))
 
     def keep_states(self, units: Collection[int]) -> None:
         """Remember the optimisers of the units that finished."""
         failed = self._sessions.keys() - set(units)
-        if self._settings.optimizer.state == "reset" or (self.shared and failed):
+        if self.settings.optimizer.state == "reset" or (self._shared and failed):
             return
-        for unit in units:
-            owner = _SHARED if self.shared else unit
-            self.states[owner] = self._sessions[unit].part.optimizer_state()
+        for unit, session in self._sessions.items():
+            if unit in units:
+                owner = _SHARED if self._shared else unit
+                self.states[owner] = session.part.optimizer_state()
 
     def _build(self, weights: Tensors, owner: int) -> HeadPart:
-        settings = self._settings
+        settings = self.settings
         own = {
-            name: value if name in self._frozen else value.clone()
+            name: value if f"{HEAD}.{name}" in self.frozen else value.clone()
             for name, value in select(weights, HEAD).items()
         }
-        module = build_empty(lambda: settings.model.build_head(self._vocabulary), own)
+        module = build_empty(lambda: settings.model.build_head(self.vocabulary), own)
         return HeadPart(HEAD, module, settings.optimizer, self.states.get(owner, {}))
-
-    def _session(
-        self, unit: int, round_: int, part: HeadPart, turn: AbstractContextManager[object]
-    ) -> DecoderSession:
-        settings, federation = self._settings, self._settings.federation
-        plan = SessionPlan(
-            unit,
-            round_,
-            settings.seed,
-            settings.model.num_blocks,
-            settings.model.dim,
-            federation.steps_of(round_),
-            federation.total_steps,
-            self._vocabulary.num_classes,
-            settings.batch_size,
-            settings.task.max_length,
-            settings.compression.activation,
-            settings.model.head,
-            extra_rows(settings.model),
-        )
-        return DecoderSession(plan, part, settings.optimizer, turn, self._on_step)

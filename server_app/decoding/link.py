@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import torch
@@ -38,21 +38,20 @@ class _Stream:
     active: float = field(default_factory=time.monotonic)
 
 
+@dataclass
 class _Doorkeeper(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Turns strangers away on gRPC's own thread, where they take no worker from the units.
 
     To them there is no such method: they get UNIMPLEMENTED.
     """
 
-    def __init__(
-        self, service: str, method: str, handler: object, knows: Callable[[Metadata], bool]
-    ) -> None:
-        self._handler = grpc.method_handlers_generic_handler(service, {method: handler})
-        self._knows = knows
+    handler: grpc.RpcMethodHandler
+    find: Callable[[Metadata], str | None]
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """The handler of a call; None: there is no such method."""
-        return self._handler.service(call) if self._knows(call.invocation_metadata) else None
+        known = call.method == METHOD and self.find(call.invocation_metadata)
+        return self.handler if known else None
 
 
 class DecoderLinkServer:
@@ -67,12 +66,10 @@ class DecoderLinkServer:
     def __init__(self, settings: LinkSettings, max_sessions: int) -> None:
         self._sessions: dict[str, DecoderSession] = {}
         self._streams: dict[str, _Stream] = {}
-        self._lock = threading.Lock()
-        self._max_sessions = max_sessions
-        self._frame_timeout_s = settings.frame_timeout_s
+        self._lock = threading.RLock()  # ``_find`` takes it, too
+        self._max_sessions, self._frame_timeout_s = max_sessions, settings.frame_timeout_s
         self._closed = threading.Event()
-        key, self._certificate = self_signed()
-        self._unit_key, self._unit_certificate = self_signed(UNIT_NAME)
+        (key, certificate), (unit_key, unit_certificate) = self_signed(), self_signed(UNIT_NAME)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
             options=[
@@ -82,11 +79,10 @@ class DecoderLinkServer:
                 ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
             ],
         )
-        service, method = METHOD.strip("/").split("/")
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers((_Doorkeeper(service, method, handler, self._knows),))
+        self._server.add_generic_rpc_handlers((_Doorkeeper(handler, self._find),))
         credentials = grpc.ssl_server_credentials(
-            [(key, self._certificate)], self._unit_certificate, require_client_auth=True
+            [(key, certificate)], unit_certificate, require_client_auth=True
         )
         wanted = f"{settings.host}:{settings.port}"
         try:
@@ -95,7 +91,8 @@ class DecoderLinkServer:
             raise ConfigError(
                 f"link.host, link.port={wanted}: cannot listen there ({error}); set another"
             ) from error
-        self._address = f"{settings.host}:{port}"
+        address = f"{settings.host}:{port}"
+        self._tokenless = LinkAddress(address, certificate, unit_key, unit_certificate, token="")
 
     def __enter__(self) -> "DecoderLinkServer":
         self._server.start()
@@ -113,16 +110,14 @@ class DecoderLinkServer:
             if len(self._sessions) >= self._max_sessions:
                 raise LinkError(f"{len(self._sessions)} sessions are open, as many as there may be")
             self._sessions[token] = session
-        return LinkAddress(
-            self._address, self._certificate, self._unit_key, self._unit_certificate, token
-        )
+        return replace(self._tokenless, token=token)
 
-    def close(self, addresses: Sequence[LinkAddress]) -> None:
-        """Forget the sessions and end their streams; none is in its session any more on return."""
+    def close(self) -> None:
+        """Forget all sessions and end their streams; none is in its session any more on return."""
         with self._lock:
-            for address in addresses:
-                self._sessions.pop(address.token, None)
-            streams = [self._streams.pop(a.token) for a in addresses if a.token in self._streams]
+            streams = list(self._streams.values())
+            self._sessions.clear()
+            self._streams.clear()
         for stream in streams:
             stream.context.cancel()
         for stream in streams:
@@ -158,17 +153,14 @@ class DecoderLinkServer:
             stream.session.abandon()
             stream.left.set()
 
-    def _knows(self, metadata: Metadata) -> bool:
-        with self._lock:
-            return self._find(metadata) is not None
-
     def _find(self, metadata: Metadata) -> str | None:
         """The caller's token, if it is that of an open session of the caller's unit."""
         unit, offered = read_credentials(dict(metadata))
-        for token, session in self._sessions.items():
-            same = hmac.compare_digest(token.encode(), offered.encode())
-            if same and unit == str(session.plan.unit):
-                return token
+        with self._lock:
+            for token, session in self._sessions.items():
+                same = hmac.compare_digest(token.encode(), offered.encode())
+                if same and unit == str(session.unit):
+                    return token
         return None
 
     def _watch(self) -> None:
@@ -184,9 +176,8 @@ class DecoderLinkServer:
 
 def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
     """The session's answer to a frame. Raises ``WireError`` where the frame does not fit."""
-    if frame.round != session.plan.round:
-        raise WireError(f"frame of round {frame.round} in round {session.plan.round}")
-    tensors: tuple[torch.Tensor, ...] = ()
+    if frame.round != session.round:
+        raise WireError(f"frame of round {frame.round} in round {session.round}")
     if frame.kind == FrameKind.BEGIN:
         begin = _only(frame, 1)[0]
         if begin.shape != (2,) or begin.dtype != torch.int64:
@@ -196,18 +187,17 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
     if frame.kind == FrameKind.ACTIVATION:
         *sent, mask, targets = _only(frame, session.activation_tensors + 2)
         loss, gradient = session.answer(frame.micro_batch, sent, mask, targets)
-        tensors = (torch.tensor(loss, dtype=torch.float64), gradient)
-        return Frame(FrameKind.GRADIENT, frame.round, frame.step, frame.micro_batch, tensors)
+        tensors = torch.tensor(loss, dtype=torch.float64), gradient
+        return replace(frame, kind=FrameKind.GRADIENT, tensors=tensors)
     if frame.kind == FrameKind.NORMS:
         norms = _only(frame, 1)[0]
-        if norms.dtype != torch.float64 or norms.shape != (session.plan.num_blocks + 1,):
+        if norms.dtype != torch.float64 or norms.shape != (session.settings.model.num_blocks + 1,):
             raise WireError(f"norms {norms.dtype} {list(norms.shape)}; a float64 for each part")
-        own = session.finish_step(norms.tolist())
-        tensors = (torch.tensor(own, dtype=torch.float64),)
-        return Frame(FrameKind.NORMS, frame.round, frame.step, 0, tensors)
+        own = torch.tensor(session.finish_step(norms.tolist()), dtype=torch.float64)
+        return replace(frame, tensors=(own,))
     if frame.kind == FrameKind.BYE:
         session.finish()
-        return Frame(FrameKind.BYE, frame.round, frame.step, 0)
+        return replace(frame, tensors=())
     raise WireError(f"a unit does not send {frame.kind.name}")
 
 

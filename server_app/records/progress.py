@@ -2,7 +2,7 @@
 
 import threading
 import time
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -35,14 +35,10 @@ class RunProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        begun: dict[str, Any] = {
-            "round": 1,
-            "rounds": rounds,
-            "loss": "–",
-            "speed": "–",
-            "metric": "no metric yet",
-        }
-        self._task = self._live.add_task("train", total=rounds * steps_per_round, **begun)
+        total, told = rounds * steps_per_round, "no metric yet"
+        self._task = self._live.add_task(
+            "train", total=total, round=1, rounds=rounds, loss="–", speed="–", metric=told
+        )
 
     def __enter__(self) -> Self:
         self._live.start()

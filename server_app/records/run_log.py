@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from collapipe.report import RoundReport
 from collapipe.runs.folder import REQUESTS, RunFolder
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluation
+from server_app.records.summary import History
 
 _log = logging.getLogger(__name__)
 _REQUEST = TypeAdapter(RoundRequest)
@@ -29,12 +30,15 @@ Cell = str | int | float
 LogScalars = Callable[[Mapping[str, float], int], None]
 
 
+@dataclass(frozen=True, slots=True)
 class RunLog:
     """Lines of ``metrics.jsonl`` and ``metrics.csv``, curves, and in ``requests.jsonl.gz`` what
-    each round was planned from, so that it can be planned again."""
+    each round was planned from, so that it can be planned again. ``start`` is the run's, of
+    ``time.perf_counter``."""
 
-    def __init__(self, folder: RunFolder, curves: Sequence[LogScalars], start: float) -> None:
-        self._folder, self._curves, self._start = folder, curves, start
+    folder: RunFolder
+    curves: Sequence[LogScalars]
+    start: float
 
     def add(
         self,
@@ -47,35 +51,32 @@ class RunLog:
         line = replace(
             report,
             seconds={**seconds, **report.seconds},
-            wall_s=time.perf_counter() - self._start,
+            wall_s=time.perf_counter() - self.start,
             evaluation_loss=evaluation.loss if evaluation else None,
             metric=evaluation.score if evaluation else None,
         )
         planned_from = _REQUEST.dump_json(request) + b"\n"
-        self._folder.append(REQUESTS, gzip.compress(planned_from, 1, mtime=0))
-        self._folder.append_metrics(line.json_tree())
-        self._folder.append_row("metrics.csv", csv_row(line))
-        for log in self._curves:
+        self.folder.append(REQUESTS, gzip.compress(planned_from, 1, mtime=0))
+        self.folder.append_metrics(line.json_tree())
+        self.folder.append_row("metrics.csv", csv_row(line))
+        for log in self.curves:
             log(_scalars(line), report.round)
 
 
 @contextmanager
-def run_log(
-    folder: RunFolder, settings: Settings, start: float, first_round: int
-) -> Iterator[RunLog]:
-    """A run's log; ``start`` is the run's, of ``time.perf_counter``. Curves of an earlier part end
-    before ``first_round``."""
+def run_log(folder: RunFolder, settings: Settings, history: History) -> Iterator[RunLog]:
+    """A run's log; curves of an earlier part end with the rounds of ``history``."""
     with ExitStack() as stack:
-        curves = [stack.enter_context(_tensorboard(folder, first_round))]
+        curves = [stack.enter_context(_tensorboard(folder, history.num_rounds))]
         if settings.tracking.mlflow:
             mlflow = mlflow_log(settings.tracking.mlflow, folder, settings)
             curves.append(stack.enter_context(mlflow))
-        yield RunLog(folder, curves, start)
+        yield RunLog(folder, curves, history.start)
 
 
 @contextmanager
-def _tensorboard(folder: RunFolder, first_round: int) -> Iterator[LogScalars]:
-    purge_step = first_round if first_round > 1 else None
+def _tensorboard(folder: RunFolder, rounds_done: int) -> Iterator[LogScalars]:
+    purge_step = rounds_done + 1 if rounds_done else None
     with folder.storage_errors("tensorboard"):
         writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step)
 

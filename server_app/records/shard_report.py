@@ -12,7 +12,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import PercentFormatter
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from collapipe.config import Settings
 from collapipe.runs.folder import RunFolder
@@ -41,10 +41,9 @@ def write_shard_report(settings: Settings, folder: RunFolder, console: Console) 
         file.write_text(text, encoding="utf-8")
     with folder.replacing("shards.png") as file:
         draw(sizes, counts, labels, file)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
-    table.add_column("unit", justify="right")
-    table.add_column("rows", justify="right")
-    table.add_column("labels" if any(counts) else "")
+    columns = Column("unit", justify="right"), Column("rows", justify="right")
+    last = "labels" if any(counts) else ""
+    table = Table(*columns, last, box=None, padding=(0, 2, 0, 0), header_style="")
     for unit in range(min(len(sizes), _SHOWN_UNITS)):
         table.add_row(str(unit), f"{sizes[unit]:,}", escape(_most(counts[unit])))
     if len(sizes) > _SHOWN_UNITS:

@@ -1,6 +1,7 @@
 """The model between rounds: one of all units, or each unit's own where nothing is averaged."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,9 +33,8 @@ class GlobalModel:
 
     def names(self) -> set[str]:
         """Of the weights that units get and return."""
-        head = f"{HEAD}." if self._settings.server_has_heads else None
-        names = self.weights.keys() - self.frozen
-        return {name for name in names if head is None or not name.startswith(head)}
+        names, linked = self.weights.keys() - self.frozen, self._settings.server_has_heads
+        return {name for name in names if not (linked and name.startswith(f"{HEAD}."))}
 
     def frozen_parts(self) -> dict[str, Tensors]:
         """Frozen weights of the parts that units hold: part → tensors."""
@@ -106,52 +106,37 @@ def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
     return averaged
 
 
+@dataclass
 class ServerOptimizer:
-    """A step on the pseudo-gradient θ(t) − average; its memory lasts for the run.
+    """A step on the pseudo-gradient θ(t) − average.
 
+    ``state`` is its memory, which lasts for the run: ``NAME/exp_avg`` of the weight ``NAME``.
     ``fedavg`` takes the average itself. With one local step of plain SGD that is eqs. (6)–(9).
     Weights that are not floating-point numbers are taken from the average in any case.
     """
 
-    def __init__(self, settings: ServerOptimizerSettings) -> None:
-        self._settings = settings
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._parameters: Tensors = {}
-        self._restored: Tensors = {}
-
-    @property
-    def state(self) -> Tensors:
-        """Its memory: ``NAME/exp_avg`` of the weight ``NAME``."""
-        if self._optimizer is None:
-            return self._restored
-        return {
-            f"{name}/{quantity}": value
-            for name, parameter in self._parameters.items()
-            for quantity, value in self._optimizer.state.get(parameter, {}).items()
-            if isinstance(value, Tensor)
-        }
-
-    def restore(self, state: Tensors) -> None:
-        """Go on with the memory that ``state`` was; before the first step."""
-        assert self._optimizer is None, "restore after a step"
-        self._restored = state
+    settings: ServerOptimizerSettings
+    state: Tensors = field(default_factory=dict)
 
     def step(self, previous: Tensors, averaged: Tensors) -> Tensors:
         """The new model from the round's first weights and the units' average."""
-        if self._settings.name == "fedavg":
+        if self.settings.name == "fedavg":
             return averaged
-        if self._optimizer is None:
-            floats = {k: v.clone() for k, v in previous.items() if v.is_floating_point()}
-            self._parameters = floats
-            self._optimizer = _build(self._settings, list(self._parameters.values()))
-            for key, value in self._restored.items():
-                name, _, quantity = key.rpartition("/")
-                self._optimizer.state[self._parameters[name]][quantity] = value.clone()
-        for name, parameter in self._parameters.items():
-            parameter.copy_(previous[name])
+        stepped = {k: v.clone() for k, v in previous.items() if v.is_floating_point()}
+        optimizer = _build(self.settings, list(stepped.values()))
+        for key, value in self.state.items():
+            name, _, quantity = key.rpartition("/")
+            optimizer.state[stepped[name]][quantity] = value
+        for name, parameter in stepped.items():
             parameter.grad = previous[name] - averaged[name]
-        self._optimizer.step()
-        stepped = {name: parameter.clone() for name, parameter in self._parameters.items()}
+        optimizer.step()
+        optimizer.zero_grad()
+        self.state = {
+            f"{name}/{quantity}": value
+            for name, parameter in stepped.items()
+            for quantity, value in optimizer.state[parameter].items()
+            if isinstance(value, Tensor)
+        }
         return {**averaged, **stepped}
 
 

@@ -5,10 +5,10 @@ import math
 from dataclasses import replace
 
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from collapipe.config import Settings
-from collapipe.errors import WireError, one_line
+from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
@@ -18,6 +18,7 @@ from collapipe.wire.compression import restore
 from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
+from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST = 1e100  # of what is averaged, so that no sum of it is infinite
@@ -37,26 +38,20 @@ def received(
     the server was trained on, 0 unless that saw all steps; None: it has none there.
     """
     if message is None:
-        limit = f"{settings.federation.round_timeout_s:g}"
-        return Failure("Timeout", f"no answer in {limit} s")
-    if message.has_error():
-        return Failure("ClientApp", one_line(message.error.reason))
-    try:
-        reply = records.unpack_reply(message.content)
-        if isinstance(reply, Failure):
-            return Failure(one_line(reply.kind), one_line(reply.message))
+        return Failure("Timeout", f"no answer in {settings.federation.round_timeout_s:g} s")
+
+    def whole(content: RecordDict) -> TrainReply:
+        reply, upload = records.unpack_reply(content), settings.compression.upload
         check_report(reply.report, plan.unit, seen, settings)
-        upload = settings.compression.upload
-        weights = restore(reply.weights, sent, upload, f"unit {plan.unit}")
-    except WireError as error:
-        return Failure("WireError", one_line(error))
-    factor = settings.federation.channel_noise
-    if factor:
-        constant_w = settings.channel.interference_constant_w
-        variance = noise_variance(plan, request, constant_w, factor)
-        seed = derive(settings.seed, "channel_noise", request.round, plan.unit)
-        weights = with_noise(weights, variance, seed)
-    return replace(reply, weights=weights)
+        return replace(reply, weights=restore(reply.weights, sent, upload, f"unit {plan.unit}"))
+
+    reply, factor = answered(message, whole), settings.federation.channel_noise
+    if isinstance(reply, Failure) or not factor:
+        return reply
+    constant_w = settings.channel.interference_constant_w
+    variance = noise_variance(plan, request, constant_w, factor)
+    seed = derive(settings.seed, "channel_noise", request.round, plan.unit)
+    return replace(reply, weights=with_noise(reply.weights, variance, seed))
 
 
 def check_report(report: ClusterReport, unit: int, seen: int | None, settings: Settings) -> None:
@@ -107,12 +102,10 @@ def noise_variance(
 
 def with_noise(weights: Tensors, variance: float, seed: int) -> Tensors:
     """The weights with independent Gaussian noise of mean 0; whole numbers stay."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def noisy(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-        return tensor + math.sqrt(variance) * noise
-
-    return {name: noisy(tensor) for name, tensor in weights.items()}
+    generator, deviation = torch.Generator().manual_seed(seed), math.sqrt(variance)
+    noisy = dict(weights)
+    for name, tensor in weights.items():
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            noisy[name] = tensor + deviation * noise
+    return noisy

@@ -101,8 +101,7 @@ class Scheduler:
         """
         pairs = zip(state.reported, self.state.reported, strict=True)
         for unit, (then, now) in enumerate(pairs):
-            known = isinstance(then, ClusterState) and isinstance(now, ClusterState)
-            if known and then != now:
+            if isinstance(then, ClusterState) and isinstance(now, ClusterState) and then != now:
                 raise ConfigError(
                     f"{self._settings.run_dir}: unit {unit} reports other devices, rows or bits "
                     "than at the checkpoint; bring back the files that the run began with "

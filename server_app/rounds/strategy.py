@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,16 +45,6 @@ class _Round:
     left: float
 
 
-@dataclass
-class _Session:
-    """What one call of ``start`` works with."""
-
-    units: Units
-    scheduler: Scheduler
-    heads: Heads | None
-    round: _Round | None = None
-
-
 class CollaPipeStrategy(Strategy):
     """A Flower strategy whose units pipeline encoders while the server trains the head.
 
@@ -71,6 +61,11 @@ class CollaPipeStrategy(Strategy):
     round, ``on_step`` by the decoder link's threads after every local step.
     """
 
+    _units: Units  # these four of the last ``start``
+    _scheduler: Scheduler
+    _heads: Heads
+    _round: _Round
+
     def __init__(
         self,
         settings: Settings,
@@ -85,7 +80,6 @@ class CollaPipeStrategy(Strategy):
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
         self._rounds_done = 0
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
-        self._session: _Session | None = None
 
     def initial_arrays(self) -> ArrayRecord:
         """The untrained model, or that of the checkpoint that the run goes on from."""
@@ -99,7 +93,7 @@ class CollaPipeStrategy(Strategy):
         """Let ``start`` go on after ``round_``: its first round is the next one."""
         self._rounds_done, self._checkpoint = round_, (scheduler, training)
         self.model.weights, self.model.own_models = training.weights, dict(training.own_models)
-        self.model.server_optimizer.restore(training.server_optimizer)
+        self.model.server_optimizer.state = training.server_optimizer
 
     def summary(self) -> None:
         """Nothing: the run's configuration is printed and saved by who starts it."""
@@ -123,36 +117,30 @@ class CollaPipeStrategy(Strategy):
         settings, num_units = self._settings, self._settings.federation.num_units
         timeout_s = settings.federation.round_timeout_s if timeout is None else timeout
         self._load(initial_arrays)
-        frozen = self.model.frozen_parts()
-        units = Units(grid, settings.federation, self._tokenizer.pack(), frozen)
-        scheduler, heads = Scheduler(settings, units.discover()), None
-        with ExitStack() as stack:
-            if settings.server_has_heads:
-                link = stack.enter_context(DecoderLinkServer(settings.link, num_units))
-                vocabulary, fixed = self._tokenizer.vocabulary, self.model.frozen
-                heads = Heads(settings, vocabulary, link, self._on_step, fixed)
-            self._session = _Session(units, scheduler, heads)
-            stack.callback(setattr, self, "_session", None)
+        frozen, vocabulary = self.model.frozen_parts(), self._tokenizer.vocabulary
+        self._units = Units(grid, settings.federation, self._tokenizer.pack(), frozen)
+        self._scheduler = Scheduler(settings, self._units.discover())
+        linked = settings.server_has_heads
+        with DecoderLinkServer(settings.link, num_units) if linked else nullcontext() as link:
+            self._heads = Heads(settings, vocabulary, link, self._on_step, self.model.frozen)
             if self._checkpoint is not None:
-                self._restore(self._session, *self._checkpoint)
+                self._restore(*self._checkpoint)
             return super().start(grid, initial_arrays, num_rounds, timeout_s, *arguments, **named)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """A ``train`` message for each unit of the round's plan; none where it is skipped."""
-        session, round_ = self._running(), self._rounds_done + server_round
-        excluded = session.scheduler.excluded
+        round_, excluded = self._rounds_done + server_round, self._scheduler.excluded
         if excluded:  # they may be in order by now
-            session.scheduler.update_states(session.units.ask_again(excluded))
+            self._scheduler.update_states(self._units.ask_again(excluded))
         began = time.perf_counter()
-        decision = session.scheduler.decide(round_)
+        decision = self._scheduler.decide(round_)
         planned = time.perf_counter()
         self._load(arrays)
-        clusters, links = decision.plan.clusters, {}
+        clusters = decision.plan.clusters
         models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
-        if session.heads is not None:
-            links = session.heads.open(round_, models)
+        links = self._heads.open(round_, models)
         names, own = self.model.names(), self.model.own_models
         sent = {u: {k: t for k, t in model.items() if k in names} for u, model in models.items()}
         common, messages = records.select_arrays(arrays, names), []
@@ -160,9 +148,9 @@ class CollaPipeStrategy(Strategy):
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
             request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
             weights = records.pack_tensors(sent[unit]) if unit in own else common
-            content, node = records.pack(request, weights=weights), session.units.nodes[unit]
+            content, node = records.pack(request, weights=weights), self._units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
-        session.round = _Round(decision, sent, began, planned, time.perf_counter())
+        self._round = _Round(decision, sent, began, planned, time.perf_counter())
         return messages
 
     def aggregate_train(
@@ -170,12 +158,9 @@ class CollaPipeStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The new model from the units that finished; None where the round was skipped, or models
         are not averaged. Raises as ``start``."""
-        session, came = self._running(), time.perf_counter()
-        now, session.round = session.round, None
-        assert now is not None, "aggregate_train before configure_train"
-        if session.heads is not None:
-            session.heads.close()
-        finished, failures = self._outcomes(session, now, replies)
+        now, came = self._round, time.perf_counter()
+        self._heads.close()
+        finished, failures = self._outcomes(now, replies)
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None
@@ -184,13 +169,14 @@ class CollaPipeStrategy(Strategy):
             shares = {u: 1.0 if uniform else float(r.target_tokens) for u, r in reports.items()}
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
             metrics = MetricRecord({"train_loss": train_loss})
-            moved = self._learn(now.decision.plan.round, finished, shares, session.heads)
+            common = self._heads.common_weights(finished)
+            models = {u: each.weights | self._heads.weights(u) for u, each in finished.items()}
+            moved = self.model.learn(now.decision.plan.round, models, shares, common)
             if moved is not None:
                 squared_norm = np.mean([np.mean(each.squared_norms) for each in reports.values()])
                 observation = RoundObservation(float(squared_norm), train_loss, moved)
-        if session.heads is not None:
-            session.heads.keep_states(finished)
-        report = session.scheduler.end(
+        self._heads.keep_states(finished)
+        report = self._scheduler.end(
             now.decision,
             losses,
             {unit: reply.state for unit, reply in finished.items()},
@@ -203,7 +189,7 @@ class CollaPipeStrategy(Strategy):
         )
         if observation is not None:
             arrays = self._arrays = records.pack_tensors(self.model.weights)
-        self._on_round(self._result(session, now, came, report))
+        self._on_round(self._result(now, came, report))
         return arrays, metrics
 
     def configure_evaluate(
@@ -217,32 +203,30 @@ class CollaPipeStrategy(Strategy):
         return None
 
     def _outcomes(
-        self, session: _Session, now: _Round, replies: Iterable[Message]
+        self, now: _Round, replies: Iterable[Message]
     ) -> tuple[dict[int, TrainReply], dict[int, Failure]]:
         """The replies of the units that finished, and why the others of the plan did not.
 
         Raises ``NonFiniteLossError`` where the server saw that a head diverged, and what ends the
         run where no unit finished.
         """
-        plan, heads = now.decision.plan, session.heads
+        plan = now.decision.plan
         came_from = {message.metadata.src_node_id: message for message in replies}
         outcomes = dict[int, TrainReply | Failure]()
         for each in plan.clusters:
-            seen = heads.target_tokens(each.unit) if heads else None
-            message, sent = came_from.get(session.units.nodes[each.unit]), now.sent[each.unit]
+            seen = self._heads.target_tokens(each.unit)
+            message, sent = came_from.get(self._units.nodes[each.unit]), now.sent[each.unit]
             request, settings = now.decision.request, self._settings
             outcomes[each.unit] = received(message, each, sent, seen, request, settings)
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
-        if heads is not None and (diverged := heads.diverged()):
+        if diverged := self._heads.diverged():
             raise NonFiniteLossError(diverged)
         if plan.clusters and not finished:
             raise _nobody_finished(plan.round, failures)
         return finished, failures
 
-    def _result(
-        self, session: _Session, now: _Round, came: float, report: RoundReport
-    ) -> RoundResult:
+    def _result(self, now: _Round, came: float, report: RoundReport) -> RoundResult:
         """What the round leaves, the wall time of its phases among it."""
         ended = time.perf_counter()
         seconds = {
@@ -252,61 +236,29 @@ class CollaPipeStrategy(Strategy):
             "plan": now.planned - now.began,
             "round": ended - now.began,
         }
-        frozen_bytes, session.units.frozen_bytes = session.units.frozen_bytes, 0
+        frozen_bytes, self._units.frozen_bytes = self._units.frozen_bytes, 0
+        request, state = now.decision.request, self._scheduler.state
         return RoundResult(
-            report,
-            now.decision.request,
-            seconds,
-            session.scheduler.state,
-            self.model,
-            frozen_bytes,
-            lambda: self._training_state(session),
+            report, request, seconds, state, self.model, frozen_bytes, self._training_state
         )
-
-    def _running(self) -> _Session:
-        assert self._session is not None, "a round outside of start"
-        return self._session
 
     def _load(self, arrays: ArrayRecord) -> None:
         """The model's weights are those of ``arrays``, which mostly they are already."""
         if arrays is not self._arrays:
             self.model.weights, self._arrays = records.unpack_tensors(arrays), arrays
 
-    def _restore(self, session: _Session, then: SchedulerState, training: TrainingState) -> None:
-        missing = {
-            unit: failure
-            for unit, failure in session.scheduler.excluded.items()
-            if unit not in session.units.nodes
-        }
-        session.scheduler.resume_from(then)
-        session.scheduler.update_states(missing)
-        if session.heads is not None:
-            session.heads.states = dict(training.heads)
-        session.units.restore(training.units)
+    def _restore(self, then: SchedulerState, training: TrainingState) -> None:
+        known, excluded = self._units.nodes, self._scheduler.excluded
+        missing = {unit: failure for unit, failure in excluded.items() if unit not in known}
+        self._scheduler.resume_from(then)
+        self._scheduler.update_states(missing)
+        self._heads.states = dict(training.heads)
+        self._units.restore(training.units)
 
-    def _training_state(self, session: _Session) -> TrainingState:
-        return TrainingState(
-            self.model.weights,
-            self.model.own_models,
-            self.model.server_optimizer.state,
-            session.heads.states if session.heads is not None else {},
-            session.units.kept(),
-        )
-
-    def _learn(
-        self,
-        round_: int,
-        finished: Mapping[int, TrainReply],
-        shares: Mapping[int, float],
-        heads: Heads | None,
-    ) -> float | None:
-        """The units' weights, and those of their heads, into the model; see ``GlobalModel``."""
-        models = {
-            unit: {**reply.weights, **(heads.weights(unit) if heads else {})}
-            for unit, reply in finished.items()
-        }
-        common = heads.common_weights(finished) if heads is not None and heads.shared else {}
-        return self.model.learn(round_, models, shares, common)
+    def _training_state(self) -> TrainingState:
+        model, heads = self.model, self._heads.states
+        optimizer = model.server_optimizer.state
+        return TrainingState(model.weights, model.own_models, optimizer, heads, self._units.kept())
 
     def _totals(self, finished: Mapping[int, ClusterReport], now: _Round) -> dict[str, Any]:
         """Fields of the round's report that are sums or means over units."""

@@ -1,29 +1,24 @@
-"""What a step puts on the decoder link is known to the byte, for real, padded batches."""
+"""What a step sends over the decoder link is known to the byte, for real, padded batches."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
 import torch
+from decoder_session import decoder_session
 from hypothesis import given
 from hypothesis import strategies as st
-from sections import link_settings, optimizer_settings
+from sections import link_settings
 
-from client_app.cluster_state import LinkFormat, Traffic, expected_step, round_of
+from client_app.cluster_state import BYE, LinkFormat, expected_step
 from client_app.link import DecoderLink
 from collapipe.batch import IGNORED, Batch
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart
-from collapipe.models.split import HEAD
-from collapipe.models.transformer import TransformerSpec
 from collapipe.text.padding import mask_of, padded
-from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import compression, frames
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split
-from server_app.decoding.decoder import DecoderSession, SessionPlan
 from server_app.decoding.link import DecoderLinkServer
 
 forms = st.builds(
@@ -62,20 +57,18 @@ rows = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=20).map(
 )
 
 
-def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> Traffic:
+def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> int:
     """The frames of a step, made and measured."""
 
     def length(*tensors: torch.Tensor) -> int:
         return len(frames.encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
 
     up = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double())
-    down = length(torch.zeros(1).double())
     for part in micro_batches:
         samples, tokens = part.mask.shape
         hidden = torch.randn(samples, tokens + form.extra_rows, form.dim).to(form.dtype)
         up += length(*compression.encode(hidden, form.precision), part.mask, part.targets)
-        down += length(torch.tensor(1.0).double(), hidden)
-    return Traffic(up, down)
+    return up
 
 
 @given(forms, st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=4))
@@ -102,8 +95,7 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
         left -= set(drawn)
         steps.append(sent(form, split(examples.batch(drawn), num_micro_batches)))
     expected = expected_step(form, examples, batch_size, num_micro_batches, seed)
-    assert expected.bytes_up == pytest.approx(sum(s.bytes_up for s in steps) / len(steps))
-    assert expected.bytes_down == pytest.approx(sum(s.bytes_down for s in steps) / len(steps))
+    assert expected == pytest.approx(sum(steps) / len(steps))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
@@ -111,17 +103,11 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
 def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, precision: str) -> None:
     """Between a real unit and a real server."""
     form = LinkFormat(3, 8, torch.float32, precision)
-    spec = TransformerSpec(
-        num_blocks=2, num_decoder_blocks=1, dim=8, num_heads=2, feed_forward_dim=8, dropout=0.0
-    )
-    vocabulary, optimizer = Vocabulary(20, 0, 1, 2), optimizer_settings()
     batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
-    plan = SessionPlan(0, 1, 0, 2, 8, range(2), 2, vocabulary.size, 4, 9, precision)
-    part = HeadPart(HEAD, spec.build_head(vocabulary), optimizer)
-    session = DecoderSession(plan, part, optimizer, nullcontext(), lambda *step: None)
+    options = ("task.max_length=9", f"compression.activation={precision}")
     with (
         DecoderLinkServer(link_settings(), 1) as server,
-        DecoderLink(server.open(session), 0, 1, 2**20, precision) as link,
+        DecoderLink(server.open(decoder_session(0, 1, *options)), 0, 1, 2**20, precision) as link,
     ):
         for step, batch in enumerate(batches):
             parts = split(batch, num_micro_batches)
@@ -131,6 +117,5 @@ def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, preci
                 link.answer(index)
             link.exchange_norms([1.0] * 3)
         link.finish()
-        counted = Traffic(link.bytes_up, link.bytes_down)
     steps = [form.step(split(batch, num_micro_batches)) for batch in batches]
-    assert round_of(steps) == counted
+    assert sum(steps) + BYE == link.bytes_up

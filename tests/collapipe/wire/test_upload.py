@@ -146,7 +146,7 @@ def test_a_change_that_is_not_finite_is_named_by_the_unit(precision: str, bad: f
         ("linear.weight", torch.ones(3, 5), "linear.weight as torch.float32 [3, 5]"),
         ("linear.weight", torch.ones(3, 4).char(), "linear.weight as torch.int8 [3, 4]"),
         ("linear.weight/scale", torch.ones(3), "linear.weight/scale as torch.float32 [3]"),
-        ("gain/scale", torch.tensor(math.nan), "gain/scale with values that are NaN"),
+        ("gain/scale", torch.tensor(math.nan), "gain with scales that are negative, NaN"),
         ("gain/scale", torch.tensor(-1.0), "gain with scales that are negative"),
         ("gain/scale", torch.tensor(3e38), "gain with values and scales whose products"),
     ],

@@ -6,23 +6,21 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 import torch
-from sections import link_settings, optimizer_settings
+from decoder_session import decoder_session
+from sections import link_settings
 
 from client_app.link import DecoderLink
 from collapipe.batch import Batch
 from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart
-from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
-from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import (
@@ -34,27 +32,16 @@ from collapipe.wire.link import (
     self_signed,
 )
 from collapipe.wire.messages import LinkAddress
-from server_app.decoding.decoder import DecoderSession, SessionPlan
+from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
 
-SPEC = TransformerSpec(
-    num_blocks=2, num_decoder_blocks=1, dim=8, num_heads=2, feed_forward_dim=8, dropout=0.0
-)
-VOCABULARY = Vocabulary(20, 0, 1, 2)
 LIMIT = 2**20
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's frame, empty
 WEIGHT = "head.embedding.tokens.weight"
 
 
 def session(unit: int, round_: int = 3) -> DecoderSession:
-    """Two steps of a unit with two blocks."""
-    settings = optimizer_settings()
-    steps = range(round_ * 2, round_ * 2 + 2)
-    plan = SessionPlan(
-        unit, round_, 0, SPEC.num_blocks, SPEC.dim, steps, 100, VOCABULARY.size, 4, 5
-    )
-    part = HeadPart(HEAD, SPEC.build_head(VOCABULARY), settings)
-    return DecoderSession(plan, part, settings, nullcontext(), lambda *step: None)
+    return decoder_session(unit, round_, "task.max_length=5")
 
 
 @pytest.fixture
@@ -72,7 +59,7 @@ def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2
     """What an honest unit does; its losses."""
     losses = []
     with DecoderLink(address, unit, round_, LIMIT) as link:
-        for step in range(round_ * 2, round_ * 2 + steps):
+        for step in range(round_ * 2 - 2, round_ * 2 - 2 + steps):
             link.begin(DropoutKey(0, unit, step), [batch()], batch().num_targets)
             link.submit(0, torch.ones(2, 3, 8))
             loss, gradient = link.answer(0)
@@ -139,7 +126,7 @@ def test_the_token_of_an_old_round_is_refused_and_the_new_round_goes_on(
     server: DecoderLinkServer,
 ) -> None:
     old = server.open(session(0, round_=2))
-    server.close([old])
+    server.close()
     now = session(0, round_=3)
     address = server.open(now)
     with pytest.raises(LinkError, match="refused"):
@@ -169,10 +156,10 @@ def test_a_stream_without_tls_is_not_heard(server: DecoderLinkServer) -> None:
 def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     with DecoderLink(address, 0, 3, LIMIT) as link:
-        link.begin(DropoutKey(0, 0, 6), [batch()], batch().num_targets)
+        link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
         link.submit(0, torch.ones(2, 3, 8))
         link.answer(0)
-        server.close([address])
+        server.close()
         with pytest.raises(LinkError, match="CANCELLED"):
             link.answer(0)
 
@@ -184,7 +171,7 @@ def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> 
     assert not mine.complete
 
 
-def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 6, micro_batch: int = 0) -> bytes:
+def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 4, micro_batch: int = 0) -> bytes:
     return frames.encode(Frame(kind, 3, step, micro_batch, tensors))
 
 
@@ -199,8 +186,8 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
     [
         ([b"nonsense"], "truncated"),
         ([BEGIN[:-1]], "header says"),
-        ([frames.encode(Frame(FrameKind.BEGIN, 2, 6, 0, (torch.tensor([1, 4]),)))], "of round 2"),
-        ([good(FrameKind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 6"),
+        ([frames.encode(Frame(FrameKind.BEGIN, 2, 4, 0, (torch.tensor([1, 4]),)))], "of round 2"),
+        ([good(FrameKind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 4"),
         ([good(FrameKind.BEGIN, torch.tensor([1.0, 4.0]))], "two whole numbers"),
         ([good(FrameKind.BEGIN, torch.tensor([0, 4]))], "0 micro-batches"),
         ([BEGIN, BEGIN], "another is under way"),
@@ -259,7 +246,7 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
         pytest.raises(LinkError, match="RESOURCE_EXHAUSTED"),
         DecoderLink(address, 0, 3, 2**30) as link,
     ):
-        link.begin(DropoutKey(0, 0, 6), [batch()], 4)
+        link.begin(DropoutKey(0, 0, 4), [batch()], 4)
         link.submit(0, torch.ones(1, LIMIT // 16, 8))
         link.answer(0)
 
@@ -273,7 +260,7 @@ def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
         silent.turn = other.turn = turn
         address = server.open(silent)
         with DecoderLink(address, 0, 3, LIMIT) as link:
-            link.begin(DropoutKey(0, 0, 6), [batch()], batch().num_targets)
+            link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
             while not silent.in_step:
                 time.sleep(0.01)
             train_round(server.open(other), 1)
@@ -298,7 +285,7 @@ def test_a_unit_keeps_its_connection_between_rounds(
         address = server.open(one)
         train_round(address, 0)
         assert one.complete
-        server.close([address])
+        server.close()
     assert len(opened) == 1
 
 
@@ -319,13 +306,13 @@ def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> No
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame(FrameKind.GRADIENT, 3, 6, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
-        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.ones(3), torch.ones(2, 3, 8))),
-        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
-        Frame(FrameKind.GRADIENT, 3, 6, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
-        Frame(FrameKind.GRADIENT, 3, 6, 0, ()),
-        Frame(FrameKind.NORMS, 3, 6, 0, ()),
-        Frame(FrameKind.GRADIENT, 3, 7, 0, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 4, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.ones(3), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
+        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
+        Frame(FrameKind.GRADIENT, 3, 4, 0, ()),
+        Frame(FrameKind.NORMS, 3, 4, 0, ()),
+        Frame(FrameKind.GRADIENT, 3, 5, 0, (torch.tensor(1.0), torch.ones(2, 3, 8))),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
@@ -336,7 +323,7 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
         pytest.raises(WireError),
         DecoderLink(address, 0, 3, LIMIT) as link,
     ):
-        link.begin(DropoutKey(0, 0, 6), [batch()], 4)
+        link.begin(DropoutKey(0, 0, 4), [batch()], 4)
         link.submit(0, torch.ones(2, 3, 8))
         link.answer(0)
 
@@ -344,11 +331,11 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
 def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
     """Not held for another one's; the last micro-batch is answered, so nobody waits."""
     once, last = (
-        Frame(FrameKind.GRADIENT, 3, 6, number, (torch.tensor(1.0), torch.ones(2, 3, 8)))
+        Frame(FrameKind.GRADIENT, 3, 4, number, (torch.tensor(1.0), torch.ones(2, 3, 8)))
         for number in range(2)
     )
     with impostor(once, once, last) as address, DecoderLink(address, 0, 3, LIMIT) as link:
-        link.begin(DropoutKey(0, 0, 6), [batch(), batch()], 8)
+        link.begin(DropoutKey(0, 0, 4), [batch(), batch()], 8)
         for number in range(2):
             link.submit(number, torch.ones(2, 3, 8))
         link.answer(0)
@@ -435,12 +422,12 @@ def test_a_port_in_use_is_said(server: DecoderLinkServer) -> None:
     ],
 )
 def test_targets_that_nothing_is_learned_from_do_not_count(
-    head: str, length: int, fits: bool
+    head: str, length: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A unit's weight is the number of its target tokens. Three tokens a sample, five at most."""
+    monkeypatch.setattr(TransformerSpec, "head", head)
     mine = session(0)
-    mine.plan = replace(mine.plan, head=head)
-    mine.begin(6, 1, 2 * length if fits else 20)
+    mine.begin(4, 1, 2 * length if fits else 20)
     targets = torch.ones(2, length, dtype=torch.int64)
     if fits:
         mine.answer(0, (HIDDEN,), MASK, targets)
@@ -457,12 +444,11 @@ def test_nothing_is_widened_before_it_is_checked(monkeypatch: pytest.MonkeyPatch
         pytest.fail("decoded")
 
     monkeypatch.setattr("server_app.decoding.decoder.decode", widened)
-    mine = session(0)
-    mine.plan = replace(mine.plan, precision="int8")
+    mine = decoder_session(0, 3, "compression.activation=int8")
     quanta = HIDDEN.to(torch.int8)
     with pytest.raises(WireError, match="no step has begun"):
         mine.answer(0, (quanta, HIDDEN[..., :1]), MASK, TARGETS)
-    mine.begin(6, 1, 4)
+    mine.begin(4, 1, 4)
     with pytest.raises(WireError, match="came, expected 0"):
         mine.answer(1, (quanta, HIDDEN[..., :1]), MASK, TARGETS)
     with pytest.raises(WireError, match="do not fit"):

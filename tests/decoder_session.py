@@ -1,0 +1,33 @@
+"""A session of the server's, for a unit with a model of two blocks and rounds of two steps."""
+
+from contextlib import nullcontext
+
+from collapipe import config
+from collapipe.models.part import HeadPart
+from collapipe.models.split import HEAD
+from collapipe.text.tokenizer import Vocabulary
+from server_app.decoding.decoder import DecoderSession
+
+VOCABULARY = Vocabulary(20, 0, 1, 2)
+_OPTIONS = (
+    "model.num_blocks=2",
+    "model.num_decoder_blocks=1",
+    "model.dim=8",
+    "model.num_heads=2",
+    "model.feed_forward_dim=8",
+    "model.dropout=0",
+    "optimizer.lr=1e-3",
+    "optimizer.warmup_steps=0",
+    "optimizer.decay=constant",
+    "federation.local_steps=2",
+    "batch_size=4",
+)
+
+
+def decoder_session(unit: int, round_: int, *overrides: str) -> DecoderSession:
+    """A head of its own; no other unit's steps are waited for."""
+    settings = config.load_overrides([*_OPTIONS, *overrides])
+    part = HeadPart(HEAD, settings.model.build_head(VOCABULARY), settings.optimizer)
+    return DecoderSession(
+        settings, unit, round_, VOCABULARY.size, part, nullcontext(), lambda *step: None
+    )
