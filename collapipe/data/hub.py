@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from collapipe.errors import ConfigError, DataError, one_line
 _log = logging.getLogger(__name__)
 _ID = re.compile(r"(?!buckets/)(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # others unpickle, or open files of any kind
+_MOST_FILES = 10_000  # datasets looks through a folder tens of times
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
 
@@ -78,8 +80,13 @@ def _place(name: str) -> str:
     """Where ``load_dataset_builder`` finds ``name`` and nothing else: a bare name of one of its
     own builders would read, and ``pandas`` unpickle, files of the current folder."""
     if name not in _PACKAGED_DATASETS_MODULES and "::" not in name:
-        if Path(name).is_dir():
-            return str(Path(name).resolve())
+        if (folder := Path(name)).is_dir():
+            if sum(1 for _ in islice(folder.rglob("*"), _MOST_FILES)) == _MOST_FILES:
+                raise ConfigError(
+                    f"data.name={name}: holds {_MOST_FILES} files and folders or more; name the "
+                    "folder of the dataset alone"
+                )
+            return str(folder.resolve())
         if _ID.fullmatch(name):
             return f"hf://datasets/{name}"
     raise ConfigError(

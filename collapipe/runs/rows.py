@@ -11,7 +11,7 @@ from collapipe.data.shards import shards
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
-from collapipe.text.pretrained import pretrained_tokenizer
+from collapipe.models.huggingface.tokenizer import pretrained_tokenizer
 from collapipe.text.tokenizer import Tokenizer
 
 _loading = threading.Lock()

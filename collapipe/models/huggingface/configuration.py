@@ -106,18 +106,20 @@ def config_fields(name: str) -> dict[str, Any]:
 
     Raises ``OSError`` or ``ValueError`` where there is none.
     """
-    silence = "" if Path(name).is_dir() else _silence(name)
+    silence = hub_silence(name)
     try:
-        raw, _ = PretrainedConfig.get_config_dict(name, local_files_only=bool(silence))
+        return dict(PretrainedConfig.get_config_dict(name, local_files_only=bool(silence))[0])
     except OSError as error:
         if silence:
             raise OSError(f"{silence}, and the cache has no {_CONFIG} of it") from error
         raise
-    return dict(raw)
 
 
-def _silence(name: str) -> str:
-    """Why the hub cannot be asked; empty where it answered, be it that it has no such model."""
+def hub_silence(name: str) -> str:
+    """Why the hub cannot be asked about ``name``, so that the cache has to do; empty for a folder,
+    and where the hub answered, be it that it has no such model."""
+    if Path(name).is_dir():
+        return ""
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     patience = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)
