@@ -151,7 +151,7 @@ def _default_targets(base: ModelSpec) -> tuple[str, ...]:
 
     kind = type(base).__name__
     if isinstance(base, HuggingFaceSpec):
-        kind = base.own_config().model_type
+        kind = base.own_config.model_type
     targets = _NOT_IN_PEFT.get(kind) or KNOWN.get(kind)
     if targets is None:
         raise ConfigError(

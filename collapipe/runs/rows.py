@@ -10,8 +10,8 @@ from collapipe.data.folders import Splits
 from collapipe.data.shards import shards
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
-from collapipe.seeds import derive
 from collapipe.models.huggingface.tokenizer import pretrained_tokenizer
+from collapipe.seeds import derive
 from collapipe.text.tokenizer import Tokenizer
 
 _loading = threading.Lock()

@@ -50,14 +50,12 @@ class Family:
 
     def copies_in(self, original: Any) -> dict[str, str]:
         """``copies`` that the configuration asks for, of weights that the whole model has."""
-        tied, there = (
-            original.config.tie_word_embeddings,
-            dict(original.named_modules(remove_duplicate=False)),
-        )
+        there = dict(original.named_modules(remove_duplicate=False))
         return {
             name: source
             for name, source in self.copies.items()
-            if (tied or "shared" in name) and name.rpartition(".")[0] in there
+            if (original.config.tie_word_embeddings or "shared" in name)
+            and name.removesuffix(".weight") in there
         }
 
 

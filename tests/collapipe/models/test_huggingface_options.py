@@ -105,7 +105,7 @@ def test_options_reach_the_spec(tmp_path: Path) -> None:
 
 def test_a_config_without_a_type_needs_the_family(tmp_path: Path) -> None:
     path = str(folder(tmp_path, "bert", model_type=None))
-    assert HuggingFaceSpec(path, family="bert").own_config().model_type == "bert"
+    assert HuggingFaceSpec(path, family="bert").own_config.model_type == "bert"
 
 
 def test_an_encoder_may_be_shorter(tmp_path: Path) -> None:

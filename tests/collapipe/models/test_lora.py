@@ -113,9 +113,9 @@ def with_peft(spec: LoraSpec, head: str, weights: dict[str, Tensor]) -> tuple[An
     config = peft.LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
-        target_modules=NO_DEFAULT if base.own_config().model_type == "distilbert" else None,
+        target_modules=NO_DEFAULT if base.own_config.model_type == "distilbert" else None,
         modules_to_save=HEAD_MODULES.get(head),
-        fan_in_fan_out=base.own_config().model_type == "gpt2",
+        fan_in_fan_out=base.own_config.model_type == "gpt2",
     )
     model = peft.get_peft_model(whole, config)
     trained = {}
