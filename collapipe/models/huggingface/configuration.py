@@ -55,7 +55,7 @@ def read(name: str | None, kind: str | None = None) -> Any:
     kind = str(own or kind)
     if kind not in FAMILIES:
         raise _refusal(f"{where}model_type {kind} cannot be taken apart")
-    for size in FAMILIES[kind].sizes:
+    for size in (*FAMILIES[kind].sizes, "vocab_size"):
         if not isinstance(raw.get(size), int):
             raise _refusal(f"{where}its config.json, of a {kind}, has no {size}")
     try:
