@@ -1,9 +1,9 @@
 """What an encoder block costs, counted on the block itself, without memory for its weights."""
 
 import functools
-import inspect
 from collections.abc import Iterable
 from dataclasses import astuple
+from inspect import unwrap
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,12 @@ from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.compression import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32
-# The CPU's fused kernel, which torch's own table of FLOPs lacks.
-_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_ATTENTION = {
-    _KERNEL: inspect.unwrap(sdpa_flop),
-    _BACKWARD_KERNEL: inspect.unwrap(sdpa_backward_flop),
+_aten = torch.ops.aten
+_ATTENTION = {  # the CPU's fused kernel, which torch's own table of FLOPs lacks
+    _aten._scaled_dot_product_flash_attention_for_cpu: unwrap(sdpa_flop),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: unwrap(sdpa_backward_flop),
 }
+_counter = functools.partial(FlopCounterMode, display=False, custom_mapping=_ATTENTION)
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it
@@ -83,27 +82,16 @@ def _measure(
     own = _storages([*block.parameters(), *block.buffers()])
     stash = sum((own | _storages(saved)).values()) - sum(own.values())
     trained = sum(weight.nbytes for weight in block.parameters() if weight.requires_grad)
+    # Numbers beside each one that trains.
+    moments = 2 if optimizer is None or optimizer.name == "adamw" else int(optimizer.momentum > 0)
     cost = BlockCost(
         forward_flops=float(forward.get_total_flops()),
         backward_flops=float(backward.get_total_flops()),
         activation_bits=float(out.numel() * _FLOAT_BITS),
         gradient_bits=float(out.numel() * _FLOAT_BITS),
-        block_bytes=float(
-            sum(own.values()) + (1 + _moments(optimizer)) * trained + batch_size * stash
-        ),
+        block_bytes=float(sum(own.values()) + (1 + moments) * trained + batch_size * stash),
     )
     return out.shape, cost
-
-
-def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=_ATTENTION)
-
-
-def _moments(optimizer: OptimizerSettings | None) -> int:
-    """Numbers that the optimiser remembers for each one that trains."""
-    if optimizer is None or optimizer.name == "adamw":
-        return 2
-    return int(optimizer.momentum > 0)
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -112,6 +100,7 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     return {storage._cdata: storage.nbytes() for storage in storages}
 
 
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
 def upload_bits(
     spec: ModelSpec,
     vocabulary: Vocabulary,
@@ -123,23 +112,11 @@ def upload_bits(
     ``compression.upload`` sends them; ``with_head`` also those of the head, where the unit has it.
     ``dtype`` is that in which the model computes.
     """
-    return 8.0 * sum(
-        num_bytes(shape, dtype if own.is_floating_point else own, precision)
-        for shape, own in _uploaded(spec, vocabulary, with_head)
-    )
-
-
-@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
-def _uploaded(
-    spec: ModelSpec, vocabulary: Vocabulary, with_head: bool
-) -> list[tuple[torch.Size, torch.dtype]]:
-    """Shape and type of each weight that trains, and of each constant in the state."""
     with torch.device("meta"):
         parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]
         parts += [spec.build_head(vocabulary)] if with_head else []
-    return [
-        (weight.shape, weight.dtype)
-        for part in parts
-        for weight in part.state_dict(keep_vars=True).values()
-        if weight.requires_grad or not isinstance(weight, nn.Parameter)
-    ]
+    state = [weight for part in parts for weight in part.state_dict(keep_vars=True).values()]
+    sent = [w for w in state if w.requires_grad or not isinstance(w, nn.Parameter)]
+    return 8.0 * sum(
+        num_bytes(w.shape, dtype if w.is_floating_point() else w.dtype, precision) for w in sent
+    )

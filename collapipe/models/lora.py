@@ -19,7 +19,6 @@ from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
 from collapipe.text.tokenizer import Vocabulary
 
-_OWN = ("query", "value")  # of TransformerSpec
 _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")}
 
 
@@ -128,7 +127,7 @@ def merged(
 
 def _default_targets(base: ModelSpec) -> tuple[str, ...]:
     if isinstance(base, TransformerSpec):
-        return _OWN
+        return "query", "value"
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     from collapipe.models.huggingface.spec import HuggingFaceSpec

@@ -166,9 +166,9 @@ def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
     state among it; empty where every weight trains."""
     with torch.device("meta"):
         model = SplitModel(spec, vocabulary)
-    training = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    everything = len(training) == sum(1 for _ in model.parameters())
-    return frozenset() if everything else frozenset(model.state_dict()) - training
+    weights = dict(model.named_parameters())
+    training = {name for name in weights if weights[name].requires_grad}
+    return frozenset() if training == weights.keys() else frozenset(model.state_dict()) - training
 
 
 def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:

@@ -12,13 +12,12 @@ from sections import link_settings, optimizer_settings
 
 from client_app.cluster_state import LinkFormat, Traffic, expected_step, round_of
 from client_app.link import DecoderLink
-from collapipe.batch import IGNORED, Batch
+from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.models.transformer import TransformerSpec
-from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire import compression, frames
 from collapipe.wire.frames import Frame, FrameKind
