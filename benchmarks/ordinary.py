@@ -16,7 +16,7 @@ from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import build_optimizer, set_rate
+from collapipe.models.part import build_optimizer, step_at
 from collapipe.models.split import SplitModel
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
@@ -77,9 +77,7 @@ class Ordinary:
                 loss.backward()
                 if settings.optimizer.clip_norm is not None:
                     clip_grad_norm_(self.model.parameters(), settings.optimizer.clip_norm)
-                set_rate(optimizer, settings.optimizer.rate(step, settings.federation.total_steps))
-                optimizer.step()
-                optimizer.zero_grad()
+                step_at(settings.optimizer.rate(step, settings.federation.total_steps), optimizer)
                 each_batch(batch.num_targets, time.perf_counter() - start)
             each_step(step, float(loss.detach()))
 

@@ -25,7 +25,7 @@ from collapipe.models.part import (
     load_optimizer_state,
     optimizer_state,
     select,
-    set_rate,
+    step_at,
 )
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.report import ClusterReport
@@ -79,9 +79,7 @@ class UnsplitTrainer:
         if not math.isfinite(norm):
             raise NonFiniteLossError(f"the gradients' norm is {norm}")
         with self.timer.phase("step"):
-            set_rate(self._optimizer, rate)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+            step_at(rate, self._optimizer)
         return norm**2
 
     def weights(self) -> Tensors:

@@ -1,7 +1,9 @@
 """A batch of training pairs as tensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 IGNORED = -100  # torch's own ignore_index: a target position that is padding
@@ -34,3 +36,15 @@ class Batch:
     def num_targets(self) -> int:
         """Target tokens, the divisor of the loss."""
         return int((self.targets != IGNORED).sum())
+
+
+def padded(sequences: Sequence[Sequence[int]], fill: int) -> Tensor:
+    """int64 [rows, longest], ``fill`` behind what a row has."""
+    width = max(map(len, sequences), default=0)
+    rows = [[*ids, *[fill] * (width - len(ids))] for ids in sequences]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), width)
+
+
+def mask_of(sequences: Sequence[Sequence[int]]) -> Tensor:
+    """bool [rows, longest], True where ``padded`` puts no fill."""
+    return padded([[1] * len(ids) for ids in sequences], 0).bool()

@@ -57,7 +57,7 @@ class Evaluator:
         """
         model.eval()
         loss, tokens = 0.0, 0
-        predictions: list[list[int]] = [[] for _ in self._order]
+        predictions: dict[int, list[int]] = {}
         for start in range(0, len(self._order), self._batch):
             rows = self._order[start : start + self._batch]
             batch = self._examples.batch(rows)
@@ -66,9 +66,8 @@ class Evaluator:
             loss += float(head.loss(hidden, batch.mask, batch.targets))
             tokens += batch.num_targets
             generated = head.generate(hidden, batch.mask, self._task.max_length)
-            for row, ids in zip(rows, generated, strict=True):
-                predictions[row] = ids
+            predictions |= zip(rows, generated, strict=True)
         if not math.isfinite(loss):
             raise NonFiniteLossError(f"the evaluation's loss is {loss}; lower optimizer.lr")
-        texts = self._examples.decode(predictions)
+        texts = self._examples.decode([predictions[row] for row in sorted(predictions)])
         return Evaluation(loss / tokens, self._task.score(texts, self._rows, loss / tokens))

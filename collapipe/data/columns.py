@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset, concatenate_datasets
 
-from collapipe.data.folders import OUTSIDE, check_tag
+from collapipe.data.folders import OUTSIDE, fault_of
 from collapipe.errors import DataError
 
 _SHOWN = 12  # names in a message
@@ -27,9 +27,7 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
         if name not in flat.column_names:
             there = ", ".join(map(repr, flat.column_names[:_SHOWN]))
             more = ", …" if len(flat.column_names) > _SHOWN else ""
-            if len(flat.column_names) == 1 and any(
-                separator in there for separator in (";", "\\t")
-            ):
+            if len(flat.column_names) == 1 and (";" in there or "\\t" in there):
                 raise DataError(
                     f"{where}: its one column is {there}; separate cells by commas, or by tabs in "
                     "a file that ends in .tsv"
@@ -106,4 +104,5 @@ def _check_tags(tokens: list[list[str]], tags: list[list[str]], where: str) -> N
                 "needs one tag"
             )
         for before, tag in pairwise([OUTSIDE, *row]):
-            check_tag(tag, before, f"{where}: row {number}")
+            if fault := fault_of(tag, before):
+                raise DataError(f"{where}: row {number}: {fault}")

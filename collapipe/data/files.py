@@ -37,16 +37,14 @@ def read_file(path: Path, option: str) -> Dataset:
         raise DataError(f"{option}={path}: there is no such file; correct the path")
     if suffix in _DIALECTS:
         rows = _read_csv(path, _DIALECTS[suffix])
+    elif suffix == ".txt":
+        lines = StringIO(_whole(path), newline=None)
+        rows = Dataset.from_dict({"text": [line.rstrip("\n") for line in lines if line.strip()]})
     else:
-        rows = _read_text(path) if suffix == ".txt" else read_json(path)
+        rows = _read_json(path)
     if len(rows) == 0:
         raise DataError(f"{path}: has no rows; add some, or set another {option}")
     return rows
-
-
-def _read_text(path: Path) -> Dataset:
-    lines = StringIO(_whole(path), newline=None)
-    return Dataset.from_dict({"text": [line.rstrip("\n") for line in lines if line.strip()]})
 
 
 def _whole(path: Path) -> str:
@@ -104,12 +102,9 @@ def text_lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path} cannot be read ({error}); fetch the file again") from error
 
 
-def read_json(path: Path) -> Dataset:
-    """Rows of a file with an object a line, or a list of objects; what an object lacks is None.
-
-    Raises ``DataError``. Python reads them: datasets would make a date of each text in a column
-    whose texts look so.
-    """
+def _read_json(path: Path) -> Dataset:
+    """An object a line, or a list of objects; what an object lacks is None. Python reads them:
+    datasets would make a date of each text in a column whose texts look so."""
     rows = list(_objects(path))
     names = dict.fromkeys(chain.from_iterable(rows))
     try:
@@ -122,25 +117,19 @@ def read_json(path: Path) -> Dataset:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    lines = list(text_lines(path))
-    whole = next((line for line in lines if line.strip()), "").lstrip().startswith("[")
-    texts = [(str(path), "".join(lines))] if whole else _numbered(path, lines)
-    for where, text in texts:
-        parsed = _parsed(text, where)
+    lines = [*text_lines(path)]
+    texts = {f"{path}:{number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    whole = "".join(lines).lstrip().startswith("[")
+    if whole:
+        texts = {str(path): "".join(lines)}
+    for where, text in texts.items():
+        try:
+            parsed = json.loads(text)
+        except ValueError as error:
+            raise DataError(
+                f"{where} cannot be read ({error}); write an object a line, or a list of objects"
+            ) from error
         for row in parsed if whole else [parsed]:
             if not isinstance(row, dict):
                 raise DataError(f"{where}: holds {row!r:.40}, not an object; write one a row")
             yield row
-
-
-def _numbered(path: Path, lines: list[str]) -> list[tuple[str, str]]:
-    return [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise DataError(
-            f"{where} cannot be read ({error}); write an object a line, or a list of objects"
-        ) from error

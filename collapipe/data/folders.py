@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset
 
 from collapipe.data.files import text_lines
-from collapipe.errors import ConfigError, DataError
+from collapipe.errors import DataError
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|[BI]-\S+")
@@ -40,29 +40,9 @@ class Lines:
 Parse = Callable[[Lines], list[dict[str, Any]]]
 
 
-def read_splits(task: str, root: str | None, suffix: str, parse: Parse) -> Splits:
-    """Rows that ``parse`` finds in ``root/{train,valid,test}.suffix``.
-
-    Raises ``ConfigError`` where the user brings no rows at all, ``DataError`` for a folder or file
-    that cannot be read or holds none.
-    """
-    if root is None:
-        raise ConfigError(
-            f"task {task}: no rows; set data.root=FOLDER, data.train_file=FILE, "
-            "data.name=HUB_NAME or data=synthetic"
-        )
-
-    def read(folder: Path, split: str) -> Dataset:
-        file = read_lines(folder, f"{split}.{suffix}")
-        if rows := parse(file):
-            return Dataset.from_list(rows)
-        raise DataError(f"{file.path} holds no rows; a split needs one")
-
-    return read_each_split(task, root, read)
-
-
-def read_each_split(task: str, root: str, read: Callable[[Path, str], Dataset]) -> Splits:
-    """What ``read`` finds for train, valid and test in the folder ``root``."""
+def read_splits(task: str, root: str, read: Callable[[Path, str], Dataset]) -> Splits:
+    """What ``read`` finds for train, valid and test in the folder ``root``. Raises ``DataError``
+    where there is no such folder."""
     folder = Path(root)
     if not folder.is_dir():
         raise DataError(f"{task}: there is no folder {folder}; correct data.root")
@@ -119,30 +99,28 @@ def parse_tagged(file: Lines) -> list[dict[str, Any]]:
     tags: list[str] = []
     for number, line in enumerate([*file.lines, ""], 1):
         if line.strip():
-            where, parts = file.at(number), line.replace("\t", " ").split(" ")
-            if len(parts) != 2 or not parts[0]:
-                raise DataError(f"{where} is not a word, a blank and its tag; correct the line")
-            words.append(parts[0])
-            tags.append(check_tag(parts[1], tags[-1] if tags else OUTSIDE, where))
+            word, *tag = line.replace("\t", " ").split(" ")
+            if not word or len(tag) != 1:
+                raise DataError(
+                    f"{file.at(number)} is not a word, a blank and its tag; correct the line"
+                )
+            if fault := fault_of(tag[0], tags[-1] if tags else OUTSIDE):
+                raise DataError(f"{file.at(number)}: {fault}")
+            words.append(word)
+            tags += tag
         elif words:
             rows.append({"tokens": words, "tags": tags})
             words, tags = [], []
     return rows
 
 
-def check_tag(tag: str, before: str, where: str) -> str:
-    """``tag``; raises ``DataError`` with ``where`` it stands if IOB2 has none such behind
-    ``before``, which is O at a sentence's start."""
-    if wrong := _fault(tag, before):
-        raise DataError(f"{where}: tag {tag!r} {wrong}")
-    return tag
-
-
 @functools.lru_cache  # a corpus has many words and few tags
-def _fault(tag: str, before: str) -> str | None:
+def fault_of(tag: str, before: str) -> str:
+    """Why IOB2 has no ``tag`` behind ``before``, which is O at a sentence's start; empty if it
+    has."""
     if _TAG.fullmatch(tag) is None:
-        return "is not O, B-TYPE or I-TYPE; write it as IOB2 does"
-    kind = tag[2:]
-    if tag.startswith("I-") and before[2:] != kind:
-        return f"continues no entity; in IOB2 an entity begins with B-{kind}, convert the tags"
-    return None
+        return f"tag {tag!r} is not O, B-TYPE or I-TYPE; write it as IOB2 does"
+    if tag.startswith("I-") and before[2:] != tag[2:]:
+        begin = f"an entity begins with B-{tag[2:]}, convert the tags"
+        return f"tag {tag!r} continues no entity; in IOB2 {begin}"
+    return ""

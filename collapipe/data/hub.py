@@ -2,9 +2,8 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset, DatasetDict, load_dataset_builder
 from datasets.config import REPOCARD_FILENAME, REPOYAML_FILENAME
@@ -24,6 +23,7 @@ from collapipe.errors import ConfigError, DataError, one_line
 _log = logging.getLogger(__name__)
 _ID = re.compile(r"(?!buckets/)(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # others unpickle, or open files of any kind
+_MOST_FILES = 10_000  # datasets looks through a folder tens of times
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
 
@@ -78,8 +78,13 @@ def _place(name: str) -> str:
     """Where ``load_dataset_builder`` finds ``name`` and nothing else: a bare name of one of its
     own builders would read, and ``pandas`` unpickle, files of the current folder."""
     if name not in _PACKAGED_DATASETS_MODULES and "::" not in name:
-        if Path(name).is_dir():
-            return str(Path(name).resolve())
+        if (folder := Path(name)).is_dir():
+            if sum(1 for _ in islice(folder.rglob("*"), _MOST_FILES)) == _MOST_FILES:
+                raise ConfigError(
+                    f"data.name={name}: holds {_MOST_FILES} files and folders or more; name the "
+                    "folder of the dataset alone"
+                )
+            return str(folder.resolve())
         if _ID.fullmatch(name):
             return f"hf://datasets/{name}"
     raise ConfigError(
@@ -97,7 +102,7 @@ def _check_card(place: str, name: str) -> None:
             continue
         card = file == REPOCARD_FILENAME
         data = DatasetCard.load(path).data.to_dict() if card else safe_load(path.read_text("utf-8"))
-        for text in _texts((data or {}).get("configs")):
+        for text in str((data or {}).get("configs")).split("'"):  # all keys and values
             if "::" in text or "://" in text:
                 raise ConfigError(
                     f"data.name={name}: its {file} names {text[:80]!r}, which is no file of its own"
@@ -112,16 +117,6 @@ def _fetch(place: str, file: str) -> Path | None:
         return Path(hf_hub_download(id_, file, repo_type="dataset"))
     except EntryNotFoundError:  # in the dataset, or without a network in the cache
         return None
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    if isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-    elif isinstance(value, str):
-        yield value
 
 
 def _is_secret(rows: Dataset, label: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,9 +33,9 @@ def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
     names = columns_of(data, columns)
     with _quiet():
         if data.name is None:
-            options = {split: f"{split}_file" for split in ("train", "validation", "test")}
-            where = {s: file for s, option in options.items() if (file := getattr(data, option))}
-            found = {s: read_file(Path(where[s]), f"data.{options[s]}") for s in where}
+            splits = "train", "validation", "test"
+            where = {s: file for s in splits if (file := getattr(data, f"{s}_file"))}
+            found = {s: read_file(Path(file), f"data.{s}_file") for s, file in where.items()}
         else:
             found = hub_rows(data.name, data.config, names.get("label"))
             where = {split: f"{data.name}:{split}" for split in found}
@@ -48,7 +48,7 @@ def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:
     return {column: getattr(data, f"{column}_column", column) for column in columns}
 
 
-def _complete(rows: Mapping[str, Dataset], where: str, seed: int) -> Splits:
+def _complete(rows: dict[str, Dataset], where: str, seed: int) -> Splits:
     """All splits: those that are missing get a tenth of the training rows each."""
     train = rows["train"]
     missing = [split for split in ("validation", "test") if split not in rows]
@@ -60,16 +60,13 @@ def _complete(rows: Mapping[str, Dataset], where: str, seed: int) -> Splits:
         )
     drawn = np.random.default_rng(derive(seed, "held out")).permutation(len(train))
     order = np.array(sorted(drawn, key=_only_ones(train).__contains__))  # they come last, and stay
-    taken = {
-        split: train.select(np.sort(order[number * share : (number + 1) * share]))
-        for number, split in enumerate(missing)
-    }
+    for split in missing:
+        rows[split], order = train.select(np.sort(order[:share])), order[share:]
     if missing:
+        rows["train"] = train.select(np.sort(order))
         names = " and ".join(missing)
         _log.warning("%s: %d of %d rows each become %s", where, share, len(train), names)
-    kept = train.select(np.sort(order[len(missing) * share :])) if missing else train
-    every = {**rows, **taken}
-    return Splits(kept, every["validation"], every["test"])
+    return Splits(**rows)
 
 
 def _only_ones(train: Dataset) -> set[int]:

@@ -1,10 +1,9 @@
 """What an encoder block costs, counted on the block itself, without memory for its weights."""
 
 import functools
-import inspect
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import astuple
-from typing import Any, cast
+from inspect import unwrap
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +18,15 @@ from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.compression import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32
-_Shape = tuple[int, ...]
-# The CPU's fused kernel, which torch's own table of FLOPs lacks.
-_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-_ATTENTION = {
-    _KERNEL: inspect.unwrap(sdpa_flop),
-    _BACKWARD_KERNEL: inspect.unwrap(sdpa_backward_flop),
+_aten = torch.ops.aten
+_ATTENTION = {  # the CPU's fused kernel, which torch's own table of FLOPs lacks
+    _aten._scaled_dot_product_flash_attention_for_cpu: unwrap(sdpa_flop),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: unwrap(sdpa_backward_flop),
 }
+_counter = functools.partial(FlopCounterMode, display=False, custom_mapping=_ATTENTION)
 
 
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
 def measure_cost(
     spec: ModelSpec,
     tokens: int,
@@ -44,17 +42,9 @@ def measure_cost(
     FLOPs are those of matrix products, attention's among them, in one forward and backward of one
     sample. Bytes are the weights, gradients and moments (AdamW's where no ``optimizer`` is given)
     of what trains, and what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B
-    fewer. ``spec`` must be hashable, as frozen dataclasses are.
+    fewer.
     """
-    return _dearest(cast(Hashable, spec), tokens, batch_size, optimizer)
-
-
-@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
-def _dearest(
-    spec: Any, tokens: int, batch_size: int, optimizer: OptimizerSettings | None
-) -> BlockCost:
-    shape: _Shape = (1, tokens, spec.dim)
-    costs = []
+    shape, costs = torch.Size((1, tokens, spec.dim)), []
     for index in range(min(2, spec.num_blocks)):
         with torch.device("meta"):
             block = spec.build_block(index)
@@ -66,11 +56,11 @@ def _dearest(
 
 def _measure(
     block: nn.Module,
-    shape: _Shape,
+    shape: torch.Size,
     tokens: int,
     batch_size: int,
     optimizer: OptimizerSettings | None,
-) -> tuple[_Shape, BlockCost]:
+) -> tuple[torch.Size, BlockCost]:
     """The shape of the block's activation, and its cost; ``shape`` is what the block gets."""
     block = block.train().to_empty(device="cpu")
     hidden = torch.zeros(shape, requires_grad=True)
@@ -89,41 +79,28 @@ def _measure(
         out = block(hidden, mask)
     with _counter() as backward:
         out.backward(torch.ones_like(out))
-    own = [*block.parameters(), *block.buffers()]
-    stash = _nbytes(saved, besides=own)
+    own = _storages([*block.parameters(), *block.buffers()])
+    stash = sum((own | _storages(saved)).values()) - sum(own.values())
     trained = sum(weight.nbytes for weight in block.parameters() if weight.requires_grad)
+    # Numbers beside each one that trains.
+    moments = 2 if optimizer is None or optimizer.name == "adamw" else int(optimizer.momentum > 0)
     cost = BlockCost(
         forward_flops=float(forward.get_total_flops()),
         backward_flops=float(backward.get_total_flops()),
         activation_bits=float(out.numel() * _FLOAT_BITS),
         gradient_bits=float(out.numel() * _FLOAT_BITS),
-        block_bytes=float(_nbytes(own) + (1 + _moments(optimizer)) * trained + batch_size * stash),
+        block_bytes=float(sum(own.values()) + (1 + moments) * trained + batch_size * stash),
     )
-    return tuple(out.shape), cost
+    return out.shape, cost
 
 
-def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes of each storage behind ``tensors`` by its identity: fake ones have no address."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage._cdata: storage.nbytes() for storage in storages}
 
 
-def _moments(optimizer: OptimizerSettings | None) -> int:
-    """Numbers that the optimiser remembers for each one that trains."""
-    if optimizer is None or optimizer.name == "adamw":
-        return 2
-    return int(optimizer.momentum > 0)
-
-
-def _nbytes(tensors: Iterable[Tensor], besides: Iterable[Tensor] = ()) -> int:
-    """Bytes of the storages behind ``tensors``, each counted once."""
-    storages = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages[key] for key in storages.keys() - set(map(_key, besides)))
-
-
-def _key(tensor: Tensor) -> int:
-    """A storage's identity; one without memory has no address."""
-    return int(tensor.untyped_storage()._cdata)
-
-
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
 def upload_bits(
     spec: ModelSpec,
     vocabulary: Vocabulary,
@@ -135,23 +112,11 @@ def upload_bits(
     ``compression.upload`` sends them; ``with_head`` also those of the head, where the unit has it.
     ``dtype`` is that in which the model computes.
     """
-    return 8.0 * sum(
-        num_bytes(shape, dtype if own.is_floating_point else own, precision)
-        for shape, own in _uploaded(cast(Hashable, spec), vocabulary, with_head)
-    )
-
-
-@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
-def _uploaded(
-    spec: Any, vocabulary: Vocabulary, with_head: bool
-) -> tuple[tuple[torch.Size, torch.dtype], ...]:
-    """Shape and type of each weight that travels."""
     with torch.device("meta"):
         parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]
         parts += [spec.build_head(vocabulary)] if with_head else []
-    return tuple((weight.shape, weight.dtype) for part in parts for weight in _travelling(part))
-
-
-def _travelling(part: nn.Module) -> list[Tensor]:
-    frozen = {name for name, weight in part.named_parameters() if not weight.requires_grad}
-    return [weight for name, weight in part.state_dict().items() if name not in frozen]
+    state = [weight for part in parts for weight in part.state_dict(keep_vars=True).values()]
+    sent = [w for w in state if w.requires_grad or not isinstance(w, nn.Parameter)]
+    return 8.0 * sum(
+        num_bytes(w.shape, dtype if w.is_floating_point() else w.dtype, precision) for w in sent
+    )

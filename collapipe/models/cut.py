@@ -1,7 +1,7 @@
 """A model that is cut a second time: units hold its first blocks, the server the others."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
-from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec
+from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, through
 from collapipe.text.tokenizer import Vocabulary
 
 
@@ -70,7 +70,7 @@ class CutHead(nn.Module):
         return cast(Head, self.head).generate(self._encoded(hidden, mask), mask, max_length)
 
     def _encoded(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        return _through(self.blocks.values(), hidden, mask)
+        return through(self.blocks.values(), hidden, mask)
 
 
 def uncut(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -78,26 +78,18 @@ def uncut(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{HEAD}."): weight for name, weight in weights.items()}
 
 
+@functools.lru_cache(maxsize=8)  # every session of every round asks for it
 def extra_rows(spec: ModelSpec) -> int:
     """Rows that the units' last block puts behind those of the tokens, [b, s + rows, d].
 
     0 of a model that is not cut. T5's blocks hand on what they share; its last block, which takes
-    that off, is behind the cut. Found by a pass without memory; ``spec`` must be hashable.
+    that off, is behind the cut. Found by a pass without memory.
     """
-    return _extra_rows(spec) if isinstance(spec, CutSpec) else 0
-
-
-@functools.lru_cache(maxsize=8)  # every session of every round asks for it
-def _extra_rows(spec: Any) -> int:
+    if not isinstance(spec, CutSpec):
+        return 0
     with torch.device("meta"):
         blocks = [spec.build_block(index).eval() for index in range(spec.num_blocks)]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         empty = [block.to_empty(device="cpu") for block in blocks]
         hidden, mask = torch.zeros(1, 1, spec.dim), torch.ones(1, 1, dtype=torch.bool)
-        return int(_through(empty, hidden, mask).shape[1]) - 1
-
-
-def _through(blocks: Iterable[nn.Module], hidden: Tensor, mask: Tensor) -> Tensor:
-    for block in blocks:
-        hidden = block(hidden, mask)
-    return hidden
+        return int(through(empty, hidden, mask).shape[1]) - 1

@@ -78,9 +78,7 @@ class ForeignDropout(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Torch's protocol for modes."""
-        if func is functional.dropout:
-            return _redirected(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        return (_redirected if func is functional.dropout else func)(*args, **(kwargs or {}))
 
 
 def _redirected(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -4,7 +4,7 @@
 does it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +19,6 @@ from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
 from collapipe.text.tokenizer import Vocabulary
 
-_OWN = ("query", "value")  # of TransformerSpec
 _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")}
 
 
@@ -51,9 +50,10 @@ class LoraSpec(DerivedSpec):
         if self.target_modules is None:
             object.__setattr__(self, "target_modules", _default_targets(self.base))
         with torch.device("meta"):
-            layers = _linear_layers(self.base.build_block(0))
-        for target in self._targets or ("[]",):
-            if not any(_is_called(layer, target) for layer in layers):
+            block = self.base.build_block(0)
+        for target in self.target_modules or ("[]",):
+            if not _linear_layers(block, (target,)):
+                layers = _linear_layers(block, [name for name, _ in block.named_modules()])
                 known = ", ".join(sorted({layer.rpartition(".")[2] for layer in layers}))
                 raise ConfigError(
                     f"adapter.target_modules={target}: a block has no linear layer of that name; "
@@ -76,28 +76,11 @@ class LoraSpec(DerivedSpec):
 
         A task's head is new to the model and trains in full, as peft's ``modules_to_save`` do.
         """
-        head = self.base.build_head(vocabulary)
-        return head if self._trains_in_full(head) else self._adapted(HEAD, head)
-
-    @property
-    def _targets(self) -> tuple[str, ...]:
-        assert self.target_modules is not None
-        return self.target_modules
-
-    def _trains_in_full(self, head: nn.Module) -> bool:
         from collapipe.models.huggingface.heads import CausalHead, TaskHead
 
-        if isinstance(head, TaskHead):
-            return True
-        return not isinstance(head, CausalHead) and not self._layers_of(head)
-
-    def _layers_of(self, part: nn.Module) -> dict[str, nn.Module]:
-        """The layers of ``part`` that get an adapter."""
-        return {
-            name: layer
-            for name, layer in _linear_layers(part).items()
-            if any(_is_called(name, target) for target in self._targets)
-        }
+        head = self.base.build_head(vocabulary)
+        old = isinstance(head, CausalHead) or _linear_layers(head, self.target_modules)
+        return self._adapted(HEAD, head) if old and not isinstance(head, TaskHead) else head
 
     def _adapted(self, name: str, part: nn.Module) -> nn.Module:
         """``part``, frozen but for the adapters that peft puts into it.
@@ -109,7 +92,7 @@ class LoraSpec(DerivedSpec):
         from peft.tuners.lora import LoraLayer
 
         part.requires_grad_(False)
-        layers = self._layers_of(part)
+        layers = _linear_layers(part, self.target_modules)
         if not layers:  # behind a causal model all of whose layers are blocks
             return part
         config = LoraConfig(
@@ -144,14 +127,14 @@ def merged(
 
 def _default_targets(base: ModelSpec) -> tuple[str, ...]:
     if isinstance(base, TransformerSpec):
-        return _OWN
+        return "query", "value"
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     from collapipe.models.huggingface.spec import HuggingFaceSpec
 
     kind = type(base).__name__
     if isinstance(base, HuggingFaceSpec):
-        kind = base.own_config().model_type
+        kind = base.own_config.model_type
     targets = _NOT_IN_PEFT.get(kind) or KNOWN.get(kind)
     if targets is None:
         raise ConfigError(
@@ -161,16 +144,14 @@ def _default_targets(base: ModelSpec) -> tuple[str, ...]:
     return tuple(targets)
 
 
-def _linear_layers(part: nn.Module) -> dict[str, nn.Module]:
-    """Layers that compute a product and no more, by their names in ``part``."""
+def _linear_layers(part: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Module]:
+    """Layers of ``part`` that compute a product and no more, and whose path ends in one of
+    ``names``."""
     from transformers.pytorch_utils import Conv1D  # GPT-2's, with W transposed
 
+    ends = tuple(f".{name}" for name in names or ())
     return {
-        name: module
-        for name, module in part.named_modules()
-        if isinstance(module, nn.Linear | Conv1D)
+        path: module
+        for path, module in part.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and f".{path}".endswith(ends)
     }
-
-
-def _is_called(name: str, target: str) -> bool:
-    return f".{name}".endswith(f".{target}")

@@ -6,7 +6,7 @@ parts together step exactly as one optimiser over the unsplit model would.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,28 +28,19 @@ def build_optimizer(
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [{"params": trainable}]  # torch refuses an empty list, not an empty group
+    options: Any = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": True}
     if settings.name == "sgd":
-        return torch.optim.SGD(
-            groups,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-    return torch.optim.AdamW(
-        groups,
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+        return torch.optim.SGD(groups, momentum=settings.momentum, **options)
+    betas = settings.beta1, settings.beta2
+    return torch.optim.AdamW(groups, betas=betas, eps=settings.eps, **options)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use ``rate`` in the next step."""
+def step_at(rate: float, optimizer: torch.optim.Optimizer) -> None:
+    """Step with learning rate ``rate``, then forget the gradients."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -111,9 +102,7 @@ class Part:
             for parameter in self.module.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-        set_rate(self._optimizer, rate)
-        self._optimizer.step()
-        self.forget_gradients()
+        step_at(rate, self._optimizer)
 
     def forget_gradients(self) -> None:
         """Drop what was accumulated."""

@@ -1,6 +1,6 @@
 """The seam of a model: three kinds of parts, and their reunion, the unsplit model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol, TypeVar, cast
@@ -39,6 +39,9 @@ class Head(Protocol):
 
 class ModelSpec(Protocol):
     """A model's configuration; builds each kind of part with fresh weights."""
+
+    def __hash__(self) -> int:
+        """As a frozen dataclass has it: what a process has measured of a model it keeps."""
 
     @property
     def num_blocks(self) -> int:
@@ -107,10 +110,7 @@ class SplitModel(nn.Module):
 
     def encode(self, inputs: Tensor, mask: Tensor) -> Tensor:
         """The last block's activation [b, s, d], without dropout."""
-        hidden: Tensor = self.embedding(inputs)
-        for block in self.blocks:
-            hidden = block(hidden, mask)
-        return hidden
+        return through(self.blocks, self.embedding(inputs), mask)
 
     def loss(self, batch: Batch, key: DropoutKey) -> Tensor:
         """Sum of the target tokens' losses in one piece, with the dropout of micro-batch 0."""
@@ -127,6 +127,13 @@ class SplitModel(nn.Module):
         """Greedy predictions for the batch's inputs."""
         hidden = self.encode(batch.inputs, batch.mask)
         return cast(Head, self.head).generate(hidden, batch.mask, max_length)
+
+
+def through(blocks: Iterable[nn.Module], hidden: Tensor, mask: Tensor) -> Tensor:
+    """What the last of ``blocks`` makes of ``hidden`` [b, s, d]."""
+    for block in blocks:
+        hidden = block(hidden, mask)
+    return hidden
 
 
 def shift_right(targets: Tensor, start: int, fill: int) -> Tensor:
@@ -159,9 +166,9 @@ def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
     state among it; empty where every weight trains."""
     with torch.device("meta"):
         model = SplitModel(spec, vocabulary)
-    training = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    everything = len(training) == sum(1 for _ in model.parameters())
-    return frozenset() if everything else frozenset(model.state_dict()) - training
+    weights = dict(model.named_parameters())
+    training = {name for name in weights if weights[name].requires_grad}
+    return frozenset() if training == weights.keys() else frozenset(model.state_dict()) - training
 
 
 def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:

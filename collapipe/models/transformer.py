@@ -7,7 +7,8 @@ attention weights: so attention stays one fused kernel.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from itertools import repeat
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from collapipe.batch import IGNORED
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
 from collapipe.models.split import decode_greedily, shift_right
+from collapipe.sections import Count, Share
 from collapipe.text.tokenizer import Vocabulary
 
 KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
@@ -26,36 +28,23 @@ KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
 class TransformerSpec:
     """Sizes of the model; the options under ``model``."""
 
-    num_blocks: int = 6
-    num_decoder_blocks: int = 6
-    dim: int = 512
-    num_heads: int = 8
-    feed_forward_dim: int = 2048
-    dropout: float = 0.1
-    norm: str = "pre"
+    num_blocks: Count = 6
+    num_decoder_blocks: Count = 6
+    dim: Count = 512
+    num_heads: Count = 8
+    feed_forward_dim: Count = 2048
+    dropout: Share = 0.1
+    norm: Literal["pre", "post"] = "pre"
     tie_embeddings: bool = True
+    head: ClassVar[str] = "decoder"
+    own_tokenizer: ClassVar[None] = None  # the first weights are drawn
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "num_decoder_blocks", "dim", "num_heads", "feed_forward_dim"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"model.{name}={getattr(self, name)}: must be at least 1")
         if self.dim % self.num_heads or self.dim % 2:
             raise ConfigError(
                 f"model.dim={self.dim}: must be even and a multiple of model.num_heads="
                 f"{self.num_heads}"
             )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"model.dropout={self.dropout}: must be at least 0 and below 1")
-        if self.norm not in ("pre", "post"):
-            raise ConfigError(f"model.norm={self.norm}: must be pre or post")
-
-    @property
-    def head(self) -> str:
-        return "decoder"
-
-    @property
-    def own_tokenizer(self) -> None:
-        """None: the first weights are drawn."""
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         return Embedding(self, vocabulary)
@@ -203,11 +192,11 @@ class Decoder(nn.Module):
     def __init__(self, spec: TransformerSpec, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.vocabulary = vocabulary
-        pre = spec.norm == "pre"
-        self.memory_norm = nn.LayerNorm(spec.dim) if pre else nn.Identity()
+        norm = nn.LayerNorm if spec.norm == "pre" else nn.Identity
+        self.memory_norm = norm(spec.dim)
         self.embedding = Embedding(spec, vocabulary)
         self.blocks = nn.ModuleList(DecoderBlock(spec) for _ in range(spec.num_decoder_blocks))
-        self.norm = nn.LayerNorm(spec.dim) if pre else nn.Identity()
+        self.norm = norm(spec.dim)
         self.output = None if spec.tie_embeddings else _linear(spec.dim, vocabulary.size)
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
@@ -239,11 +228,11 @@ class Decoder(nn.Module):
         mask: Tensor,
         past: list[KeysValues] | None,
     ) -> tuple[Tensor, list[KeysValues]]:
-        x = self.embedding(ids, start)
-        present = []
-        for index, block in enumerate(self.blocks):
-            earlier = past[index] if past is not None else None
-            x, kept = block(x, memories[index], mask[:, None, None, :], earlier)
+        x, present = self.embedding(ids, start), []
+        for block, memory, earlier in zip(
+            self.blocks, memories, past or repeat(None), strict=False
+        ):
+            x, kept = block(x, memory, mask[:, None, None, :], earlier)
             present.append(kept)
         return self.norm(x), present
 

@@ -35,7 +35,7 @@ def build_tokenizer(settings: Settings, train: Dataset) -> Tokenizer:
     if name is None:
         tokenizer = task.train_tokenizer(train)
     else:
-        from collapipe.text.pretrained import pretrained_tokenizer  # transformers takes seconds
+        from collapipe.models.huggingface.tokenizer import pretrained_tokenizer  # takes seconds
 
         tokenizer = pretrained_tokenizer(name)
     return tokenizer.with_labels(tuple(task.label_counts(train)))

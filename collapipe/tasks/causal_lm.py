@@ -11,13 +11,12 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from collapipe.batch import IGNORED, Batch
+from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Lines
 from collapipe.errors import NonFiniteLossError
 from collapipe.tasks.synthetic import sentences
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import FolderTask
-from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 _AT_ONCE = 10_000  # texts

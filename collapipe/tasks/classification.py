@@ -2,32 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sklearn
 from datasets import Dataset
 from sklearn.metrics import accuracy_score, f1_score
-from torch import Tensor
 
 from collapipe.data.folders import parse_labelled
 from collapipe.tasks.synthetic import topics
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import EnclosedTexts, FolderTask, count_labels, encode_labels
+from collapipe.tasks.text_task import FolderTask, LabelledTexts, count_labels, encode_labels
 from collapipe.text.tokenizer import Tokenizer
-
-
-class LabelledTexts(EnclosedTexts):
-    """Texts with one label each."""
-
-    __slots__ = ()
-
-    def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
-        return [self.tokenizer.labels[label] for (label,) in predictions]
-
-    def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
-        """Of all labels [labels], by name, and of the likeliest."""
-        each = self.by_name(probabilities)
-        return {"probability": max(each.values()), "probabilities": each}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,14 @@ class Dates(Translation):
     validation_rows: Count
     test_rows: Count
 
+    name = "dates"
+
     def __post_init__(self) -> None:
         if self._num_rows > NUM_MINUTES:
             raise ConfigError(
                 f"task.train_rows, validation_rows and test_rows add up to {self._num_rows}; "
                 f"keep them below {NUM_MINUTES}, the minutes of {START.year} to {END.year - 1}"
             )
-
-    @property
-    def name(self) -> str:
-        return "dates"
 
     @property
     def _num_rows(self) -> int:

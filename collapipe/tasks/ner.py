@@ -15,12 +15,12 @@ from collapipe.batch import IGNORED
 from collapipe.data.folders import OUTSIDE, parse_tagged
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import EnclosedTexts, FolderTask, count_labels, encode_labels
+from collapipe.tasks.text_task import FolderTask, LabelledTexts, count_labels, encode_labels
 from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class TaggedSentences(EnclosedTexts):
+class TaggedSentences(LabelledTexts):
     """Sentences, an id of a tag for each word, and the place of each word's first token: None for
     a word that made no token or was truncated."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from collapipe.data.folders import Splits, read_each_split, read_lines
+from collapipe.data.folders import Splits, read_lines, read_splits
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError
 from collapipe.sections import DataSettings
@@ -45,7 +45,7 @@ class ParallelCorpus(Translation):
         Raises ``DataError`` for a folder, file or line that cannot be read or paired.
         """
         if self.root is not None:
-            return read_each_split(self.name, self.root, self._paired)
+            return read_splits(self.name, self.root, self._paired)
         hub = DataSettings(name=self.hub_name, source_column=self.source, target_column=self.target)
         return read(hub, self.columns, seed)
 

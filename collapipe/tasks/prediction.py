@@ -7,11 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch
+from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.errors import ConfigError
 from collapipe.models.split import Head, SplitModel
 from collapipe.tasks.task import Examples, Task
-from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 _MOST_ROWS = 256  # at once: long enough for fast matrices

@@ -4,16 +4,16 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from datasets import Dataset
 from torch import Tensor
 
-from collapipe.batch import IGNORED, Batch
-from collapipe.data.folders import Parse, Splits, read_splits
-from collapipe.errors import DataError
+from collapipe.batch import IGNORED, Batch, mask_of, padded
+from collapipe.data.folders import Parse, Splits, read_lines, read_splits
+from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.task import TextLength, VocabularySize
-from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -84,14 +84,24 @@ class FolderTask(TextTask):
     def splits(self, seed: int) -> Splits:
         """Rows of the folder in its order, or made-up ones. Raises ``DataError`` that names file
         and line, ``ConfigError`` where there is neither."""
-        task = type(self)
         if self.synthetic:
-            return task.made_up(seed)
-        return read_splits(self.name, self.root, self.suffix, task.parse)
+            return type(self).made_up(seed)
+        if self.root is None:
+            raise ConfigError(
+                f"task {self.name}: no rows; set data.root=FOLDER, data.train_file=FILE, "
+                "data.name=HUB_NAME or data=synthetic"
+            )
+        return read_splits(self.name, self.root, self._read)
+
+    def _read(self, folder: Path, split: str) -> Dataset:
+        file = read_lines(folder, f"{split}.{self.suffix}")
+        if rows := type(self).parse(file):
+            return Dataset.from_list(rows)
+        raise DataError(f"{file.path} holds no rows; a split needs one")
 
 
 @dataclass(frozen=True, slots=True)
-class EnclosedTexts:
+class LabelledTexts:
     """Token ids of texts, without special tokens, and ids of each one's labels; none if unknown."""
 
     texts: Sequence[Sequence[int]]
@@ -113,6 +123,14 @@ class EnclosedTexts:
     def targets(self, row: int) -> Sequence[int]:
         """What a model must predict of one text."""
         return self.labels[row]
+
+    def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
+        return [self.tokenizer.labels[label] for (label,) in predictions]
+
+    def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
+        """Of all labels [labels], by name, and of the likeliest."""
+        each = self.by_name(probabilities)
+        return {"probability": max(each.values()), "probabilities": each}
 
     def by_name(self, probabilities: Tensor) -> dict[str, float]:
         """``probabilities`` [labels] of the labels."""

@@ -7,10 +7,9 @@ from itertools import chain, takewhile
 from datasets import Dataset
 from sacrebleu.metrics import BLEU
 
-from collapipe.batch import IGNORED, Batch
+from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.tasks.task import Score, TextLength, VocabularySize
 from collapipe.tasks.text_task import TextTask
-from collapipe.text.padding import mask_of, padded
 from collapipe.text.tokenizer import Tokenizer
 
 

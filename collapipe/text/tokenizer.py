@@ -41,7 +41,6 @@ class SpecialTokens:
     eos: str = "</s>"
 
 
-OWN_SPECIAL_TOKENS = SpecialTokens()
 _MOST_TOKENS = 2**22
 _BLANK = "Ġ"  # as byte-level tokenisers write it
 _MOST_BYTES, _MOST_MEMORY, _SECONDS = 2**27, 2**32, 60
@@ -83,7 +82,7 @@ class Tokenizer:
     def __init__(
         self,
         json_text: str,
-        special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS,
+        special_tokens: SpecialTokens = SpecialTokens(),
         labels: Sequence[str] = (),
     ) -> None:
         self.json_text, self.special_tokens = json_text, special_tokens
@@ -136,7 +135,7 @@ class Tokenizer:
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
-            special_tokens=list(asdict(OWN_SPECIAL_TOKENS).values()),
+            special_tokens=list(asdict(SpecialTokens()).values()),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )

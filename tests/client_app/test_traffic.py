@@ -12,10 +12,9 @@ from sections import link_settings
 
 from client_app.cluster_state import BYE, LinkFormat, expected_step
 from client_app.link import DecoderLink
-from collapipe.batch import IGNORED, Batch
+from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
-from collapipe.text.padding import mask_of, padded
 from collapipe.wire import compression, frames
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split

@@ -4,7 +4,6 @@ The hub is asked once, and for a short time: where it does not answer, the cache
 """
 
 import copy
-import difflib
 import functools
 import os
 import threading
@@ -19,8 +18,9 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.families import FAMILIES, Family
+from collapipe.models.huggingface.families import FAMILIES
 from collapipe.text.tokenizer import Vocabulary
+from collapipe.validation import nearest
 
 _CONFIG = "config.json"
 _PATIENCE_S = 2.5  # for an answer, name resolution included; HF_HUB_ETAG_TIMEOUT overrides it
@@ -28,9 +28,9 @@ SUPPORTED = f"supported families: {', '.join(FAMILIES)}"
 
 
 @functools.lru_cache(maxsize=8)  # every part asks for it
-def read(name: str | None, kind: str | None = None) -> tuple[Family, Any]:
-    """Family and configuration of a hub id or a folder; ``kind`` where it does not tell. Without
-    a name those that transformers has for ``kind``.
+def read(name: str | None, kind: str | None = None) -> Any:
+    """Configuration of a hub id or a folder; its family is ``kind`` where it does not tell. Without
+    a name the one that transformers has for ``kind``.
 
     Raises ``ConfigError`` in one line that says what is missing and lists the families. Code that
     came with a model is never run.
@@ -38,7 +38,7 @@ def read(name: str | None, kind: str | None = None) -> tuple[Family, Any]:
     if not name:
         if kind is None or kind not in FAMILIES:
             raise _refusal("model.name: give a hub id or a folder, or model.family")
-        return FAMILIES[kind], CONFIG_MAPPING[kind]()
+        return CONFIG_MAPPING[kind]()
     where = f"model.name={name}: "
     try:
         raw = config_fields(name)
@@ -55,12 +55,11 @@ def read(name: str | None, kind: str | None = None) -> tuple[Family, Any]:
     kind = str(own or kind)
     if kind not in FAMILIES:
         raise _refusal(f"{where}model_type {kind} cannot be taken apart")
-    family = FAMILIES[kind]
-    for size in family.sizes:
+    for size in (*FAMILIES[kind].sizes, "vocab_size"):
         if not isinstance(raw.get(size), int):
             raise _refusal(f"{where}its config.json, of a {kind}, has no {size}")
     try:
-        return family, CONFIG_MAPPING[kind].from_dict(raw)
+        return CONFIG_MAPPING[kind].from_dict(raw)
     except Exception as error:  # huggingface_hub's own kinds among them
         raise _refusal(
             f"{where}transformers {transformers.__version__} refuses its config.json "
@@ -77,8 +76,7 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
     changed = copy.deepcopy(config)
     for name, value in fields.items():
         if not hasattr(config, name):
-            near = difflib.get_close_matches(name, list(config.to_dict()), n=1)
-            hint = f"; nearest: {near[0]}" if near else ""
+            hint = nearest(name, config.to_dict())
             raise ConfigError(f"model.config.{name}: a {config.model_type} has no such field{hint}")
         try:
             setattr(changed, name, value)
@@ -91,9 +89,8 @@ def change(config: Any, fields: Mapping[str, Any]) -> Any:
 
 def fit(config: Any, vocabulary: Vocabulary) -> None:
     """Give a model with fresh weights the task's vocabulary."""
-    config.vocab_size = vocabulary.size
-    config.pad_token_id, config.bos_token_id = vocabulary.pad, vocabulary.bos
-    config.eos_token_id = vocabulary.eos
+    config.vocab_size, config.pad_token_id = vocabulary.size, vocabulary.pad
+    config.bos_token_id, config.eos_token_id = vocabulary.bos, vocabulary.eos
     if config.is_encoder_decoder:
         config.decoder_start_token_id = vocabulary.bos
         config.forced_bos_token_id = config.forced_eos_token_id = None
@@ -106,18 +103,20 @@ def config_fields(name: str) -> dict[str, Any]:
 
     Raises ``OSError`` or ``ValueError`` where there is none.
     """
-    silence = "" if Path(name).is_dir() else _silence(name)
+    silence = hub_silence(name)
     try:
-        raw, _ = PretrainedConfig.get_config_dict(name, local_files_only=bool(silence))
+        return dict(PretrainedConfig.get_config_dict(name, local_files_only=bool(silence))[0])
     except OSError as error:
         if silence:
             raise OSError(f"{silence}, and the cache has no {_CONFIG} of it") from error
         raise
-    return dict(raw)
 
 
-def _silence(name: str) -> str:
-    """Why the hub cannot be asked; empty where it answered, be it that it has no such model."""
+def hub_silence(name: str) -> str:
+    """Why the hub cannot be asked about ``name``, so that the cache has to do; empty for a folder,
+    and where the hub answered, be it that it has no such model."""
+    if Path(name).is_dir():
+        return ""
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     patience = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _PATIENCE_S)

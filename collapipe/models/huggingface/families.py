@@ -22,6 +22,7 @@ CLASSES = {  # of transformers, which make the whole model
     "decoder": "AutoModelForSeq2SeqLM",
 }
 _ORIGINAL = ".original."
+Sizes = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Family:
 
     layers: str  # path of the list of layers of which the first L are the blocks
     embedding: tuple[str, ...]  # beginnings of weights' names of the control unit, not the head
-    sizes: tuple[str, ...]  # fields that ``config.json`` must have, the number of layers first
+    sizes: Sizes  # fields of ``config.json``: the number of layers, the activations' width
     heads: tuple[str, ...]  # kinds of heads, the default first
     embed: type[nn.Module]  # around the embedding
     block: type[nn.Module]  # around a layer
@@ -50,14 +51,12 @@ class Family:
 
     def copies_in(self, original: Any) -> dict[str, str]:
         """``copies`` that the configuration asks for, of weights that the whole model has."""
-        tied, there = (
-            original.config.tie_word_embeddings,
-            dict(original.named_modules(remove_duplicate=False)),
-        )
+        there = dict(original.named_modules(remove_duplicate=False))
         return {
             name: source
             for name, source in self.copies.items()
-            if (tied or "shared" in name) and name.rpartition(".")[0] in there
+            if (original.config.tie_word_embeddings or "shared" in name)
+            and name.removesuffix(".weight") in there
         }
 
 
@@ -94,38 +93,31 @@ class Names:
 
 
 def _encoder(
-    base: str,
-    path: str = "encoder.layer",
-    sizes: tuple[str, ...] = ("num_hidden_layers", "hidden_size"),
+    base: str, path: str = "encoder.layer", sizes: Sizes = ("num_hidden_layers", "hidden_size")
 ) -> Family:
     embedding = (f"{base}.embeddings.", f"{base}.embeddings_project.")
     kinds = ("tokens", "pooled")
-    sizes = (*sizes, "vocab_size")
     return Family(
         f"{base}.{path}", embedding, sizes, kinds, layers.EncoderEmbedding, layers.EncoderBlock
     )
 
 
-_LLAMA = Family(
-    "model.layers",
-    ("model.embed_tokens.",),
-    ("num_hidden_layers", "hidden_size", "vocab_size"),
-    ("causal",),
-    layers.CausalEmbedding,
-    layers.CausalBlock,
-    twins=("model.embed_tokens.weight", "lm_head.weight"),
-)
+def _causal(path: str, tokens: str, positions: tuple[str, ...], sizes: Sizes) -> Family:
+    twins, embedding = (f"{tokens}weight", "lm_head.weight"), (tokens, *positions)
+    return Family(
+        path, embedding, sizes, ("causal",), layers.CausalEmbedding, layers.CausalBlock, twins=twins
+    )
+
+
+_LLAMA = _causal("model.layers", "model.embed_tokens.", (), ("num_hidden_layers", "hidden_size"))
 _BART = Family(
     "model.encoder.layers",
     ("model.encoder.",),
-    ("encoder_layers", "d_model", "vocab_size"),
+    ("encoder_layers", "d_model"),
     ("decoder",),
     layers.Seq2SeqEmbedding,
     layers.EncoderBlock,
-    {
-        "lm_head.weight": "model.decoder.embed_tokens.weight",
-        "model.shared.weight": "model.decoder.embed_tokens.weight",
-    },
+    dict.fromkeys(("lm_head.weight", "model.shared.weight"), "model.decoder.embed_tokens.weight"),
     ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
 )
 FAMILIES: Mapping[str, Family] = {
@@ -133,14 +125,8 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": _encoder("roberta"),
     "electra": _encoder("electra"),
     "distilbert": _encoder("distilbert", "transformer.layer", ("n_layers", "dim")),
-    "gpt2": Family(
-        "transformer.h",
-        ("transformer.wte.", "transformer.wpe."),
-        ("n_layer", "n_embd", "vocab_size"),
-        ("causal",),
-        layers.CausalEmbedding,
-        layers.CausalBlock,
-        twins=("transformer.wte.weight", "lm_head.weight"),
+    "gpt2": _causal(
+        "transformer.h", "transformer.wte.", ("transformer.wpe.",), ("n_layer", "n_embd")
     ),
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -149,14 +135,11 @@ FAMILIES: Mapping[str, Family] = {
     "t5": Family(
         "encoder.block",
         ("encoder.embed_tokens.",),
-        ("num_layers", "d_model", "vocab_size"),
+        ("num_layers", "d_model"),
         ("decoder",),
         layers.T5Embedding,
         layers.T5Block,
-        {
-            "lm_head.weight": "decoder.embed_tokens.weight",
-            "shared.weight": "decoder.embed_tokens.weight",
-        },
+        dict.fromkeys(("lm_head.weight", "shared.weight"), "decoder.embed_tokens.weight"),
         ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
     ),
 }

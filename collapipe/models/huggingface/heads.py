@@ -132,15 +132,9 @@ class Seq2SeqHead(_Head):
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
         config = self.original.config
         check_length(config, targets)
+        inputs = shift_right(targets, config.decoder_start_token_id, config.pad_token_id)
         with ForeignDropout():
-            logits = self.original(
-                encoder_outputs=(self.memory(hidden),),
-                attention_mask=mask,
-                decoder_input_ids=shift_right(
-                    targets, config.decoder_start_token_id, config.pad_token_id
-                ),
-                use_cache=False,
-            ).logits
+            logits = self._decoded(self.memory(hidden), mask, inputs, use_cache=False).logits
         return _cross_entropy(logits, targets)
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
@@ -148,18 +142,17 @@ class Seq2SeqHead(_Head):
 
         def logits(ids: Tensor, position: int) -> Tensor:
             nonlocal past
-            out = self.original(
-                encoder_outputs=(memory,),
-                attention_mask=mask,
-                decoder_input_ids=ids,
-                past_key_values=past,
-                use_cache=True,
-            )
+            out = self._decoded(memory, mask, ids, past_key_values=past, use_cache=True)
             past = out.past_key_values
             return out.logits[:, -1]  # type: ignore[no-any-return]
 
         start, end = config.decoder_start_token_id, config.eos_token_id
         return decode_greedily(logits, mask, start, end, max_length)
+
+    def _decoded(self, memory: Tensor, mask: Tensor, ids: Tensor, **cache: Any) -> Any:
+        return self.original(
+            encoder_outputs=(memory,), attention_mask=mask, decoder_input_ids=ids, **cache
+        )
 
 
 class T5Head(Seq2SeqHead):

@@ -70,9 +70,7 @@ def fill(part: nn.Module, model: Any) -> nn.Module:
         drawn = [module for module in part.modules() if module._non_persistent_buffers_set]
         for module in drawn:
             for name in module._non_persistent_buffers_set:
-                buffer = module._buffers[name]
-                assert buffer is not None
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+                module._buffers[name] = torch.empty_like(module.get_buffer(name), device="cpu")
         with torch.random.fork_rng(devices=[]):
             _initialise(drawn, model)
     else:

@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.configuration import SUPPORTED, change, fit, read
-from collapipe.models.huggingface.families import CLASSES, Family, Names
+from collapipe.models.huggingface.configuration import SUPPORTED, change, fit, hub_silence, read
+from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
@@ -57,12 +58,11 @@ class HuggingFaceSpec:
     pretrained: bool = False
 
     def __post_init__(self) -> None:
-        family, config = self._read()
+        config, family = self.own_config, self._family
         layers = getattr(config, family.sizes[0])
         if self.num_blocks is None:
             object.__setattr__(self, "num_blocks", layers)
-        assert self.num_blocks is not None
-        if not 1 <= self.num_blocks <= layers:
+        if not 1 <= self.names.num_blocks <= layers:
             raise ConfigError(
                 f"model.num_blocks={self.num_blocks}: {self._called} has {layers} layers "
                 f"of which 1 to {layers} can be blocks; lower model.num_blocks; {SUPPORTED}"
@@ -90,7 +90,7 @@ class HuggingFaceSpec:
 
     @property
     def dim(self) -> int:
-        return int(self._read()[1].hidden_size)
+        return int(self.own_config.hidden_size)
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         model = copy.deepcopy(_skeleton(self, vocabulary))
@@ -99,22 +99,28 @@ class HuggingFaceSpec:
 
     def build_block(self, index: int) -> nn.Module:
         """Layer ``index``, untouched."""
-        model = _skeleton(self, None)
-        layer = copy.deepcopy(model.get_submodule(self._family.layers)[index])
-        block = self._family.block(layer, model, index)
-        return self._filled(block_name(index), block, model, None)
+        model, family = _skeleton(self, None), self._family
+        layer = copy.deepcopy(model.get_submodule(family.layers)[index])
+        return self._filled(block_name(index), family.block(layer, model, index), model, None)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        assert self.head is not None
-        assert self.num_blocks is not None
         model = copy.deepcopy(_skeleton(self, vocabulary))
         copies = self._family.copies_in(model)
         strip(model, lambda name: self.names.part(name) == HEAD and name not in copies)
         if "lm_head.weight" in copies:
             source = copies["lm_head.weight"].removesuffix(".weight")
             model.lm_head = TiedOutput(model.get_submodule(source))
-        head = self._family.build_head(self.head, model, self.num_blocks)
-        return self._filled(HEAD, head, model, vocabulary)
+        head = self._family.build_head(str(self.head), model, self.names.num_blocks)
+        part = self._filled(HEAD, head, model, vocabulary)
+        if torch.get_default_device().type != "meta":
+            _pretrained.cache_clear()  # SplitModel builds the head last
+            if self.untied():
+                _log.warning(
+                    "%s shares one embedding between input and output; here the control "
+                    "units have one copy and the server another, and each learns by itself",
+                    self._called,
+                )
+        return part
 
     @property
     def names(self) -> Names:
@@ -122,21 +128,18 @@ class HuggingFaceSpec:
         assert self.num_blocks is not None
         return Names(self._family, self.num_blocks)
 
+    @functools.cached_property
+    def own_config(self) -> Any:
+        """The configuration as it came with ``name``, ``config`` changed; not to be changed."""
+        return change(read(self.name, self.family), self.config or {})
+
     @property
     def _family(self) -> Family:
-        return self._read()[0]
-
-    def _read(self) -> tuple[Family, Any]:
-        return _changed(self) if self.config else read(self.name, self.family)
-
-    def own_config(self) -> Any:
-        """The configuration as it came with ``name``; not to be changed."""
-        return self._read()[1]
+        return FAMILIES[self.own_config.model_type]
 
     def run_config(self, vocabulary: Vocabulary | None) -> Any:
         """The model's configuration in this run; raises ``ConfigError`` for too many tokens."""
-        family, own = self._read()
-        config = copy.deepcopy(own)
+        config, family = copy.deepcopy(self.own_config), self._family
         for name in ("encoder_layerdrop", "decoder_layerdrop"):
             if hasattr(config, name):  # torch's own generator would decide which layers to drop
                 setattr(config, name, 0.0)
@@ -144,7 +147,9 @@ class HuggingFaceSpec:
             setattr(config, family.sizes[0], self.num_blocks)
         if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1: transformers says so
             config.tie_word_embeddings = False  # and ties what in its weights is not tied
-        if self.head in ("tokens", "pooled") and vocabulary is not None:
+        if vocabulary is None:
+            return config
+        if self.head in ("tokens", "pooled"):
             if vocabulary.num_labels < 2:
                 raise ConfigError(
                     f"model.head={self.head}: predicts one of two labels or more, the training "
@@ -152,9 +157,9 @@ class HuggingFaceSpec:
                     "other rows"
                 )
             config.num_labels = vocabulary.num_labels
-        if vocabulary is not None and not self.pretrained:
+        if not self.pretrained:
             fit(config, vocabulary)
-        elif vocabulary is not None and vocabulary.size > config.vocab_size:
+        elif vocabulary.size > config.vocab_size:
             raise ConfigError(
                 f"model.name={self.name}: knows {config.vocab_size} tokens, the run's tokeniser "
                 f"has {vocabulary.size}; leave data.tokenizer to the model, or set "
@@ -168,55 +173,34 @@ class HuggingFaceSpec:
 
     def untied(self) -> dict[str, str]:
         """Weight of the embedding → its twin in the head, where the original has one for both."""
-        family, config = self._read()
+        twins, config = self._family.twins, self.own_config
         between = getattr(config, "share_encoder_decoder_embeddings", True)
-        if family.twins is None or not (config.tie_word_embeddings and between):
+        if twins is None or not (config.tie_word_embeddings and between):
             return {}
-        first, second = family.twins
-        return {self.names.to_ours(first): self.names.to_ours(second)}
+        return {self.names.to_ours(twins[0]): self.names.to_ours(twins[1])}
 
     @property
     def class_name(self) -> str:
         """The class of transformers that makes the whole model."""
-        assert self.head is not None
-        return CLASSES[self.head]
+        return CLASSES[str(self.head)]
 
     def _filled(
         self, name: str, part: nn.Module, model: Any, vocabulary: Vocabulary | None
     ) -> nn.Module:
         fill(part, model)
-        if torch.get_default_device().type == "meta":
-            return part
-        if self.pretrained:
+        if self.pretrained and torch.get_default_device().type != "meta":
             weights = _pretrained(self, vocabulary if name == HEAD else None)
             wanted = {
                 ours: weights[self.names.to_original(f"{name}.{ours}")]
                 for ours in part.state_dict()
             }
             part.load_state_dict(wanted)
-        if name == HEAD:
-            _pretrained.cache_clear()  # SplitModel builds the head last
-            self._warn_of_untied()
         return part
-
-    def _warn_of_untied(self) -> None:
-        if self.untied():
-            _log.warning(
-                "%s shares one embedding between input and output; here the control "
-                "units have one copy and the server another, and each learns by itself",
-                self._called,
-            )
 
 
 @functools.lru_cache(maxsize=8)  # every part asks for it, and nothing changes it
 def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
     return skeleton(spec.run_config(vocabulary), spec.class_name)
-
-
-@functools.lru_cache(maxsize=8)
-def _changed(spec: HuggingFaceSpec) -> tuple[Family, Any]:
-    family, config = read(spec.name, spec.family)
-    return family, change(config, spec.config or {})
 
 
 @functools.lru_cache(maxsize=1)  # read once for all parts
@@ -229,8 +213,9 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
             "model that they were made of"
         )
     config.transformers_weights = None  # a field of config.json that may name a pickle
-    config.tie_word_embeddings = spec.own_config().tie_word_embeddings  # T5 1.1 needs it here
-    if find_adapter_config_file(spec.name) is not None:  # transformers would load its base model
+    config.tie_word_embeddings = spec.own_config.tie_word_embeddings  # T5 1.1 needs it here
+    cached = {"local_files_only": bool(hub_silence(str(spec.name)))}
+    if find_adapter_config_file(spec.name, **cached):  # transformers would load its base model
         raise ConfigError(
             f"model.name={spec.name}: holds an adapter; merge it into its model with peft, save "
             "that, and name its folder"
@@ -239,7 +224,7 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
         model = type(_skeleton(spec, vocabulary)).from_pretrained(
             None,
             config=config,
-            state_dict=_tensors(str(spec.name)),
+            state_dict=_tensors(functools.partial(cached_file, spec.name, **cached)),
             attn_implementation="eager",  # config.json may name a kernel of the hub
             dtype=torch.float32,
         )
@@ -251,16 +236,16 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
     return dict(model.state_dict())
 
 
-def _tensors(name: str) -> dict[str, torch.Tensor]:
+def _tensors(fetch: Callable[..., Any]) -> dict[str, torch.Tensor]:
     """Read here, for transformers would follow an index, or a field of ``config.json``, to files
     that are pickles."""
-    whole = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False)
+    whole = fetch("model.safetensors", _raise_exceptions_for_missing_entries=False)
     if whole is not None:
         return load_file(whole)
-    index = json.loads(Path(cached_file(name, "model.safetensors.index.json")).read_text("utf-8"))
+    index = json.loads(Path(fetch("model.safetensors.index.json")).read_text("utf-8"))
     tensors: dict[str, torch.Tensor] = {}
     for shard in sorted(set(index["weight_map"].values())):
         if re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard) is None:
             raise ValueError(f"its index names {shard[:80]!r}")
-        tensors |= load_file(cached_file(name, shard))
+        tensors |= load_file(fetch(shard))
     return tensors

@@ -28,12 +28,13 @@ TEMPLATE = "{{ cycler.__init__.__globals__.os.mkdir('ran') }}"  # as jinja reads
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with pickles under each name that a library might look for."""
-    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "here"
+    for folder in (here, here / "rows"):
+        plant(folder)
+    monkeypatch.chdir(here)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    for folder in (tmp_path, tmp_path / "rows"):
-        plant(folder)
-    return tmp_path
+    return here
 
 
 def plant(folder: Path) -> None:
@@ -70,6 +71,13 @@ def test_a_builder_is_never_reached_by_its_name(here: Path, name: str, config: s
 def test_a_name_is_an_id_of_the_hub_or_a_folder(here: Path, name: str) -> None:
     if name:
         refused(name)
+
+
+def test_a_folder_of_all_sorts_is_not_searched(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as ``/``: it would take hours."""
+    monkeypatch.setattr("collapipe.data.hub._MOST_FILES", 10)
+    monkeypatch.setattr("collapipe.data.hub.load_dataset_builder", lambda *rest: pytest.fail())
+    refused("..")
 
 
 @pytest.mark.parametrize("names", [["train.pkl"], ["train.tar"], ["rows.py"], ["train.csv"]])

@@ -1,9 +1,9 @@
-"""A model by a hub's name without a network: one line, soon, and no retries."""
+"""A model or a tokeniser by a hub's name without a network: one line, soon, and no retries."""
 
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ import pytest
 from collapipe.errors import ConfigError
 from collapipe.models.huggingface import configuration
 from collapipe.models.huggingface.configuration import read
+from collapipe.models.huggingface.tokenizer import pretrained_tokenizer
+from collapipe.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -20,9 +22,14 @@ def listener() -> Iterator[socket.socket]:
         yield server
 
 
+@pytest.mark.parametrize(
+    ("option", "ask"), [("model.name", read), ("data.tokenizer", pretrained_tokenizer)]
+)
 @pytest.mark.parametrize("network", ["offline", "refuses", "hangs"])
 def test_a_hub_that_cannot_be_asked_is_one_line_soon(
     network: str,
+    option: str,
+    ask: Callable[[str], object],
     listener: socket.socket,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -34,8 +41,8 @@ def test_a_hub_that_cannot_be_asked_is_one_line_soon(
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setattr(configuration, "_PATIENCE_S", 1.0)
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"^model\.name=nosuch: ") as caught:
-        read("nosuch")
+    with pytest.raises(ConfigError, match=rf"^{option}=nosuch: ") as caught:
+        ask("nosuch")
     assert time.monotonic() - began < 10  # five retries take 23 s or more
     assert str(caught.value).isprintable()
     assert ("HF_HUB_OFFLINE" if network == "offline" else str(port)) in str(caught.value)
@@ -43,7 +50,7 @@ def test_a_hub_that_cannot_be_asked_is_one_line_soon(
 
 
 def test_without_a_network_the_cache_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -51,6 +58,14 @@ def test_without_a_network_the_cache_is_read(
     (model / "snapshots/abc").mkdir(parents=True)
     (model / "refs").mkdir()
     (model / "refs/main").write_text("abc")
-    sizes = {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 8}
-    (model / "snapshots/abc/config.json").write_text(json.dumps(sizes))
-    assert configuration.config_fields("somebody/bert").items() >= sizes.items()
+    own = Tokenizer.train(["a hen"], 300)
+    trees = {
+        "config": {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 8},
+        "tokenizer": json.loads(own.json_text),
+        "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"},
+    }
+    for name, tree in trees.items():
+        (model / f"snapshots/abc/{name}.json").write_text(json.dumps(tree))
+    assert configuration.config_fields("somebody/bert").items() >= trees["config"].items()
+    assert pretrained_tokenizer("somebody/bert").encode(["a hen"]) == own.encode(["a hen"])
+    assert capfd.readouterr() == ("", "")

@@ -194,6 +194,7 @@ def test_a_run_trains_is_used_and_is_exported(
     options = [option for option in TINY if not option.startswith("model.")]
     name = folder(tmp_path, "bart")
     overrides = [*options, "model=huggingface", f"model.name={name}", "task.max_length=18"]
+    overrides.append("federation.rounds=1")
     settled = [*overrides, f"hydra.run.dir={run_dir}"]
     settings = config.load_overrides(settled)
     train(grid_of(settings, settled, None), settings)

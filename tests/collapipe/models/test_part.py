@@ -23,7 +23,7 @@ from collapipe.models.part import (
     optimizer_state,
     prefixed,
     select,
-    set_rate,
+    step_at,
 )
 from collapipe.models.transformer import Decoder, TransformerSpec
 from collapipe.sections import OptimizerSettings
@@ -165,18 +165,19 @@ def test_optimisers_have_the_settings_numbers(name: str) -> None:
 
 
 def test_a_rate_is_for_every_group() -> None:
-    """``set_rate`` counts from the next step on."""
+    """And for this step alone, whose gradients are forgotten."""
     left, right = linear(0), linear(1)
     optimizer = torch.optim.SGD(left.parameters(), lr=1.0)
     optimizer.add_param_group({"params": right.parameters(), "lr": 5.0})
-    set_rate(optimizer, 0.25)
-    for module in (left, right):
-        before = deepcopy(module)
-        give_gradients(module, 0)
-        assert module.bias.grad is not None
-        optimizer.step()
-        torch.testing.assert_close(module.bias, before.bias - 0.25 * module.bias.grad)
-        optimizer.zero_grad()
+    for rate in (0.25, 0.5):
+        for module in (left, right):
+            give_gradients(module, 0)
+        before = deepcopy([(module.bias.detach(), module.bias.grad) for module in (left, right)])
+        step_at(rate, optimizer)
+        for module, (bias, gradient) in zip((left, right), before, strict=True):
+            assert gradient is not None
+            torch.testing.assert_close(module.bias.detach(), bias - rate * gradient)
+            assert module.bias.grad is None
 
 
 def test_a_step_scales_gradients_and_forgets_them() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 
 import pytest
@@ -25,6 +25,7 @@ from collapipe.models.transformer import (
     positions,
 )
 from collapipe.text.tokenizer import Vocabulary
+from collapipe.validation import typed
 
 VOCABULARY = Vocabulary(size=9, pad=0, bos=1, eos=2)
 SPEC = TransformerSpec(2, 2, 16, 2, 24, dropout=0.0)
@@ -345,7 +346,7 @@ def test_dropout_spares_the_residual(norm: str) -> None:
 def test_impossible_sizes_are_refused(option: str, value: object) -> None:
     """The message names the option and its value."""
     with pytest.raises(ConfigError) as caught:
-        replace(SPEC, **{option: value})  # type: ignore[arg-type]
+        typed("model", TransformerSpec, {**asdict(SPEC), option: value})
     assert f"model.{option}={value}" in str(caught.value)
 
 

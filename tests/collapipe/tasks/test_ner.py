@@ -257,9 +257,9 @@ def test_real_rows_are_read_whole() -> None:
         "I-LOC": 22_531, "I-ORG": 37_689, "I-PER": 15_881, "O": 869_087,
     }  # fmt: skip
     tags_of: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in splits.train:
-        for character, tag in zip(row["tokens"], row["tags"], strict=True):
-            tags_of[character][tag] += 1
+    words, tags = splits.train["tokens"][:], splits.train["tags"][:]
+    for pair in zip(chain.from_iterable(words), chain.from_iterable(tags), strict=True):
+        tags_of[pair[0]][pair[1]] += 1
     usual = {character: tags.most_common(1)[0][0] for character, tags in tags_of.items()}
-    predictions = [" ".join(usual.get(c, "O") for c in words) for words in splits.test["tokens"]]
+    predictions = [" ".join(usual.get(c, "O") for c in words) for words in splits.test["tokens"][:]]
     assert task.score(predictions, splits.test, loss=1.0).value == pytest.approx(0.140, abs=5e-4)

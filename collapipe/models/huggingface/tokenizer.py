@@ -1,5 +1,6 @@
 """A tokeniser that came with a model: in a folder, or of a hub id."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.models.auto.tokenization_auto import (
 from transformers.utils import cached_file
 
 from collapipe.errors import ConfigError, one_line
+from collapipe.models.huggingface.configuration import hub_silence
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
 
 
@@ -49,32 +51,34 @@ def pretrained_tokenizer(name: str) -> Tokenizer:
 def _load(name: str) -> Any:
     """Code that came with a tokeniser is neither run nor asked about."""
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds to ask in; with 0 it refuses
+    silence = hub_silence(name)
+    cached: dict[str, Any] = {"local_files_only": bool(silence)}
     try:
-        _check_class(name)
-        ready = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        _check_class(name, cached)
+        ready = cached_file(
+            name, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **cached
+        )
         if ready is not None:
             check_tokenizer(Path(ready).read_text("utf-8"))
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **cached)
     except Exception as error:
+        if isinstance(error, OSError) and silence:
+            raise ConfigError(f"{silence}, and the cache has no tokeniser of it") from error
         if isinstance(error, ConfigError) or not (Path(name) / "vocab.txt").is_file():
             raise
     return BertTokenizer.from_pretrained(name)  # its config.json does not say whose it is
 
 
-def _check_class(name: str) -> None:
+def _check_class(name: str, cached: dict[str, Any]) -> None:
     """``AutoTokenizer`` takes any class of transformers by its name, with and without ``Fast``,
     and lets it load what it likes."""
-    for said in (get_tokenizer_config(name), _config(name)):
+    config: dict[str, Any] = {}
+    with suppress(OSError):  # a tokeniser may come without a model
+        config, _ = PretrainedConfig.get_config_dict(name, **cached)
+    for said in (get_tokenizer_config(name, **cached), config):
         named = str(said.get("tokenizer_class") or "")
         for spelling in (named, named.removesuffix("Fast"), f"{named}Fast"):
             found = tokenizer_class_from_name(spelling)
             known = isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)
             if found is not None and not known:
                 raise ConfigError(f"its tokenizer_class {named[:80]!r} is no tokeniser")
-
-
-def _config(name: str) -> dict[str, Any]:
-    try:
-        return dict(PretrainedConfig.get_config_dict(name)[0])
-    except OSError:  # a tokeniser may come without a model
-        return {}
