@@ -12,6 +12,7 @@ from collapipe.cli.run import run_job
 from collapipe.errors import DataError
 
 TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.decay=constant")
+TWO_NODES += ("federation.checkpoint_every=1",)
 
 
 def test_a_run_that_goes_on_as_a_simulation_ends_with_the_bits_of_one_process(

@@ -59,7 +59,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["optimizer.lr=0"], "optimizer.lr=0: must be above 0"),
         (["optimizer.clip_norm=-1"], "optimizer.clip_norm=-1: must be above 0"),
         (["model.num_blocks=0"], "model.num_blocks=0: must be at least 1"),
-        (["model.dropout=1"], "model.dropout=1.0: must be at least 0 and below 1"),
+        (["model.dropout=1"], "model.dropout=1: must be below 1"),
         (["model.dim=63"], "model.dim=63: must be even and a multiple"),
         (["pipeline.schedule=zigzag"], "must be one of gpipe, one_f_one_b"),
         (["pipeline.dtype=int8"], "must be one of float32, float64"),

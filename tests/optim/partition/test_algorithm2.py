@@ -201,5 +201,7 @@ def test_energy_that_allows_only_some_micro_batches() -> None:
 def test_devices_that_cannot_hold_the_model() -> None:
     law = AffineLaw(1.0, 0.0, 0.0, 0.1)
     devices = (DeviceProfile("pi", law, 2), DeviceProfile("phone", law, 1))
-    with pytest.raises(InfeasibleRoundError, match=r"at most 3 of 4 blocks \(pi: 2, phone: 1;"):
+    with pytest.raises(
+        InfeasibleRoundError, match=r"at most 3 of 4 blocks .*\(pi: 2 .*, phone: 1 "
+    ):
         paper_partition(ClusterProblem(devices, 4, 8, 8, "bound"), RNG)

@@ -117,7 +117,7 @@ def test_too_little_memory_is_named(solver: ClusterSolver) -> None:
 @pytest.mark.parametrize("solver", [pipedream, pipeedge])
 def test_caps_that_cannot_hold_the_model_are_named(solver: ClusterSolver) -> None:
     devices = devices_with([1, 2], max_blocks=2)
-    with pytest.raises(InfeasibleRoundError, match=r"at most 4 of 5 blocks \(d0: 2, d1: 2;"):
+    with pytest.raises(InfeasibleRoundError, match=r"at most 4 of 5 blocks .*\(d0: 2 .*, d1: 2 "):
         answer(solver, ClusterProblem(devices, 5, 8, 8, "flow_shop"))
 
 

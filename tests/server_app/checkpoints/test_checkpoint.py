@@ -42,7 +42,7 @@ def progress(round_: int = 3, numbers: Iterator[float] | None = None) -> Progres
     device = DeviceCondition(next(some), False, next(some), next(some))
     walk = Walk(*(next(some) for _ in range(len(Walk.__dataclass_fields__))))
     unit = UnitCondition((device, device), walk, next(some), (next(some), next(some)))
-    plan = ClusterPlan(1, (SegmentPlan("phone", Span(0, 2)),), 3, "gpipe", next(some))
+    plan = ClusterPlan(1, (SegmentPlan("phone", Span(0, 2)),), 3, "gpipe", abs(next(some)))
     return Progress(
         round=round_,
         wall_s=next(some),
