@@ -83,7 +83,7 @@ def train(name: str, shared: Sequence[str], folder: Path) -> dict:
     options = [*shared, *OPTIONS[name]]
     if not finished(run_dir, options):
         own = f"hydra.run.dir='{run_dir}'"
-        command = [sys.executable, "-m", "collapipe.cli.app", "run", *options, own]
+        command = [sys.executable, "-m", "collapipe", "run", *options, own]
         with run_dir.with_suffix(".log").open("w") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
         remember(run_dir, options)

@@ -95,7 +95,7 @@ def run(side: str, seed: int, shared: list[str], loop: list[str], folder: Path) 
             command = [sys.executable, __file__, _LOOP, str(run_dir), *overrides, *loop]
         else:
             own = f"hydra.run.dir='{run_dir}'"
-            command = [sys.executable, "-m", "collapipe.cli.app", "run", *overrides, own]
+            command = [sys.executable, "-m", "collapipe", "run", *overrides, own]
         with (folder / f"{side}-{seed}.log").open("w") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
         if side == "collapipe":

@@ -108,7 +108,7 @@ def speed(arguments: argparse.Namespace) -> Record:
 
 def _run(folder: str, options: Sequence[str]) -> None:
     """In a process of its own, so that start and imports count."""
-    command = [sys.executable, "-m", "collapipe.cli.app", "run", *options]
+    command = [sys.executable, "-m", "collapipe", "run", *options]
     subprocess.run([*command, f"hydra.run.dir={folder}"], check=True, stdout=subprocess.DEVNULL)
 
 

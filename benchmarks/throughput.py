@@ -52,7 +52,7 @@ def main() -> None:
 def federated(framework: str, overrides: list[str], folder: Path) -> None:
     """A run in a process of its own."""
     options = [f"framework={framework}", *overrides, f"hydra.run.dir='{folder}'"]
-    command = [sys.executable, "-m", "collapipe.cli.app", "run", *options]
+    command = [sys.executable, "-m", "collapipe", "run", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

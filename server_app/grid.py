@@ -40,7 +40,13 @@ class InlineGrid(Grid):
         self._contexts = dict[int, Context]()  # by node
         for unit, node_id in enumerate(range(2, num_nodes + 2)):
             own: UserConfig = {"partition-id": unit, "num-partitions": num_nodes}
-            self._contexts[node_id] = Context(_RUN_ID, node_id, own, RecordDict(), run_config)
+            self._contexts[node_id] = Context(
+                run_id=_RUN_ID,
+                node_id=node_id,
+                node_config=own,
+                state=RecordDict(),
+                run_config=run_config,
+            )
         self._pushed: dict[str, Future[Message]] = {}  # replies that nobody has pulled
         self._latest: dict[int, Future[Message]] = {}  # node → reply that it worked or works on
         self._ids = itertools.count()

@@ -49,16 +49,17 @@ class Units:
 
         A unit is left out, with the reason as its answer, whose node does not answer, raises, or
         answers nonsense or a number that is none or another node's: the first of two keeps it.
-        Raises ``ConfigError`` where the number of nodes is not ``federation.num_units``, or a unit
-        says that it cannot use its options or data; ``RoundFailedError`` where no unit is left.
+        Raises ``ConfigError`` where the number of nodes is not ``federation.num_units``, or where
+        no unit is left and one says that it cannot use its options or data; else
+        ``RoundFailedError`` where none is left.
         """
         num_units = self.federation.num_units
         self._strangers = _connected(self.grid, num_units)
         told, causes = self._introduce()
-        for failure in causes:
-            if failure.kind in (ConfigError.__name__, DataError.__name__):
-                raise ConfigError(failure.message)
         if not told:
+            for failure in causes:
+                if failure.kind in (ConfigError.__name__, DataError.__name__):
+                    raise ConfigError(failure.message)
             each = "; ".join(f"{failure.kind}: {failure.message}" for failure in causes)
             raise RoundFailedError(f"no unit can report its state: {each}")
         missing = [unit for unit in range(num_units) if unit not in told]

@@ -186,6 +186,7 @@ def test_a_planted_import_is_found(file: str, source: str, frame: str) -> None:
     [
         ("collapipe/new.py", "import importlib\nimportlib.import_module('optim.planner')"),
         ("pipeline/new.py", "\n__import__('flwr.app')"),
+        ("optim/new.py", "from pkgutil import resolve_name\nresolve_name('torch:Tensor')"),
     ],
 )
 def test_an_import_by_name_is_found(file: str, source: str) -> None:
@@ -292,10 +293,11 @@ def _imports(file: str, source: str) -> Iterator[tuple[int, str]]:
                 base = ".".join([*package, *([module] if module else [])])
                 yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
             case ast.Call(
-                func=ast.Attribute(attr="import_module") | ast.Name(id="__import__"),
+                func=ast.Attribute(attr="import_module")
+                | ast.Name(id="__import__" | "resolve_name"),
                 args=[ast.Constant(value=str(name)), *_],
             ):
-                yield node.lineno, name
+                yield node.lineno, name.replace(":", ".")
 
 
 def _within(module: str, prefix: str) -> bool:

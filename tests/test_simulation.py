@@ -15,13 +15,13 @@ TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.de
 TWO_NODES += ("federation.checkpoint_every=1",)
 
 
-def test_a_run_that_goes_on_as_a_simulation_ends_with_the_bits_of_one_process(
+def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_process(
     tmp_path: Path,
 ) -> None:
     local, simulated = tmp_path / "local", tmp_path / "simulated"
     run_job([*TWO_NODES, "federation.rounds=3", f"hydra.run.dir={local}"])
-    run_job([*TWO_NODES, "federation.rounds=1", f"hydra.run.dir={simulated}"])
-    resume_run(simulated, ["federation.rounds=3", "runtime=simulation"], None, [])
+    run_job([*TWO_NODES, "federation.rounds=2", "runtime=simulation", f"hydra.run.dir={simulated}"])
+    resume_run(simulated, ["federation.rounds=3", "runtime=local"], None, [])
     expected, found = weights(local), weights(simulated)
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []

@@ -19,7 +19,7 @@ AT_A_TIME = 2
 _POLL_S = 0.2
 _SETS = "multi30k, chinese_ner and toutiao15"
 _VARIABLE = "COLLAPIPE_DATA"
-_COMMAND = (sys.executable, "-m", "collapipe.cli.app")
+_COMMAND = (sys.executable, "-m", "collapipe")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.validation import rule
 
 REQUESTS = "requests.jsonl.gz"  # what each round was planned from
 _GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS)
@@ -235,4 +236,5 @@ def read_overrides(run_dir: Path) -> list[str]:
     try:
         return TypeAdapter(list[str]).validate_json(read_limited(file))
     except ValidationError as error:
-        raise ConfigError(f"{file}: not the overrides of a run ({one_line(error)})") from error
+        fault = rule(error.errors()[0])
+        raise ConfigError(f"{file}: not the overrides of a run ({fault})") from error

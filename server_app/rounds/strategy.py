@@ -125,7 +125,12 @@ class CollaPipeStrategy(Strategy):
             self._heads = Heads(settings, vocabulary, link, self._on_step, self.model.frozen)
             if self._checkpoint is not None:
                 self._restore(*self._checkpoint)
-            return super().start(grid, initial_arrays, num_rounds, timeout_s, *arguments, **named)
+            try:
+                return super().start(
+                    grid, initial_arrays, num_rounds, timeout_s, *arguments, **named
+                )
+            finally:
+                del self._heads  # and their optimisers' memory
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -159,6 +164,7 @@ class CollaPipeStrategy(Strategy):
         """The new model from the units that finished; None where the round was skipped, or models
         are not averaged. Raises as ``start``."""
         now, came = self._round, time.perf_counter()
+        del self._round  # and the weights that were sent
         self._heads.close()
         finished, failures = self._outcomes(now, replies)
         reports = {unit: reply.report for unit, reply in finished.items()}

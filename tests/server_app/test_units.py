@@ -87,8 +87,9 @@ def numbered(unit: int) -> Callable[[Message, Context], Message]:
         (numbered(-1), "unit -1"),
         (nonsense, "WireError"),
         (silent, "not today"),
+        (failing, "ConfigError"),
     ],
-    ids=["another's number", "no number", "negative", "nonsense", "raises"],
+    ids=["another's number", "no number", "negative", "nonsense", "raises", "its options"],
 )
 def test_a_unit_that_cannot_be_told_is_left_out_and_named(
     tmp_path: Path, answer: Callable[[Message, Context], Message], cause: str

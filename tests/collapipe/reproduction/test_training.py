@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from collapipe import config
+from collapipe import __version__, config
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.plan import RoundPlan
 from collapipe.report import ClusterCost, RoundCost, RoundReport, Score
@@ -284,6 +284,12 @@ def test_data_are_named_by_option_or_variable(
         data_folder(None)
     with pytest.raises(ConfigError, match=r"^--data=nowhere: "):
         data_folder(Path("nowhere"))
+
+
+def test_the_command_that_is_started_is_collapipe(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        ended = subprocess.run([*training._COMMAND, "version"], stdout=log, stderr=log)
+    assert (ended.returncode, __version__ in (tmp_path / "log").read_text()) == (0, True)
 
 
 @pytest.fixture
