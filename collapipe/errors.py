@@ -1,7 +1,5 @@
 """One tree of errors. Each message is one line: what, where, the value, and the way out."""
 
-import math
-
 
 class CollaPipeError(Exception):
     """Root of every error that CollaPipe raises on purpose; ends the command with status 1."""
@@ -63,18 +61,11 @@ class StorageError(CollaPipeError):
 
 
 _MOST = 400  # characters of what others say
-_ROUNDING = 1e-12
 
 
 def printable(text: str) -> str:
     """A text in one line, without what would move a terminal's cursor or change its colours."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def enough(value: float) -> str:
-    """Three digits, rounded up: a figure that somebody is to write in place of another."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / step * (1 - _ROUNDING)) * step:.3g}"
 
 
 def one_line(said: object) -> str:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from collapipe.errors import ConfigError, InfeasibleRoundError, enough
+from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.inventory.file import Cluster, Inventory
 from optim.convergence import next_queues, round_gammas
-from optim.latency import block_caps, model_too_large
+from optim.latency import block_caps, model_too_large, round_up
 from optim.problem import (
     Allocation,
     ClusterProblem,
@@ -103,10 +103,10 @@ def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> Planne
     try:
         solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
     except InfeasibleRoundError as error:
-        why, fits = error, (block_caps(problem).sum(axis=1) >= num_blocks).any()
-        if not fits:
-            why = model_too_large(problem, _limits(cluster, inventory.model.block_bytes))
-        raise inventory.document.error(cluster.loc, str(why)) from error
+        reason = error
+        if not (block_caps(problem).sum(axis=1) >= num_blocks).any():
+            reason = model_too_large(problem, _limits(cluster, inventory.model.block_bytes))
+        raise inventory.document.error(cluster.loc, str(reason)) from error
     verify_cluster(solution, problem)
     return PlannedCluster(cluster, problem, solution)
 
@@ -159,5 +159,5 @@ def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigE
         (*cluster.loc, "uplink", "energy_j"),
         f"no cluster can afford its upload; nearest to it is {cluster.name} on channel {channel}: "
         f"{uplink.model_bits:.4g} bits at power_w={uplink.max_power_w:g} take "
-        f"{enough(float(needed[unit, channel]))} J; give it these, or send fewer bits",
+        f"{round_up(float(needed[unit, channel]))} J; give it these, or send fewer bits",
     )

@@ -151,7 +151,7 @@ def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.
 
 
 def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) -> Partition:
-    """With blocks for all K devices, none for those that are away, and all local steps' time."""
+    """Give all K devices their blocks, 0 to those away, and count all local steps' time."""
     names = (device.name for device in present_devices(cluster))
     held = dict(zip(names, point.blocks, strict=True))
     blocks = tuple(held.get(device.name, 0) for device in cluster.devices)
@@ -171,10 +171,10 @@ def solve_round(
     where none is known.
     """
     channels = request.channels
-    deaf = Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * len(channels))
-    told = (cluster.uplink or deaf for cluster in request.clusters)
-    uplinks = tuple(each if len(each.gains) == len(channels) else deaf for each in told)
-    if all(each is deaf for each in uplinks):
+    no_uplink = Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * len(channels))
+    reported = (cluster.uplink or no_uplink for cluster in request.clusters)
+    uplinks = tuple(each if len(each.gains) == len(channels) else no_uplink for each in reported)
+    if all(each is no_uplink for each in uplinks):
         raise InfeasibleRoundError(f"no unit told its uplink to the {len(channels)} channels")
     problem = RoundProblem(fronts, uplinks, channels, queues, request.num_blocks, options)
     solution = solve(problem)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collapipe.errors import InfeasibleRoundError, enough
+from collapipe.errors import InfeasibleRoundError
 from collapipe.state import DeviceProfile, EnergyBudget
 from optim.problem import ClusterProblem, Floats, Ints, Latency
 
@@ -146,6 +146,14 @@ def _energy_binds(device: DeviceProfile, cap: int) -> bool:
 
 
 def _joules(budget: EnergyBudget, blocks: int, m: int, problem: ClusterProblem) -> str:
-    """What the budget has to be for ``blocks``."""
+    """Joules that the budget has to have for ``blocks``, as text."""
     spent = budget.law.chunk(blocks, problem.batch_size / m)
-    return enough(spent * m if budget.scope == "batch" else spent)
+    return round_up(spent * m if budget.scope == "batch" else spent)
+
+
+def round_up(value: float) -> str:
+    """Round up to three digits, so that a budget of the printed figure is not too small."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step * (1 - _ROUNDING)) * step:.3g}"

@@ -62,7 +62,7 @@ def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTime
 def _starts(
     latency: str, computes: list[float], hops: list[float], count: int
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-    """Of each stage: when it computes and when it sends."""
+    """When each stage begins to compute and to send, s."""
     if latency == "overlap":  # a device and its link are two machines in a row
         machines = [time for pair in zip(computes, hops, strict=True) for time in pair]
         starts = _flow_shop(machines, count)

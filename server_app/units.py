@@ -67,7 +67,7 @@ class Units:
         return tuple(told[unit] for unit in range(num_units))
 
     def ask_again(self, excluded: Collection[int]) -> dict[int, ClusterState | Failure]:
-        """What the ``excluded`` units say of their clusters now; who answers nonsense is not in it.
+        """Ask the ``excluded`` units for their clusters' states; unusable answers are left out.
 
         Nodes that have told no number of their own are asked, too; those that were silent are not.
         """
@@ -110,13 +110,15 @@ class Units:
         for node, reply in answers.items():
             if isinstance(reply, Failure):
                 continue
-            unit, odd = reply.unit, ""
+            unit, fault = reply.unit, ""
             if not 0 <= unit <= last:
-                odd = f"a node reported to be unit {unit}, expected 0 … {last}"
+                fault = f"a node reported to be unit {unit}, expected 0 … {last}"
             elif unit in units:
-                odd = f"two nodes reported to be unit {unit}; each needs a partition-id of its own"
-            if odd:
-                answers[node] = Failure("WireError", odd)
+                fault = (
+                    f"two nodes reported to be unit {unit}; each needs a partition-id of its own"
+                )
+            if fault:
+                answers[node] = Failure("WireError", fault)
             units.add(unit)
         self._send_frozen(answers)
         told, causes = dict[int, ClusterState | Failure](), list[Failure]()

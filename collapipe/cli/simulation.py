@@ -233,7 +233,7 @@ def end_all(home: Path, root: int | None = None) -> None:
     (Its SIGTERM belongs to Ray, which would run none.)  Whoever outstays the time of grace or
     a second Ctrl-C is killed.
     """
-    family = Family(home, root)
+    family = ProcessFamily(home, root)
     try:
         family.signal(signal.SIGINT, "flwr-simulation")
         family.signal(signal.SIGTERM, "flower-superlink")
@@ -241,7 +241,7 @@ def end_all(home: Path, root: int | None = None) -> None:
         family.signal(signal.SIGKILL)
 
 
-class Family:
+class ProcessFamily:
     """The living processes of one FLWR_HOME.
 
     Ray's workers overwrite their environment with their title, so that only their parents give

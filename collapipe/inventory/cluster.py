@@ -10,7 +10,8 @@ from collapipe.errors import ConfigError
 from collapipe.inventory.file import Cluster, read_inventory
 from collapipe.state import BlockCost, DeviceProfile
 
-_ANY_COST = transformer_block_cost(512, 2048, 64, 64)  # to check a file before the model is known
+# To check a file before the model is known.
+_PLACEHOLDER_COST = transformer_block_cost(512, 2048, 64, 64)
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class InventoryCluster:
     num_units: int  # N, that the file must have clusters for
 
     def __post_init__(self) -> None:
-        self._clusters(_ANY_COST, self.num_units)
+        self._clusters(_PLACEHOLDER_COST, self.num_units)
 
     @property
     def num_devices(self) -> int:
         """The most devices that one of the N clusters has."""
-        return max(len(each.devices) for each in self._clusters(_ANY_COST, self.num_units))
+        return max(len(each.devices) for each in self._clusters(_PLACEHOLDER_COST, self.num_units))
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator

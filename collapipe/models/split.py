@@ -41,7 +41,7 @@ class ModelSpec(Protocol):
     """A model's configuration; builds each kind of part with fresh weights."""
 
     def __hash__(self) -> int:
-        """As a frozen dataclass has it: what a process has measured of a model it keeps."""
+        """Hash by value; measured costs are cached by it."""
 
     @property
     def num_blocks(self) -> int:

@@ -49,7 +49,7 @@ def best(seconds: Floats) -> tuple[int, int]:
 
 @functools.cache
 def _alike() -> Floats:
-    """Of K devices in the middle of all ranges of the preset."""
+    """Latencies [S, m] of K devices in the middle of all ranges of the preset."""
     preset = paper_presets().cluster
     ranges = ("relative_speed", "flops_per_s", "d2d_power_w")
     middles: dict[str, Any] = {name: (sum(getattr(preset, name)) / 2,) * 2 for name in ranges}
@@ -58,7 +58,7 @@ def _alike() -> Floats:
 
 
 def _compute(seed: int) -> Floats:
-    """Of each drawn cluster, [cluster, S, m]."""
+    """Latencies of each drawn cluster, [cluster, S, m]."""
     presets = paper_presets()
     return np.array([latencies(presets.devices(seed, number)) for number in range(CLUSTERS)])
 

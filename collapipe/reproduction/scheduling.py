@@ -23,8 +23,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class RoundResult:
-    """A round."""
+class ScheduledRound:
+    """What a round took, and who took part."""
 
     delay_s: float  # of the slowest unit's pipeline and upload
     pipelines_s: tuple[float, ...]  # of each unit that took part
@@ -33,7 +33,7 @@ class RoundResult:
     over_limits: int  # how many units' plans exceed a device's memory or energy
 
 
-RunHistory = tuple[RoundResult, ...]
+RunHistory = tuple[ScheduledRound, ...]
 
 
 def total_s(run: RunHistory) -> float:
@@ -65,11 +65,13 @@ def run_histories(
     return dict(zip(runs, zip(*zip(*going, strict=True), strict=True), strict=True))
 
 
-def _run(settings: Settings, rounds: int, states: Sequence[ClusterState]) -> Iterator[RoundResult]:
+def _run(
+    settings: Settings, rounds: int, states: Sequence[ClusterState]
+) -> Iterator[ScheduledRound]:
     scheduler = Scheduler(settings, states)
     for each in dry_run(settings, scheduler, range(1, rounds + 1)):
         report = each.report
-        yield RoundResult(
+        yield ScheduledRound(
             report.cost.delay_s if report.cost else 0.0,
             tuple(cost.pipeline_s for cost in report.costs.values()),
             tuple(unit in report.units for unit in range(len(report.queues))),

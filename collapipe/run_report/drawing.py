@@ -118,7 +118,7 @@ def text_at(x: float, y: float, text: str, anchor: str) -> Markup:
 
 
 def fitting(text: str, width: float) -> str:
-    """As much of a text as has room."""
+    """Cut a text to what has room."""
     most = max(1, int(width / LETTER))
     return text if len(text) <= most else f"{text[: most - 1]}…"
 

@@ -120,6 +120,6 @@ class Predictor:
 def _log_probability(
     head: Head, hidden: Tensor, mask: Tensor, row: int, targets: Sequence[int]
 ) -> float:
-    """Of the targets of one row, natural logarithm."""
+    """Natural logarithm of the probability of one row's targets."""
     one = slice(row, row + 1)
     return -float(head.loss(hidden[one], mask[one], padded([targets], IGNORED)))

@@ -36,7 +36,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """As in ``task=NAME``."""
+        """The option ``task`` selects it by this name."""
 
     @property
     def max_length(self) -> int:

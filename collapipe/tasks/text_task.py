@@ -128,7 +128,7 @@ class LabelledTexts:
         return [self.tokenizer.labels[label] for (label,) in predictions]
 
     def scores(self, row: int, probabilities: Tensor) -> dict[str, Any]:
-        """Of all labels [labels], by name, and of the likeliest."""
+        """Name the probabilities [labels] of all labels, and the largest."""
         each = self.by_name(probabilities)
         return {"probability": max(each.values()), "probabilities": each}
 

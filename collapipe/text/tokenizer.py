@@ -106,7 +106,7 @@ class Tokenizer:
 
     @classmethod
     def unpack(cls, text: str) -> "Tokenizer":
-        """Of what ``pack`` returned."""
+        """The inverse of ``pack``. Raises ``ConfigError`` for another text."""
         try:
             kept = json.loads(text)
             words, labels = kept["tokenizer"], kept["labels"]

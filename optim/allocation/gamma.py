@@ -37,7 +37,7 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
+class _MatchedRound:
     """A matching, the points of the fronts it takes, when its last unit finishes; V·D + G."""
 
     matching: Matching
@@ -59,14 +59,14 @@ class _Search:
     missing: float
     weight: float
 
-    def round(self, deadline_s: float) -> _Round:
+    def round(self, deadline_s: float) -> _MatchedRound:
         """The cheapest of the largest rounds by the deadline; of its costs, the least S."""
         costs = np.where(self.finish_s <= deadline_s, self.costs, self.missing)
         matching = min_cost_matching(costs.min(axis=0), self.missing)
         points = costs[:, matching.units, matching.channels].argmin(axis=0)
         finish = self.finish_s[points, matching.units, matching.channels]
         makespan = float(finish.max(initial=0.0))
-        return _Round(matching, points, makespan, self.weight * makespan + matching.cost)
+        return _MatchedRound(matching, points, makespan, self.weight * makespan + matching.cost)
 
     def relaxed(self, cardinality: int) -> tuple[Floats, Floats]:
         """Deadlines in order, and a bound of G from each up to the next.
@@ -103,7 +103,7 @@ class _Search:
         return finish, self.weight * finish + drift
 
 
-def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
+def _best(search: _Search, stop_at: float) -> tuple[_MatchedRound, float]:
     """The best round, and a bound of every round's V·D + G(D)."""
     # Infinite finish times are infeasible, and later than this.
     best = search.round(sys.float_info.max)
@@ -111,7 +111,7 @@ def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
     relaxed, drifts = search.relaxed(cardinality)
     # Where the relaxation is best, a round is seldom far from the best one.
     guess = search.round(relaxed[(search.weight * relaxed + drifts).argmin()])
-    best = min(best, guess, key=_Round.rank)
+    best = min(best, guess, key=_MatchedRound.rank)
     deadlines, bounds = search.candidates(relaxed, drifts, best.value)
     while len(alive := np.flatnonzero(bounds < best.value)):
         if time.perf_counter() >= stop_at:
@@ -119,7 +119,7 @@ def _best(search: _Search, stop_at: float) -> tuple[_Round, float]:
         deadlines, bounds = deadlines[alive], bounds[alive]
         middle = len(deadlines) // 2
         found = search.round(deadlines[middle])
-        best = min(best, found, key=_Round.rank)
+        best = min(best, found, key=_MatchedRound.rank)
         feasible = len(found.matching) == cardinality
         settled = int(np.searchsorted(deadlines, found.makespan_s)) if feasible else 0
         # G falls with D: no deadline below has less, and none from the makespan on differs.

@@ -83,7 +83,7 @@ class _Prices:
         return cls(unit, pick.critical_prices() / unit[pick.row])
 
     def of_nodes(self, nodes: Nodes) -> Floats:
-        """For the smallest and the largest open S of each node, [N, 2], s."""
+        """Prices of the smallest and the largest open S of each node, [N, 2], s."""
         is_open = np.isfinite(nodes.least)
         first = is_open.argmax(axis=1)
         last = is_open.shape[1] - 1 - is_open[:, ::-1].argmax(axis=1)

@@ -57,7 +57,7 @@ class _Brackets:
         return self.where(self.low * self.length < goal[self.segments - 1])
 
     def fastest(self) -> "_Brackets":
-        """Of each S the one that is surely the fastest."""
+        """Pick the pair of each S that is surely the fastest."""
         order = np.lexsort((self.row, self.high * self.length, self.segments))
         _, first = np.unique(self.segments[order], return_index=True)
         return self.where(order[first])

@@ -52,7 +52,7 @@ class Nodes:
         least: Floats,
         bottleneck: Bottleneck | None = None,
     ) -> "Nodes":
-        """With the caps at ``high``."""
+        """Make nodes, with the caps at ``high``."""
         caps = rates.held(row, high)
         a, g = rates.per_block[row], rates.hop[row]
         return cls(rates, row, low, high, least, a, g, caps, bottleneck)

@@ -44,7 +44,7 @@ class Rates:
         return self.lead is not self.hop
 
     def reordered(self, order: Ints) -> "Rates":
-        """With the devices of each row in another order, [M, K]."""
+        """Put the devices of each row in another order, [M, K]."""
         per_block, hop, caps = (
             np.take_along_axis(each, order, axis=1)
             for each in (self.per_block, self.hop, self.caps)

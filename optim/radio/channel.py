@@ -31,7 +31,7 @@ _FRACTION_TERMS = 10
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """All pairs of a unit n and a channel j, arrays of [N, J]; or some of them, [A]."""
+    """Pairs of a unit n and a channel j: arrays [N, J] of all, or [A] of those ``at`` picks."""
 
     gains: Floats  # h
     bandwidth_hz: Floats  # B
@@ -44,7 +44,7 @@ class Links:
     fading: Fading = field(kw_only=True)
 
     def at(self, units: Ints, channels: Ints) -> "Links":
-        """Pairs one by one, [A]."""
+        """Pick the pairs of ``units`` and ``channels``, [A] each."""
         *arrays, fading = (getattr(self, each.name) for each in fields(self))
         return Links(*(each[units, channels] for each in arrays), fading=fading)
 

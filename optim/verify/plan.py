@@ -66,7 +66,7 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
 
 
 def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundRequest) -> None:
-    """Against the caps that the plan has to keep."""
+    """Raise ``PlanViolationError`` unless the segments keep the devices' caps."""
     devices, names = state.devices, [device.name for device in state.devices]
     times = Counter(segment.device for segment in cluster.segments)
     odd = [name for name, count in times.items() if count > 1 or name not in names]

@@ -137,7 +137,7 @@ def feasible(problem: RoundProblem, ease: float) -> Bools:
 
 
 def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floats:
-    """From where on Γ ≤ Γ^max with the front's smallest S; infinite where no power is enough."""
+    """Least power with Γ ≤ Γ^max at the front's smallest S, W; infinite where none is enough."""
     options = problem.options
     fewest = np.array([front[0].num_segments if front else 0 for front in problem.fronts])
     spread = options.kappa * options.gradient_bound * (fewest**2 / problem.num_blocks + 1)

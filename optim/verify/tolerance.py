@@ -10,7 +10,7 @@ MARGIN = 1 - 1e-12  # of a budget, for what contradicts a bound: it must be feas
 
 
 def violation(constraint: str, what: str) -> PlanViolationError:
-    """To be raised."""
+    """Make the error of a plan that breaks ``constraint``."""
     return PlanViolationError(
         f"{constraint}: {what}; the plan is wrong, not the input: correct plan_round of a strategy "
         "of your own, or choose another solver and report this one"

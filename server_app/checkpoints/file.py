@@ -85,7 +85,7 @@ class CheckpointFolder:
         self._path = run_dir / "checkpoints"
 
     def names(self) -> list[str]:
-        """Of those that are there, oldest first."""
+        """List the checkpoints that are there, oldest first."""
         found = [path.name for path in self._path.glob("*") if _NAME.fullmatch(path.name)]
         return sorted(found, key=int)
 
@@ -131,7 +131,7 @@ class CheckpointFolder:
         _sync(self._path)
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Under its name there is all of a checkpoint or nothing."""
+        """Rename each, then delete it: no name ever stands for half a checkpoint."""
         for name in names:
             shutil.rmtree((self._path / name).rename(self._partial(name)))
 
@@ -198,7 +198,7 @@ def flat(training: TrainingState) -> Tensors:
 
 
 def nested(tensors: Mapping[str, Any]) -> TrainingState:
-    """See ``flat``. Raises ``ValueError`` for a name that it does not give."""
+    """The inverse of ``flat``. Raises ``ValueError`` for a name that ``flat`` does not make."""
     training = TrainingState()
     for full, tensor in tensors.items():
         path, _, name = full.partition("/")
@@ -279,7 +279,7 @@ def _digest(file: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """On the disk, whatever becomes of the machine."""
+    """Flush a file or folder to the disk, so that it outlasts a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -174,6 +174,6 @@ class DecoderSession:
             raise WireError(f"target ids outside of 0 … {self.num_classes - 1}")
 
     def _most_targets(self, length: int) -> int:
-        """Of a sample with ``length`` tokens: more would count and not be learned from."""
+        """Most targets of a sample with ``length`` tokens: more would be counted, not learned."""
         most = {"pooled": 1, "tokens": length, "causal": length}
         return most.get(str(self.settings.model.head), self.settings.task.max_length)

@@ -33,7 +33,7 @@ class Heads:
     frozen: Collection[str]
     states: dict[int, Tensors] = field(default_factory=dict)
     _sessions: dict[int, DecoderSession] = field(default_factory=dict)
-    _first: Tensors = field(default_factory=dict)
+    _initial_head: Tensors = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shared = self.link is not None and self.settings.decoder.mode == "shared"
@@ -46,7 +46,7 @@ class Heads:
         if self.link is None:
             return {}
         first = next(iter(models.values()), {})
-        self._first = prefixed(HEAD, select(first, HEAD))
+        self._initial_head = prefixed(HEAD, select(first, HEAD))
         turn: AbstractContextManager[object] = threading.Lock() if self._shared else nullcontext()
         common = self._build(first, _SHARED) if self._shared and models else None
         parts = {unit: common or self._build(model, unit) for unit, model in models.items()}
@@ -82,7 +82,7 @@ class Heads:
         if not self._shared:
             return {}
         failed = self._sessions.keys() - set(finished)
-        return self._first if failed else self.weights(next(iter(self._sessions)))
+        return self._initial_head if failed else self.weights(next(iter(self._sessions)))
 
     def keep_states(self, units: Collection[int]) -> None:
         """Remember the optimisers of the units that finished."""

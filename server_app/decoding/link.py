@@ -39,8 +39,8 @@ class _Stream:
 
 
 @dataclass
-class _Doorkeeper(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Turns strangers away on gRPC's own thread, where they take no worker from the units.
+class _TokenCheck(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Refuses strangers on gRPC's own thread, where they take no worker from the units.
 
     To them there is no such method: they get UNIMPLEMENTED.
     """
@@ -80,7 +80,7 @@ class DecoderLinkServer:
             ],
         )
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers((_Doorkeeper(handler, self._find),))
+        self._server.add_generic_rpc_handlers((_TokenCheck(handler, self._find),))
         credentials = grpc.ssl_server_credentials(
             [(key, certificate)], unit_certificate, require_client_auth=True
         )

@@ -32,7 +32,7 @@ class GlobalModel:
         return self.own_models.get(unit, self.weights)
 
     def names(self) -> set[str]:
-        """Of the weights that units get and return."""
+        """Names of the weights that units get and return."""
         names, linked = self.weights.keys() - self.frozen, self._settings.server_has_heads
         return {name for name in names if not (linked and name.startswith(f"{HEAD}."))}
 

@@ -71,7 +71,7 @@ class CollaPipeStrategy(Strategy):
         settings: Settings,
         tokenizer: Tokenizer | None = None,
         on_round: Callable[[RoundResult], None] = lambda result: None,
-        on_step: OnStep = lambda unit, step, loss, tokens: None,
+        on_step: OnStep = lambda unit, step, loss, samples: None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
         self._tokenizer = tokenizer or build_tokenizer(settings, load_splits(settings).train)

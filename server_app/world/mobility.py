@@ -31,7 +31,7 @@ class Walk:
 
     @property
     def distance_m(self) -> float:
-        """To the server."""
+        """Distance to the server."""
         return math.hypot(self.x_m, self.y_m)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
-from optim.latency import block_caps, micro_batch_sizes, pipeline_latency
+from optim.latency import block_caps, micro_batch_sizes, pipeline_latency, round_up
 from optim.problem import ClusterProblem, Latency
 from pipeline.schedule import gpipe, one_f_one_b
 from tests.optim.discrete_event import Chunk, Sender, makespan
@@ -265,6 +265,16 @@ def test_more_micro_batches_hold_fewer_blocks_a_batch_and_more_a_micro_batch() -
     # δ·(12/m + 1) + 2 ≤ 20: 18/13, 18/7, 18/5, 18/4, 18/3.4, 18/3.
     each = block_caps(cluster_of(EnergyBudget(20.0, law, "micro_batch")))
     assert each[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@given(st.floats(1e-6, 1e12))
+def test_a_rounded_figure_is_at_most_a_hundredth_above(value: float) -> None:
+    assert value * (1 - 1e-9) <= float(round_up(value)) <= value * 1.0101
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf")])
+def test_nothing_and_the_infinite_stay_what_they_are(value: float) -> None:
+    assert float(round_up(value)) == value
 
 
 def _joules(budget: EnergyBudget, held: int, m: int) -> Fraction:

@@ -27,7 +27,7 @@ Pick = Callable[[np.ndarray, np.random.Generator], list[int]]
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class Scenario:
     """What stays the same over a run."""
 
     fronts: Fronts
@@ -53,7 +53,7 @@ class Run:
 
 
 @functools.cache
-def world(seed: int) -> World:
+def scenario(seed: int) -> Scenario:
     """Table II as the model reads it: K = 6, L = 12, b = 64; adapters of 1.2 MB are uploaded."""
     rng = np.random.default_rng(seed)
     channels = tuple(
@@ -65,7 +65,7 @@ def world(seed: int) -> World:
         gains = 10 ** (rng.uniform(-0.12, -0.08, CHANNELS) / 10)
         uplinks.append(Uplink(0.5, 10.0, 9.44e6, 0.0, tuple(gains.tolist())))
     fronts = tuple(exact_partition(_cluster(rng)).front for _ in range(UNITS))
-    return World(fronts, tuple(uplinks), channels)
+    return Scenario(fronts, tuple(uplinks), channels)
 
 
 def _cluster(rng: np.random.Generator) -> ClusterProblem:
@@ -82,7 +82,7 @@ def _cluster(rng: np.random.Generator) -> ClusterProblem:
 @functools.cache
 def planned(seed: int, weight: float, gamma_max: float = 0.84, num_rounds: int = ROUNDS) -> Run:
     """Rounds by ``exact_allocation``."""
-    fixed, rng = world(seed), np.random.default_rng(1000 + seed)
+    fixed, rng = scenario(seed), np.random.default_rng(1000 + seed)
     options = RoundOptions(drift_weight=weight, gamma_max=gamma_max)
     queues = (0.0,) * UNITS
     counts, delays, means = np.zeros(UNITS), [], []
@@ -102,7 +102,7 @@ def planned(seed: int, weight: float, gamma_max: float = 0.84, num_rounds: int =
 
 def selected(seed: int, pick: Pick) -> Run:
     """Rounds of the units that a rule picks, each as fast as it can, on channels in order."""
-    fixed, rng = world(seed), np.random.default_rng(1000 + seed)
+    fixed, rng = scenario(seed), np.random.default_rng(1000 + seed)
     pairs = links(fixed.uplinks, fixed.channels, "none")
     uploads = pairs.uploads(np.array(0.5))
     counts, delays = np.zeros(UNITS), []
@@ -184,7 +184,7 @@ def test_without_a_weight_rounds_are_slower_than_by_chance() -> None:
 def test_queues_are_stable_above_half_the_way_to_an_idle_round(share: float, grows: bool) -> None:
     """ν/N = 1/2: the mean of Γ_idle and Γ_sched, at the smallest S, is what Γ^max must exceed."""
     for seed in range(2):
-        fixed, options = world(seed), RoundOptions()
+        fixed, options = scenario(seed), RoundOptions()
         idle = idle_gamma(fixed.channels, options)
         fewest = np.array([front[0].num_segments for front in fixed.fronts])
         gains = np.array([uplink.gains for uplink in fixed.uplinks])
@@ -202,7 +202,7 @@ def test_queues_are_stable_above_half_the_way_to_an_idle_round(share: float, gro
 
 
 def test_queues_are_off_where_even_an_idle_round_is_good_enough() -> None:
-    limit = idle_gamma(world(0).channels, RoundOptions())
+    limit = idle_gamma(scenario(0).channels, RoundOptions())
     assert set(planned(0, 0.03, limit).queues) == {0.0}
 
 

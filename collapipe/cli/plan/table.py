@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from collapipe.devices.hardware import PhysicalDevice
-from collapipe.errors import InfeasibleRoundError, enough
+from collapipe.errors import InfeasibleRoundError
 from collapipe.formatting import (
     block_range,
     certainty,
@@ -21,7 +21,7 @@ from collapipe.formatting import (
 )
 from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
 from collapipe.state import DeviceProfile
-from optim.latency import block_caps
+from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
 from optim.radio.channel import links, power_limits
 from optim.solvers import cluster_solver
@@ -212,7 +212,7 @@ def _energies(problem: ClusterProblem, partition: Partition) -> list[str]:
                 spent = count * budget.law.chunk(blocks, problem.batch_size / count)
             texts.append(f"{device.name} {three_digits(spent)} of {limit}")
         elif least > budget.limit_j:
-            texts.append(f"{device.name} {limit}: a block needs {enough(least)} J")
+            texts.append(f"{device.name} {limit}: a block needs {round_up(least)} J")
     return texts
 
 
@@ -270,7 +270,7 @@ def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
             if possible[unit]
             else f"at any power its upload costs more than {needed[unit]:.3g} J on every channel, "
             f"it has {joint.problem.uplinks[unit].energy_j:.3g} J; "
-            f"{enough(at_full_power[unit])} J pay for full power"
+            f"{round_up(at_full_power[unit])} J pay for full power"
         )
         for unit, planned in enumerate(plan.clusters)
         if not planned.allocation

@@ -98,7 +98,7 @@ def _encoder(
     embedding = (f"{base}.embeddings.", f"{base}.embeddings_project.")
     kinds = ("tokens", "pooled")
     return Family(
-        f"{base}.{path}", embedding, sizes, kinds, layers.EncoderEmbedding, layers.EncoderBlock
+        f"{base}.{path}", embedding, sizes, kinds, layers.EncoderEmbedding, layers.LayerBlock
     )
 
 
@@ -116,7 +116,7 @@ _BART = Family(
     ("encoder_layers", "d_model"),
     ("decoder",),
     layers.Seq2SeqEmbedding,
-    layers.EncoderBlock,
+    layers.LayerBlock,
     dict.fromkeys(("lm_head.weight", "model.shared.weight"), "model.decoder.embed_tokens.weight"),
     ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
 )

@@ -85,7 +85,7 @@ class T5Embedding(EncoderEmbedding):
             return encoder.dropout(encoder.embed_tokens(ids))  # type: ignore[no-any-return]
 
 
-class EncoderBlock(nn.Module):
+class LayerBlock(nn.Module):
     """A layer that sees all tokens of its sample, of an encoder-only model, BART or Marian."""
 
     def __init__(self, original: nn.Module, model: Any, index: int) -> None:

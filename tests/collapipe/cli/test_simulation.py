@@ -70,7 +70,7 @@ def test_every_process_of_a_site_ends_with_it() -> None:
         with child:
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
-            family = simulation.Family(site.home, child.pid)
+            family = simulation.ProcessFamily(site.home, child.pid)
             assert len(family.named("")) == 2
             simulation.end_all(site.home, child.pid)
         assert child.returncode == -signal.SIGKILL

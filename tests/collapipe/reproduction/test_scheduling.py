@@ -13,7 +13,7 @@ from collapipe.reproduction import fig11, frameworks
 from collapipe.reproduction.fig11 import dssra
 from collapipe.reproduction.figure import reduction
 from collapipe.reproduction.frameworks import LABELS, mean_cluster_s, plain
-from collapipe.reproduction.scheduling import RoundResult, RunHistory, run_histories, total_s
+from collapipe.reproduction.scheduling import RunHistory, ScheduledRound, run_histories, total_s
 
 WORLDS = {"full": (), "adapters": ("channel.activation_bits=0",)}
 STRATEGIES = {
@@ -81,8 +81,8 @@ def test_uploads_without_activations_are_shorter() -> None:
     assert all(full.delay_s > bare.delay_s + 30 for full, bare in pairs)
 
 
-def result(delay_s: float, took_part: tuple[bool, ...], queue: float = 0.0) -> RoundResult:
-    return RoundResult(delay_s, (delay_s / 2,), took_part, queue, 0)
+def result(delay_s: float, took_part: tuple[bool, ...], queue: float = 0.0) -> ScheduledRound:
+    return ScheduledRound(delay_s, (delay_s / 2,), took_part, queue, 0)
 
 
 def test_shares_and_queues_add_up() -> None:
