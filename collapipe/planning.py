@@ -114,7 +114,7 @@ def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> Planne
 def _plan_round(
     inventory: Inventory, planned: tuple[PlannedCluster, ...], solver: str
 ) -> JointRound:
-    figures = inventory.section.round.model_dump()
+    figures = inventory.section.round.model_dump(exclude_none=True)
     problem = RoundProblem(
         fronts=tuple(each.solution.front for each in planned),
         uplinks=tuple(c.uplink for c in inventory.clusters if c.uplink is not None),
@@ -139,10 +139,13 @@ def _plan_round(
 def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
     """The keys that limit the devices' blocks whatever the energy, with their figures."""
     return [
-        "max_blocks"
-        if profile.max_blocks == device.max_blocks
-        else f"memory_bytes {device.memory_bytes:g} ({block_bytes:g} a block)"
-        for device, profile in zip(cluster.devices, cluster.profiles, strict=True)
+        " and ".join(
+            key
+            if key == "max_blocks"
+            else f"{key} {device.memory_bytes:g} ({block_bytes:g} a block)"
+            for key in device.block_limits(block_bytes)
+        )
+        for device in cluster.devices
     ]
 
 

@@ -81,6 +81,13 @@ def checked(option: str, annotation: Any, value: object) -> Any:
     return result
 
 
+def check_fields(option: str, built: object) -> None:
+    """Check and convert what a dataclass was built with in Python, as ``typed`` does options."""
+    for name, annotation in _types(cast(Hashable, type(built))).items():
+        value = checked(f"{option}.{name}", annotation, getattr(built, name))
+        object.__setattr__(built, name, value)  # it may be frozen
+
+
 @functools.cache
 def _types(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from collapipe.errors import ConfigError, DataError, one_line
 _log = logging.getLogger(__name__)
 _ID = re.compile(r"(?!buckets/)(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # others unpickle, or open files of any kind
-_MOST_FILES = 10_000  # datasets looks through a folder tens of times
+_MOST_FILES = 200_000  # datasets looks through a folder tens of times
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
 
@@ -81,7 +82,7 @@ def _place(name: str) -> str:
         if (folder := Path(name)).is_dir():
             if sum(1 for _ in islice(folder.rglob("*"), _MOST_FILES)) == _MOST_FILES:
                 raise ConfigError(
-                    f"data.name={name}: holds {_MOST_FILES} files and folders or more; name the "
+                    f"data.name={name}: holds {_MOST_FILES:,} files and folders or more; name the "
                     "folder of the dataset alone"
                 )
             return str(folder.resolve())
@@ -102,11 +103,20 @@ def _check_card(place: str, name: str) -> None:
             continue
         card = file == REPOCARD_FILENAME
         data = DatasetCard.load(path).data.to_dict() if card else safe_load(path.read_text("utf-8"))
-        for text in str((data or {}).get("configs")).split("'"):  # all keys and values
+        for text in _texts((data or {}).get("configs")):
             if "::" in text or "://" in text:
                 raise ConfigError(
                     f"data.name={name}: its {file} names {text[:80]!r}, which is no file of its own"
                 )
+
+
+def _texts(tree: object) -> Iterator[str]:
+    """All keys and values of a tree as texts."""
+    if isinstance(tree, Mapping | list | tuple | set):
+        for each in tree.items() if isinstance(tree, Mapping) else tree:
+            yield from _texts(each)
+    else:
+        yield str(tree)
 
 
 def _fetch(place: str, file: str) -> Path | None:

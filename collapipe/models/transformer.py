@@ -20,6 +20,7 @@ from collapipe.models.dropout import Dropout
 from collapipe.models.split import decode_greedily, shift_right
 from collapipe.sections import Count, Share
 from collapipe.text.tokenizer import Vocabulary
+from collapipe.validation import check_fields
 
 KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
 
@@ -40,6 +41,7 @@ class TransformerSpec:
     own_tokenizer: ClassVar[None] = None  # the first weights are drawn
 
     def __post_init__(self) -> None:
+        check_fields("model", self)
         if self.dim % self.num_heads or self.dim % 2:
             raise ConfigError(
                 f"model.dim={self.dim}: must be even and a multiple of model.num_heads="

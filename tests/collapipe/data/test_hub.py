@@ -48,8 +48,8 @@ def plant(folder: Path) -> None:
             archive.addfile(member, io.BytesIO(PICKLE))
 
 
-def refused(name: str, config: str | None = None) -> None:
-    with pytest.raises(ConfigError, match=r"data\.name=") as caught:
+def refused(name: str, config: str | None = None, says: str = "") -> None:
+    with pytest.raises(ConfigError, match=rf"data\.name=.*{says}") as caught:
         read(DataSettings(name=name, config=config), ("text",), 0)
     assert "\n" not in str(caught.value)
     assert not Path("ran").exists()
@@ -95,7 +95,10 @@ def test_a_folder_with_what_could_run_is_not_loaded(here: Path, names: list[str]
 
 
 @pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
-@pytest.mark.parametrize("option", ["data_files", "data_dir"])
+@pytest.mark.parametrize(
+    "option",
+    ["data_files: {}", "data_dir: {}", "data_files: [{{split: train, path: [a, {}]}}]", "{}: a"],
+)
 def test_a_card_names_no_other_file_system(here: Path, file: str, option: str) -> None:
     """``reference://`` would fill in a template, which can run anything."""
     folder = here / "card"
@@ -104,10 +107,11 @@ def test_a_card_names_no_other_file_system(here: Path, file: str, option: str) -
     gen = [{"key": TEMPLATE, "url": "a", "dimensions": {"i": {"stop": 1}}}]
     index = here / "index.json"
     index.write_text(json.dumps({"version": 1, "gen": gen}))
-    configs = f'configs:\n- config_name: a\n  {option}: "reference://*.csv::file://{index}"\n'
+    url = f'"reference://*.csv::file://{index}"'
+    configs = f"configs:\n- config_name: a\n  {option.format(url)}\n"
     (folder / file).write_text(f"---\n{configs}---\n" if file.endswith("md") else configs)
-    refused("card")
-    refused("card", "a")
+    refused("card", says=f"its {file} names 'reference://")
+    refused("card", "a", says=f"its {file} names 'reference://")
 
 
 def test_a_folder_of_rows_is_loaded(here: Path) -> None:

@@ -1,9 +1,11 @@
 """The Transformer against torch's own layers, and greedy decoding against the loss."""
 
 import math
+import re
 from collections import Counter
 from dataclasses import asdict, replace
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -344,10 +346,13 @@ def test_dropout_spares_the_residual(norm: str) -> None:
     ],
 )
 def test_impossible_sizes_are_refused(option: str, value: object) -> None:
-    """The message names the option and its value."""
+    """The message names the option and its value, and is the same in Python."""
+    changed: dict[str, Any] = {**asdict(SPEC), option: value}
     with pytest.raises(ConfigError) as caught:
-        typed("model", TransformerSpec, {**asdict(SPEC), option: value})
+        typed("model", TransformerSpec, changed)
     assert f"model.{option}={value}" in str(caught.value)
+    with pytest.raises(ConfigError, match=f"^{re.escape(str(caught.value))}$"):
+        TransformerSpec(**changed)
 
 
 def test_an_odd_dimension_has_no_positions() -> None:
