@@ -114,7 +114,7 @@ def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> Planne
 def _plan_round(
     inventory: Inventory, planned: tuple[PlannedCluster, ...], solver: str
 ) -> JointRound:
-    figures = inventory.section.round.model_dump()
+    figures = inventory.section.round.model_dump(exclude_none=True)
     problem = RoundProblem(
         fronts=tuple(each.solution.front for each in planned),
         uplinks=tuple(c.uplink for c in inventory.clusters if c.uplink is not None),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyError
 from collapipe.validation import dotted, nearest
@@ -12,6 +12,7 @@ from collapipe.validation import dotted, nearest
 MOST_BLOCKS = 10_000
 _MOST_MICRO_BATCHES = 4096  # more of them gain nothing, and every one is looked at
 _LEAST, _MOST = 1e-18, 1e18  # of figures in SI units
+_MOST_DECIBELS = 180
 # YAML 1.1 takes 1e8 for a text; and what only Python or only YAML takes for a number is none here.
 _NUMBER = re.compile(r"[-+]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -32,6 +33,13 @@ def _number(given: object) -> float:
     return value
 
 
+def _decibels(value: float) -> float:
+    if abs(value) > _MOST_DECIBELS:
+        most = f"{_MOST_DECIBELS} dB"
+        raise ValueError(f"must be from -{most} to {most}; are these decibels?")
+    return value
+
+
 def _text(given: object) -> str:
     if not isinstance(given, str) or not given.strip() or not given.isprintable():
         raise ValueError("must be a text of one line")
@@ -41,7 +49,7 @@ def _text(given: object) -> str:
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
-Decibels = Annotated[Number, Field(ge=-180, le=180)]  # beyond, it is no decibels
+Decibels = Annotated[Number, AfterValidator(_decibels)]
 Whole = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
 Samples = Annotated[Whole, Field(le=10**9)]
@@ -166,15 +174,18 @@ class ChannelSection(Section):
 
 
 class RoundSection(Section):
-    """``round``: what a joint round minimises, and the queues Y_n before it."""
+    """``round``: what a joint round minimises, and the queues Y_n before it.
 
-    drift: Literal["gamma", "paper"] = "gamma"
-    drift_weight: Positive = 0.1
-    kappa: Positive = 1.0
-    interference_constant_w: Positive = 0.08
-    gradient_bound: Positive = 0.1
-    gamma_max: Positive = 0.84
-    fading: Literal["none", "rayleigh"] = "none"
+    A figure that is None is left to the planner, which has the defaults.
+    """
+
+    drift: Literal["gamma", "paper"] | None = None
+    drift_weight: Positive | None = None
+    kappa: Positive | None = None
+    interference_constant_w: Positive | None = None
+    gradient_bound: Positive | None = None
+    gamma_max: Positive | None = None
+    fading: Literal["none", "rayleigh"] | None = None
     queues: tuple[NotNegative, ...] = ()
 
 

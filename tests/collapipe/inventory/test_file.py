@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -137,9 +138,8 @@ def test_decibels_become_numbers(tmp_path: Path) -> None:
 
 
 def test_a_round_that_says_nothing_is_the_planners_own() -> None:
-    figures = RoundSection().model_dump()
-    assert figures.pop("queues") == ()
-    assert RoundOptions(**figures) == RoundOptions()
+    assert RoundSection().model_dump(exclude_none=True) == {"queues": ()}
+    assert RoundSection.model_fields.keys() - {"queues"} <= asdict(RoundOptions()).keys()
 
 
 def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_what_is_no_inventory_at_all(tmp_path: Path, content: bytes, says: str) 
             ":13: clusters[0].uplink.gain_db: has 2 numbers, expected one for each of 3 ",
         ),
         ("[-10, 0, 20]", "[0, 20, loud]", "gain_db[2]=loud: "),
-        ("[-10, 0, 20]", "[0, 20, 1e4]", "gain_db[2]=1e4: must be at most 180"),
+        ("[-10, 0, 20]", "[0, 20, 1e4]", "gain_db[2]=1e4: must be from -180 dB to 180 dB"),
         ("[-10, 0, 20]", "3", "gain_db=3: "),
         ("interference_w: 0.07", "interference_w: 0", "interference_w=0: must be above 0"),
-        ("-170", "170000", "noise_dbm_per_hz=170000: must be at most 180"),
+        ("-170", "170000", "noise_dbm_per_hz=170000: must be from -180 dB to 180 dB"),
         ("    uplink", "    uplinc", "clusters[0].uplinc: unknown key; nearest: uplink"),
         (
             "channels:",
