@@ -139,10 +139,13 @@ def _plan_round(
 def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
     """The keys that limit the devices' blocks whatever the energy, with their figures."""
     return [
-        "max_blocks"
-        if profile.max_blocks == device.max_blocks
-        else f"memory_bytes {device.memory_bytes:g} ({block_bytes:g} a block)"
-        for device, profile in zip(cluster.devices, cluster.profiles, strict=True)
+        " and ".join(
+            key
+            if key == "max_blocks"
+            else f"{key} {device.memory_bytes:g} ({block_bytes:g} a block)"
+            for key in device.block_limits(block_bytes)
+        )
+        for device in cluster.devices
     ]
 
 

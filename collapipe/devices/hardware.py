@@ -27,14 +27,20 @@ class PhysicalDevice:
     def profile(self, cost: BlockCost) -> DeviceProfile:
         """The chunk law, the block limit and the energy law for blocks of ``cost``."""
         time = self.chunk or self._law(cost)
-        held = [] if self.max_blocks is None else [self.max_blocks]
-        if self.memory_bytes is not None:
-            held.append(math.floor(self.memory_bytes / cost.block_bytes))
+        held = min(self.block_limits(cost.block_bytes).values(), default=None)
         energy = None
         if self.energy_j is not None and self.power_w is not None:
             parts = (self.power_w * part for part in astuple(time))
             energy = EnergyBudget(self.energy_j, AffineLaw(*parts))
-        return DeviceProfile(self.name, time, min(held, default=None), energy)
+        return DeviceProfile(self.name, time, held, energy)
+
+    def block_limits(self, block_bytes: float | None) -> dict[str, int]:
+        """The blocks that ``max_blocks`` or ``memory_bytes`` allow: the lower, or both if equal."""
+        limits = {} if self.max_blocks is None else {"max_blocks": self.max_blocks}
+        if self.memory_bytes is not None and block_bytes is not None:
+            limits["memory_bytes"] = math.floor(self.memory_bytes / block_bytes)
+        least = min(limits.values(), default=0)
+        return {key: held for key, held in limits.items() if held == least}
 
     def _law(self, cost: BlockCost) -> AffineLaw:
         assert self.flops_per_s is not None

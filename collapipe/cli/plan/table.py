@@ -20,7 +20,6 @@ from collapipe.formatting import (
     watts,
 )
 from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
-from collapipe.state import DeviceProfile
 from optim.latency import block_caps
 from optim.problem import ClusterProblem, Partition
 from optim.radio.channel import links, power_limits
@@ -61,7 +60,7 @@ def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float 
     for k, device in enumerate(planned.cluster.devices):
         segment = held.get(k)
         blocks = segment.span.blocks if segment else 0
-        memory = _memory(device, problem.devices[k], blocks, block_bytes)
+        memory = _memory(device, blocks, block_bytes)
         shares = (
             _shares(segment, planned.partition.latency_s) if segment else ("not used", *"-----")
         )
@@ -71,14 +70,12 @@ def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float 
     console.print()
 
 
-def _memory(
-    device: PhysicalDevice, profile: DeviceProfile, blocks: int, block_bytes: float | None
-) -> str:
+def _memory(device: PhysicalDevice, blocks: int, block_bytes: float | None) -> str:
     """Of what binds: the device's bytes, or its number of blocks."""
-    if block_bytes and profile.max_blocks != device.max_blocks:
+    if block_bytes and "memory_bytes" in device.block_limits(block_bytes):
         return _of(blocks * block_bytes, device.memory_bytes)
-    if profile.max_blocks is not None:
-        return f"{blocks} of {counted(profile.max_blocks, 'block')}"
+    if device.max_blocks is not None:
+        return f"{blocks} of {counted(device.max_blocks, 'block')}"
     return _of(blocks * block_bytes, None) if block_bytes else "-"
 
 
