@@ -295,7 +295,8 @@ def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> No
     address = server.open(mine)
     never = threading.Event()
     with dial(address) as channel:
-        calls = [channel.stream_stream(METHOD)(iter(never.wait, None)) for _ in range(30)]
+        call = channel.stream_stream(METHOD)  # which waits for a connection, however busy we are
+        calls = [call(iter(never.wait, None), wait_for_ready=True) for _ in range(30)]
         train_round(address, 0)
         codes = {call.code() for call in calls}
         never.set()
