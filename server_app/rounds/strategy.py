@@ -61,10 +61,10 @@ class CollaPipeStrategy(Strategy):
     round, ``on_step`` by the decoder link's threads after every local step.
     """
 
-    _units: Units  # these four of the last ``start``
+    _units: Units  # of the last ``start``
     _scheduler: Scheduler
-    _heads: Heads
-    _round: _Round
+    _heads: Heads  # while ``start`` runs
+    _round: _Round  # from ``configure_train`` to ``aggregate_train``
 
     def __init__(
         self,
