@@ -224,7 +224,7 @@ def test_what_is_no_inventory_at_all(tmp_path: Path, content: bytes, says: str) 
             ":13: clusters[0].uplink.gain_db: has 2 numbers, expected one for each of 3 ",
         ),
         ("[-10, 0, 20]", "[0, 20, loud]", "gain_db[2]=loud: "),
-        ("[-10, 0, 20]", "[0, 20, 1e4]", "gain_db[2]=1e4: must be from -180 dB to 180 dB"),
+        ("[-10, 0, 20]", "[0, 20, 180.1]", "gain_db[2]=180.1: must be from -180 dB to 180 dB"),
         ("[-10, 0, 20]", "3", "gain_db=3: "),
         ("interference_w: 0.07", "interference_w: 0", "interference_w=0: must be above 0"),
         ("-170", "170000", "noise_dbm_per_hz=170000: must be from -180 dB to 180 dB"),
