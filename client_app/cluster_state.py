@@ -14,7 +14,7 @@ from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.devices.presets import ClusterPreset
 from collapipe.models.cost import measure_cost, upload_bits
-from collapipe.models.cut import extra_rows
+from collapipe.models.sent_rows import RowsRead
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tasks.task import Examples
@@ -36,9 +36,12 @@ def cluster_state(
     cost = measure_cost(spec, settings.task.max_length, settings.batch_size, settings.optimizer)
     linked, precision = settings.server_has_heads, settings.compression.upload
     dtype = getattr(torch, settings.pipeline.dtype)
+    up, down = _link_bits(settings, unit, examples)
     uplink = settings.channel.draw_uplink(
         model_bits=upload_bits(spec, vocabulary, precision, dtype, with_head=not linked),
-        activation_bits=_activation_bits(settings, unit, examples) if linked else 0.0,
+        activation_bits=up if linked else 0.0,
+        gradient_bits=down if linked else 0.0,
+        num_samples=settings.federation.local_steps * settings.batch_size if linked else 0,
         rng=_generator(settings, "uplink", unit),
     )
     if not settings.framework.aggregate:  # its weights travel here to be evaluated, there never
@@ -47,17 +50,20 @@ def cluster_state(
     return ClusterState(unit, devices, rows, uplink)
 
 
-def _activation_bits(settings: Settings, unit: int, examples: Examples) -> float:
-    """z_n^enc of a round: the preset's, or the frames that the link is expected to carry."""
+def _link_bits(settings: Settings, unit: int, examples: Examples) -> tuple[float, float]:
+    """z_n^enc of a round, and the gradients that answer it.
+
+    The preset's, for both; or the frames that the link is expected to carry.
+    """
     steps, preset = settings.federation.local_steps, settings.channel.activation_bits
     if preset is not None:
-        return steps * preset
+        return steps * preset, steps * preset
     spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
-    precision, rows = settings.compression.activation, extra_rows(spec)
+    precision, rows = settings.compression.activation, RowsRead.by(spec)
     form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, precision, rows)
     seed, parts = derive(settings.seed, "data", unit), settings.pipeline.num_micro_batches
-    step = expected_step(form, examples, settings.batch_size, parts, seed)
-    return 8 * sum([*[step] * steps, BYE])
+    up, down = expected_step(form, examples, settings.batch_size, parts, seed)
+    return 8 * sum([*[up] * steps, BYE]), 8 * steps * down
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:
@@ -72,28 +78,38 @@ class LinkFormat:
     dim: int
     dtype: torch.dtype  # in which the model computes
     precision: str  # compression.activation
-    extra_rows: int = 0  # of an activation behind those of the tokens, see models.cut.extra_rows
+    rows: RowsRead  # that travel
+
+    def answers(self, micro_batches: Sequence[Batch]) -> int:
+        """Bytes of the frames with each micro-batch's loss and gradient."""
+        gradients = [(self._count(part), self.dim) for part in micro_batches]
+        return sum(
+            frames.num_bytes([(torch.float64, ()), (self.dtype, gradient)])
+            for gradient in gradients
+        )
 
     def step(self, micro_batches: Sequence[Batch]) -> int:
         """Bytes of a step's frames: a begin, an activation for each micro-batch, the norms."""
         size = frames.num_bytes([(torch.int64, (2,))])
         size += frames.num_bytes([(torch.float64, (self.num_parts,))])
         for part in micro_batches:
-            samples, tokens = part.mask.shape
-            shape = (samples, tokens + self.extra_rows, self.dim)
-            others = [(torch.bool, (samples, tokens)), (torch.int64, tuple(part.targets.shape))]
+            shape = (self._count(part), self.dim)
+            others = [(torch.bool, part.mask.shape), (torch.int64, part.targets.shape)]
             size += frames.num_bytes([*layout(shape, self.dtype, self.precision), *others])
         return size
+
+    def _count(self, micro_batch: Batch) -> int:
+        return int(self.rows.of(micro_batch.mask, micro_batch.targets).sum())
 
 
 def expected_step(
     form: LinkFormat, examples: Examples, batch_size: int, num_micro_batches: int, seed: int
-) -> float:
-    """Mean of the steps on a first epoch's batches, at most ``_SAMPLED`` of them, evenly spaced;
+) -> tuple[float, float]:
+    """Bytes up and down, means of the steps on a first epoch's batches, at most ``_SAMPLED`` of them, evenly spaced;
     ``seed`` is that of the unit's data."""
     lengths = examples.lengths
     epoch = len(lengths) // min(batch_size, len(lengths))
     count = min(epoch, _SAMPLED)
     rows = [batch_rows(lengths, batch_size, i * epoch // count, seed) for i in range(count)]
-    batches = (examples.batch(each.tolist()) for each in rows)
-    return sum(form.step(split(batch, num_micro_batches)) for batch in batches) / count
+    batches = [split(examples.batch(each.tolist()), num_micro_batches) for each in rows]
+    return sum(map(form.step, batches)) / count, sum(map(form.answers, batches)) / count

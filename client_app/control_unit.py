@@ -27,6 +27,7 @@ from collapipe.models.part import (
     select,
     step_at,
 )
+from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.report import ClusterReport
 from collapipe.runs.rows import load_shards
@@ -140,7 +141,8 @@ class ControlUnit:
         settings, vocabulary = self._settings, self._vocabulary
         if request.link is not None:
             precision, limit = settings.compression.activation, settings.link.max_message_bytes
-            return DecoderLink(request.link, self._unit, request.round, limit, precision)
+            rows = RowsRead.by(settings.model)
+            return DecoderLink(request.link, self._unit, request.round, limit, rows, precision)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
         return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))
 

@@ -14,6 +14,7 @@ from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.errors import LinkError, WireError
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.wire import frames
 from collapipe.wire.compression import FLOAT32, encode
 from collapipe.wire.frames import Frame, FrameKind
@@ -39,7 +40,7 @@ def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
 
 class DecoderLink:
     """A ``HeadStage`` that streams activations, in ``precision``, to the server and gets losses and
-    gradients back.
+    gradients back; of both the rows that the head reads.
 
     Raises ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
     """
@@ -50,16 +51,17 @@ class DecoderLink:
         unit: int,
         round_: int,
         max_message_bytes: int,
+        rows: RowsRead,
         precision: str = FLOAT32,
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
-        self._round, self._precision = round_, precision
+        self._round, self._rows, self._precision = round_, rows, precision
         self._step = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._answers: dict[int, tuple[float, Tensor]] = {}
-        self._submitted: dict[int, Tensor] = {}
+        self._submitted: dict[int, tuple[Tensor, Tensor]] = {}  # what was sent, and its rows
         channel = _channel(replace(link, token=""), max_message_bytes)
         self._call = channel.stream_stream(METHOD)(
             iter(self._outgoing.get, None), metadata=credentials(unit, link.token)
@@ -82,11 +84,13 @@ class DecoderLink:
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
         """Return as soon as gRPC has the frame."""
         batch = self._micro_batches[micro_batch]
-        self._submitted[micro_batch] = hidden
+        read = self._rows.of(batch.mask, batch.targets)
+        sent = hidden.detach()[read]
+        self._submitted[micro_batch] = sent, read
         self._send(
             FrameKind.ACTIVATION,
             micro_batch,
-            *encode(hidden, self._precision),
+            *encode(sent, self._precision),
             batch.mask,
             batch.targets,
         )
@@ -145,18 +149,11 @@ class DecoderLink:
             return received
 
     def _keep(self, frame: Frame) -> None:
-        sent = self._submitted.pop(frame.micro_batch, None)
-        fits = (
-            sent is not None
-            and len(frame.tensors) == 2
-            and frame.tensors[0].shape == ()
-            and frame.tensors[1].shape == sent.shape
-            and frame.tensors[1].dtype == sent.dtype
-        )
-        if not fits:
+        submitted = self._submitted.pop(frame.micro_batch, None)
+        if submitted is None or not _fits(frame.tensors, submitted[0]):
             raise WireError(f"the decoder's answer to micro-batch {frame.micro_batch} does not fit")
         loss, gradient = frame.tensors
-        self._answers[frame.micro_batch] = (float(loss), gradient)
+        self._answers[frame.micro_batch] = float(loss), scattered(gradient, submitted[1])
 
     def _read(self) -> None:
         put = self._incoming.put
@@ -172,3 +169,13 @@ class DecoderLink:
             put(error)
         else:
             put(LinkError("decoder link: the server ended the stream early"))
+
+
+def _fits(answer: Sequence[Tensor], sent: Tensor) -> bool:
+    """Whether these are a loss and a gradient of what was sent."""
+    return (
+        len(answer) == 2
+        and answer[0].shape == ()
+        and answer[1].shape == sent.shape
+        and answer[1].dtype == sent.dtype
+    )

@@ -11,9 +11,9 @@ from torch import Tensor
 from collapipe.batch import IGNORED
 from collapipe.config import Settings
 from collapipe.errors import WireError
-from collapipe.models.cut import extra_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
+from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import HEAD
 from collapipe.wire.compression import decode, layout
 
@@ -58,9 +58,9 @@ class DecoderSession:
     def __post_init__(self) -> None:
         spec, self._precision = self.settings.model, self.settings.compression.activation
         self._steps = self.settings.federation.steps_of(self.round)
-        self._extra_rows = extra_rows(spec)
+        self._rows = RowsRead.by(spec)
         self._dtype = next(self.part.module.parameters()).dtype
-        self.activation_tensors = len(layout((0, 0, spec.dim), self._dtype, self._precision))
+        self.activation_tensors = len(layout((0, spec.dim), self._dtype, self._precision))
 
     @property
     def in_step(self) -> bool:
@@ -83,13 +83,14 @@ class DecoderSession:
     def answer(
         self, micro_batch: int, sent: Sequence[Tensor], mask: Tensor, targets: Tensor
     ) -> tuple[float, Tensor]:
-        """Loss of a micro-batch and the gradient of its activation [b, s, d], ``sent`` as
-        ``compression.encode`` made it."""
+        """Loss of a micro-batch and the gradient of those rows of its activation that the head
+        reads [n, d], which were ``sent`` as ``compression.encode`` made them."""
         step = self._under_way()
         if micro_batch != step.answered or micro_batch >= step.num_micro_batches:
             raise WireError(f"micro-batch {micro_batch} came, expected {step.answered}")
-        self._check(sent[0].shape, mask, targets)
-        hidden = decode(sent, self._precision, self._dtype)  # which may be far larger
+        read = self._check(sent[0].shape, mask, targets)
+        rows = decode(sent, self._precision, self._dtype)  # which may be far larger
+        hidden = scattered(rows, read)
         key = DropoutKey(self.settings.seed, self.unit, step.number)
         loss, gradient = self.part.answer(
             hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
@@ -99,7 +100,7 @@ class DecoderSession:
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
         step.seen_samples += len(targets)
-        return loss, gradient
+        return loss, gradient[read]
 
     def finish_step(self, squared_norms: Sequence[float]) -> list[float]:
         """End a step: the head's own squared norm; the head has stepped when this returns."""
@@ -151,27 +152,28 @@ class DecoderSession:
         self._step = None
         self.turn.__exit__(None, None, None)
 
-    def _check(self, hidden: torch.Size, mask: Tensor, targets: Tensor) -> None:
+    def _check(self, sent: torch.Size, mask: Tensor, targets: Tensor) -> Tensor:
+        """Which rows of the activation were sent."""
         fits = (
-            len(hidden) == 3
-            and 1 <= hidden[0] <= self.settings.batch_size
-            and hidden[2] == self.settings.model.dim
-            and mask.shape == (hidden[0], hidden[1] - self._extra_rows)
-            and 1 <= mask.shape[1] <= self.settings.task.max_length
+            mask.dim() == 2
             and mask.dtype == torch.bool
+            and 1 <= mask.shape[0] <= self.settings.batch_size
+            and 1 <= mask.shape[1] <= self.settings.task.max_length
             and targets.dim() == 2
-            and targets.shape[0] == hidden[0]
+            and targets.shape[0] == mask.shape[0]
             and 1 <= targets.shape[1] <= self._most_targets(mask.shape[1])
             and targets.dtype == torch.int64
         )
-        if not fits:
+        read = self._rows.of(mask, targets) if fits else mask
+        if not fits or sent != (int(read.sum()), self.settings.model.dim):
             raise WireError(
-                f"activation {list(hidden)}, mask {mask.dtype} {list(mask.shape)} and targets "
+                f"activation rows {list(sent)}, mask {mask.dtype} {list(mask.shape)} and targets "
                 f"{targets.dtype} {list(targets.shape)} do not fit"
             )
         wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.num_classes))
         if bool(wrong.any()):
             raise WireError(f"target ids outside of 0 … {self.num_classes - 1}")
+        return read
 
     def _most_targets(self, length: int) -> int:
         """Most targets of a sample with ``length`` tokens: more would be counted, not learned."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from decoder_session import decoder_session
@@ -15,6 +16,7 @@ from client_app.link import DecoderLink
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.sent_rows import RowsRead
 from collapipe.wire import compression, frames
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split
@@ -26,7 +28,7 @@ forms = st.builds(
     st.integers(1, 9),
     st.sampled_from([torch.float32, torch.float64]),
     st.sampled_from(["float32", "bfloat16", "int8"]),
-    st.integers(0, 2),
+    st.builds(RowsRead, st.sampled_from(["first", "labelled", "real", "every"]), st.integers(0, 2)),
 )
 sizes = st.integers(1, 6)
 
@@ -57,7 +59,7 @@ rows = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=20).map(
 
 
 def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> int:
-    """The frames of a step, made and measured."""
+    """The frames of a step, made and measured, up."""
 
     def length(*tensors: torch.Tensor) -> int:
         return len(frames.encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
@@ -65,7 +67,8 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> int:
     up = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double())
     for part in micro_batches:
         samples, tokens = part.mask.shape
-        hidden = torch.randn(samples, tokens + form.extra_rows, form.dim).to(form.dtype)
+        hidden = torch.randn(samples, tokens + form.rows.extra, form.dim).to(form.dtype)
+        hidden = hidden[form.rows.of(part.mask, part.targets)]
         up += length(*compression.encode(hidden, form.precision), part.mask, part.targets)
     return up
 
@@ -87,26 +90,30 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
     form: LinkFormat, examples: Rows, batch_size: int, num_micro_batches: int, seed: int
 ) -> None:
     """Padding and all; an epoch is over when there is no batch of rows left that are new."""
-    left, steps = set(range(len(examples.lengths))), []
+    left, steps, down = set(range(len(examples.lengths))), list[int](), list[int]()
     while len(left) >= min(batch_size, len(examples.lengths)):
         drawn = batch_rows(examples.lengths, batch_size, len(steps), seed).tolist()
         assert left.issuperset(drawn)
         left -= set(drawn)
-        steps.append(sent(form, split(examples.batch(drawn), num_micro_batches)))
+        parts = split(examples.batch(drawn), num_micro_batches)
+        steps.append(sent(form, parts))
+        down.append(form.answers(parts))
     expected = expected_step(form, examples, batch_size, num_micro_batches, seed)
-    assert expected == pytest.approx(sum(steps) / len(steps))
+    assert expected == (pytest.approx(sum(steps) / len(steps)), pytest.approx(np.mean(down)))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
 def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, precision: str) -> None:
     """Between a real unit and a real server."""
-    form = LinkFormat(3, 8, torch.float32, precision)
+    form = LinkFormat(3, 8, torch.float32, precision, RowsRead("real"))
     batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
     options = ("task.max_length=9", f"compression.activation={precision}")
     with (
         DecoderLinkServer(link_settings(), 1) as server,
-        DecoderLink(server.open(decoder_session(0, 1, *options)), 0, 1, 2**20, precision) as link,
+        DecoderLink(
+            server.open(decoder_session(0, 1, *options)), 0, 1, 2**20, form.rows, precision
+        ) as link,
     ):
         for step, batch in enumerate(batches):
             parts = split(batch, num_micro_batches)
@@ -116,5 +123,8 @@ def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, preci
                 link.answer(index)
             link.exchange_norms([1.0] * 3)
         link.finish()
-    steps = [form.step(split(batch, num_micro_batches)) for batch in batches]
-    assert sum(steps) + BYE == link.bytes_up
+    steps = [split(batch, num_micro_batches) for batch in batches]
+    assert sum(map(form.step, steps)) + BYE == link.bytes_up
+    norms = frames.num_bytes([(torch.float64, (1,))])  # of the head's parts, some numbers
+    rest = link.bytes_down - sum(map(form.answers, steps))
+    assert len(steps) * norms <= rest <= 4 * len(steps) * norms

@@ -20,6 +20,7 @@ from client_app.link import DecoderLink
 from collapipe.batch import Batch
 from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.sent_rows import RowsRead
 from collapipe.models.transformer import TransformerSpec
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
@@ -35,7 +36,7 @@ from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
 
-LIMIT = 2**20
+LIMIT, ROWS = 2**20, RowsRead("real")
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's frame, empty
 WEIGHT = "head.embedding.tokens.weight"
 
@@ -58,12 +59,13 @@ def batch() -> Batch:
 def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2) -> list[float]:
     """What an honest unit does; its losses."""
     losses = []
-    with DecoderLink(address, unit, round_, LIMIT) as link:
+    with DecoderLink(address, unit, round_, LIMIT, ROWS) as link:
         for step in range(round_ * 2 - 2, round_ * 2 - 2 + steps):
             link.begin(DropoutKey(0, unit, step), [batch()], batch().num_targets)
             link.submit(0, torch.ones(2, 3, 8))
             loss, gradient = link.answer(0)
             assert gradient.shape == (2, 3, 8)
+            assert gradient[batch().mask].all() and not gradient[~batch().mask].any()
             link.exchange_norms([1.0, 1.0, 1.0])
             losses.append(loss)
         link.finish()
@@ -155,7 +157,7 @@ def test_a_stream_without_tls_is_not_heard(server: DecoderLinkServer) -> None:
 
 def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
-    with DecoderLink(address, 0, 3, LIMIT) as link:
+    with DecoderLink(address, 0, 3, LIMIT, ROWS) as link:
         link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
         link.submit(0, torch.ones(2, 3, 8))
         link.answer(0)
@@ -175,7 +177,7 @@ def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 4, micro_batch: in
     return frames.encode(Frame(kind, 3, step, micro_batch, tensors))
 
 
-HIDDEN, MASK, TARGETS = torch.ones(2, 3, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
+HIDDEN, MASK, TARGETS = torch.ones(6, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
 BEGIN = good(FrameKind.BEGIN, torch.tensor([1, 4]))
 END = good(FrameKind.NORMS, torch.ones(3).double())
 MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
@@ -194,7 +196,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
         ([good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)], "no step has begun"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK)], "expected 3"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.double(), MASK, TARGETS)], "do not fit"),
-        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN[:, :, :4], MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN[:, :4], MASK, TARGETS)], "do not fit"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK[:1], TARGETS)], "do not fit"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS + 19)], "outside of 0 … 19"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=1)], "expected 0"),
@@ -213,7 +215,7 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
         ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, torch.ones(3).double() / 0)], "infinity"),
         ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, 1e308 * torch.ones(3).double())], "infinity"),
         ([BEGIN, MICRO_BATCH, good(FrameKind.NORMS, torch.ones(3).double() * torch.nan)], "NaN"),
-        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.repeat(3, 1, 1), MASK, TARGETS)], "do not fit"),
+        ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN.repeat(3, 1), MASK, TARGETS)], "do not fit"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS.repeat(1, 3))], "do not fit"),
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
         ([good(FrameKind.BEGIN, torch.tensor([5, 4]))], "5 micro-batches"),
@@ -244,9 +246,10 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
     address = server.open(session(0))
     with (
         pytest.raises(LinkError, match="RESOURCE_EXHAUSTED"),
-        DecoderLink(address, 0, 3, 2**30) as link,
+        DecoderLink(address, 0, 3, 2**30, ROWS) as link,
     ):
-        link.begin(DropoutKey(0, 0, 4), [batch()], 4)
+        ids = torch.full((1, LIMIT // 16), 5)
+        link.begin(DropoutKey(0, 0, 4), [Batch(ids, ids != 0, ids[:, :2])], 2)
         link.submit(0, torch.ones(1, LIMIT // 16, 8))
         link.answer(0)
 
@@ -259,7 +262,7 @@ def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
         silent, other = session(0), session(1)
         silent.turn = other.turn = turn
         address = server.open(silent)
-        with DecoderLink(address, 0, 3, LIMIT) as link:
+        with DecoderLink(address, 0, 3, LIMIT, ROWS) as link:
             link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
             while not silent.in_step:
                 time.sleep(0.01)
@@ -307,13 +310,13 @@ def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> No
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame(FrameKind.GRADIENT, 3, 4, 9, (torch.tensor(1.0), torch.ones(2, 3, 8))),
-        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.ones(3), torch.ones(2, 3, 8))),
-        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.tensor(1.0), torch.ones(2, 3, 5))),
-        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.tensor(1.0), torch.ones(2, 3, 8).double())),
+        Frame(FrameKind.GRADIENT, 3, 4, 9, (torch.tensor(1.0), torch.ones(5, 8))),
+        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.ones(3), torch.ones(5, 8))),
+        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.tensor(1.0), torch.ones(6, 8))),
+        Frame(FrameKind.GRADIENT, 3, 4, 0, (torch.tensor(1.0), torch.ones(5, 8).double())),
         Frame(FrameKind.GRADIENT, 3, 4, 0, ()),
         Frame(FrameKind.NORMS, 3, 4, 0, ()),
-        Frame(FrameKind.GRADIENT, 3, 5, 0, (torch.tensor(1.0), torch.ones(2, 3, 8))),
+        Frame(FrameKind.GRADIENT, 3, 5, 0, (torch.tensor(1.0), torch.ones(5, 8))),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
@@ -322,7 +325,7 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
     with (
         impostor(answer) as address,
         pytest.raises(WireError),
-        DecoderLink(address, 0, 3, LIMIT) as link,
+        DecoderLink(address, 0, 3, LIMIT, ROWS) as link,
     ):
         link.begin(DropoutKey(0, 0, 4), [batch()], 4)
         link.submit(0, torch.ones(2, 3, 8))
@@ -332,10 +335,10 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
 def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
     """Not held for another one's; the last micro-batch is answered, so nobody waits."""
     once, last = (
-        Frame(FrameKind.GRADIENT, 3, 4, number, (torch.tensor(1.0), torch.ones(2, 3, 8)))
+        Frame(FrameKind.GRADIENT, 3, 4, number, (torch.tensor(1.0), torch.ones(5, 8)))
         for number in range(2)
     )
-    with impostor(once, once, last) as address, DecoderLink(address, 0, 3, LIMIT) as link:
+    with impostor(once, once, last) as address, DecoderLink(address, 0, 3, LIMIT, ROWS) as link:
         link.begin(DropoutKey(0, 0, 4), [batch(), batch()], 8)
         for number in range(2):
             link.submit(number, torch.ones(2, 3, 8))
@@ -431,7 +434,8 @@ def test_targets_that_nothing_is_learned_from_do_not_count(
     mine.begin(4, 1, 2 * length if fits else 20)
     targets = torch.ones(2, length, dtype=torch.int64)
     if fits:
-        mine.answer(0, (HIDDEN,), MASK, targets)
+        rows = int(RowsRead.by(mine.settings.model).of(MASK, targets).sum())
+        mine.answer(0, (HIDDEN[:rows],), MASK, targets)
         assert mine.finish_step([1.0] * 3)
     else:
         with pytest.raises(WireError, match="do not fit"):
