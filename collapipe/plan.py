@@ -63,11 +63,16 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class UplinkPlan:
-    """The channel j and transmit power p_n of a unit, and how long its upload then takes."""
+    """The channel j and transmit power p_n of a unit, and how long its upload then takes.
+
+    ``finish_s`` is when the unit is done; before ``latency_s`` and ``upload_s`` of its plan
+    together, where it uploads while its pipeline runs. None in plans of older versions.
+    """
 
     channel: int
     power_w: Amount
     upload_s: Amount
+    finish_s: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)

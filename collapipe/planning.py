@@ -6,6 +6,7 @@ import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.inventory.file import Cluster, Inventory
+from optim.cluster_plan import activation_times
 from optim.convergence import next_queues, round_gammas
 from optim.latency import block_caps, model_too_large, round_up
 from optim.problem import (
@@ -19,7 +20,7 @@ from optim.problem import (
 )
 from optim.radio.channel import links, power_limits
 from optim.solvers import cluster_solver, round_solver
-from optim.timeline import SegmentTimes, timeline
+from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round
 
 EXACT = "exact"
@@ -34,6 +35,7 @@ class PlannedCluster:
     problem: ClusterProblem
     solution: ClusterSolution
     allocation: Allocation | None = None
+    uplink: str = "streamed"  # see ``RoundOptions``
 
     @property
     def partition(self) -> Partition:
@@ -46,9 +48,27 @@ class PlannedCluster:
         return timeline(self.problem, self.partition)
 
     @property
+    def behind(self) -> tuple[StageTimes, ...]:
+        """When what follows the encoder is busy, in a round in which it takes part."""
+        if self.uplink == "after":
+            waits = StageTimes("uplink", self.activation_s, (self.partition.latency_s,))
+            rest = stages_behind(self.problem, self.partition, 0.0)
+            return (waits, *rest) if self.activation_s else rest
+        return stages_behind(self.problem, self.partition, self.activation_s)
+
+    @property
     def total_s(self) -> float:
-        """Seconds of the batch, and of the upload where it has one."""
-        return self.partition.latency_s + (self.allocation.upload_s if self.allocation else 0.0)
+        """Seconds until the batch is done, and the upload where it has one."""
+        return self.allocation.finish_s if self.allocation else self.partition.latency_s
+
+    @property
+    def activation_s(self) -> float:
+        """Seconds of the upload that the batch's activations take; the rest is the model's."""
+        uplink, allocation = self.cluster.uplink, self.allocation
+        if uplink is None or allocation is None or not uplink.activation_bits:
+            return 0.0
+        share = uplink.activation_bits / (uplink.activation_bits + uplink.model_bits)
+        return share * allocation.upload_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +83,7 @@ class JointRound:
     @property
     def makespan_s(self) -> float:
         """Seconds until the slowest scheduled cluster has uploaded."""
-        allocations = self.solution.allocations
-        return max(each.partition.latency_s + each.upload_s for each in allocations)
+        return max(each.finish_s for each in self.solution.allocations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +101,28 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
 
     Raises ``ConfigError`` where no plan exists.
     """
-    planned = tuple(_plan_cluster(inventory, cluster, solver) for cluster in inventory.clusters)
+    times: list[tuple[float, ...]] = [(0.0,)] * len(inventory.clusters)
+    if inventory.channels:
+        options = _round_options(inventory)
+        times = activation_times(inventory.uplinks, inventory.channels, options)
+    planned = tuple(
+        _plan_cluster(inventory, cluster, activation_s, solver)
+        for cluster, activation_s in zip(inventory.clusters, times, strict=True)
+    )
     if not inventory.channels:
         return InventoryPlan(inventory, solver, planned, None)
     joint = _plan_round(inventory, planned, solver)
     by_unit = {each.unit: each for each in joint.solution.allocations}
-    scheduled = tuple(replace(p, allocation=by_unit.get(n)) for n, p in enumerate(planned))
+    uplink = joint.problem.options.uplink
+    scheduled = tuple(
+        replace(p, allocation=by_unit.get(n), uplink=uplink) for n, p in enumerate(planned)
+    )
     return InventoryPlan(inventory, solver, scheduled, joint)
 
 
-def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> PlannedCluster:
+def _plan_cluster(
+    inventory: Inventory, cluster: Cluster, activation_s: tuple[float, ...], solver: str
+) -> PlannedCluster:
     section, num_blocks = inventory.section, inventory.model.num_blocks
     problem = ClusterProblem(
         cluster.profiles,
@@ -99,6 +130,9 @@ def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> Planne
         section.batch_size,
         section.most_micro_batches,
         section.latency,
+        activation_s,
+        cluster.uplink.head_s if cluster.uplink else 0.0,
+        cluster.uplink.gradient_s if cluster.uplink else 0.0,
     )
     try:
         solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
@@ -114,14 +148,13 @@ def _plan_cluster(inventory: Inventory, cluster: Cluster, solver: str) -> Planne
 def _plan_round(
     inventory: Inventory, planned: tuple[PlannedCluster, ...], solver: str
 ) -> JointRound:
-    figures = inventory.section.round.model_dump(exclude_none=True)
     problem = RoundProblem(
         fronts=tuple(each.solution.front for each in planned),
-        uplinks=tuple(c.uplink for c in inventory.clusters if c.uplink is not None),
+        uplinks=inventory.uplinks,
         channels=inventory.channels,
-        queues=figures.pop("queues") or (0.0,) * len(planned),
+        queues=inventory.section.round.queues or (0.0,) * len(planned),
         num_blocks=inventory.model.num_blocks,
-        options=RoundOptions(**figures),
+        options=_round_options(inventory),
     )
     try:
         solution = round_solver(solver)(problem)
@@ -134,6 +167,11 @@ def _plan_round(
     gammas = round_gammas(problem, solution.allocations)
     queues = next_queues(problem.queues, gammas, problem.options.gamma_max)
     return JointRound(problem, solution, gammas, queues)
+
+
+def _round_options(inventory: Inventory) -> RoundOptions:
+    figures = inventory.section.round.model_dump(exclude_none=True, exclude={"queues"})
+    return RoundOptions(**figures)
 
 
 def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
@@ -151,7 +189,8 @@ def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
 
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:
     """No cluster can afford an upload: the nearest to it, and what full power takes."""
-    pairs = links(problem.uplinks, problem.channels, problem.options.fading)
+    options = problem.options
+    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
     if power_limits(pairs).any():
         return ConfigError(f"{inventory.document.file}: round: {why}")
     needed = pairs.energies(pairs.max_power_w)
@@ -161,6 +200,6 @@ def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigE
     return inventory.document.error(
         (*cluster.loc, "uplink", "energy_j"),
         f"no cluster can afford its upload; nearest to it is {cluster.name} on channel {channel}: "
-        f"{uplink.model_bits:.4g} bits at power_w={uplink.max_power_w:g} take "
+        f"{pairs.paid_bits[unit, channel]:.4g} bits at power_w={uplink.max_power_w:g} take "
         f"{round_up(float(needed[unit, channel]))} J; give it these, or send fewer bits",
     )

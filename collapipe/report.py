@@ -56,7 +56,8 @@ class ClusterCost:
     sees.
 
     ``upload_s`` is τ_n^Up (eq. 11), None where the strategy planned no channel; ``device_energy_j``
-    (eq. 16) has each device that takes part and has an energy law.
+    (eq. 16) has each device that takes part and has an energy law. ``finish_s`` is when both are
+    done, earlier than their sum where they take place side by side; older runs have the sum only.
     """
 
     unit: int
@@ -64,11 +65,18 @@ class ClusterCost:
     upload_s: Amount | None
     upload_energy_j: Amount
     device_energy_j: dict[str, Amount]
+    finish_s: Amount | None = None
+
+    @property
+    def ends_s(self) -> float:
+        """``finish_s``, in older runs the sum of both."""
+        both_s = self.pipeline_s + (self.upload_s or 0.0)
+        return both_s if self.finish_s is None else self.finish_s
 
 
 @dataclass(frozen=True, slots=True)
 class RoundCost:
-    """What a round costs: ``delay_s`` is its slowest unit's pipeline and upload."""
+    """What a round costs: ``delay_s`` is when its slowest unit is done."""
 
     delay_s: float
     clusters: tuple[ClusterCost, ...]

@@ -91,13 +91,16 @@ class Uplink:
     """A control unit's way to the edge server."""
 
     max_power_w: float  # P_n^max
-    energy_j: float  # E_n^max, for sending ``model_bits`` (C8)
+    energy_j: float  # E_n^max, for sending: all of it, or ``model_bits`` alone (C8)
     model_bits: float  # θ_n^enc: the tunable parameters, sent once a round
     activation_bits: float  # z_n^enc: activations and targets of all local steps of a round
     gains: tuple[float, ...]  # h_{n,j}, linear, for each channel j
+    head_s: float = 0.0  # seconds of all local steps of a round in the head on the edge server
+    gradient_s: float = 0.0  # and of their gradients on the way down; 0: not counted
 
     def __post_init__(self) -> None:
-        _check_within(self, ("max_power_w", "energy_j", "model_bits", "activation_bits"))
+        times, amounts = ("head_s", "gradient_s"), ("model_bits", "activation_bits")
+        _check_within(self, ("max_power_w", "energy_j", *amounts, *times))
         if not (self.max_power_w or self.model_bits or self.activation_bits):
             raise ConfigError("Uplink: neither power nor anything to send; a unit may have none")
         for gain in self.gains:

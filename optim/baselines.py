@@ -15,6 +15,7 @@ from optim.cluster_plan import (
     Front,
     cluster_plan,
     cluster_problem,
+    fastest,
     fronts,
     of_each,
     segment_plans,
@@ -23,7 +24,15 @@ from optim.cluster_plan import (
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
-from optim.problem import LATENCIES, Latency, RoundOptions, check_choice
+from optim.problem import (
+    ENERGIES,
+    FADINGS,
+    LATENCIES,
+    UPLINKS,
+    Latency,
+    RoundOptions,
+    check_choice,
+)
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 
 # Replicas are no segments that pipelines could run: only a framework can ask for them.
@@ -71,16 +80,20 @@ class AllUnits:
     partition: str = "exact"  # see ``optim.solvers``; one that the framework prescribes goes first
     latency: str = "overlap"  # the law of the pipeline's time
     fading: str = "none"  # see ``RoundOptions``
+    uplink: str = "streamed"  # likewise
+    energy: str = "all"  # likewise
 
     def __post_init__(self) -> None:
         check_choice("strategy.partition", self.partition, PARTITIONS)
         check_choice("strategy.latency", self.latency, LATENCIES)
-        check_choice("strategy.fading", self.fading, ("none", "rayleigh"))
+        check_choice("strategy.fading", self.fading, FADINGS)
+        check_choice("strategy.uplink", self.uplink, UPLINKS)
+        check_choice("strategy.energy", self.energy, ENERGIES)
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         chosen = self._chosen(request, rng)
         if _tells_uplinks(request) and sum(map(bool, chosen)) <= len(request.channels):
-            plans = minimize_makespan(request, chosen, self.fading)
+            plans = minimize_makespan(request, chosen, self._options)
         else:
             plans = _fastest(request, chosen)
         return RoundPlan(request.round, plans)
@@ -97,19 +110,29 @@ class AllUnits:
         most: int | None = None,
     ) -> tuple[Front, ...]:
         solve = cluster_solver(request.partition or self.partition)
-        return fronts(request, cast(Latency, self.latency), solve, rng, order, most)
+        options = self._options if _tells_uplinks(request) else None
+        return fronts(request, cast(Latency, self.latency), solve, rng, options, order, most)
+
+    @property
+    def _options(self) -> RoundOptions:
+        """With queues of 0 there is no drift: the makespan is all that counts."""
+        return RoundOptions(
+            drift_weight=1.0,
+            interference_constant_w=0.0,
+            fading=self.fading,
+            uplink=self.uplink,
+            energy=self.energy,
+        )
 
 
 def minimize_makespan(
-    request: RoundRequest, chosen: tuple[Front, ...], fading: str
+    request: RoundRequest, chosen: tuple[Front, ...], options: RoundOptions
 ) -> tuple[ClusterPlan, ...]:
     """The channels, powers and points of the fronts with which the last unit ends first.
 
     ``chosen`` are the fronts of all N clusters, empty for those that nobody chose. A unit that can
     afford no channel is left out. Raises ``InfeasibleRoundError`` where that is each of them.
     """
-    # With queues of 0 there is no drift: the makespan is all that counts.
-    options = RoundOptions(drift_weight=1.0, interference_constant_w=0.0, fading=fading)
     return solve_round(request, chosen, (0.0,) * len(chosen), options, exact_allocation)[2]
 
 
@@ -165,7 +188,7 @@ class ShortestDelay(SelectUnits):
     def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
         found = self._fronts(request, rng)
         able = [place for place, front in enumerate(found) if front]
-        able.sort(key=lambda place: found[place][-1].latency_s)
+        able.sort(key=lambda place: fastest(found[place]).latency_s)
         fast = able[: self._most(request)]
         return tuple(front if place in fast else () for place, front in enumerate(found))
 
@@ -178,4 +201,6 @@ def _tells_uplinks(request: RoundRequest) -> bool:
 def _fastest(request: RoundRequest, found: tuple[Front, ...]) -> tuple[ClusterPlan, ...]:
     """Each cluster's fastest partition, without an uplink; none where the front is empty."""
     pairs = zip(request.clusters, found, strict=True)
-    return tuple(cluster_plan(request, cluster, front[-1]) for cluster, front in pairs if front)
+    return tuple(
+        cluster_plan(request, cluster, fastest(front)) for cluster, front in pairs if front
+    )

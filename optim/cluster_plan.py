@@ -1,5 +1,6 @@
 """Between a request and the solvers: clusters as problems, their fronts, answers as plans."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
-from collapipe.state import ClusterState, DeviceProfile, Uplink
+from collapipe.state import Channel, ClusterState, DeviceProfile, Uplink
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
     ClusterProblem,
@@ -21,6 +22,7 @@ from optim.problem import (
     RoundSolution,
     RoundSolver,
 )
+from optim.radio.channel import links, power_limits
 from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")
@@ -31,11 +33,15 @@ _fronts: OrderedDict[tuple[ClusterProblem, ClusterSolver], Front] = OrderedDict(
 
 
 def cluster_problem(
-    request: RoundRequest, cluster: ClusterState, latency: Latency
+    request: RoundRequest,
+    cluster: ClusterState,
+    latency: Latency,
+    activation_s: tuple[float, ...] = (0.0,),
 ) -> ClusterProblem:
     """Sub-1 of the devices that are there; m is at most the request's.
 
-    Raises ``InfeasibleRoundError`` where none is.
+    ``activation_s`` are the times that the activations of all local steps may take on the uplink.
+    Raises ``InfeasibleRoundError`` where no device is there.
     """
     devices = present_devices(cluster)
     if not devices:
@@ -44,8 +50,16 @@ def cluster_problem(
             "(max_blocks=0); federation.on_infeasible=skip waits until they are back; where memory "
             "holds no block raise it or use LoRA"
         )
+    steps, uplink = request.local_steps, cluster.uplink
     return ClusterProblem(
-        devices, request.num_blocks, request.batch_size, request.num_micro_batches, latency
+        devices,
+        request.num_blocks,
+        request.batch_size,
+        request.num_micro_batches,
+        latency,
+        activation_s=tuple(each / steps for each in activation_s),
+        head_s=uplink.head_s / steps if uplink else 0.0,
+        gradient_s=uplink.gradient_s / steps if uplink else 0.0,
     )
 
 
@@ -87,29 +101,66 @@ def fronts(
     latency: Latency,
     solve: ClusterSolver,
     rng: np.random.Generator,
+    options: RoundOptions | None = None,
     order: Sequence[int] = (),
     most: int | None = None,
 ) -> tuple[Front, ...]:
     """All clusters' verified fronts; empty for one that cannot hold the model and sits out.
 
-    Points have the K devices of their cluster, and latencies of all local steps of the round.
-    ``order``, ``most`` and what is raised are those of ``of_each``.
+    Points have the K devices of their cluster, and times of all local steps of the round. With
+    ``options`` they are the fastest for what the uplinks may take in that round. ``order``,
+    ``most`` and what is raised are those of ``of_each``.
     """
-    found = of_each(
-        request, lambda cluster: _front(request, cluster, latency, solve, rng), order, most
-    )
-    return tuple(front or () for front in found)
+    times = _times_by_unit(request, options) if options else {}
+
+    def front(cluster: ClusterState) -> Front:
+        activation_s = times.get(cluster.unit, (0.0,))
+        problem = cluster_problem(request, cluster, latency, activation_s)
+        return _front(request, cluster, problem, solve, rng)
+
+    return tuple(found or () for found in of_each(request, front, order, most))
+
+
+def _times_by_unit(request: RoundRequest, options: RoundOptions) -> dict[int, tuple[float, ...]]:
+    """``activation_times`` of the units whose uplinks are known."""
+    known = {
+        cluster.unit: cluster.uplink
+        for cluster in request.clusters
+        if cluster.uplink is not None and len(cluster.uplink.gains) == len(request.channels)
+    }
+    times = activation_times(tuple(known.values()), request.channels, options)
+    return dict(zip(known, times, strict=True))
+
+
+def activation_times(
+    uplinks: Sequence[Uplink], channels: Sequence[Channel], options: RoundOptions
+) -> list[tuple[float, ...]]:
+    """What each unit's activations may take on an uplink while its pipeline runs, s, ascending.
+
+    On each channel at full power; under drift ``paper``, where a unit may send with less, from the
+    best channel on any time. 0 where they wait for the pipeline, or no channel is feasible.
+    """
+    if options.uplink == "after" or not (uplinks and channels):
+        return [(0.0,)] * len(uplinks)
+    pairs = links(uplinks, channels, options.fading, options.energy)
+    limits = power_limits(pairs)
+    seconds, _ = pairs.parts(limits)
+    found = []
+    for feasible, each in zip(limits > 0, seconds, strict=True):
+        times = tuple(np.unique(each[feasible]).tolist()) or (0.0,)
+        any_power = options.drift == "paper" and times[0] > 0
+        found.append((times[0], math.inf) if any_power else times)
+    return found
 
 
 def _front(
     request: RoundRequest,
     cluster: ClusterState,
-    latency: Latency,
+    problem: ClusterProblem,
     solve: ClusterSolver,
     rng: np.random.Generator,
 ) -> Front:
-    problem, most = cluster_problem(request, cluster, latency), request.num_segments
-    before = rng.bit_generator.state
+    most, before = request.num_segments, rng.bit_generator.state
     try:
         front = solve_cached(problem, solve, rng)
     except InfeasibleRoundError:
@@ -128,6 +179,11 @@ def _front(
             f"pipeline.num_segments={most}; raise it"
         )
     return tuple(_of_round(point, request, cluster) for point in kept)
+
+
+def fastest(front: Front) -> Partition:
+    """The point with the fastest pipeline, whatever the uplink."""
+    return min(front, key=lambda point: point.latency_s)
 
 
 def solve_cached(problem: ClusterProblem, solver: ClusterSolver, rng: np.random.Generator) -> Front:
@@ -154,8 +210,14 @@ def _of_round(point: Partition, request: RoundRequest, cluster: ClusterState) ->
     """Give all K devices their blocks, 0 to those away, and count all local steps' time."""
     names = (device.name for device in present_devices(cluster))
     held = dict(zip(names, point.blocks, strict=True))
-    blocks = tuple(held.get(device.name, 0) for device in cluster.devices)
-    return replace(point, blocks=blocks, latency_s=request.local_steps * point.latency_s)
+    steps, (first, last) = request.local_steps, point.fastest_s
+    return replace(
+        point,
+        blocks=tuple(held.get(device.name, 0) for device in cluster.devices),
+        latency_s=steps * point.latency_s,
+        slowest_s=steps * point.slowest_s,
+        fastest_s=(steps * first, steps * last),
+    )
 
 
 def solve_round(
@@ -184,7 +246,7 @@ def solve_round(
             request,
             request.clusters[each.unit],
             each.partition,
-            UplinkPlan(each.channel, each.power_w, each.upload_s),
+            UplinkPlan(each.channel, each.power_w, each.upload_s, each.finish_s),
         )
         for each in solution.allocations
     )

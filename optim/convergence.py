@@ -100,11 +100,11 @@ def round_gammas(problem: RoundProblem, allocations: Sequence[Allocation]) -> tu
 
 
 def round_objective(problem: RoundProblem, allocations: Sequence[Allocation]) -> float:
-    """V·max(pipeline + upload) over the scheduled units, plus the drift of the queues.
+    """V·max(finish) over the scheduled units, plus the drift of the queues.
 
     The drift is Σ Y_n·Γ_n over all N units, or eq. (32)'s Σ Y_n·(S_n + p_n) over the scheduled.
     """
-    makespan, queues = max(a.partition.latency_s + a.upload_s for a in allocations), problem.queues
+    makespan, queues = max(each.finish_s for each in allocations), problem.queues
     if problem.options.drift == "paper":
         drift = sum(queues[a.unit] * (a.partition.num_segments + a.power_w) for a in allocations)
     else:

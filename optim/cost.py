@@ -4,33 +4,46 @@ The times that the plan itself claims are not used. Energy is eq. 16's without i
 bracket already holds both passes and both transfers (docs/optim.md).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
-from optim.latency import pipeline_latency
+from optim.cluster_plan import cluster_problem
+from optim.latency import partition_of, streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
 from optim.radio.channel import Fading, links
 
-Step = tuple[float, dict[str, float]]
-"""Seconds of a local step, and joules by device."""
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A local step: its seconds, those of a micro-batch's slowest stage, and joules by device."""
+
+    seconds: float
+    slowest_s: float
+    device_j: dict[str, float]
 
 
 def round_cost(
-    plan: RoundPlan, request: RoundRequest, latency: Latency, fading: Fading
+    plan: RoundPlan,
+    request: RoundRequest,
+    latency: Latency,
+    fading: Fading,
+    uplink: str,
 ) -> RoundCost:
-    """Time and energy of a verified plan's units; a round without any takes no time."""
+    """Time and energy of a verified plan's units; a round without any takes no time.
+
+    ``uplink`` is ``streamed`` or ``after``, see ``RoundOptions``.
+    """
     states = {state.unit: state for state in request.clusters}
     costs = tuple(
-        _cluster_cost(cluster, states[cluster.unit], request, latency, fading)
+        _cluster_cost(cluster, states[cluster.unit], request, latency, fading, uplink)
         for cluster in plan.clusters
     )
-    delays = (cost.pipeline_s + (cost.upload_s or 0.0) for cost in costs)
-    return RoundCost(max(delays, default=0.0), costs)
+    return RoundCost(max((cost.ends_s for cost in costs), default=0.0), costs)
 
 
 def _cluster_cost(
@@ -39,49 +52,59 @@ def _cluster_cost(
     request: RoundRequest,
     latency: Latency,
     fading: Fading,
+    uplink: str,
 ) -> ClusterCost:
-    steps, upload_s, upload_j = request.local_steps, None, 0.0
     if cluster.segments:
-        seconds, joules = _pipelined(cluster, state, request.batch_size, latency)
+        step = _pipelined(cluster, state, request, latency)
     else:
-        seconds, joules = _replicated(state, request)
-    if cluster.uplink is not None:
-        upload_s = _upload_s(cluster.uplink, state, request.channels, fading)
-        upload_j = cluster.uplink.power_w * upload_s
-    total_j = {name: steps * spent for name, spent in joules.items()}
-    return ClusterCost(cluster.unit, steps * seconds, upload_s, upload_j, total_j)
+        step = _replicated(state, request)
+    steps, upload_s, upload_j = request.local_steps, None, 0.0
+    finish_s = pipeline_s = steps * step.seconds
+    if (planned := cluster.uplink) is not None:
+        activation_s, model_s = _upload(planned, state, request.channels, fading)
+        slowest_s = steps * step.slowest_s if uplink == "streamed" else 0.0
+        m, upload_s = cluster.num_micro_batches, activation_s + model_s
+        finish_s = float(streamed_s(pipeline_s, slowest_s, m, activation_s)) + model_s
+        upload_j = planned.power_w * upload_s
+    total_j = {name: steps * spent for name, spent in step.device_j.items()}
+    return ClusterCost(cluster.unit, pipeline_s, upload_s, upload_j, total_j, finish_s)
 
 
 def _pipelined(
-    cluster: ClusterPlan, state: ClusterState, batch_size: int, latency: Latency
-) -> Step:
+    cluster: ClusterPlan, state: ClusterState, request: RoundRequest, latency: Latency
+) -> _Step:
     m, known = cluster.num_micro_batches, {device.name: device for device in state.devices}
     devices = [known[segment.device] for segment in cluster.segments]
     blocks = [segment.span.blocks for segment in cluster.segments]
-    seconds = pipeline_latency(devices, blocks, batch_size, m, latency)
-    return seconds, {
-        device.name: m * device.energy.law.chunk(count, batch_size / m)
+    problem = replace(cluster_problem(request, state, latency), devices=tuple(devices))
+    partition = partition_of(problem, blocks, m)
+    joules = {
+        device.name: m * device.energy.law.chunk(count, request.batch_size / m)
         for device, count in zip(devices, blocks, strict=True)
         if device.energy is not None
     }
+    return _Step(partition.latency_s, partition.slowest_s, joules)
 
 
-def _replicated(state: ClusterState, request: RoundRequest) -> Step:
+def _replicated(state: ClusterState, request: RoundRequest) -> _Step:
     """Each device computes all L blocks on b/K samples, and sends nothing."""
     devices = present_devices(state)
     share, blocks = request.batch_size / len(devices), request.num_blocks
-    return max(device.time.compute(blocks, share) for device in devices), {
+    seconds = max(device.time.compute(blocks, share) for device in devices)
+    joules = {
         device.name: device.energy.law.compute(blocks, share)
         for device in devices
         if device.energy is not None
     }
+    return _Step(seconds, 0.0, joules)
 
 
-def _upload_s(
+def _upload(
     planned: UplinkPlan, state: ClusterState, channels: tuple[Channel, ...], fading: Fading
-) -> float:
-    """τ_n^Up (eq. 11) at the planned power."""
+) -> tuple[float, float]:
+    """Seconds of the activations and of the model at the planned power, τ_n^Up (eq. 11)."""
     assert state.uplink is not None, "a verified plan has no channel for a unit without an uplink"
     uplink = replace(state.uplink, gains=(state.uplink.gains[planned.channel],))
     pair = links([uplink], [channels[planned.channel]], fading)
-    return float(pair.uploads(np.array(planned.power_w)).item())
+    activation_s, model_s = pair.parts(np.array(planned.power_w))
+    return float(activation_s.item()), float(model_s.item())

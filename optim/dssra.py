@@ -63,7 +63,7 @@ class Dssra(RoundOptions):
     def _plan(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         name, exact = request.partition or self.solver, _exact(self.time_limit_s)
         splitter = exact if name == "exact" else cluster_solver(name)
-        found = fronts(request, cast(Latency, self.latency), splitter, rng)
+        found = fronts(request, cast(Latency, self.latency), splitter, rng, self)
         allocate: RoundSolver = partial(exact_allocation, time_limit_s=self.time_limit_s)
         if self.solver != "exact":
             allocate = round_solver(self.solver)

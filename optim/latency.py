@@ -7,9 +7,39 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import DeviceProfile, EnergyBudget
-from optim.problem import ClusterProblem, Floats, Ints, Latency
+from optim.problem import ClusterProblem, Floats, Ints, Latency, Partition
 
 _ROUNDING = 1e-12
+
+
+def stage_times(
+    devices: Sequence[DeviceProfile],
+    blocks: Sequence[int],
+    batch_size: float,
+    num_micro_batches: int,
+    latency: Latency,
+    behind_s: Sequence[float] = (),
+) -> tuple[float, float]:
+    """Σ, what a micro-batch of b/m samples passes, and M, its slowest stage, s.
+
+    With C the compute and H the hop of a chunk on each of the S devices that hold blocks:
+
+    - ``bound`` (eq. 15, without the hop that it takes off): each of the S stages takes max (C + H).
+    - ``flow_shop``: C + H is a stage: a device computes, then sends, then goes on.
+    - ``overlap``: C and H are stages of their own: it sends while it computes.
+
+    ``behind_s`` are stages behind the uplink, seconds of a whole batch each: the head, and the
+    gradients' way down.
+    """
+    size = batch_size / num_micro_batches
+    held = [(device.time, count) for device, count in zip(devices, blocks, strict=True) if count]
+    computes = [law.compute(count, size) for law, count in held]
+    hops = [law.hop(size) for law, _ in held]
+    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
+    slowest = max(*computes, *hops) if latency == "overlap" else max(chunks)
+    encoder = len(held) * slowest if latency == "bound" else sum(chunks)
+    behind = [seconds / num_micro_batches for seconds in behind_s]
+    return encoder + sum(behind), max(slowest, *behind, 0.0)
 
 
 def pipeline_latency(
@@ -19,23 +49,43 @@ def pipeline_latency(
     num_micro_batches: int,
     latency: Latency,
 ) -> float:
-    """Seconds of a batch of b samples in m micro-batches of b/m.
+    """Seconds of a batch of b samples in m micro-batches, Σ + (m - 1)·M of ``stage_times``."""
+    total, slowest = stage_times(devices, blocks, batch_size, num_micro_batches, latency)
+    return total + (num_micro_batches - 1) * slowest
 
-    With C the compute and H the hop of a chunk on each device that holds blocks:
 
-    - ``bound`` (eq. 15, without the hop that it takes off): (S + m - 1)·max (C + H).
-    - ``flow_shop``: Σ (C + H) + (m - 1)·max (C + H): a device computes, then sends, then goes on.
-    - ``overlap``: Σ (C + H) + (m - 1)·max max(C, H): it sends while it computes.
+def partition_of(
+    problem: ClusterProblem, blocks: Sequence[int], num_micro_batches: int
+) -> Partition:
+    """A partition, with its times under the problem's law."""
+    behind = problem.head_s, problem.gradient_s
+    total, slowest = stage_times(
+        problem.devices, blocks, problem.batch_size, num_micro_batches, problem.latency, behind
+    )
+    latency = total + (num_micro_batches - 1) * slowest
+    return Partition(tuple(blocks), num_micro_batches, latency, slowest)
+
+
+def streamed_s(
+    latency_s: Floats | float,
+    slowest_s: Floats | float,
+    num_micro_batches: Ints | Floats | int,
+    activation_s: Floats | float,
+) -> Floats:
+    """Seconds of a batch whose activations take ``activation_s`` on the uplink, broadcast.
+
+    The uplink is one more stage, of A = activation_s/m for a micro-batch: Σ + A + (m - 1)·max(M, A)
+    = latency + A + (m - 1)·max(A - M, 0). With M = 0 it is a whole batch's: latency + m·A.
     """
-    size = batch_size / num_micro_batches
-    held = [(device.time, count) for device, count in zip(devices, blocks, strict=True) if count]
-    computes = [law.compute(count, size) for law, count in held]
-    hops = [law.hop(size) for law, _ in held]
-    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
-    if latency == "bound":
-        return (len(held) + num_micro_batches - 1) * max(chunks)
-    slowest = max(chunks) if latency == "flow_shop" else max(*computes, *hops)
-    return sum(chunks) + (num_micro_batches - 1) * slowest
+    each = np.asarray(activation_s / num_micro_batches)
+    later = np.maximum(each - slowest_s, 0.0)
+    return np.asarray(latency_s + each + (num_micro_batches - 1) * later)
+
+
+def batch_s(partition: Partition, activation_s: float) -> float:
+    """Seconds of a batch of this partition, as ``streamed_s``."""
+    times = partition.latency_s, partition.slowest_s, partition.num_micro_batches
+    return float(streamed_s(*times, activation_s))
 
 
 def block_caps(problem: ClusterProblem) -> Ints:

@@ -43,8 +43,8 @@ class Planner(Protocol):
     """Decides who takes part, who holds which blocks, and how many micro-batches.
 
     Attributes that a class may have: ``latency``, the law of the pipelines' time that it plans by
-    (else ``overlap``), and ``fading``, of the uplinks' rates (else ``none``). A round's cost is
-    computed by them.
+    (else ``overlap``), ``fading``, of the uplinks' rates (else ``none``), and ``uplink``, whether
+    uploads take place beside the pipelines (else ``streamed``). A round's cost is computed by them.
     """
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:

@@ -18,6 +18,9 @@ Bools = NDArray[np.bool_]
 
 Latency = Literal["bound", "flow_shop", "overlap"]
 LATENCIES = get_args(Latency)
+FADINGS = ("none", "rayleigh")
+UPLINKS = ("streamed", "after")
+ENERGIES = ("all", "adapters")
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
@@ -28,28 +31,40 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterProblem:
-    """Sub-1: which blocks on which device, S and m, for the smallest pipeline latency."""
+    """Sub-1: which blocks on which device, S and m, for the smallest pipeline latency.
+
+    ``activation_s``, ``head_s`` and ``gradient_s`` are of a whole batch; each takes an m-th of it
+    for a micro-batch. Which partition is fastest depends on how long the activations take, which is
+    decided later: several times are asked for. If the last one is infinite, they are all from the
+    one before it on.
+    """
 
     devices: tuple[DeviceProfile, ...]  # K of them
     num_blocks: int  # L
     batch_size: int  # b; a micro-batch has b̂ = b/m samples, a real number here (eq. 5)
     max_micro_batches: int
     latency: Latency  # the law of the pipeline's time, see ``optim.latency``
+    activation_s: tuple[float, ...] = (0.0,)  # on the uplink while the pipeline runs, ascending
+    head_s: float = 0.0  # in the head, behind the uplink
+    gradient_s: float = 0.0  # the gradients' way down, behind the head
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A point of a cluster's Pareto front.
+    """A point of a cluster's front.
 
-    ``replicated``: every device holds the whole encoder and trains b/K samples (VanillaFL): no
+    ``latency_s`` is Σ + (m - 1)·M with Σ the sum of all stages and M the slowest, without the
+    uplink, which is a stage of its own: see ``optim.latency.streamed_s``. ``replicated``: every device holds the whole encoder and trains b/K samples (VanillaFL): no
     pipeline, S = 1. ``over_limits``: found as if memory and energy were unlimited.
     """
 
     blocks: tuple[int, ...]  # δ_k for each of the K devices, 0 for those left out
     num_micro_batches: int  # m
     latency_s: float  # of one batch, under the problem's law
+    slowest_s: float = 0.0  # M, of a micro-batch; 0: what is uploaded waits for the whole batch
     replicated: bool = False
     over_limits: bool = False
+    fastest_s: tuple[float, float] = (0.0, math.inf)  # another is faster for all times outside
 
     @property
     def num_segments(self) -> int:
@@ -61,20 +76,16 @@ class Partition:
 class ClusterSolution:
     """A solver's answer to a ``ClusterProblem``.
 
-    In the front S ascends and the latency strictly descends: an S above the fastest one's is
-    dominated, since the drift Γ grows with S. Heuristics answer with a single point. The
-    certificate is of the last point, the fastest. Not ``complete``: a time limit ended the search,
-    so the front may lack points or hold slower ones.
+    For each number of segments S, in ascending order, the front holds who is fastest of all with at
+    most as many, for some of the problem's times on the uplink, in the order of those times: more segments than the fastest are dominated, since the drift Γ grows with S. Heuristics
+    answer with a single point. The certificate is of ``best``, with its time on the uplink. Not
+    ``complete``: a time limit ended the search, so the front may lack points or hold slower ones.
     """
 
     front: tuple[Partition, ...]
+    best: Partition  # the fastest for the least time on the uplink
     certificate: Certificate
     complete: bool = True
-
-    @property
-    def best(self) -> Partition:
-        """The fastest point."""
-        return self.front[-1]
 
 
 ClusterSolver = Callable[[ClusterProblem, np.random.Generator], ClusterSolution]
@@ -88,7 +99,10 @@ class RoundOptions:
 
     Drift ``gamma`` is Σ Y_n·Γ_n over all units, ``paper`` (eq. 32) is Σ Y_n·(S_n + p_n) over the
     scheduled ones, under which a longer queue makes selection less likely. Under fading
-    ``rayleigh`` rates are expectations over a gain that is exponentially distributed.
+    ``rayleigh`` rates are expectations over a gain that is exponentially distributed. Uplink
+    ``streamed``: each micro-batch is uploaded as it leaves the last segment; ``after``: once the
+    batch has passed the pipeline, as eq. 26 adds them up. Energy ``all``: E^max pays for all that a
+    unit sends; ``adapters``: for the model's update alone, as C8 is printed.
     """
 
     drift: str = "gamma"
@@ -99,10 +113,14 @@ class RoundOptions:
     gamma_max: float = 0.84  # Γ^max of the queues (eq. 29)
     hard_gamma: bool = False  # C11: also Γ_n ≤ Γ^max of each scheduled unit in every round
     fading: str = "none"
+    uplink: str = "streamed"
+    energy: str = "adapters"
 
     def __post_init__(self) -> None:
         check_choice("drift", self.drift, ("gamma", "paper"))
-        check_choice("fading", self.fading, ("none", "rayleigh"))
+        check_choice("fading", self.fading, FADINGS)
+        check_choice("uplink", self.uplink, UPLINKS)
+        check_choice("energy", self.energy, ENERGIES)
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
@@ -116,7 +134,10 @@ class RoundOptions:
 
 @dataclass(frozen=True, slots=True)
 class RoundProblem:
-    """The joint problem of a round of N units, once each cluster's front is known."""
+    """The joint problem of a round of N units, once each cluster's front is known.
+
+    The points' times are those of all local steps of the round.
+    """
 
     fronts: tuple[tuple[Partition, ...], ...]  # empty: cannot hold the model this round
     uplinks: tuple[Uplink, ...]
@@ -133,7 +154,8 @@ class Allocation:
     unit: int
     channel: int
     power_w: float
-    upload_s: float
+    upload_s: float  # of sending, τ_n^Up (eq. 11), whether or not the pipeline runs meanwhile
+    finish_s: float  # from the round's begin to the end of the upload
     partition: Partition
 
 

@@ -1,4 +1,4 @@
-"""When each device of a planned pipeline computes and sends, under the law it was planned with."""
+"""When each stage of a planned round's loop is busy, under the law it was planned with."""
 
 from dataclasses import dataclass
 from itertools import accumulate
@@ -34,21 +34,48 @@ class SegmentTimes:
         return self.computes[-1] + self.compute_s
 
 
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """A stage behind the encoder; seconds from the batch's beginning."""
+
+    name: str  # ``uplink``, ``head`` or ``gradients``
+    each_s: float  # of one micro-batch
+    starts: tuple[float, ...]  # when each of the m micro-batches begins
+
+
+def stages_behind(
+    problem: ClusterProblem, partition: Partition, activation_s: float
+) -> tuple[StageTimes, ...]:
+    """The uplink, on which a batch's activations take so long, the head and the gradients' way.
+
+    Those that take no time are left out. Replicas (VanillaFL) send nothing to a head.
+    """
+    if partition.replicated:
+        return ()
+    count = partition.num_micro_batches
+    behind = [activation_s / count, problem.head_s / count, problem.gradient_s / count]
+    encoder = _machines(problem.latency, *_chunks(problem, partition))
+    starts = _flow_shop(encoder + behind, count)[len(encoder) :]
+    return tuple(
+        StageTimes(name, each_s, each)
+        for name, each_s, each in zip(("uplink", "head", "gradients"), behind, starts, strict=True)
+        if each_s
+    )
+
+
 def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTimes, ...]:
     """The segments of a batch in the order in which activations pass them.
 
-    The last hop ends when the law's latency is over. Replicas (VanillaFL) compute side by side and
+    The last hop ends when the law's latency is over, if nothing is behind it. Replicas (VanillaFL) compute side by side and
     send nothing.
     """
     if partition.replicated:
         whole, share = Span(0, problem.num_blocks), problem.batch_size / len(problem.devices)
         alone = [device.time.compute(whole.blocks, share) for device in problem.devices]
         return tuple(SegmentTimes(k, whole, s, 0.0, (0.0,), (s,)) for k, s in enumerate(alone))
-    count, size = partition.num_micro_batches, problem.batch_size / partition.num_micro_batches
+    count = partition.num_micro_batches
     held = [device for device, blocks in enumerate(partition.blocks) if blocks]
-    laws = [problem.devices[device].time for device in held]
-    computes = [law.compute(partition.blocks[d], size) for law, d in zip(laws, held, strict=True)]
-    hops = [law.hop(size) for law in laws]
+    computes, hops = _chunks(problem, partition)
     starts = _starts(problem.latency, computes, hops, count)
     firsts = accumulate((partition.blocks[device] for device in held), initial=0)
     return tuple(
@@ -59,20 +86,34 @@ def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTime
     )
 
 
+def _chunks(problem: ClusterProblem, partition: Partition) -> tuple[list[float], list[float]]:
+    """C and H of a micro-batch on each device that holds blocks."""
+    size = problem.batch_size / partition.num_micro_batches
+    pairs = zip(problem.devices, partition.blocks, strict=True)
+    laws = [(device.time, blocks) for device, blocks in pairs if blocks]
+    return [law.compute(blocks, size) for law, blocks in laws], [law.hop(size) for law, _ in laws]
+
+
+def _machines(latency: str, computes: list[float], hops: list[float]) -> list[float]:
+    """Seconds of a micro-batch on each machine of the encoder, in a row."""
+    if latency == "overlap":  # a device and its link are two machines
+        return [time for pair in zip(computes, hops, strict=True) for time in pair]
+    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
+    if latency == "bound":  # every stage keeps the slowest one's pace
+        chunks = [max(chunks)] * len(chunks)
+    return chunks
+
+
 def _starts(
     latency: str, computes: list[float], hops: list[float], count: int
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """When each stage begins to compute and to send, s."""
-    if latency == "overlap":  # a device and its link are two machines in a row
-        machines = [time for pair in zip(computes, hops, strict=True) for time in pair]
-        starts = _flow_shop(machines, count)
+    starts = _flow_shop(_machines(latency, computes, hops), count)
+    if latency == "overlap":
         return list(zip(starts[::2], starts[1::2], strict=True))
-    chunks = [compute + hop for compute, hop in zip(computes, hops, strict=True)]
-    if latency == "bound":  # every stage keeps the slowest one's pace
-        chunks = [max(chunks)] * len(chunks)
     return [
         (begins, tuple(begin + compute for begin in begins))
-        for begins, compute in zip(_flow_shop(chunks, count), computes, strict=True)
+        for begins, compute in zip(starts, computes, strict=True)
     ]
 
 

@@ -20,6 +20,7 @@ WORLD = (
     "model.dropout=0",
     "federation.local_steps=1",
     "strategy.latency=bound",
+    "strategy.energy=adapters",
 )
 FRAMEWORKS = ("collapipe", "collapipe_no_ss", "vanilla_fl", "pipeline", "titanic", "splitfed")
 STRATEGIES = ("dssra", "dssra_paper", "random", "loss_only", "delay_only", "all")

@@ -158,6 +158,8 @@ class ChannelPreset:
     model_bits: Positive | None  # θ_n^enc
     activation_bits: Amount | None  # the part of z_n^enc that one local step sends
     interference_constant_w: Amount  # C of Γ (eq. 28), which the strategies read here
+    head_s: Amount  # of a sample in the head on the edge server, forward and backward
+    downlink_rate_bps: Positive | None  # at which gradients come down; None: not counted
 
     def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
         """The J channels of a run."""
@@ -168,10 +170,21 @@ class ChannelPreset:
         )
 
     def draw_uplink(
-        self, model_bits: float, activation_bits: float, rng: np.random.Generator
+        self,
+        model_bits: float,
+        activation_bits: float,
+        rng: np.random.Generator,
+        gradient_bits: float = 0.0,
+        num_samples: int = 0,
     ) -> Uplink:
-        """A control unit's uplink to all channels; ``activation_bits`` are those of a round."""
+        """A control unit's uplink to all channels.
+
+        Bits of activations and gradients are those of a round, and so is the number of samples that
+        pass the head on the server.
+        """
         bits = model_bits if self.model_bits is None else self.model_bits
         drawn = rng.uniform(*self.gain_db, size=self.num_channels)
         gains = tuple(from_db(float(gain)) for gain in drawn)
-        return Uplink(self.max_power_w, self.energy_j, bits, activation_bits, gains)
+        down_s = gradient_bits / self.downlink_rate_bps if self.downlink_rate_bps else 0.0
+        head_s = num_samples * self.head_s
+        return Uplink(self.max_power_w, self.energy_j, bits, activation_bits, gains, head_s, down_s)

@@ -49,6 +49,11 @@ class Inventory:
     channels: tuple[Channel, ...]  # empty: no joint round
     notes: tuple[str, ...]  # keys that planning ignores because another is missing
 
+    @property
+    def uplinks(self) -> tuple[Uplink, ...]:
+        """Of all clusters, where the inventory has channels."""
+        return tuple(each.uplink for each in self.clusters if each.uplink is not None)
+
 
 def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
     """Read and check an inventory; where a block's ``cost`` is given the file's model is not read.
@@ -86,7 +91,13 @@ def _cluster(document: Document, place: int, section: ClusterSection, model: Mod
     if given := section.uplink:
         gains = tuple(map(from_db, given.gain_db))
         uplink = Uplink(
-            given.power_w, given.energy_j, given.upload_bits, given.activation_bits, gains
+            given.power_w,
+            given.energy_j,
+            given.upload_bits,
+            given.activation_bits,
+            gains,
+            given.head_s,
+            given.gradient_s,
         )
     return Cluster(("clusters", place), section.name, tuple(devices), tuple(profiles), uplink)
 

@@ -133,13 +133,18 @@ class DeviceSection(Section):
 
 
 class UplinkSection(Section):
-    """``uplink``: power and joules at most, bits to send, and a gain for each channel."""
+    """``uplink``: power and joules at most, bits to send, and a gain for each channel.
+
+    ``head_s`` and ``gradient_s`` are seconds of a batch behind it: in the head, and on the way down.
+    """
 
     power_w: Positive
     energy_j: Positive
     upload_bits: Annotated[Number, Field(ge=1)]
     activation_bits: NotNegative = 0.0
     gain_db: list[Decibels]
+    head_s: NotNegative = 0.0
+    gradient_s: NotNegative = 0.0
 
 
 class ClusterSection(Section):
@@ -186,6 +191,8 @@ class RoundSection(Section):
     gradient_bound: Positive | None = None
     gamma_max: Positive | None = None
     fading: Literal["none", "rayleigh"] | None = None
+    uplink: Literal["streamed", "after"] | None = None
+    energy: Literal["all", "adapters"] | None = None
     queues: tuple[NotNegative, ...] = ()
 
 

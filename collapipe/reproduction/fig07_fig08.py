@@ -1,12 +1,12 @@
 """Figs. 7 and 8: accumulated time of CollaPipe and other methods on the same clusters.
 
-N clusters are drawn anew in every round. A round counts the mean of its clusters' times, and apart
-from that what each cluster's control unit uploads.
+N clusters are drawn anew in every round. A round counts the mean of its clusters' times on devices,
+and the mean of their times with uploads, activations beside the pipeline.
 """
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,6 +23,7 @@ from collapipe.reproduction.paper_world import (
     stream,
 )
 from collapipe.runs.evidence import over_seeds, share_over_seeds
+from optim.latency import batch_s
 from optim.problem import Floats
 from optim.radio.channel import links, power_limits, upload_time
 
@@ -52,8 +53,8 @@ class MethodTimes:
 
     devices_s: Floats
     slowest_s: Floats  # the largest of the clusters' times on devices
-    uploads_s: Floats
-    adapters_s: Floats  # among the uploads
+    uploads_s: Floats  # what uploads add to that
+    adapters_s: Floats  # of sending adapters
     over_limits: int  # how many clusters exceed memory or energy
 
 
@@ -70,30 +71,39 @@ _TOTALS: Mapping[str, Callable[[MethodTimes], float]] = {
 
 
 def _compute(seed: int, num_blocks: int) -> Times:
-    activations, adapters = np.array([_uploads(seed, number) for number in range(ROUNDS)]).T
+    activations, adapters = np.array([_uploads(seed, number) for number in range(ROUNDS)]).swapaxes(
+        0, 1
+    )
     found = {}
     for name in LABELS:
-        seconds, over_limits = np.empty((ROUNDS, CLUSTERS)), 0
+        seconds, totals, over_limits = (*np.empty((2, ROUNDS, CLUSTERS)), 0)
         for place in np.ndindex(ROUNDS, CLUSTERS):
-            cluster, rng = draw_cluster(num_blocks, seed, *place), stream(seed, name, *place)
-            solution, exceeds = solve(name, cluster, rng, unlimited=name != OWN)
-            seconds[place] = solution.best.latency_s
+            cluster = draw_cluster(num_blocks, seed, *place)
+            # Replicas send no activations, models of one's own no adapters.
+            sent_s = float(activations[place]) * (name != "vanilla_fl")
+            for activation_s, times in ((0.0, seconds), (sent_s, totals)):
+                asked, rng = (
+                    replace(cluster, activation_s=(activation_s,)),
+                    stream(seed, name, *place),
+                )
+                solution, exceeds = solve(name, asked, rng, unlimited=name != OWN)
+                times[place] = batch_s(solution.best, activation_s)
             over_limits += exceeds
-        # Replicas send no activations, models of one's own no adapters.
-        uploads = activations * (name != "vanilla_fl") + adapters * (name != "pipeline")
+        devices = seconds.mean(axis=1)
+        uploads = totals.mean(axis=1) + adapters.mean(axis=1) * (name != "pipeline") - devices
         found[name] = MethodTimes(
-            seconds.mean(axis=1), seconds.max(axis=1), uploads, adapters, over_limits
+            devices, seconds.max(axis=1), uploads, adapters.mean(axis=1), over_limits
         )
     return found
 
 
-def _uploads(seed: int, round_number: int) -> tuple[float, float]:
-    """Mean seconds of a batch's activations, and of the adapters; unit n has channel n."""
+def _uploads(seed: int, round_number: int) -> tuple[Floats, Floats]:
+    """Seconds of each unit's activations of a batch, and of its adapters; unit n has channel n."""
     channels, uplinks = paper_presets().radio(seed, CLUSTERS, round_number)
-    pairs = links(uplinks, channels, "none")
+    pairs = links(uplinks, channels, "none", "adapters")
     own, adapters = np.diagonal(pairs.rates(power_limits(pairs))), pairs.model_bits[:, 0]
     activations = upload_time(pairs.upload_bits[:, 0] - adapters, own)
-    return float(activations.mean()), float(upload_time(adapters, own).mean())
+    return activations, upload_time(adapters, own)
 
 
 def _rows(seed: int, times: Times) -> Iterator[Row]:

@@ -33,7 +33,7 @@ def _split(segments: int, micro_batches: int, paper: str = "") -> Variant:
     """An even split into S segments, m micro-batches."""
     label, folder = f"S = {segments}, m = {micro_batches}", f"s{segments}-m{micro_batches}"
     sizes = f"pipeline.num_segments={segments}", f"pipeline.num_micro_batches={micro_batches}"
-    return Variant(label, folder, ("strategy=even", *sizes), paper)
+    return Variant(label, folder, ("strategy=even", "~strategy.energy", *sizes), paper)
 
 
 @dataclass(frozen=True)

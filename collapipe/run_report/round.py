@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import seconds, three_digits
 from collapipe.plan import ClusterPlan
-from collapipe.report import RoundReport
+from collapipe.report import ClusterCost, RoundReport
 from collapipe.run_report.charts import Kind, Row, rows, stacked
 from collapipe.run_report.html import Markup, join, note, table
 from collapipe.runs.folder import REQUESTS
@@ -22,10 +22,11 @@ from collapipe.runs.reading import Run
 from optim.cluster_plan import cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, Partition
-from optim.timeline import timeline
+from optim.timeline import stages_behind, timeline
 
 _PIPELINE = Kind("pipeline, all local steps", "fill c0")
-_UPLOAD = Kind("upload", "fill c1", 0.25, 0.5)
+_UPLOAD = Kind("upload, after the pipeline", "fill c1", 0.25, 0.5)
+_STREAMED = Kind("upload, head, gradients", "fill c1", 0, 0.75)
 _REQUEST = TypeAdapter(RoundRequest)
 _LONGEST = 2**26  # of lines, in bytes; a thousand units of a dozen devices take a tenth
 _ODD = Kind("odd micro-batch", "fill c0", 0, 0.75)
@@ -38,11 +39,10 @@ def gantt(line: RoundReport) -> Markup:
     bars, cells, costs = [], [], line.costs
     for cluster in line.plan.clusters:
         name, cost, uplink = f"unit {cluster.unit}", costs.get(cluster.unit), cluster.uplink
-        planned_s = cluster.latency_s, uplink.upload_s if uplink else None
-        pipeline_s, upload_s = (cost.pipeline_s, cost.upload_s) if cost else planned_s
-        both = ((_PIPELINE, pipeline_s), (_UPLOAD, upload_s))
+        pipeline_s, upload_s, ends_s = _times(cluster, cost)
+        rest_s = None if pipeline_s is None or upload_s is None else ends_s - pipeline_s
+        both = ((_PIPELINE, pipeline_s), (_UPLOAD, rest_s))
         parts = [(kind, value) for kind, value in both if value is not None]
-        ends_s = sum(value for _, value in parts)
         if parts:
             failed = ", failed" if cluster.unit in line.failures else ""
             bars.append(stacked(name, parts, seconds(ends_s) + failed))
@@ -69,8 +69,22 @@ def gantt(line: RoundReport) -> Markup:
     return join(chart, told, note(missing) if without else None)
 
 
+def _times(
+    cluster: ClusterPlan, cost: ClusterCost | None
+) -> tuple[float | None, float | None, float]:
+    """Seconds of the pipeline and of the upload, as modelled or planned; when both are done."""
+    if cost:
+        return cost.pipeline_s, cost.upload_s, cost.ends_s
+    pipeline_s, uplink = cluster.latency_s, cluster.uplink
+    if uplink is None:
+        return pipeline_s, None, pipeline_s or 0.0
+    both_s = (pipeline_s or 0.0) + uplink.upload_s
+    return pipeline_s, uplink.upload_s, both_s if uplink.finish_s is None else uplink.finish_s
+
+
 def step_chart(run: Run, line: RoundReport) -> Markup | None:
-    """A row a device that takes part; None where what was planned from is not known.
+    """A row a device that takes part, and for what follows the encoder while it works; None where
+    what was planned from is not known.
 
     Raises ``ConfigError`` where the file of it is damaged.
     """
@@ -82,7 +96,10 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
         return None
     law = run.option("strategy.latency")
     latency = cast(Latency, law if law in LATENCIES else "overlap")  # as rounds are accounted
-    drawn = [row for cluster in line.plan.clusters for row in _rows(request, cluster, latency)]
+    streamed = run.option("strategy.uplink") != "after"
+    drawn = [
+        row for cluster in line.plan.clusters for row in _rows(request, cluster, latency, streamed)
+    ]
     title = f"A local step of round {line.round}, modelled"
     return rows(title, "seconds from the step's beginning", drawn, wide=True)
 
@@ -112,9 +129,11 @@ def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]
         raise ConfigError(f"{where}not what a run writes ({why})") from error
 
 
-def _rows(request: RoundRequest, cluster: ClusterPlan, latency: Latency) -> Iterator[Row]:
+def _rows(
+    request: RoundRequest, cluster: ClusterPlan, latency: Latency, streamed: bool
+) -> Iterator[Row]:
     """What each device of a unit computes, micro-batch by micro-batch, and beneath it what it
-    sends; devices in the order in which activations pass them."""
+    sends; devices in the order in which activations pass them, and what follows the last one."""
     states = {state.unit: state for state in request.clusters}
     if cluster.unit not in states:
         raise ConfigError(f"round {request.round}: {REQUESTS} does not know unit {cluster.unit}")
@@ -134,3 +153,10 @@ def _rows(request: RoundRequest, cluster: ClusterPlan, latency: Latency) -> Iter
         boxes = [((_ODD, _EVEN)[n % 2], (start, start + stage.compute_s)) for n, start in starts]
         boxes += [(_SENT, (start, start + stage.hop_s)) for start in stage.hops]
         yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
+    uplink, state = cluster.uplink, states[cluster.unit].uplink
+    if uplink and state and streamed:
+        bits = state.activation_bits + state.model_bits
+        sent_s = uplink.upload_s * state.activation_bits / bits if bits else 0.0
+        for each in stages_behind(problem, partition, sent_s / request.local_steps):
+            boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
+            yield Row(f"unit {cluster.unit}, {each.name}", boxes)

@@ -78,7 +78,7 @@ class _PairChoices:
             options.pairs,
             np.isfinite(options.finish_s[picked]),
             points,
-            np.broadcast_to(options.segments, options.finish_s.shape)[picked],
+            np.broadcast_to(options.points.segments, options.finish_s.shape)[picked],
             options.floors_w[picked],
             options.limits_w,
         )

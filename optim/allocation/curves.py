@@ -5,16 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from optim.allocation.options import OptionTable
+from optim.allocation.options import FrontPoints, OptionTable
 from optim.problem import Bools, Floats, Ints, RoundProblem
-from optim.radio.channel import Fading, required_snr
+from optim.radio.channel import Fading, required_snr, upload_time
+
+_ROUNDING = 1e-9
 
 
 class PowerCurves:
     """Feasible options, ordered by unit, channel and point; an option costs Y·(S + p(D)).
 
+    A deadline has to be kept on two lines: once the first micro-batch is through, what is left of
+    the uploads follows the pipeline's pace, or the pipeline that of the uploads. Whichever asks for
+    the higher rate decides.
+
     ``options`` are unit n, channel j and place in the unit's front of each, [3, O], ``figures`` all
-    attributes from ``finish_s`` on, [9, O]: one array, since a search takes some of the options
+    attributes from ``finish_s`` on, [14, O]: one array, since a search takes some of the options
     over and over.
     """
 
@@ -23,14 +29,19 @@ class PowerCurves:
         self.units, self.channels, self.points = options
         (
             self.finish_s,  # the first deadline that an option can keep, at full power
-            self.latency_s,  # of its point of the front, as the next
+            self.enter_s,  # outside these deadlines another of the front is better, with as many
+            self.leave_s,  # segments at most
             self.segments,
             self.floors_w,  # the least power that C11 allows
             self.limits_w,  # p̄
             self.queues,  # Y of the unit
             self.snr_per_watt,  # a
-            self.nat_seconds,  # (z + θ)·ln 2/B: nats a hertz sends in D - latency seconds
-            self.fastest_s,  # the upload at full power, too short for the latency to tell it from 0
+            self.latency_s,  # of its point of the front: the first line begins then
+            self.nat_seconds,  # (z/m + θ)·ln 2/B: the nats that a hertz sends until the deadline
+            self.fastest_s,  # at full power, too short for the latency to tell it from 0
+            self.passed_s,  # Σ: when the second line begins
+            self.all_nat_seconds,  # (z + θ)·ln 2/B
+            self.all_fastest_s,
         ) = figures
         # Where the options of each pair (n, j) begin.
         changes = (options[:2, 1:] != options[:2, :-1]).any(axis=0)
@@ -51,16 +62,26 @@ class PowerCurves:
         always = np.where(self.finish_s <= start_s, self.segments + self.limits_w, np.inf)
         sizes = np.diff(self.starts, append=len(self))
         enough = np.repeat(np.minimum.reduceat(always, self.starts), sizes)
-        return self.take((self.finish_s < stop_s) & (self.segments <= enough))
+        useful = (self.enter_s < stop_s) & (start_s < self.leave_s)
+        return self.take(useful & (self.finish_s < stop_s) & (self.segments <= enough))
+
+    def at(self, deadline_s: float) -> "PowerCurves":
+        """Those that can keep one deadline, and are of use for it."""
+        useful = (self.enter_s <= deadline_s) & (deadline_s <= self.leave_s)
+        return self.take(useful & (self.finish_s <= deadline_s))
 
     def power(self, deadline_s: Floats | float) -> tuple[Floats, Floats]:
         """The least p that finishes by the deadline, or by each option's own; and dp/dD.
 
         p(D) falls and is convex for D from ``finish_s`` on.
         """
-        sends = self.nat_seconds > 0
-        seconds = np.where(sends, np.maximum(deadline_s - self.latency_s, self.fastest_s), 1.0)
-        nats = np.where(sends, self.nat_seconds, 1.0) / seconds
+        sends = self.all_nat_seconds > 0
+        left = np.maximum(deadline_s - self.latency_s, self.fastest_s)
+        all_left = np.maximum(deadline_s - self.passed_s, self.all_fastest_s)
+        left, all_left = np.where(sends, left, 1.0), np.where(sends, all_left, 1.0)
+        first, second = self.nat_seconds / left, self.all_nat_seconds / all_left
+        seconds = np.where(first > second, left, all_left)
+        nats = np.where(sends, np.maximum(first, second), 1.0)
         snr, growth = required_snr(nats, self.fading)
         power = snr / self.snr_per_watt
         slope = -growth * nats / (seconds * self.snr_per_watt)
@@ -71,21 +92,45 @@ class PowerCurves:
 
 def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """All feasible options of the problem."""
-    pairs, finish = options.pairs, np.moveaxis(options.finish_s, 0, 2)
+    pairs, of, finish = options.pairs, options.points, np.moveaxis(options.finish_s, 0, 2)
     units, channels, points = places = np.array(np.nonzero(np.isfinite(finish)))
     at = units, channels
+    point, link = of.at(points, units), pairs.at(*at)
+    share = 1 / point.num_micro_batches
+    activation_bits = link.upload_bits - link.model_bits
+    first_bits = activation_bits * share + link.model_bits
+    rates = link.rates(options.limits_w[at])
+    nats_per_bit = math.log(2) / link.bandwidth_hz
     figures = (
         finish[units, channels, points],
-        options.latency_s[points, units, 0],
-        options.segments[points, units, 0],
+        *_useful(point, activation_bits, link.model_bits),
+        point.segments,
         options.floors_w[points, units, channels],
         options.limits_w[at],
         np.array(problem.queues)[units],
-        pairs.snr_per_watt[at],
-        pairs.upload_bits[at] * math.log(2) / pairs.bandwidth_hz[at],
-        options.uploads_s[at],
+        link.snr_per_watt,
+        point.latency_s,
+        first_bits * nats_per_bit,
+        upload_time(first_bits, rates),
+        point.latency_s - (point.num_micro_batches - 1) * point.slowest_s,
+        link.upload_bits * nats_per_bit,
+        upload_time(link.upload_bits, rates),
     )
     return PowerCurves(places, np.array(figures), pairs.fading)
+
+
+def _useful(
+    point: FrontPoints, activation_bits: Floats, model_bits: Floats
+) -> tuple[Floats, Floats]:
+    """The deadlines that belong to the ends of each point's range of times on the uplink."""
+    bounded = np.isfinite(point.last_s) & (activation_bits > 0)
+    sent, last_s = np.where(activation_bits > 0, activation_bits, 1.0), point.last_s[bounded]
+    enter = point.finish(point.first_s, point.first_s * model_bits / sent)
+    leave = np.full_like(enter, np.inf)
+    ending = FrontPoints(*(each[bounded] for each in point.arrays()))
+    leave[bounded] = ending.finish(last_s, last_s * (model_bits / sent)[bounded])
+    enter = np.where(activation_bits > 0, enter, 0.0)
+    return enter * (1 - _ROUNDING), leave * (1 + _ROUNDING)
 
 
 def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
@@ -104,7 +149,6 @@ def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
         pairs=best_link,
         limits_w=options.limits_w.max(axis=1, keepdims=True),
         floors_w=options.floors_w.min(axis=2, keepdims=True),
-        uploads_s=options.uploads_s.min(axis=1, keepdims=True),
         finish_s=options.finish_s.min(axis=2, keepdims=True),
     )
     return feasible_curves(problem, one_channel)

@@ -1,6 +1,6 @@
 """The round under drift ``gamma``, exactly: a search over deadlines.
 
-Γ falls with the power, so that every pair sends at p̄ and option (s, n, j) is a finish time and a
+Γ falls with the power, so that every pair sends at p̄ and option (i, n, j) is a finish time and a
 cost. For a deadline D the least drift G(D) is a matching among the options that finish by D; it
 falls as D grows. The best round is the least V·D + G(D) over the options' finish times.
 """
@@ -22,18 +22,36 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
-    costs = gamma_changes(options.limits_w, options.pairs, options.segments, problem)
-    costs = np.where(np.isfinite(options.finish_s), costs, 0.0)
-    search = _Search(options.finish_s, costs, missing_cost(costs, min(costs.shape[1:])), weight)
+    points, segments = _first_of_size(options)
+    finish = np.take_along_axis(options.finish_s, points, axis=0)
+    finish = np.where(points >= 0, finish, np.inf)
+    costs = gamma_changes(options.limits_w, options.pairs, segments, problem)
+    costs = np.where(np.isfinite(finish), costs, 0.0)
+    search = _Search(finish, costs, missing_cost(costs, min(costs.shape[1:])), weight)
     best, bound = _best(search, stop_at)
     matching = best.matching
     return Choice(
         units=matching.units,
         channels=matching.channels,
-        points=best.points,
+        points=points[best.points, matching.units, matching.channels],
         powers_w=options.limits_w[matching.units, matching.channels],
         bound=bound + idle * math.fsum(problem.queues),
     )
+
+
+def _first_of_size(options: OptionTable) -> tuple[Ints, Floats]:
+    """Of each unit, channel and S the point that finishes first, [S, N, J], -1 where there is none.
+
+    And S, [S, 1, 1]. Γ is the same for all points of an S.
+    """
+    sizes = np.unique(options.points.segments)
+    sizes = sizes[sizes > 0]
+    points = np.empty((len(sizes), *options.limits_w.shape), dtype=np.int64)
+    for place, size in enumerate(sizes):
+        finish = np.where(options.points.segments == size, options.finish_s, np.inf)
+        points[place] = finish.argmin(axis=0)
+        points[place][~np.isfinite(finish).any(axis=0)] = -1
+    return points, sizes[:, np.newaxis, np.newaxis]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +70,7 @@ class _MatchedRound:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """G(D), exactly and from below, for finish times and costs [S, N, J]."""
+    """G(D), exactly and from below, for finish times and costs [I, N, J]."""
 
     finish_s: Floats
     costs: Floats

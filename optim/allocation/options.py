@@ -1,29 +1,75 @@
 """What each unit could do on each channel, as arrays, and a choice of them as an answer."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from time import perf_counter
 
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
+from collapipe.state import Uplink
 from optim.convergence import gamma_power, interference_error, round_objective, scheduled_gamma
-from optim.problem import Allocation, Floats, Ints, Partition, RoundProblem, RoundSolution
+from optim.latency import streamed_s
+from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import Links, links, power_limits
+
+
+_PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26))  # of float32, with their scales
+_figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest_s")
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """Option (s, n, j): unit n trains with the s-th point of its front and uploads on channel j."""
+    """Option (i, n, j): unit n trains with the i-th point of its front and uploads on channel j."""
 
     pairs: Links
-    latency_s: Floats  # of the fronts' points, [S, N, 1]; infinite where a front has fewer
-    segments: Floats  # of the same, 0 where a front has fewer
+    points: "FrontPoints"
     limits_w: Floats  # p̄, the highest power, [N, J]; 0 where the pair is infeasible at any power
-    floors_w: Floats  # the least power that keeps C11, [S, N, J]; zeros where it is not asked
-    uploads_s: Floats  # at p̄, [N, J]; infinite where the pair is infeasible
-    finish_s: Floats  # pipeline and upload at p̄, [S, N, J]; infinite where infeasible
+    floors_w: Floats  # the least power that keeps C11, [I, N, J]; zeros where it is not asked
+    finish_s: Floats  # pipeline and upload at p̄, [I, N, J]; infinite where infeasible
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoints:
+    """The points of all fronts, [I, N, 1] each; where a front has fewer, the latency is infinite.
+
+    Times are those of a round, in which the activations of all batches are a on the uplink.
+    """
+
+    latency_s: Floats
+    segments: Floats  # S
+    num_micro_batches: Floats
+    slowest_s: Floats  # of a micro-batch; 0 where uploads wait for the pipeline
+    first_s: Floats  # there is a faster one for any a below, of as many segments at most
+    last_s: Floats  # and above
+
+    @classmethod
+    def of(cls, problem: RoundProblem) -> "FrontPoints":
+        """Those of the problem's fronts."""
+        fronts, waits = problem.fronts, problem.options.uplink == "after"
+        figures = np.zeros((6, len(fronts), max(map(len, fronts), default=0)))
+        figures[0], figures[2] = np.inf, 1.0
+        for unit, front in enumerate(fronts):
+            if front:
+                figures[:4, unit, : len(front)] = np.array([_figures(point) for point in front]).T
+                figures[4:, unit, : len(front)] = np.array([each.fastest_s for each in front]).T
+        figures[3] *= not waits
+        return cls(*figures.transpose(0, 2, 1)[..., np.newaxis])
+
+    def finish(self, activation_s: Floats, model_s: Floats) -> Floats:
+        """When units are done whose uploads take so long, broadcast over [I, N, J], s."""
+        batches = streamed_s(self.latency_s, self.slowest_s, self.num_micro_batches, activation_s)
+        return batches + model_s
+
+    def at(self, points: Ints, units: Ints) -> "FrontPoints":
+        """Pick the points, [A] each."""
+        return FrontPoints(*(each[points, units, 0] for each in self.arrays()))
+
+    def arrays(self) -> tuple[Floats, ...]:
+        """All its figures, in order."""
+        return tuple(getattr(self, each.name) for each in fields(self))
 
 
 def option_table(problem: RoundProblem) -> OptionTable:
@@ -32,29 +78,20 @@ def option_table(problem: RoundProblem) -> OptionTable:
     Raises ``InfeasibleRoundError`` where none is feasible: names the first constraint that nobody
     meets, the numbers, and what would be enough.
     """
-    pairs = links(problem.uplinks, problem.channels, problem.options.fading)
+    options = problem.options
+    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
+    points = FrontPoints.of(problem)
     limits = power_limits(pairs)
-    uploads = np.where(limits > 0, pairs.uploads(limits), np.inf)
-    latency, segments = _points(problem.fronts)
-    finish, floors = latency + uploads, np.zeros(latency.shape[:2] + limits.shape[1:])
-    if problem.options.hard_gamma:
-        floors = gamma_power(segments, pairs, problem)
+    with np.errstate(invalid="ignore"):
+        finish = np.where(limits > 0, points.finish(*pairs.parts(limits)), np.inf)
+    floors = np.zeros(finish.shape)
+    if options.hard_gamma:
+        floors = gamma_power(points.segments, pairs, problem)
         finish = np.where(floors <= limits, finish, np.inf)
-    options = OptionTable(pairs, latency, segments, limits, floors, uploads, finish)
+    table = OptionTable(pairs, points, limits, floors, finish)
     if not np.isfinite(finish).any():
-        raise InfeasibleRoundError(_reason(problem, options))
-    return options
-
-
-def _points(fronts: tuple[tuple[Partition, ...], ...]) -> tuple[Floats, Floats]:
-    """Latencies and S of the fronts, [S, N, 1] each."""
-    most = max(map(len, fronts), default=0)
-    latency = np.full((len(fronts), most), np.inf)
-    segments = np.zeros((len(fronts), most))
-    for unit, front in enumerate(fronts):
-        latency[unit, : len(front)] = [point.latency_s for point in front]
-        segments[unit, : len(front)] = [point.num_segments for point in front]
-    return latency.T[:, :, np.newaxis], segments.T[:, :, np.newaxis]
+        raise InfeasibleRoundError(_reason(problem, table))
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +113,14 @@ def round_solution(
 ) -> RoundSolution:
     """The choice as a solver's answer; ``started`` is the performance counter at the beginning."""
     units, channels, powers = choice.units, choice.channels, choice.powers_w
-    uploads = options.pairs.at(units, channels).uploads(powers)
-    columns = (units, channels, powers, uploads, choice.points)
+    chosen = options.pairs.at(units, channels)
+    finish = options.points.at(choice.points, units).finish(*chosen.parts(powers))
+    columns = (units, channels, powers, chosen.uploads(powers), finish, choice.points)
     allocations = tuple(
-        Allocation(unit, channel, power, upload, problem.fronts[unit][point])
-        for unit, channel, power, upload, point in zip(*(c.tolist() for c in columns), strict=True)
+        Allocation(unit, channel, power, upload, finish, problem.fronts[unit][point])
+        for unit, channel, power, upload, finish, point in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
     )
     objective = round_objective(problem, allocations)
     lower, elapsed = min(choice.bound, objective), perf_counter() - started
@@ -120,12 +160,25 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
         )
     joule_per_bit = math.log(2) / float(pairs.snr_per_watt[unit, channel])
     joule_per_bit /= problem.channels[channel].bandwidth_hz
-    needed, payable = uplink.model_bits * joule_per_bit, uplink.energy_j / joule_per_bit
+    bits, payable = float(pairs.paid_bits[unit, channel]), uplink.energy_j / joule_per_bit
     return (
         f"no unit can afford its upload (C8): unit {unit} on channel {channel} comes nearest, "
-        f"where {uplink.model_bits:.4g} bits cost more than {needed:.4g} J at any power and "
-        f"energy_j is {uplink.energy_j:.4g}; send fewer than {payable:.4g} bits (LoRA, fewer bits "
-        "a parameter) or raise energy_j"
+        f"where {bits:.4g} bits cost more than {bits * joule_per_bit:.4g} J at any power and "
+        f"energy_j is {uplink.energy_j:.4g}; {_payable(uplink, bits, payable)}or raise energy_j"
+    )
+
+
+def _payable(uplink: Uplink, bits: float, payable: float) -> str:
+    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits."""
+    left = payable - uplink.model_bits
+    if bits == uplink.model_bits or left <= 0:
+        return f"send fewer than {payable:.4g} bits (LoRA, fewer bits a parameter) "
+    share = left / uplink.activation_bits
+    fewer = next((f", such as {name}" for name, part in _PRECISIONS if part < share), "")
+    return (
+        f"the model's {uplink.model_bits:.4g} of them and less than {share:.0%} of the others "
+        f"are feasible: send activations in fewer bits{fewer}, or none with the head on the "
+        "control unit, count the model's alone (energy=adapters), "
     )
 
 
@@ -134,11 +187,13 @@ def _gamma(problem: RoundProblem, options: OptionTable) -> str:
     pairs, constant = options.pairs, problem.options.interference_constant_w
     with np.errstate(divide="ignore"):
         error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
-    gammas = scheduled_gamma(options.segments, error, problem.num_blocks, problem.options)
-    possible = np.isfinite(options.latency_s) & (options.limits_w > 0)
+    gammas = scheduled_gamma(options.points.segments, error, problem.num_blocks, problem.options)
+    possible = np.isfinite(options.points.latency_s) & (options.limits_w > 0)
     gammas = np.where(possible, gammas, math.inf)
     point, unit, channel = np.unravel_index(gammas.argmin(), gammas.shape)
-    least = f"Γ = {gammas[point, unit, channel]:.4g} at S = {options.segments[point, unit, 0]:g}"
+    least = (
+        f"Γ = {gammas[point, unit, channel]:.4g} at S = {options.points.segments[point, unit, 0]:g}"
+    )
     return (
         f"no unit keeps Γ within gamma_max={problem.options.gamma_max:.4g} (C11): unit "
         f"{unit} on channel {channel} comes nearest with {least} and "

@@ -68,6 +68,7 @@ class DeadlineSearch:
     ) -> tuple[SlowRound, float]:
         """The best round, and a bound of all. No round is done before ``first_s``."""
         best, edges, drifts = self.prepared(curves, relaxed, first_s)
+        curves = curves.within(edges[0], np.nextafter(edges[-1], np.inf))
         bounds = (self.weight * edges[:-1] + drifts[1:]).tolist()
         ends = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
         intervals = [
@@ -106,7 +107,7 @@ class DeadlineSearch:
 
     def round_at(self, curves: PowerCurves, deadline_s: float) -> SlowRound:
         """The options that are cheapest at a deadline, at the deadline that is best for them."""
-        early = curves.take(curves.finish_s <= deadline_s)
+        early = curves.at(deadline_s)
         powers, _ = early.power(deadline_s)
         costs = early.queues * (early.segments + powers)
         return self.valley(early.take(self.cheapest(early, costs, self.match(early, costs))))
@@ -195,9 +196,12 @@ def _parts(interval: DeadlineInterval, deadline_s: float) -> Iterator[DeadlineIn
 def _relaxed_drift(relaxed: PowerCurves, deadlines_s: Floats, cardinality: int) -> Floats:
     """A bound of the drift by each deadline: the ν units that cost least, on whatever channels."""
     deadlines = deadlines_s[:, np.newaxis]
-    powers, _ = relaxed.power(np.maximum(deadlines, relaxed.finish_s))
-    costs = relaxed.queues * (relaxed.segments + powers)
-    costs[relaxed.finish_s > deadlines] = np.inf
+    useful = (relaxed.enter_s <= deadlines) & (deadlines <= relaxed.leave_s)
+    edge, option = np.nonzero(useful & (relaxed.finish_s <= deadlines))
+    of = relaxed.take(option)
+    powers, _ = of.power(deadlines_s[edge])
+    costs = np.full(useful.shape, np.inf)
+    costs[edge, option] = of.queues * (of.segments + powers)
     least = np.minimum.reduceat(costs, relaxed.starts, axis=1)
     cheapest: Floats = np.partition(least, cardinality - 1, axis=1)[:, :cardinality]
     return np.asarray(cheapest.sum(axis=1))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from optim.partition.knapsack import Bottleneck, Nodes, solve, useful_devices
-from optim.partition.rates import SAME, BestSplits, Rates
+from optim.partition.envelope import Envelope, Splits
+from optim.partition.rates import SAME, Rates
 from optim.problem import Floats, Ints
 
 RANGES = 8
@@ -26,44 +27,31 @@ NEAR_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.2, 1e9])
 LAST_FACTORS = np.array([0.85, 0.95, 1.0, 1.05, 1.15, 1.3])
 
 
-def sum_splits(rates: Rates, best: BestSplits, deadline: float) -> float:
-    """Put the best of each S ≥ 2 into ``best``, and return a lower bound of all latencies, s.
+def sum_splits(rates: Rates, best: Envelope, deadline: float) -> float:
+    """Put the best of each S ≥ 2 into ``best``; return a lower bound of all latencies at its
+    first time on the uplink.
 
-    ``best`` has S = 1 already; the lower bound holds also if the deadline, in seconds of
-    ``time.perf_counter``, ends the search.
+    ``best`` has S = 1 already; the lower bound, in seconds, holds also if the deadline, in seconds
+    of ``time.perf_counter``, ends the search.
     """
-    order = np.argsort(rates.per_block, axis=1, kind="stable")
-    rates = rates.reordered(order)
-    nodes = _roots(rates)
+    search = _Search(rates, best)
+    nodes = _roots(search.rates)
     nodes = nodes.relaxed(nodes.critical_prices()[:, None] * FIRST_FACTORS)
-    nodes = nodes.below(best.goal()).fitting()
+    nodes = nodes.below(best).fitting()
     prices, factors = _Prices.of(nodes), WIDE_FACTORS
     while len(nodes.row):
-        _round(nodes, best, prices, factors)
-        nodes = nodes.below(best.goal())
+        search.round(nodes, prices, factors)
+        nodes = nodes.below(best)
         if nodes.bottleneck is not None or time.perf_counter() > deadline:
             break
         nodes, factors = _split(nodes), NEAR_FACTORS
-        nodes = nodes.relaxed(prices.of_nodes(nodes)).below(best.goal()).fitting()
+        nodes = nodes.relaxed(prices.of_nodes(nodes)).below(best).fitting()
     if nodes.bottleneck is not None:
-        nodes = nodes.relaxed(prices.around(nodes)).below(best.goal())
+        nodes = nodes.relaxed(prices.around(nodes)).below(best)
         while len(nodes.row) and time.perf_counter() < deadline:
-            nodes = _settle(nodes, best, prices)
-    # The columns in their first order.
-    np.put_along_axis(best.blocks[1:], order[best.row[1:]], best.blocks[1:].copy(), axis=1)
-    return min(float(best.latency.min()), float(nodes.least.min(initial=np.inf)))
-
-
-def _offer(best: BestSplits, rates: Rates, row: Ints, blocks: Floats) -> None:
-    """Take what is better of partitions that are feasible, [N] and [N, K]."""
-    used = blocks > 0
-    segments = used.sum(axis=1)
-    compute = rates.per_block[row] * blocks
-    hop = np.where(used, rates.hop[row], 0)
-    slowest = np.where(used, rates.bottleneck(row, blocks), 0).max(axis=1)
-    latency = (compute + hop).sum(axis=1) + row * slowest
-    new = latency < best.goal()[segments - 1]
-    best.take(segments[new], latency[new], row[new], blocks[new])
+            nodes = search.settle(nodes, prices)
+    open_s = nodes.latency(float(best.times[0])).min(initial=np.inf)
+    return min(best.least, float(open_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,28 +150,54 @@ def _hops_within(nodes: Nodes) -> tuple[Ints, Ints]:
     return node, device
 
 
-def _round(nodes: Nodes, best: BestSplits, prices: _Prices, factors: Floats) -> None:
-    """Incumbents and better prices from the most promising node of each S."""
-    pick = nodes.least.argmin(axis=0)
-    sizes = np.flatnonzero(nodes.least[pick, np.arange(len(pick))] < best.goal())
-    chosen = nodes.where(pick[sizes])
-    offers = (prices.of_size[sizes] * prices.unit[chosen.row])[:, None] * factors
-    row, blocks, bounds = chosen.rounded(sizes + 1, offers)
-    prices.of_size[sizes] *= factors[bounds[:, :-1].argmax(axis=1)]
-    _offer(best, nodes.rates, row, blocks)
+class _Search:
+    """Offers partitions of nodes, whose devices stand by ascending a, in the devices' order."""
 
+    def __init__(self, rates: Rates, best: Envelope) -> None:
+        self._order = np.argsort(rates.per_block, axis=1, kind="stable")
+        self._given, self._best = rates, best
+        self.rates = rates.reordered(self._order)
 
-def _settle(nodes: Nodes, best: BestSplits, prices: _Prices) -> Nodes:
-    """The node that promises most, solved; of the others those that are still open."""
-    goal = np.minimum(best.goal(), np.finfo(float).max)
-    promise = np.maximum(goal - nodes.least, 0)
-    index = int(promise.max(axis=1).argmax())
-    node = nodes.where(np.array([index]))
-    devices = useful_devices(node, prices.around(node)[0], best.goal())
-    most = min(int(np.flatnonzero(promise[index])[-1]) + 1, len(devices))
-    cost, blocks = solve(node, devices, most)
-    latency = cost + node.row * node.high
-    better = np.flatnonzero(latency < best.goal()[:most])
-    _offer(best, nodes.rates, np.full(len(better), node.row[0]), blocks[better])
-    nodes.least[index] = np.inf
-    return nodes.below(best.goal())
+    def round(self, nodes: Nodes, prices: "_Prices", factors: Floats) -> None:
+        """Incumbents and better prices from the nodes that promise most for each S."""
+        latencies = np.array([nodes.latency(each) for each in self._best.samples()])
+        picks = latencies.argmin(axis=1)
+        possible = np.isfinite(np.take_along_axis(latencies, picks[:, None], axis=1)[:, 0])
+        # Each node and S once.
+        sizes, picked = np.unique(np.stack([np.nonzero(possible)[1], picks[possible]]), axis=1)
+        chosen = nodes.where(picked)
+        offers = (prices.of_size[sizes] * prices.unit[chosen.row])[:, None] * factors
+        row, blocks, bounds = chosen.rounded(sizes + 1, offers)
+        prices.of_size[sizes] *= factors[bounds[:, :-1].argmax(axis=1)]
+        self._offer(row, blocks)
+
+    def settle(self, nodes: Nodes, prices: "_Prices") -> Nodes:
+        """The nodes that promise most, solved; of the others those that are still open.
+
+        The more pieces the envelope has, the more nodes are worth their time before it is drawn
+        again.
+        """
+        goals = np.minimum(nodes.goal(self._best), np.finfo(float).max)
+        promise = np.maximum(goals - nodes.least, 0)
+        solved = [
+            self._solve(nodes.where(np.array([index])), prices, goals[index], promise[index])
+            for index in np.argsort(-promise.max(axis=1))[: 1 + len(self._best.knot) // 4]
+        ]
+        self._offer(*(np.concatenate(each) for each in zip(*solved, strict=True)))
+        return nodes.where(np.argsort(-promise.max(axis=1))[len(solved) :]).below(self._best)
+
+    def _solve(
+        self, node: Nodes, prices: "_Prices", goal: Floats, promise: Floats
+    ) -> tuple[Ints, Floats]:
+        """m - 1 and δ of one node's cheapest partitions with Σ below the goal."""
+        devices = useful_devices(node, prices.around(node)[0], goal)
+        most = min(int(np.flatnonzero(promise)[-1]) + 1, len(devices))
+        cost, blocks = solve(node, devices, most)
+        better = np.flatnonzero(cost < goal[:most])
+        return np.full(len(better), node.row[0]), blocks[better]
+
+    def _offer(self, row: Ints, blocks: Floats) -> None:
+        """Offer feasible partitions, [N] and [N, K]."""
+        first = np.zeros_like(blocks)
+        np.put_along_axis(first, self._order[row], blocks, axis=1)
+        self._best.offer(Splits.of(self._given, row, first))

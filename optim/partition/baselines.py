@@ -38,7 +38,7 @@ def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolu
         )
     slowest = max(device.time.compute(problem.num_blocks, share) for device in problem.devices)
     blocks = (problem.num_blocks,) * len(problem.devices)
-    return answer("vanilla_fl", Partition(blocks, 1, slowest, replicated=True), started)
+    return answer("vanilla_fl", problem, Partition(blocks, 1, slowest, replicated=True), started)
 
 
 def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> str:

@@ -10,28 +10,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.partition.rates import PROGRESS, BestSplits, Rates, segments_needed
+from optim.partition.envelope import Envelope, Splits
+from optim.partition.rates import PROGRESS, Rates, segments_needed
 from optim.problem import Bools, Floats, Ints
 
 GRID = 12
 
 
-def bound_splits(rates: Rates, best: BestSplits, deadline: float) -> float:
-    """Put the best of each S ≥ 2 into ``best``, and return a lower bound of all latencies, s.
+def bound_splits(rates: Rates, best: Envelope, deadline: float) -> float:
+    """Put the best of each S ≥ 2 into ``best``; return a lower bound of all latencies at its
+    first time on the uplink.
 
-    A grid of thresholds gives each pair (S, m) an interval and each S an incumbent m, whose
-    threshold is made exact. One test of each other pair then tells whether it is any faster; the
-    few that are, are made exact too. ``best`` has S = 1 already; the lower bound holds also if the
+    A grid of thresholds gives each pair (S, m) an interval. The pairs that are surely the fastest
+    at the ends of its times are made exact first; then those of the others that may still be the
+    fastest somewhere. ``best`` has S = 1 already; the lower bound, in seconds, holds also if the
     deadline, in seconds of ``time.perf_counter``, ends the search.
     """
     pairs = _pairs(rates)
-    _offer(best, rates, pairs.fastest())
-    pairs = pairs.below(best.goal())
+    for activation_s in {float(best.times[0]), float(best.times[-1])}:
+        _offer(best, rates, pairs.fastest(rates, activation_s))
+    pairs = pairs.below(rates, best)
     if time.perf_counter() < deadline:
-        contenders = _contenders(rates, _without_tail(rates, pairs, best), best)
-        _offer(best, rates, contenders)
-        pairs = contenders.where(np.zeros(len(contenders.row), bool))
-    return min(float(best.latency.min()), float((pairs.low * pairs.length).min(initial=math.inf)))
+        _offer(best, rates, pairs, prune=True)
+        pairs = pairs.where(np.zeros(len(pairs.row), bool))
+    open_s = pairs.latency(rates, pairs.low, float(best.times[0])).min(initial=math.inf)
+    return min(best.least, float(open_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +46,37 @@ class _Brackets:
     low: Floats
     high: Floats
 
-    @property
-    def length(self) -> Ints:
-        """S + m - 1."""
-        return self.row + self.segments
-
     def where(self, keep: Bools | Ints) -> "_Brackets":
         """Some of them."""
         return _Brackets(self.row[keep], self.segments[keep], self.low[keep], self.high[keep])
 
-    def below(self, goal: Floats) -> "_Brackets":
-        """Those that may be faster than their S's [Smax]."""
-        return self.where(self.low * self.length < goal[self.segments - 1])
+    def latency(self, rates: Rates, threshold: Floats, activation_s: float) -> Floats:
+        """Seconds of a batch if the thresholds are the slowest chunks, [N]."""
+        each = activation_s / (self.row + 1)
+        slowest = np.maximum(np.maximum(threshold, rates.floor[self.row]), each)
+        total = self.segments * threshold + rates.behind[self.row]
+        return np.asarray(total + each + self.row * slowest)
 
-    def fastest(self) -> "_Brackets":
+    def below(self, rates: Rates, best: Envelope) -> "_Brackets":
+        """Those that may be the fastest of their S somewhere."""
+        goal = best.goal(self.row, np.maximum(self.low, rates.floor[self.row]))
+        total = self.segments * self.low + rates.behind[self.row]
+        return self.where(total < goal[np.arange(len(total)), self.segments - 1])
+
+    def fastest(self, rates: Rates, activation_s: float) -> "_Brackets":
         """Pick the pair of each S that is surely the fastest."""
-        order = np.lexsort((self.row, self.high * self.length, self.segments))
+        latency = self.latency(rates, self.high, activation_s)
+        order = np.lexsort((self.row, latency, self.segments))
         _, first = np.unique(self.segments[order], return_index=True)
         return self.where(order[first])
 
 
-def _offer(best: BestSplits, rates: Rates, pairs: _Brackets) -> None:
-    """Make the pairs exact and take what is better; the smaller m where they are equal."""
-    threshold = _smallest_thresholds(rates, pairs)
-    latency = threshold * pairs.length
-    order = np.lexsort((pairs.row, latency))
-    row, segments = pairs.row[order], pairs.segments[order]
-    blocks = _filled(rates, row, rates.held(row, threshold[order]), segments)
-    best.take(segments, latency[order], row, blocks)
+def _offer(best: Envelope, rates: Rates, pairs: _Brackets, prune: bool = False) -> None:
+    """Make the pairs exact and offer them; those that turn out not to help are left out."""
+    pairs = _exact(rates, pairs, best if prune else None)
+    held = rates.held(pairs.row, pairs.high)
+    blocks = _filled(rates, pairs.row, held, pairs.segments)
+    best.offer(Splits.of(rates, pairs.row, blocks))
 
 
 def _pairs(rates: Rates) -> _Brackets:
@@ -89,34 +95,19 @@ def _pairs(rates: Rates) -> _Brackets:
     )
 
 
-def _without_tail(rates: Rates, pairs: _Brackets, best: BestSplits) -> _Brackets:
-    """Pairs of more segments than the fastest has, only if their m allows for it at all.
+def _exact(rates: Rates, pairs: _Brackets, best: Envelope | None) -> _Brackets:
+    """Bisection; each threshold moves on to a chunk that a device has, so that it ends exactly.
 
-    They have to beat the same latency in more steps, so that one threshold per m answers for all.
+    On the way pairs go that cannot be faster than ``best``.
     """
-    fastest = int(best.latency.argmin()) + 1
-    rows = np.arange(len(rates.caps))
-    held = rates.held(rows, best.goal()[-1] / (rows + fastest + 1))
-    needed = segments_needed(held, rates.num_blocks)
-    return pairs.where((pairs.segments <= fastest) | (needed[pairs.row] <= pairs.segments))
-
-
-def _contenders(rates: Rates, pairs: _Brackets, best: BestSplits) -> _Brackets:
-    """The pairs that are faster than the incumbents."""
-    high = best.goal()[pairs.segments - 1] / pairs.length
-    enough = _largest(rates.held(pairs.row, high), pairs.segments) >= rates.num_blocks
-    faster = _Brackets(pairs.row, pairs.segments, np.minimum(pairs.low, high), high)
-    return faster.where(enough)
-
-
-def _smallest_thresholds(rates: Rates, pairs: _Brackets) -> Floats:
-    """Bisection; each threshold moves on to a chunk that a device has, so that it ends exactly."""
-    low, high = pairs.low, pairs.high
-    while (low < high * (1 - PROGRESS)).any():
-        enough, chunk = _probe(rates, pairs.row, pairs.segments, (low + high) / 2)
-        high = np.where(enough, np.minimum(chunk, high), high)
-        low = np.where(enough, low, np.maximum(chunk, low))
-    return high
+    while len(pairs.row) and (pairs.low < pairs.high * (1 - PROGRESS)).any():
+        middle = (pairs.low + pairs.high) / 2
+        enough, chunk = _probe(rates, pairs.row, pairs.segments, middle)
+        high = np.where(enough, np.minimum(chunk, pairs.high), pairs.high)
+        low = np.where(enough, pairs.low, np.maximum(chunk, pairs.low))
+        pairs = _Brackets(pairs.row, pairs.segments, low, high)
+        pairs = pairs.below(rates, best) if best else pairs
+    return pairs
 
 
 def _probe(rates: Rates, row: Ints, segments: Ints, threshold: Floats) -> tuple[Bools, Floats]:
@@ -138,7 +129,7 @@ def _largest(held: Floats, segments: Ints) -> Floats:
     return largest
 
 
-def _filled(rates: Rates, row: Ints, held: Floats, segments: Ints) -> Ints:
+def _filled(rates: Rates, row: Ints, held: Floats, segments: Ints) -> Floats:
     """δ of the S devices with most room, [N, K]: one block each, then a small a first."""
     order = np.argsort(-held, axis=1, kind="stable")
     used = np.zeros(held.shape, bool)
@@ -150,4 +141,4 @@ def _filled(rates: Rates, row: Ints, held: Floats, segments: Ints) -> Ints:
     left = rates.num_blocks - used.sum(axis=1, keepdims=True)
     more = np.clip(left - (np.cumsum(sorted_room, axis=1) - sorted_room), 0, sorted_room)
     np.put_along_axis(room, order, more, axis=1)
-    return (room + used).astype(int)
+    return np.asarray(room + used)

@@ -1,22 +1,24 @@
-"""Sub-1, exactly: the fastest partition of a cluster for every number of segments."""
+"""Sub-1, exactly: the fastest partitions of a cluster for every number of segments."""
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from collapipe.plan import Certificate
-from optim.latency import model_too_large, pipeline_latency
+from optim.latency import batch_s, model_too_large, partition_of
 from optim.partition.additive import sum_splits
 from optim.partition.bound import bound_splits
-from optim.partition.rates import PROGRESS, BestSplits, Rates
-from optim.problem import ClusterProblem, ClusterSolution, Partition
+from optim.partition.envelope import Envelope, Splits
+from optim.partition.rates import PROGRESS, Rates
+from optim.problem import ClusterProblem, ClusterSolution, Floats
 
 
 def exact_partition(
     problem: ClusterProblem, rng: np.random.Generator | None = None, time_limit_s: float = math.inf
 ) -> ClusterSolution:
-    """The whole front of Sub-1: of each S the fastest partition, proved to be so.
+    """The whole front of Sub-1: who is fastest with at most S segments, proved to be so.
 
     Nothing is drawn from ``rng``. A time limit may leave the front incomplete; the certificate's
     lower bound of the latency holds all the same.
@@ -27,43 +29,40 @@ def exact_partition(
     rates = Rates.of(problem)
     if not rates.sufficient_rows().size:
         raise model_too_large(problem)
-    best = _alone(problem, rates)
-    search = bound_splits if problem.latency == "bound" else sum_splits
+    asked, low = _times(problem, rates), problem.activation_s[0]
+    is_range = math.isinf(problem.activation_s[-1])
+    best = Envelope(asked, is_range, rates.max_segments, _alone(rates))
+    search = bound_splits if rates.paced else sum_splits
     lower = search(rates, best, start + time_limit_s)
-    front = _front(problem, best)
-    objective = front[-1].latency_s
+    splits, ranges = best.front()
+    found = zip(splits.blocks.tolist(), splits.row.tolist(), ranges.tolist(), strict=True)
+    front = tuple(
+        replace(partition_of(problem, blocks, row + 1), fastest_s=(first, last))
+        for blocks, row, (first, last) in found
+    )
+    # Of equal ones that with the fewest segments, which stands first.
+    times = [batch_s(point, low) for point in front]
+    fastest = min(range(len(front)), key=times.__getitem__)
     # What is left of a search to the end is rounding.
-    lower = objective if lower >= objective * (1 - 10 * PROGRESS) else lower
+    lower = times[fastest] if lower >= times[fastest] * (1 - 10 * PROGRESS) else lower
     elapsed = time.perf_counter() - start
-    certificate = Certificate(objective, lower, "exact", elapsed)
+    certificate = Certificate(times[fastest], lower, "exact", elapsed)
     # Within the limit no part of the search can have been left out.
-    return ClusterSolution(front, certificate, complete=elapsed < time_limit_s)
+    return ClusterSolution(front, front[fastest], certificate, complete=elapsed < time_limit_s)
 
 
-def _alone(problem: ClusterProblem, rates: Rates) -> BestSplits:
-    """S = 1 in closed form: the fastest single device, with the smallest m that is as fast."""
-    best, rows = BestSplits.none(rates), np.arange(len(rates.caps))
-    whole = np.full_like(rates.caps, rates.num_blocks)
-    chunk = rates.per_block * rates.num_blocks + rates.hop
-    slowest = chunk if problem.latency == "bound" else rates.bottleneck(rows, whole)
-    latency = np.where(rates.caps >= whole, chunk + rows[:, None] * slowest, np.inf)
-    fastest = best.latency[0] = latency.min()
-    if np.isfinite(fastest):
-        best.row[0], device = np.argwhere(latency <= fastest * (1 + PROGRESS))[0]
-        best.blocks[0, device] = rates.num_blocks
-    return best
+def _times(problem: ClusterProblem, rates: Rates) -> Floats:
+    """Those asked for; for infinity one from which on the uplink is the slowest stage of all."""
+    most = rates.bottleneck(np.arange(len(rates.caps)), rates.caps).max(axis=1)
+    counts = np.arange(1, len(most) + 1)
+    slowest = float((counts * np.maximum(most, rates.floor)).max())
+    *finite, last = problem.activation_s
+    return np.array([*finite, last if math.isfinite(last) else max(finite[-1], slowest)])
 
 
-def _front(problem: ClusterProblem, best: BestSplits) -> tuple[Partition, ...]:
-    """The splits that no other with as few segments beats."""
-    partitions = []
-    for index in best.useful():
-        blocks, m = tuple(best.blocks[index].tolist()), int(best.row[index]) + 1
-        latency = pipeline_latency(problem.devices, blocks, problem.batch_size, m, problem.latency)
-        partitions.append(Partition(blocks, m, latency))
-    partitions.sort(key=lambda one: (one.num_segments, one.latency_s, one.num_micro_batches))
-    front = partitions[:1]
-    for one in partitions[1:]:
-        if one.latency_s < front[-1].latency_s * (1 - PROGRESS):
-            front.append(one)
-    return tuple(front)
+def _alone(rates: Rates) -> Splits:
+    """S = 1: each device that can hold all blocks, with each m."""
+    row, device = np.nonzero(rates.caps >= rates.num_blocks)
+    blocks = np.zeros((len(row), rates.caps.shape[1]))
+    blocks[np.arange(len(row)), device] = rates.num_blocks
+    return Splits.of(rates, row, blocks)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from optim.partition.envelope import Envelope
 from optim.partition.rates import Rates, segments_needed
 from optim.problem import Bools, Floats, Ints
 
@@ -36,7 +37,7 @@ class Nodes:
     row: Ints  # m - 1, [N]
     low: Floats  # the bottleneck lies in (low, high], or is both, s, [N]
     high: Floats
-    least: Floats  # latency with at most S segments, at least, [N, Smax]; inf where S is closed
+    least: Floats  # Σ with at most S segments, at least, s, [N, Smax]; inf where S is closed
     per_block: Floats  # a, [N, K]
     hop: Floats  # g, [N, K]
     caps: Floats  # at ``high``, [N, K]
@@ -63,9 +64,14 @@ class Nodes:
         kept: dict[str, Any] = {name: getattr(self, name)[keep] for name in names}
         return replace(self, **kept, bottleneck=self.bottleneck and self.bottleneck.where(keep))
 
-    def below(self, latency: Floats) -> "Nodes":
-        """Those with an S that may be faster than [Smax]; the other S are closed."""
-        is_open = self.least < latency
+    def goal(self, best: Envelope) -> Floats:
+        """What Σ without the stages behind the uplink has to stay below, [N, Smax] s."""
+        goal = best.goal(self.row, np.maximum(self.low, self.rates.floor[self.row]))
+        return goal - self.rates.behind[self.row][:, None]
+
+    def below(self, best: Envelope) -> "Nodes":
+        """Those with an S that may be faster than the best; the other S are closed."""
+        is_open = self.least < self.goal(best)
         keep: Bools = np.logical_or.reduce(is_open, axis=1)
         kept = self.where(keep)
         kept.least[~is_open[keep]] = np.inf
@@ -103,10 +109,17 @@ class Nodes:
             least = np.maximum(least, self.bounds(price, self.cheapest(price)))
         return replace(self, least=least)
 
+    def latency(self, activation_s: float) -> Floats:
+        """Seconds of a batch for one time on the uplink, at least, [N, Smax]."""
+        each = activation_s / (self.row + 1)
+        slowest = np.maximum(np.maximum(self.low, self.rates.floor[self.row]), each)
+        added = self.rates.behind[self.row] + each + self.row * slowest
+        return np.asarray(self.least + added[:, None])
+
     def bounds(self, price: Floats, cheapest: Floats) -> Floats:
         """The relaxation of each S at a price [N], given ``cheapest`` of it, [N, Smax]."""
         bound: Floats = np.cumsum(cheapest, axis=1)
-        bound += (price * self.rates.num_blocks + self.row * self.low)[:, None]
+        bound += (price * self.rates.num_blocks)[:, None]
         return bound
 
     def reduced_costs(self, price: Floats) -> Floats:
@@ -159,7 +172,7 @@ class Nodes:
 
 
 def useful_devices(node: Nodes, prices: Floats, goal: Floats) -> Ints:
-    """Columns of one node that a partition below the goal may use, [Smax] s, at prices [P].
+    """Columns of one node that a partition with Σ below the goal [Smax] may use, at prices [P].
 
     A device that is not among the S cheapest takes the place of the last of these.
     """

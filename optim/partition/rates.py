@@ -1,6 +1,6 @@
 """A cluster's costs as arrays, one row for each number of micro-batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,10 @@ class Rates:
     hop: Floats  # g = w·b̂ + ℓ, s, [M, K]
     lead: Floats  # g itself, or 0 under ``overlap``, where the hop goes on beside the compute
     caps: Floats  # blocks that memory and energy allow, [M, K]; whole numbers
+    behind: Floats  # of a micro-batch in the stages behind the uplink, together, s, [M]
+    floor: Floats  # and in the slowest of them
     num_blocks: int
+    paced: bool  # law ``bound``: every stage takes as long as the slowest
 
     @classmethod
     def of(cls, problem: ClusterProblem) -> "Rates":
@@ -36,7 +39,17 @@ class Rates:
         # A block that takes no time would fit any number of times: the divisions need a positive a.
         per_block = np.maximum(per_block, 1e-200)
         lead = np.zeros_like(hop) if problem.latency == "overlap" else hop
-        return cls(per_block, hop, lead, block_caps(problem).astype(float), problem.num_blocks)
+        stages = np.array([problem.head_s, problem.gradient_s]) / problem.batch_size * sizes
+        return cls(
+            per_block,
+            hop,
+            lead,
+            block_caps(problem).astype(float),
+            stages.sum(axis=1),
+            stages.max(axis=1),
+            problem.num_blocks,
+            problem.latency == "bound",
+        )
 
     @property
     def overlapping(self) -> bool:
@@ -50,7 +63,7 @@ class Rates:
             for each in (self.per_block, self.hop, self.caps)
         )
         lead = self.lead if self.overlapping else hop
-        return Rates(per_block, hop, lead, caps, self.num_blocks)
+        return replace(self, per_block=per_block, hop=hop, lead=lead, caps=caps)
 
     @property
     def max_segments(self) -> int:
@@ -97,38 +110,6 @@ class Rates:
         high = np.minimum(every, alone)
         # A chunk that equals the first must lie above it.
         return np.minimum(low, high) * (1 - PROGRESS), high
-
-
-@dataclass(frozen=True, slots=True)
-class BestSplits:
-    """The best partition of each S that was found, at index S - 1."""
-
-    latency: Floats  # s, [Smax]; inf where none was found
-    row: Ints  # m - 1, [Smax]
-    blocks: Ints  # δ, [Smax, K]
-
-    @classmethod
-    def none(cls, rates: Rates) -> "BestSplits":
-        most = rates.max_segments
-        blocks = np.zeros((most, rates.caps.shape[1]), int)
-        return cls(np.full(most, np.inf), np.zeros(most, int), blocks)
-
-    def goal(self) -> Floats:
-        """What a partition with at most S segments has to beat, [Smax]."""
-        least: Floats = np.minimum.accumulate(self.latency)
-        return least * (1 - PROGRESS)
-
-    def take(self, segments: Ints, latency: Floats, row: Ints, blocks: Floats | Ints) -> None:
-        """What is better of these, [N] and [N, K]; the first of equal ones."""
-        for one, index in enumerate(segments - 1):
-            if latency[one] < self.latency[index]:
-                self.latency[index], self.row[index] = latency[one], row[one]
-                self.blocks[index] = blocks[one]
-
-    def useful(self) -> Ints:
-        """Indices of those that beat all with fewer segments."""
-        goal = self.goal()
-        return np.flatnonzero(goal < np.append(np.inf, goal[:-1]))
 
 
 def segments_needed(blocks: Floats, num_blocks: int) -> Ints:

@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 
 from collapipe.plan import Certificate
-from optim.latency import pipeline_latency, require_within_caps
+from optim.latency import batch_s, partition_of, require_within_caps
 from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition
 
 Placement = tuple[tuple[int, ...], int]
@@ -27,24 +27,22 @@ def single_point(solver: str) -> Callable[[Split], ClusterSolver]:
             started = perf_counter()
             blocks, m = split(problem, rng)
             require_within_caps(solver, problem, blocks, m)
-            partition = Partition(blocks, m, split_latency(problem, blocks, m))
-            return answer(solver, partition, started)
+            return answer(solver, problem, partition_of(problem, blocks, m), started)
 
         return solve
 
     return solver_of
 
 
-def answer(solver: str, partition: Partition, started: float) -> ClusterSolution:
+def answer(
+    solver: str, problem: ClusterProblem, partition: Partition, started: float
+) -> ClusterSolution:
     """A front of one point; ``started`` is the performance counter at the beginning."""
-    return ClusterSolution(
-        front=(partition,),
-        certificate=Certificate(partition.latency_s, 0.0, solver, perf_counter() - started),
-    )
+    seconds = batch_s(partition, problem.activation_s[0])
+    certificate = Certificate(seconds, 0.0, solver, perf_counter() - started)
+    return ClusterSolution((partition,), partition, certificate)
 
 
 def split_latency(problem: ClusterProblem, blocks: Sequence[int], num_micro_batches: int) -> float:
     """Seconds of a batch under the problem's law."""
-    return pipeline_latency(
-        problem.devices, blocks, problem.batch_size, num_micro_batches, problem.latency
-    )
+    return partition_of(problem, blocks, num_micro_batches).latency_s

@@ -41,6 +41,7 @@ class Links:
     energy_j: Floats  # E^max
     model_bits: Floats  # θ
     upload_bits: Floats  # z + θ
+    paid_bits: Floats  # what E^max has to pay for: all, or θ as C8 prints it
     fading: Fading = field(kw_only=True)
 
     def at(self, units: Ints, channels: Ints) -> "Links":
@@ -57,21 +58,29 @@ class Links:
         """Seconds of each upload (eq. 11), broadcast."""
         return upload_time(self.upload_bits, self.rates(power_w))
 
+    def parts(self, power_w: Floats) -> tuple[Floats, Floats]:
+        """Seconds that an upload's activations take, and its model, broadcast."""
+        rates = self.rates(power_w)
+        activations = upload_time(self.upload_bits - self.model_bits, rates)
+        return activations, upload_time(self.model_bits, rates)
+
     def energies(self, power_w: Floats) -> Floats:
-        """Joules (eq. 12), broadcast: the activations go at the round's cost, not the model's."""
-        return power_w * upload_time(self.model_bits, self.rates(power_w))
+        """Joules of what E^max has to pay for (eq. 12), broadcast."""
+        return power_w * upload_time(self.paid_bits, self.rates(power_w))
 
     @property
     def budgets(self) -> Floats:
-        """k = E·B·a/(θ·ln 2), [N, J]: the energy over what θ cost at vanishing power."""
+        """k = E·B·a/(bits·ln 2), [N, J]: the energy over what they cost at vanishing power."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            seconds = self.energy_j * self.bandwidth_hz / (self.model_bits * math.log(2))
-            unlimited = (self.model_bits == 0) | np.isinf(seconds)
+            seconds = self.energy_j * self.bandwidth_hz / (self.paid_bits * math.log(2))
+            unlimited = (self.paid_bits == 0) | np.isinf(seconds)
             return np.where(unlimited, math.inf, seconds * self.snr_per_watt)
 
 
-def links(uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading) -> Links:
-    """The pairs of N units with J channels."""
+def links(
+    uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str = "all"
+) -> Links:
+    """The pairs of N units with J channels; ``energy`` as in ``RoundOptions``."""
     units = np.array(
         [(up.max_power_w, up.energy_j, up.model_bits, up.activation_bits) for up in uplinks],
         dtype=np.float64,
@@ -81,12 +90,14 @@ def links(uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading
         dtype=np.float64,
     ).reshape(-1, 3)
     bandwidth, interference, density = bands.T
-    max_power, energy, model_bits, activation_bits = units.T[:, :, np.newaxis]
+    max_power, budget, model_bits, activation_bits = units.T[:, :, np.newaxis]
     gains = np.array([up.gains for up in uplinks], dtype=np.float64)
     gains = gains.reshape(len(uplinks), len(channels))
     ratios, upload_bits = gains / (interference + bandwidth * density), model_bits + activation_bits
+    paid_bits = upload_bits if energy == "all" else model_bits
     arrays = np.broadcast_arrays(
-        *(gains, bandwidth, interference, ratios, max_power, energy, model_bits, upload_bits)
+        *(gains, bandwidth, interference, ratios, max_power, budget, model_bits, upload_bits),
+        paid_bits,
     )
     return Links(*arrays, fading=fading)
 

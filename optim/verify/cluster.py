@@ -12,7 +12,7 @@ from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, 
 
 
 def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
-    """Check every point of the front, their order, and the certificate of the last one.
+    """Check every point of the front, their order, the best one and its certificate.
 
     Replicas (VanillaFL) have a rule of their own: L blocks on every device, b/K samples on each,
     no micro-batches and no hop.
@@ -24,8 +24,8 @@ def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
     for point in solution.front:
         check_point(point, problem)
         _check_latency(point, problem)
-    _check_order(solution.front)
-    check_certificate(solution.certificate, solution.front[-1].latency_s)
+    _check_order(solution.front, problem)
+    _check_best(solution, problem)
     _refute_bound(solution, problem)
 
 
@@ -80,27 +80,60 @@ def _check_latency(point: Partition, problem: ClusterProblem) -> None:
     if point.replicated:
         held = zip(problem.devices, point.blocks, strict=True)
         expected = max(_once(device.time, count, point, problem) for device, count in held)
+        slowest = 0.0
     else:
         blocks, m = np.array([point.blocks]), np.array([point.num_micro_batches])
-        expected = float(_latencies(blocks, m, problem)[0])
-    if not math.isfinite(expected) or differs(point.latency_s, expected):
-        raise violation(
-            "latency",
-            f"{point.latency_s:.12g} s for {_named(point)} with m={point.num_micro_batches}, "
-            f"{'replicas' if point.replicated else problem.latency} take {expected:.12g} s",
-        )
+        passed, slowest = (float(each[0]) for each in _stages(blocks, m, problem))
+        expected = passed + slowest * (point.num_micro_batches - 1)
+    for what, given, right in (
+        ("latency", point.latency_s, expected),
+        ("slowest stage", point.slowest_s, slowest),
+    ):
+        if not math.isfinite(right) or differs(given, right):
+            raise violation(
+                what,
+                f"{given:.12g} s for {_named(point)} with m={point.num_micro_batches}, "
+                f"{'replicas' if point.replicated else problem.latency} take {right:.12g} s",
+            )
 
 
-def _check_order(front: Sequence[Partition]) -> None:
-    for before, after in itertools.pairwise(front):
-        if not before.num_segments < after.num_segments:
+def _check_order(front: Sequence[Partition], problem: ClusterProblem) -> None:
+    """Nobody stands before one with fewer segments, or is always slower than one before it."""
+    uplinks = np.array(problem.activation_s)
+    if math.isinf(uplinks[-1]):  # a range: the lines of two points differ most at these
+        bends = [point.num_micro_batches * point.slowest_s for point in front]
+        uplinks = np.maximum([uplinks[-2], *bends], uplinks[-2])
+    times = np.array([_with_uplink(point, uplinks) for point in front])
+    for place, after in enumerate(front[1:], start=1):
+        before = front[place - 1]
+        if before.num_segments > after.num_segments:
             raise violation("front", f"S={after.num_segments} follows S={before.num_segments}")
-        if not before.latency_s > after.latency_s:
+        slower = (times[:place] <= times[place]).all(axis=1)
+        if slower.any():
+            other = front[int(slower.argmax())]
             raise violation(
                 "front",
                 f"S={after.num_segments} takes {after.latency_s:.12g} s and dominates nothing: "
-                f"S={before.num_segments} takes {before.latency_s:.12g} s",
+                f"S={other.num_segments} takes {other.latency_s:.12g} s",
             )
+
+
+def _check_best(solution: ClusterSolution, problem: ClusterProblem) -> None:
+    if solution.best not in solution.front:
+        raise violation("best", f"{_named(solution.best)} are no point of the front")
+    low = np.array(problem.activation_s[:1])
+    least = min(float(_with_uplink(point, low)[0]) for point in solution.front)
+    seconds = float(_with_uplink(solution.best, low)[0])
+    if exceeds(seconds, least):
+        raise violation("best", f"{seconds:.12g} s, another point takes {least:.12g} s")
+    check_certificate(solution.certificate, seconds)
+
+
+def _with_uplink(point: Partition, activation_s: Floats) -> Floats:
+    """Seconds of a batch whose activations take so long on the uplink, [A]."""
+    m, each = point.num_micro_batches, activation_s / point.num_micro_batches
+    passed = point.latency_s - (m - 1) * point.slowest_s
+    return np.asarray(passed + each + (m - 1) * np.maximum(point.slowest_s, each))
 
 
 def _named(point: Partition) -> str:
@@ -116,14 +149,17 @@ def _once(law: AffineLaw, held: int, point: Partition, problem: ClusterProblem) 
 
 
 def _refute_bound(solution: ClusterSolution, problem: ClusterProblem) -> None:
-    blocks, m = _near(solution.front[-1], problem)
-    latencies = np.where(_within_caps(blocks, m, problem), _latencies(blocks, m, problem), math.inf)
-    best = int(np.argmin(latencies))
-    if exceeds(solution.certificate.lower_bound, float(latencies[best])):
+    blocks, m = _near(solution.best, problem)
+    passed, slowest = _stages(blocks, m, problem)
+    each = problem.activation_s[0] / m
+    seconds = passed + each + (m - 1) * np.maximum(slowest, each)
+    seconds = np.where(_within_caps(blocks, m, problem), seconds, math.inf)
+    best = int(np.argmin(seconds))
+    if exceeds(solution.certificate.lower_bound, float(seconds[best])):
         raise violation(
             "lower bound",
             f"{solution.certificate.lower_bound:.12g} s, but blocks "
-            f"{', '.join(map(str, blocks[best]))} with m={m[best]} take {latencies[best]:.12g} s",
+            f"{', '.join(map(str, blocks[best]))} with m={m[best]} take {seconds[best]:.12g} s",
         )
 
 
@@ -146,22 +182,23 @@ def _near(point: Partition, problem: ClusterProblem) -> tuple[Ints, Ints]:
     return blocks, np.concatenate([every_m, rest])
 
 
-def _latencies(blocks: Ints, m: Ints, problem: ClusterProblem) -> Floats:
-    """Seconds of a batch under the problem's law, for ``blocks`` [P, K] and ``m`` [P]."""
+def _stages(blocks: Ints, m: Ints, problem: ClusterProblem) -> tuple[Floats, Floats]:
+    """What a micro-batch passes, and its slowest stage, s, for ``blocks`` [P, K] and ``m`` [P]."""
     laws = [device.time for device in problem.devices]
     u, v = np.array([law.u for law in laws]), np.array([law.v for law in laws])
     w, ell = np.array([law.w for law in laws]), np.array([law.ell for law in laws])
     size = (problem.batch_size / m)[:, None]
     compute = blocks * u * size + blocks * v
     hop = np.where(blocks > 0, w * size + ell, 0.0)
-    longest: Floats = np.max(compute + hop, axis=1)
-    if problem.latency == "bound":
-        segments: Ints = np.count_nonzero(blocks, axis=1)
-        return longest * (segments - 1 + m)
     if problem.latency == "overlap":
         longest = np.max(np.maximum(compute, hop), axis=1)
+    else:
+        longest = np.max(compute + hop, axis=1)
     once: Floats = np.sum(compute + hop, axis=1)
-    return once + longest * (m - 1)
+    if problem.latency == "bound":
+        once = longest * np.count_nonzero(blocks, axis=1)
+    head, gradient = problem.head_s / m, problem.gradient_s / m
+    return once + head + gradient, np.maximum(longest, np.maximum(head, gradient))
 
 
 def _within_caps(blocks: Ints, m: Ints, problem: ClusterProblem) -> Bools:

@@ -87,4 +87,5 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
         )
     b = request.batch_size
     problem = ClusterProblem(devices, request.num_blocks, b, b, "overlap")
-    check_point(Partition(blocks, cluster.num_micro_batches, 0.0, replicated), problem)
+    point = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=replicated)
+    check_point(point, problem)

@@ -22,6 +22,7 @@ class UplinkPairs:
     energy_j: Floats
     model_bits: Floats
     bits: Floats  # what is uploaded, θ^enc + z^enc
+    paid_bits: Floats  # what the joules are for: all of it, or θ^enc
     gain: Floats
     bandwidth_hz: Floats
     interference_w: Floats
@@ -38,8 +39,9 @@ def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> UplinkPairs:
     ).T[:, channels]
     gain = np.array([uplink.gains for uplink in problem.uplinks])[units, channels]
     snr_per_w, bits = per(gain, interference + bandwidth * density), model_bits + activation_bits
+    paid = model_bits if problem.options.energy == "adapters" else bits
     return UplinkPairs(
-        max_power, energy, model_bits, bits, gain, bandwidth, interference, snr_per_w
+        max_power, energy, model_bits, bits, paid, gain, bandwidth, interference, snr_per_w
     )
 
 
@@ -73,10 +75,31 @@ def uploads(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Float
     return per(pairs.bits, rates(pairs, power_w, options))
 
 
+def finishes(
+    latency_s: Floats,
+    slowest_s: Floats,
+    m: Ints,
+    pairs: UplinkPairs,
+    power_w: Floats,
+    options: RoundOptions,
+) -> Floats:
+    """Seconds until all is computed and sent.
+
+    Streamed, the last micro-batch leaves the pipeline m - 1 steps of the slowest of all stages
+    after the first one; the uplink is one of them.
+    """
+    rate = rates(pairs, power_w, options)
+    activations, model = per(pairs.bits - pairs.model_bits, rate), per(pairs.model_bits, rate)
+    if options.uplink == "after":
+        return latency_s + activations + model
+    first = latency_s - (m - 1) * slowest_s + activations / m
+    return first + (m - 1) * np.maximum(slowest_s, activations / m) + model
+
+
 def energies(pairs: UplinkPairs, power_w: Floats, options: RoundOptions) -> Floats:
-    """Eq. 12, joules; at power 0 its limit of vanishing power, θ^enc·ln 2/(B·snr_per_w)."""
-    vanishing = per(pairs.model_bits * math.log(2), pairs.bandwidth_hz * pairs.snr_per_w)
-    sending = per(power_w * pairs.model_bits, rates(pairs, power_w, options))
+    """Eq. 12, joules; at power 0 its limit of vanishing power, bits·ln 2/(B·snr_per_w)."""
+    vanishing = per(pairs.paid_bits * math.log(2), pairs.bandwidth_hz * pairs.snr_per_w)
+    sending = per(power_w * pairs.paid_bits, rates(pairs, power_w, options))
     return np.where(power_w > 0, sending, vanishing)
 
 
@@ -132,7 +155,7 @@ def feasible(problem: RoundProblem, ease: float) -> Bools:
     if problem.options.hard_gamma:
         needed = _least_power(pairs, problem, ease)
     spent = energies(pairs, np.minimum(needed, pairs.max_power_w), problem.options)
-    enough: Bools = (spent < pairs.energy_j * ease) | (pairs.model_bits == 0)
+    enough: Bools = (spent < pairs.energy_j * ease) | (pairs.paid_bits == 0)
     return usable & enough & (needed <= pairs.max_power_w * ease)
 
 

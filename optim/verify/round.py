@@ -42,24 +42,30 @@ class ScheduledUnits:
     upload_s: Floats
     energy_j: Floats
     gammas: Floats
-    finish_s: Floats  # pipeline and upload
+    finish_s: Floats  # pipeline and upload, as far as one does not hide the other
     penalties: Floats  # of the drift
 
 
 def scheduled_units(chosen: Sequence[Allocation], problem: RoundProblem) -> ScheduledUnits:
     """The figures of all allocations."""
-    units, channels, segments = np.array(
-        [(each.unit, each.channel, each.partition.num_segments) for each in chosen]
+    units, channels, segments, m = np.array(
+        [
+            (each.unit, each.channel, each.partition.num_segments, each.partition.num_micro_batches)
+            for each in chosen
+        ]
     ).T
-    power_w, latencies = np.array([(each.power_w, each.partition.latency_s) for each in chosen]).T
+    power_w, latencies, slowest = np.array(
+        [(each.power_w, each.partition.latency_s, each.partition.slowest_s) for each in chosen]
+    ).T
     pairs = radio.pairs_of(problem, units, channels)
     upload_s = radio.uploads(pairs, power_w, problem.options)
+    finish_s = radio.finishes(latencies, slowest, m, pairs, power_w, problem.options)
     return ScheduledUnits(
         pairs,
         upload_s,
         radio.energies(pairs, power_w, problem.options),
         radio.gammas(pairs, power_w, segments, problem),
-        latencies + upload_s,
+        finish_s,
         radio.penalties(np.array(problem.queues)[units], pairs, power_w, segments, problem),
     )
 
@@ -99,6 +105,10 @@ def _check_radio(
                 "upload time",
                 f"{given.upload_s:.12g} s for {who} with {given.power_w:.12g} W, "
                 f"eq. 11 gives {seconds:.12g} s",
+            )
+        if not math.isfinite(units.finish_s[i]) or differs(given.finish_s, units.finish_s[i]):
+            raise violation(
+                "finish", f"{given.finish_s:.12g} s for {who}, it is {units.finish_s[i]:.12g} s"
             )
         if problem.options.hard_gamma and exceeds(gamma, problem.options.gamma_max):
             raise violation(

@@ -132,7 +132,8 @@ class Scheduler:
         # by the law and the fading that the strategy plans by, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
         fading: Fading = getattr(self._planner, "fading", "none")
-        cost = round_cost(plan, request, latency, fading)
+        uplink: str = getattr(self._planner, "uplink", "streamed")
+        cost = round_cost(plan, request, latency, fading, uplink)
         return RoundDecision(request, plan, cost, skipped, excluded)
 
     @property

@@ -60,6 +60,7 @@ def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
         {
             "name": planned.cluster.name,
             **_split(planned, planned.solution.best),
+            "activation_s": planned.problem.activation_s[0],  # on the uplink, counted in the bound
             **_certificate(planned.solution.certificate, "lower_bound_s"),
             "front": [_point(point) for point in planned.solution.front],
         }
@@ -98,7 +99,7 @@ def _point(partition: Partition) -> dict[str, Any]:
 
 
 def _unit(planned: PlannedCluster) -> dict[str, Any]:
-    """``pipeline_s``, ``upload_s`` and their sum, with the split that the round chose."""
+    """``pipeline_s``, ``upload_s`` and when both are done, with the split that the round chose."""
     allocation = planned.allocation
     assert allocation is not None
     split = _split(planned, allocation.partition)

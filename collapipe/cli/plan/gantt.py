@@ -1,7 +1,7 @@
 """An inventory's pipelines as Gantt charts, a row a device.
 
 In a joint round all clusters share one axis of time, and those that take part have a row for their
-upload.
+upload, and one for each of the head and the gradients' way down that takes time.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from collapipe.errors import ConfigError
 from collapipe.formatting import block_range, seconds
 from collapipe.planning import InventoryPlan, PlannedCluster
-from optim.timeline import SegmentTimes
+from optim.timeline import SegmentTimes, StageTimes
 
 _WIDTH_IN, _ROW_IN, _MARGIN_IN, _LEGEND_IN = 9.0, 0.42, 0.8, 0.6
 _LABELLED_FROM = 0.017  # of the axis: a bar that has room for its number
@@ -25,9 +25,14 @@ _LEGEND = (
     (_SHADES[0], "odd micro-batch, forward and backward"),
     (_SHADES[1], "even micro-batch"),
     (_HOPS[0], "hop to the next device, or back to the control unit"),
-    (_UPLOAD, "upload"),  # in a joint round
+    (_UPLOAD, "upload: activations, then the model"),  # in a joint round
 )
+_BEHIND = {"head": "#6d9b5a", "gradients": "#8a6bb0"}
 _BAR, _HOP_BAR = 0.56, 0.14  # of a row's height
+
+
+_Row = tuple[str, str, list[tuple[float, float]]]
+"""Its name, its colour, and begin and length of each bar, s."""
 
 
 def draw(plan: InventoryPlan, file: Path) -> None:
@@ -36,7 +41,7 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     Raises ``ConfigError`` where the file cannot be written.
     """
     clusters, joint = plan.clusters, plan.round is not None
-    rows = [len(each.cluster.devices) + bool(each.allocation) for each in clusters]
+    rows = [len(each.cluster.devices) + len(_uploads(each)) for each in clusters]
     height = _ROW_IN * sum(rows) + _MARGIN_IN * len(rows) + _LEGEND_IN
     figure = Figure((_WIDTH_IN, height), layout="constrained")
     all_axes = figure.subplots(len(rows), squeeze=False, height_ratios=rows)[:, 0]
@@ -55,18 +60,17 @@ def draw(plan: InventoryPlan, file: Path) -> None:
 
 
 def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bool) -> None:
-    allocation, held = planned.allocation, {each.device: each for each in planned.segments}
+    held = {each.device: each for each in planned.segments}
     for each in held.values():
         _draw_segment(axes, each, until_s)
     names = [
         device.name.replace("$", r"\$") + f"\n{_blocks(held.get(k))}"
         for k, device in enumerate(planned.problem.devices)
     ]
-    if allocation:
+    for name, color, bars in _uploads(planned):
         top = len(names) - (_BAR + _HOP_BAR) / 2
-        upload = (planned.partition.latency_s, allocation.upload_s)
-        axes.broken_barh([upload], (top, _BAR), facecolors=_UPLOAD, linewidth=0)
-        names.append(f"upload\nchannel {allocation.channel}")
+        axes.broken_barh(bars, (top, _BAR), facecolors=color, edgecolors="white", linewidth=0.4)
+        names.append(name)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, until_s)
@@ -74,6 +78,23 @@ def _draw_cluster(axes: Axes, planned: PlannedCluster, until_s: float, joint: bo
     axes.set_title(_title(planned, joint), loc="left", fontsize=10, parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
+
+
+def _uploads(planned: PlannedCluster) -> list[_Row]:
+    """What follows the encoder in a joint round."""
+    if not (allocation := planned.allocation):
+        return []
+    behind = {each.name: each for each in planned.behind}
+    model_s = allocation.upload_s - planned.activation_s
+    uplink: list[tuple[float, float]] = [(allocation.finish_s - model_s, model_s)]
+    if planned.activation_s:
+        uplink = [*_bars(behind.pop("uplink")), *uplink]
+    found = [(f"upload\nchannel {allocation.channel}", _UPLOAD, uplink)]
+    return found + [(name, _BEHIND[name], _bars(each)) for name, each in behind.items()]
+
+
+def _bars(stage: StageTimes) -> list[tuple[float, float]]:
+    return [(start, stage.each_s) for start in stage.starts]
 
 
 def _draw_segment(axes: Axes, segment: SegmentTimes, until_s: float) -> None:
@@ -110,7 +131,9 @@ def _title(planned: PlannedCluster, joint: bool) -> str:
     how = f"S = {partition.num_segments}, m = {partition.num_micro_batches}"
     if partition.replicated:
         how = "each device trains the whole encoder"
-    upload = f", upload {seconds(allocation.upload_s)}" if allocation else ""
+    upload = ""
+    if allocation:
+        upload = f", upload {seconds(allocation.upload_s)}, all in {seconds(allocation.finish_s)}"
     idle = ", idle in this round" if joint and not allocation else ""
     name, batch = planned.cluster.name, seconds(partition.latency_s)
     return f"{name}: {how}, {batch} a batch{upload}{idle}"

@@ -103,7 +103,7 @@ def _summary(
         ("busy", f"computing{_IDLING if with_idling else ''}"),
         ("a batch", f"{seconds(partition.latency_s)}; {_how(problem, partition)}"),
         ("certainty", _certainty(planned)),
-        ("slowest", _slowest(problem, segments)),
+        ("slowest", _slowest(planned)),
         ("even split", _even(problem, partition)),
         ("front", _front(planned.solution.front)),
         ("energy", ", ".join(_energies(problem, partition))),
@@ -143,8 +143,9 @@ def _certainty(planned: PlannedCluster) -> str:
     return f"chosen by the round; {fastest}"
 
 
-def _slowest(problem: ClusterProblem, segments: tuple[SegmentTimes, ...]) -> str:
-    """The device at whose pace the others work, and whether it computes or sends."""
+def _slowest(planned: PlannedCluster) -> str:
+    """The stage at whose pace the others work, and whether a device computes or sends."""
+    problem, segments = planned.problem, planned.segments
     together = problem.latency != "overlap"
 
     def pace(each: SegmentTimes) -> float:
@@ -155,8 +156,10 @@ def _slowest(problem: ClusterProblem, segments: tuple[SegmentTimes, ...]) -> str
         what = "computing and sending" if slowest.hop_s else "computing"
     else:
         what = "computing" if slowest.compute_s >= slowest.hop_s else "sending"
-    name = problem.devices[slowest.device].name
-    return f"{name}, {what} {seconds(pace(slowest))} per micro-batch"
+    found = pace(slowest), f"{problem.devices[slowest.device].name}, {what}"
+    if planned.uplink == "streamed":
+        found = max([found, *((each.each_s, each.name) for each in planned.behind)])
+    return f"{found[1]} {seconds(found[0])} per micro-batch"
 
 
 def _even(problem: ClusterProblem, partition: Partition) -> str:
@@ -226,7 +229,7 @@ def _show_round(console: Console, plan: InventoryPlan, joint: JointRound) -> Non
         console, _ROUND_COLUMNS, [_round_row(p, joint, n) for n, p in enumerate(plan.clusters)]
     )
     lines = [
-        ("the round", f"{seconds(joint.makespan_s)}, its slowest cluster's batch and upload"),
+        ("the round", f"{seconds(joint.makespan_s)}, until its slowest cluster is done"),
         ("objective", f"{certificate.objective:.6g}; {_round_certainty(plan.solver, joint)}"),
         *(("idle", line) for line in _idlers(plan, joint)),
     ]
@@ -256,7 +259,8 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
 
 def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
     """Who sits the round out, and whether it could have taken part."""
-    pairs = links(joint.problem.uplinks, joint.problem.channels, joint.problem.options.fading)
+    problem, options = joint.problem, joint.problem.options
+    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
     possible = power_limits(pairs).max(axis=1) > 0
     needed = (pairs.energy_j / pairs.budgets).min(axis=1)
     at_full_power = pairs.energies(pairs.max_power_w).min(axis=1)

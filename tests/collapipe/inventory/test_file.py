@@ -145,7 +145,8 @@ def test_a_round_that_says_nothing_is_the_planners_own() -> None:
 def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
     given = (
         "round: {drift: paper, drift_weight: 2, kappa: 3, interference_constant_w: 4, "
-        "gradient_bound: 5, gamma_max: 6, queues: [7.5], fading: rayleigh}\n"
+        "gradient_bound: 5, gamma_max: 6, queues: [7.5], fading: rayleigh, "
+        "uplink: after, energy: adapters}\n"
     )
     figures = read(tmp_path, joint_file() + given).section.round
     assert figures.model_dump() == {
@@ -156,6 +157,8 @@ def test_a_rounds_figures_are_read(tmp_path: Path) -> None:
         "gradient_bound": 5.0,
         "gamma_max": 6.0,
         "fading": "rayleigh",
+        "uplink": "after",
+        "energy": "adapters",
         "queues": (7.5,),
     }
 

@@ -158,6 +158,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny run over uplinks that are all alike."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     world = ("cluster=paper", "channel=paper", "strategy=all", "channel.max_power_w=0.2")
+    world += ("strategy.energy=adapters",)
     alike = ("channel.gain_db=[-3,-3]", "channel.interference_w=[0.06,0.06]")
     play(folder, *world, *alike, "federation.channel_noise=1.0e-3")
     return folder

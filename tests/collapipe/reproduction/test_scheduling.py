@@ -78,7 +78,7 @@ def test_uploads_without_activations_are_shorter() -> None:
     pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
     assert all(full.took_part == bare.took_part for full, bare in pairs)
     pairs = zip(found()["full", "random"], found()["adapters", "random"], strict=True)
-    assert all(full.delay_s > bare.delay_s + 30 for full, bare in pairs)
+    assert all(full.delay_s > bare.delay_s for full, bare in pairs)
 
 
 def result(delay_s: float, took_part: tuple[bool, ...], queue: float = 0.0) -> ScheduledRound:
@@ -123,7 +123,7 @@ def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
     }
     # Replicas send no activations, models of one's own no adapters.
     assert uploads["vanilla_fl", "activations too"] == uploads["vanilla_fl", "adapters"] > 5
-    assert uploads["pipeline", "activations too"] > 50
+    assert uploads["pipeline", "activations too"] > 5  # what its pipeline does not hide
     assert uploads["pipeline", "adapters"] == 0
     own = sample[plain("collapipe")]
     assert own[0] == own[1]  # nothing changes

@@ -231,6 +231,7 @@ def test_a_split_is_forced() -> None:
     assert set(one.overrides) == {
         "cluster.energy_j=1.0e6",
         "strategy=even",
+        "~strategy.energy",
         "pipeline.num_segments=6",
         "pipeline.num_micro_batches=2",
         "model.dropout=0.1",

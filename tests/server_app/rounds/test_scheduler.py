@@ -29,6 +29,7 @@ MOBILE = (
     "channel=paper",
     "federation.num_units=4",
     "channel.num_channels=2",
+    "channel.energy_j=1.0e3",
     "federation.on_infeasible=skip",
 )
 FAST = ("federation.rounds=3", "federation.local_steps=1", "strategy.time_limit_s=100")

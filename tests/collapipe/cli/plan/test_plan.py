@@ -195,8 +195,8 @@ def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> 
     assert told.keys() == {"version", "clusters"}
     (cluster,) = told["clusters"]
     assert cluster.keys() == {
-        "name", "num_segments", "num_micro_batches", "latency_s", "segments", "lower_bound_s",
-        "gap", "solver", "solve_time_s", "front",
+        "name", "num_segments", "num_micro_batches", "latency_s", "segments", "activation_s",
+        "lower_bound_s", "gap", "solver", "solve_time_s", "front",
     }  # fmt: skip
     assert cluster["name"] == "workshop"
     assert [segment["device"] for segment in cluster["segments"]] == ["pi-1", "jetson"]
@@ -309,7 +309,7 @@ def test_no_answer_is_printed_that_breaks_a_constraint(
         right = cluster_solver("exact")(problem, rng)  # type: ignore[arg-type]
         best = replace(right.best, latency_s=right.best.latency_s / 2)
         certificate = replace(right.certificate, objective=best.latency_s, lower_bound=0.0)
-        return ClusterSolution((best,), certificate)
+        return ClusterSolution((best,), best, certificate)
 
     monkeypatch.setattr(planning, "cluster_solver", lambda name: too_fast)
     status, out, err = command(written(tmp_path, INVENTORY), "--json")

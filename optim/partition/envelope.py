@@ -1,0 +1,230 @@
+"""The fastest partitions of each S for some times on the uplink, and what could be faster.
+
+A partition with the sum Σ and the slowest stage M takes Σ + A + (m - 1)·max(M, A) s, A = a/m, when
+a batch's activations take a seconds on the uplink: as a function of a the greater of two lines,
+which meet at a = m·M. The least of all partitions with at most S segments is their lower envelope.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from optim.partition.rates import PROGRESS, SAME, Rates
+from optim.problem import Floats, Ints
+
+_WIDE = 1e3  # samples of a range do not go further down
+_SAMPLES = 3  # of single times
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Partitions, [N] each."""
+
+    segments: Ints  # S
+    row: Ints  # m - 1
+    total: Floats  # Σ, s
+    slowest: Floats  # M, s
+    blocks: Ints  # δ, [N, K]
+
+    @classmethod
+    def of(cls, rates: Rates, row: Ints, blocks: Floats) -> "Splits":
+        """Feasible partitions, with their times under the law of ``rates``."""
+        used = blocks > 0
+        segments = used.sum(axis=1)
+        slowest = np.where(used, rates.bottleneck(row, blocks), 0).max(axis=1)
+        if rates.paced:
+            total = segments * slowest
+        else:
+            chunk = rates.per_block[row] * blocks + np.where(used, rates.hop[row], 0)
+            total = chunk.sum(axis=1)
+        slowest = np.maximum(slowest, rates.floor[row])
+        return cls(segments, row, total + rates.behind[row], slowest, blocks.astype(int))
+
+    def where(self, keep: Ints) -> "Splits":
+        """Some of them."""
+        return Splits(
+            self.segments[keep],
+            self.row[keep],
+            self.total[keep],
+            self.slowest[keep],
+            self.blocks[keep],
+        )
+
+    def __add__(self, other: "Splits") -> "Splits":
+        names = "segments", "row", "total", "slowest", "blocks"
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return Splits(*(np.concatenate(pair) for pair in pairs))
+
+    def latency(self, activation_s: Floats | float) -> Floats:
+        """Seconds of a batch, broadcast over [..., N]."""
+        each = activation_s / (self.row + 1)
+        return np.asarray(self.total + each + self.row * np.maximum(self.slowest, each))
+
+
+@dataclass(slots=True)
+class Envelope:
+    """The best of the splits offered so far, for each S and every a that is asked for.
+
+    These are ``times``, ascending; if they are a ``range``, all from the first to the last.
+    """
+
+    times: Floats
+    range: bool
+    max_segments: int
+    splits: Splits
+    # For each S and piece its split, [S, Q], filled up with the last one, -1 where there is none; and
+    # where it begins, infinite where there are no more. A time by itself is a piece.
+    piece: Ints = field(init=False)
+    start: Floats = field(init=False)
+    # All beginnings, and the end of a range, [Q', S]; the envelope there, infinite where there is
+    # none.
+    knot: Floats = field(init=False)
+    value: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rebuild()
+
+    def offer(self, splits: Splits) -> None:
+        """Take what is better."""
+        goal = self.goal(splits.row, splits.slowest)[
+            np.arange(len(splits.row)), splits.segments - 1
+        ]
+        better = np.flatnonzero(splits.total < goal)
+        if len(better):
+            self.splits = self.splits + splits.where(better)
+            self._rebuild()
+
+    def goal(self, row: Ints, slowest: Floats) -> Floats:
+        """What Σ has to stay below so that a split helps, [N, Smax] s, if M is ``slowest`` [N].
+
+        It helps if it is the fastest with at most S segments for some a of the range. Between two
+        knots the envelope is one split's time; the difference to it is least at a knot, or where
+        the new one's lines meet.
+        """
+        goal = np.full((len(row), self.max_segments), -np.inf)
+        for knot, value in zip(self.knot, self.value * (1 - PROGRESS), strict=True):
+            each = knot / (row + 1)[:, None]
+            added = np.maximum(slowest[:, None], each)
+            added *= row[:, None]
+            added += each
+            np.maximum(goal, value - added, out=goal)
+        if not (self.range and len(self.splits.row)):
+            return goal
+        bend = (row + 1) * slowest
+        inside = (self.times[0] < bend) & (bend < self.times[-1])
+        if inside.any():
+            at_bend = self._values_at(bend[inside]) * (1 - PROGRESS) - bend[inside, None]
+            goal[inside] = np.maximum(goal[inside], at_bend)
+        return goal
+
+    def samples(self) -> list[float]:
+        """Some a among those asked for: what is best there promises to be good around it."""
+        low, high = float(self.times[0]), float(self.times[-1])
+        if not self.range or low == high:
+            some = np.linspace(0, len(self.times) - 1, min(len(self.times), _SAMPLES))
+            return [float(each) for each in self.times[some.astype(int)]]
+        first = max(low, high / _WIDE)
+        between = np.geomspace(first, high, 2 + int(2 * math.log2(high / first)))
+        return [low, *between[1:].tolist()]
+
+    @property
+    def least(self) -> float:
+        """The fastest of all for the first a, s."""
+        return float(self.value[0].min())
+
+    def front(self) -> tuple[Splits, Floats]:
+        """All that are the fastest with at most their S for some a, by S, then by a.
+
+        And from which a of a range to which, [N, 2]; the last one's end is infinite.
+        """
+        chosen, ranges = list[int](), list[tuple[float, float]]()
+        for size, (pieces, starts) in enumerate(zip(self.piece, self.start, strict=True), start=1):
+            ends = np.append(starts[1:], np.inf)
+            for place in dict.fromkeys(pieces.tolist()):
+                if place >= 0 and self.splits.segments[place] == size:
+                    (own,) = np.nonzero((pieces == place) & np.isfinite(starts))
+                    chosen.append(place)
+                    ranges.append((float(starts[own[0]]), float(ends[own[-1]])))
+        if not self.range:
+            ranges = [(0.0, math.inf)] * len(chosen)
+        return self.splits.where(np.array(chosen, dtype=int)), np.array(ranges).reshape(-1, 2)
+
+    def _values_at(self, activation_s: Floats) -> Floats:
+        """The envelope, [N, Smax], for an a [N], or for each S its own, [N, Smax]."""
+        if not len(self.splits.row):
+            return np.full((len(activation_s), self.max_segments), np.inf)
+        activation_s = activation_s.reshape(len(activation_s), -1)
+        place = (self.start <= activation_s[:, :, None]).sum(axis=2) - 1
+        piece = self.piece[np.arange(self.max_segments), np.maximum(place, 0)]
+        row = self.splits.row[piece]
+        each = activation_s / (row + 1)
+        slowest = np.maximum(self.splits.slowest[piece], each)
+        return np.where(piece >= 0, self.splits.total[piece] + each + row * slowest, np.inf)
+
+    def _rebuild(self) -> None:
+        """The envelopes of all S, each from the one before it and the splits of its own S."""
+        pieces, starts = list[Ints](), list[Floats]()
+        before = np.zeros(0, dtype=int)
+        for size in range(1, self.max_segments + 1):
+            own = np.flatnonzero(self.splits.segments == size)
+            if len(own) or not starts:
+                pool = np.concatenate([before, own])
+                before, start = self._fastest(pool)
+            pieces.append(before)
+            starts.append(start)
+        kept = np.unique(np.concatenate(pieces))
+        self.splits = self.splits.where(kept)
+        most = max(1, *map(len, pieces))
+        self.piece = np.full((self.max_segments, most), -1)
+        self.start = np.full((self.max_segments, most), np.inf)
+        for size, (piece, start) in enumerate(zip(pieces, starts, strict=True)):
+            self.piece[size] = np.searchsorted(kept, np.resize(piece, most)) if len(piece) else -1
+            self.piece[size, len(piece) :] = self.piece[size, len(piece) - 1]
+            self.start[size, : len(piece)] = start
+        high = float(self.times[-1])
+        knot = np.minimum(self.start, high)
+        if self.range:
+            knot = np.append(knot, np.full((len(knot), 1), high), axis=1)
+        self.knot = knot.T
+        self.value = self._values_at(self.knot)
+
+    def _fastest(self, pool: Ints) -> tuple[Ints, Floats]:
+        """Which of the pool is the fastest from which a on; of equal ones the first."""
+        if not len(pool):
+            return pool, np.zeros(0)
+        count, total = self.splits.row[pool] + 1, self.splits.total[pool]
+        slowest = self.splits.slowest[pool]
+        each = self.times[: 1 if self.range else None, None] / count
+        value = total + each + (count - 1) * np.maximum(slowest, each)
+        nearly = value <= value.min(axis=1, keepdims=True) * (1 + PROGRESS)
+        found = nearly.argmax(axis=1)
+        if not self.range:
+            return pool[found], self.times
+        return self._swept(pool, int(found[0]))
+
+    def _swept(self, pool: Ints, now: int) -> tuple[Ints, Floats]:
+        """The same for a range, at whose beginning ``now`` is the fastest."""
+        count, total = self.splits.row[pool] + 1, self.splits.total[pool]
+        slowest, high = self.splits.slowest[pool], float(self.times[-1])
+        found, starts = [now], [float(self.times[0])]
+        slope, bend = 1 / count, count * slowest
+        early = total + (count - 1) * slowest  # + slope·a up to the bend; then total + a
+        flat = np.where(slope < 1, 1 - slope, np.inf)
+        while True:
+            flatter = slope < slope[now]
+            first = np.full(len(pool), np.inf)
+            np.divide(early - early[now], slope[now] - slope, out=first, where=flatter)
+            second = (early - total[now]) / flat
+            meets = np.where(first <= bend[now], first, np.maximum(second, bend[now]))
+            # Who meets it here is faster from here on, as long as its own lines have not met.
+            meets[(meets < starts[-1] * (1 - SAME)) | (meets >= bend) | (slope == 1)] = np.inf
+            meets[now] = np.inf
+            following = meets.min()
+            if not following < high:
+                break
+            (nearest,) = np.nonzero(meets <= following * (1 + SAME))
+            now = int(nearest[slope[nearest].argmin()])
+            found.append(now)
+            starts.append(max(starts[-1], float(following)))
+        return pool[found], np.array(starts)
