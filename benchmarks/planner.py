@@ -4,7 +4,8 @@
 
 First a line for each law of latency and size of cluster: our answer, which has the whole Pareto
 front, then what HiGHS and Algorithm 2 take for one point, and how far their latencies lie from our
-best. Then the joint round, once the fronts are known. One core; medians, and every answer verified.
+best. Then the joint round, once the fronts are known, and what the uplink as a stage adds to both.
+One core; medians, and every answer verified.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import scipy
 from benchmarks.machine import machine
 from benchmarks.planner_partition import partitions
 from benchmarks.planner_round import Row, rows
+from benchmarks.planner_streamed import HEADER, streamed
 
 
 def main() -> None:
@@ -33,6 +35,10 @@ def main() -> None:
     print(Row.HEADER)
     for row in rows(options.instances, options.units, options.channels):
         print(row.line(), flush=True)
+    print(f"uploads after and beside the pipeline, N={options.units} J={options.channels}")
+    print(HEADER)
+    for line in streamed(options.instances, options.units, options.channels):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

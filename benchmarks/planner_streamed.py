@@ -1,0 +1,82 @@
+"""What it costs to plan with the uplink as a stage: the same rounds, uploads after and beside.
+
+Clusters have K=6 devices of uneven speed and L=12 blocks; channels are those of the paper's Table
+II, and a batch's activations take about as long on them as a pipeline computes. First all clusters'
+fronts are solved, without a cache, then the joint round with them. Every answer is verified.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from collapipe.state import Channel, Uplink
+from optim.allocation.exact import exact_allocation
+from optim.cluster_plan import activation_times
+from optim.partition.exact import exact_partition
+from optim.problem import UPLINKS, ClusterProblem, Latency, RoundOptions, RoundProblem
+from optim.verify import verify_cluster, verify_round
+from tests.optim.instances import heterogeneous
+
+LAWS: tuple[Latency, ...] = ("bound", "overlap")
+NUM_DEVICES, NUM_BLOCKS, ACTIVATION_BITS = 6, 12, 1e8
+HEADER = f"{'':<28}{'points':>8}{'fronts, ms':>14}{'round, ms (slowest)':>22}{'gap':>9}"
+
+
+def streamed(instances: int, units: int, channels: int) -> Iterator[str]:
+    """A line for each law, drift and uplink."""
+    for law in LAWS:
+        for drift in ("gamma", "paper"):
+            for uplink in UPLINKS[::-1]:
+                options = RoundOptions(drift=drift, uplink=uplink, energy="adapters")
+                yield _line(f"{law}, {drift}: {uplink}", law, options, instances, units, channels)
+
+
+def _line(
+    name: str, law: Latency, options: RoundOptions, instances: int, units: int, channels: int
+) -> str:
+    fronts_s, rounds_s, points, gaps = list[float](), list[float](), list[int](), list[float]()
+    for seed in range(instances):
+        clusters, problem = _draw(np.random.default_rng(seed), law, options, units, channels)
+        times = activation_times(problem.uplinks, problem.channels, options)
+        clusters = [replace(c, activation_s=t) for c, t in zip(clusters, times, strict=True)]
+        start = time.perf_counter()
+        solved = [exact_partition(cluster) for cluster in clusters]
+        fronts_s.append(time.perf_counter() - start)
+        for solution, cluster in zip(solved, clusters, strict=True):
+            verify_cluster(solution, cluster)
+        problem = replace(problem, fronts=tuple(each.front for each in solved))
+        exact_allocation(problem)  # warms up
+        start = time.perf_counter()
+        answer = exact_allocation(problem)
+        rounds_s.append(time.perf_counter() - start)
+        verify_round(answer, problem)
+        points.append(sum(map(len, problem.fronts)))
+        gaps.append(answer.certificate.gap)
+    front, middle, slowest = (
+        1e3 * each
+        for each in (statistics.median(fronts_s), statistics.median(rounds_s), max(rounds_s))
+    )
+    count = statistics.median(points)
+    return f"{name:<28}{count:>8g}{front:>14.0f}{middle:>12.2f} ({slowest:>7.2f}){max(gaps):>9.0e}"
+
+
+def _draw(
+    rng: np.random.Generator, law: Latency, options: RoundOptions, units: int, channels: int
+) -> tuple[list[ClusterProblem], RoundProblem]:
+    gains = 10 ** ((-0.1 + 0.04 * rng.uniform(-0.5, 0.5, (units, channels))) / 10)
+    bands = zip(rng.uniform(4e5, 6e5, channels), rng.uniform(0.06, 0.08, channels), strict=True)
+    clusters = [heterogeneous(rng, NUM_DEVICES, NUM_BLOCKS, law) for _ in range(units)]
+    problem = RoundProblem(
+        fronts=((),) * units,
+        uplinks=tuple(
+            Uplink(0.5, 10.0, 9.6e6, ACTIVATION_BITS, tuple(each)) for each in gains.tolist()
+        ),
+        channels=tuple(Channel(float(b), float(i), 10**-20.4) for b, i in bands),
+        queues=tuple(rng.uniform(0, 10, units).tolist()),
+        num_blocks=NUM_BLOCKS,
+        options=options,
+    )
+    return clusters, problem
