@@ -105,8 +105,8 @@ class LinkFormat:
 def expected_step(
     form: LinkFormat, examples: Examples, batch_size: int, num_micro_batches: int, seed: int
 ) -> tuple[float, float]:
-    """Bytes up and down, means of the steps on a first epoch's batches, at most ``_SAMPLED`` of them, evenly spaced;
-    ``seed`` is that of the unit's data."""
+    """Bytes up and down: means of the steps on a first epoch's batches, at most ``_SAMPLED`` of
+    them, evenly spaced; ``seed`` is that of the unit's data."""
     lengths = examples.lengths
     epoch = len(lengths) // min(batch_size, len(lengths))
     count = min(epoch, _SAMPLED)

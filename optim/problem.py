@@ -54,8 +54,9 @@ class Partition:
     """A point of a cluster's front.
 
     ``latency_s`` is Σ + (m - 1)·M with Σ the sum of all stages and M the slowest, without the
-    uplink, which is a stage of its own: see ``optim.latency.streamed_s``. ``replicated``: every device holds the whole encoder and trains b/K samples (VanillaFL): no
-    pipeline, S = 1. ``over_limits``: found as if memory and energy were unlimited.
+    uplink, which is a stage of its own: see ``optim.latency.streamed_s``. ``replicated``: every
+    device holds the whole encoder and trains b/K samples (VanillaFL): no pipeline, S = 1.
+    ``over_limits``: found as if memory and energy were unlimited.
     """
 
     blocks: tuple[int, ...]  # δ_k for each of the K devices, 0 for those left out
@@ -77,9 +78,10 @@ class ClusterSolution:
     """A solver's answer to a ``ClusterProblem``.
 
     For each number of segments S, in ascending order, the front holds who is fastest of all with at
-    most as many, for some of the problem's times on the uplink, in the order of those times: more segments than the fastest are dominated, since the drift Γ grows with S. Heuristics
-    answer with a single point. The certificate is of ``best``, with its time on the uplink. Not
-    ``complete``: a time limit ended the search, so the front may lack points or hold slower ones.
+    most as many, for some of the problem's times on the uplink, in the order of those times: more
+    segments than the fastest are dominated, since the drift Γ grows with S. Heuristics answer with
+    a single point. The certificate is of ``best``, with its time on the uplink. Not ``complete``: a
+    time limit ended the search, so the front may lack points or hold slower ones.
     """
 
     front: tuple[Partition, ...]

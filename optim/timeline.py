@@ -66,8 +66,8 @@ def stages_behind(
 def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTimes, ...]:
     """The segments of a batch in the order in which activations pass them.
 
-    The last hop ends when the law's latency is over, if nothing is behind it. Replicas (VanillaFL) compute side by side and
-    send nothing.
+    The last hop ends when the law's latency is over, if nothing is behind it. Replicas (VanillaFL)
+    compute side by side and send nothing.
     """
     if partition.replicated:
         whole, share = Span(0, problem.num_blocks), problem.batch_size / len(problem.devices)

@@ -135,7 +135,7 @@ class DeviceSection(Section):
 class UplinkSection(Section):
     """``uplink``: power and joules at most, bits to send, and a gain for each channel.
 
-    ``head_s`` and ``gradient_s`` are seconds of a batch behind it: in the head, and on the way down.
+    ``head_s`` and ``gradient_s`` are seconds of a batch behind it: in the head, on the way down.
     """
 
     power_w: Positive

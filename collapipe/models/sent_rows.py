@@ -42,7 +42,7 @@ class RowsRead:
         return cls(reads, extra_rows(spec))
 
     def of(self, mask: Tensor, targets: Tensor) -> Tensor:
-        """True at each row that travels, [b, s + extra], for ``mask`` [b, s], ``targets`` [b, t]."""
+        """True at each row that travels, [b, s + extra]; ``mask`` [b, s], ``targets`` [b, t]."""
         read = torch.ones_like(mask)
         if self.reads == "first":
             read[:, 1:] = False

@@ -15,7 +15,6 @@ from optim.latency import streamed_s
 from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import Links, links, power_limits
 
-
 _PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26))  # of float32, with their scales
 _figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest_s")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.partition.knapsack import Bottleneck, Nodes, solve, useful_devices
 from optim.partition.envelope import Envelope, Splits
+from optim.partition.knapsack import Bottleneck, Nodes, solve, useful_devices
 from optim.partition.rates import SAME, Rates
 from optim.problem import Floats, Ints
 

@@ -73,8 +73,8 @@ class Envelope:
     range: bool
     max_segments: int
     splits: Splits
-    # For each S and piece its split, [S, Q], filled up with the last one, -1 where there is none; and
-    # where it begins, infinite where there are no more. A time by itself is a piece.
+    # For each S and piece its split, [S, Q], filled up with the last one, -1 where there is none;
+    # and where it begins, infinite where there are no more. A time by itself is a piece.
     piece: Ints = field(init=False)
     start: Floats = field(init=False)
     # All beginnings, and the end of a range, [Q', S]; the envelope there, infinite where there is

@@ -1,6 +1,5 @@
 """A cluster's front: constraints C1, C2, C7 and C9', latencies, order and certificate."""
 
-import itertools
 import math
 from collections.abc import Sequence
 
