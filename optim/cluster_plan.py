@@ -137,8 +137,8 @@ def activation_times(
 ) -> list[tuple[float, ...]]:
     """What each unit's activations may take on an uplink while its pipeline runs, s, ascending.
 
-    On each channel at full power; under drift ``paper``, where a unit may send with less, from the
-    best channel on any time. 0 where they wait for the pipeline, or no channel is feasible.
+    0, for the pipeline by itself; on each channel what they take at full power, or under drift
+    ``paper``, where a unit may send with less, any time. Only 0 where they wait for the pipeline.
     """
     if options.uplink == "after" or not (uplinks and channels):
         return [(0.0,)] * len(uplinks)
@@ -147,9 +147,9 @@ def activation_times(
     seconds, _ = pairs.parts(limits)
     found = []
     for feasible, each in zip(limits > 0, seconds, strict=True):
-        times = tuple(np.unique(each[feasible]).tolist()) or (0.0,)
-        any_power = options.drift == "paper" and times[0] > 0
-        found.append((times[0], math.inf) if any_power else times)
+        times = tuple(np.unique(np.append(each[feasible], 0.0)).tolist())
+        any_power = options.drift == "paper" and len(times) > 1
+        found.append((0.0, math.inf) if any_power else times)
     return found
 
 

@@ -116,7 +116,7 @@ class RoundOptions:
     hard_gamma: bool = False  # C11: also Γ_n ≤ Γ^max of each scheduled unit in every round
     fading: str = "none"
     uplink: str = "streamed"
-    energy: str = "adapters"
+    energy: str = "all"
 
     def __post_init__(self) -> None:
         check_choice("drift", self.drift, ("gamma", "paper"))

@@ -5,7 +5,9 @@ memory or energy allows, it says so instead of answering. Those that use every d
 first L where there are more devices than blocks.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -83,7 +85,9 @@ def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> 
 
     The blocks are split evenly over S devices, every set of S equally likely.
     """
-    best = exact_partition(problem).best
+    on_uplink = [each for each in problem.activation_s[1:] if math.isfinite(each)]
+    asked = (on_uplink or problem.activation_s)[:1]  # as the best channel lets it
+    best = exact_partition(replace(problem, activation_s=tuple(asked))).best
     chosen = rng.choice(len(problem.devices), size=best.num_segments, replace=False)
     return _spread(problem, chosen.tolist()), best.num_micro_batches
 

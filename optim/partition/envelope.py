@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from optim.partition.rates import PROGRESS, SAME, Rates
+from optim.partition.rates import PROGRESS, Rates
 from optim.problem import Floats, Ints
 
 _WIDE = 1e3  # samples of a range do not go further down
@@ -136,7 +136,8 @@ class Envelope:
     def front(self) -> tuple[Splits, Floats]:
         """All that are the fastest with at most their S for some a, by S, then by a.
 
-        And from which a of a range to which, [N, 2]; the last one's end is infinite.
+        And from which a of a range to which, [N, 2]; the last one's end is infinite. Of those that
+        are equally fast the first one stands for all.
         """
         chosen, ranges = list[int](), list[tuple[float, float]]()
         for size, (pieces, starts) in enumerate(zip(self.piece, self.start, strict=True), start=1):
@@ -148,7 +149,25 @@ class Envelope:
                     ranges.append((float(starts[own[0]]), float(ends[own[-1]])))
         if not self.range:
             ranges = [(0.0, math.inf)] * len(chosen)
-        return self.splits.where(np.array(chosen, dtype=int)), np.array(ranges).reshape(-1, 2)
+        return self._without_equals(np.array(chosen, dtype=int), ranges)
+
+    def _without_equals(
+        self, chosen: Ints, ranges: list[tuple[float, float]]
+    ) -> tuple[Splits, Floats]:
+        """Leave out who is nowhere faster than one before; that one takes over the range."""
+        splits, times = self.splits.where(chosen), self.times
+        if self.range:  # the lines of two differ most at these
+            bends = (splits.row + 1) * splits.slowest
+            times = np.maximum(np.append(bends, times[0]), times[0])
+        seconds, kept = splits.latency(times[:, None]), list[int]()
+        for place, own in enumerate(seconds.T):
+            equal = [q for q in kept if (seconds[:, q] <= own * (1 + PROGRESS)).all()]
+            if equal:
+                (first, last), (start, end) = ranges[equal[0]], ranges[place]
+                ranges[equal[0]] = min(first, start), max(last, end)
+            else:
+                kept.append(place)
+        return splits.where(np.array(kept, dtype=int)), np.array([ranges[q] for q in kept])
 
     def _values_at(self, activation_s: Floats) -> Floats:
         """The envelope, [N, Smax], for an a [N], or for each S its own, [N, Smax]."""
@@ -212,19 +231,23 @@ class Envelope:
         early = total + (count - 1) * slowest  # + slope·a up to the bend; then total + a
         flat = np.where(slope < 1, 1 - slope, np.inf)
         while True:
-            flatter = slope < slope[now]
+            start = starts[-1]
+            value = np.maximum(early + slope * start, total + start)
+            pace = np.where(start < bend, slope, 1.0)
+            flatter = (value <= value[now] * (1 + PROGRESS)) & (pace < pace[now])
+            if flatter.any():  # as fast here, and faster from here on
+                now = found[-1] = int(np.where(flatter, pace, np.inf).argmin())
             first = np.full(len(pool), np.inf)
-            np.divide(early - early[now], slope[now] - slope, out=first, where=flatter)
+            np.divide(early - early[now], slope[now] - slope, out=first, where=slope < slope[now])
             second = (early - total[now]) / flat
             meets = np.where(first <= bend[now], first, np.maximum(second, bend[now]))
-            # Who meets it here is faster from here on, as long as its own lines have not met.
-            meets[(meets < starts[-1] * (1 - SAME)) | (meets >= bend) | (slope == 1)] = np.inf
+            # Who meets it later is faster from there on, as long as its own lines have not met.
+            meets[(meets <= start) | (meets >= bend) | (slope == 1)] = np.inf
             meets[now] = np.inf
-            following = meets.min()
-            if not following < high:
+            following = int(meets.argmin())
+            if not meets[following] < high:
                 break
-            (nearest,) = np.nonzero(meets <= following * (1 + SAME))
-            now = int(nearest[slope[nearest].argmin()])
-            found.append(now)
-            starts.append(max(starts[-1], float(following)))
+            starts.append(float(meets[following]))
+            found.append(following)
+            now = following
         return pool[found], np.array(starts)

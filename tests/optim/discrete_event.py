@@ -24,21 +24,35 @@ class Chunk:
     hop_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Seconds of one micro-batch behind the last segment: each a resource of its own."""
+
+    uplink_s: float = 0.0
+    head_s: float = 0.0  # forward and backward
+    gradient_s: float = 0.0
+
+
 def makespan(
-    schedule: Schedule, forward: Sequence[Chunk], backward: Sequence[Chunk], sender: Sender
+    schedule: Schedule,
+    forward: Sequence[Chunk],
+    backward: Sequence[Chunk],
+    sender: Sender,
+    behind: Behind | None = None,
 ) -> float:
-    """Seconds until every action is done; the head takes none.
+    """Seconds until every action is done.
 
     A link carries activations and gradients one at a time, in the order of its segment's actions.
+    Activations reach the head by the uplink, gradients the last segment by a way of their own.
     """
-    run = _Run(len(forward), sender)
+    run = _Run(len(forward), sender, behind or Behind())
     waiting = [list(actions) for actions in schedule]
     while any(waiting):
         for stage, actions in enumerate(waiting):
             while actions and run.may_start(stage, actions[0]):
                 action = actions.pop(0)
                 if stage == len(forward):
-                    run.ended[stage, action] = run.ready_s(stage, action)
+                    run.pass_head(stage, action)
                 elif action.kind == FORWARD:
                     run.send_forward(stage, action, forward[stage])
                 else:
@@ -49,12 +63,14 @@ def makespan(
 class _Run:
     """When each resource is free, and when each action has ended, its forward hop included."""
 
-    def __init__(self, num_segments: int, sender: Sender) -> None:
+    def __init__(self, num_segments: int, sender: Sender, behind: Behind) -> None:
         self.device_free_s = [0.0] * num_segments
         self.link_free_s = [0.0] * num_segments
         self.ended: dict[tuple[int, Action], float] = {}
         self._head = num_segments
         self._sender = sender
+        self._behind = behind
+        self._uplink_free_s = self._head_free_s = self._gradients_free_s = 0.0
 
     def may_start(self, stage: int, action: Action) -> bool:
         """Whether the time at which its input is there is known."""
@@ -77,6 +93,17 @@ class _Run:
         arrived = self._hop(stage, self.ready_s(stage, action), chunk.hop_s)
         begin = max(self.device_free_s[stage], arrived)
         self.ended[stage, action] = self.device_free_s[stage] = begin + chunk.compute_s
+
+    def pass_head(self, stage: int, action: Action) -> None:
+        """A forward ends with its activations there, a backward with its gradients back here."""
+        ready_s = self.ready_s(stage, action)
+        if action.kind == FORWARD:
+            self._uplink_free_s = max(self._uplink_free_s, ready_s) + self._behind.uplink_s
+            self.ended[stage, action] = self._uplink_free_s
+        else:
+            self._head_free_s = max(self._head_free_s, ready_s) + self._behind.head_s
+            sent_s = max(self._gradients_free_s, self._head_free_s) + self._behind.gradient_s
+            self.ended[stage, action] = self._gradients_free_s = sent_s
 
     def _hop(self, stage: int, ready_s: float, hop_s: float) -> float:
         busy = self.device_free_s if self._sender == "device" else self.link_free_s
@@ -108,11 +135,15 @@ class Station:
 
 @dataclass
 class Line:
-    """Stations in a row, through which micro-batches go one behind the other; a clock, a meter."""
+    """Stations in a row, through which micro-batches go one behind the other; a clock, a meter.
+
+    ``starts_s`` is when each station has begun with its micro-batches, in order.
+    """
 
     stations: Sequence[Station]
     clock_s: float = 0.0
     spent_j: dict[str, float] = field(default_factory=dict)
+    starts_s: dict[int, list[float]] = field(default_factory=dict)
 
     def run(self, num_micro_batches: int) -> None:
         """One batch, event by event; the next may start when its last micro-batch is through."""
@@ -133,5 +164,6 @@ class Line:
         for place, station in enumerate(self.stations):
             if waiting[place] and not busy[place]:
                 busy[place] = True
+                self.starts_s.setdefault(place, []).append(self.clock_s)
                 end_s = self.clock_s + station.seconds
                 heapq.heappush(events, (end_s, place, waiting[place].pop(0)))

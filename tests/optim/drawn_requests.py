@@ -50,6 +50,16 @@ def drawn_request(preset: str, seed: int, num_units: int = 6) -> RoundRequest:
     )
 
 
+def with_stages_behind(asked: RoundRequest, seed: int) -> RoundRequest:
+    """A head on the server and a downlink that take time, of some units one, of some both."""
+    rng, clusters = np.random.default_rng(seed), []
+    for state in asked.clusters:
+        head, gradient = rng.uniform(0, 30, 2) * (rng.random(2) < 0.7)
+        uplink = replace(state.uplink, head_s=float(head), gradient_s=float(gradient))
+        clusters.append(replace(state, uplink=uplink))
+    return replace(asked, clusters=tuple(clusters))
+
+
 def away(device: DeviceProfile) -> DeviceProfile:
     """As a request has one that is not there."""
     return replace(device, max_blocks=0)

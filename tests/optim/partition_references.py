@@ -1,30 +1,71 @@
 """Sub-1 by other ways: slow, plain, and without the solver's ideas."""
 
+import functools
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from optim.latency import block_caps, micro_batch_sizes, pipeline_latency
-from optim.problem import ClusterProblem, Floats
+from optim.problem import ClusterProblem, Floats, Ints
 
 
-def by_enumeration(problem: ClusterProblem) -> Floats:
-    """The least latency with at most S segments, [Smax + 1], by trying every δ and m."""
-    caps, devices = block_caps(problem), len(problem.devices)
-    least = np.full(min(devices, problem.num_blocks) + 1, np.inf)
-    for blocks in itertools.product(range(problem.num_blocks + 1), repeat=devices):
-        if sum(blocks) != problem.num_blocks:
-            continue
-        segments = sum(held > 0 for held in blocks)
-        for row in np.flatnonzero((np.array(blocks) <= caps).all(axis=1)):
-            m = int(row) + 1
-            latency = pipeline_latency(
-                problem.devices, blocks, problem.batch_size, m, problem.latency
-            )
-            least[segments] = min(least[segments], latency)
-    return np.minimum.accumulate(least)
+def with_stages_behind(
+    problem: ClusterProblem, m: Ints | int, passed: Floats, slowest: Floats, activation_s: Floats
+) -> Floats:
+    """Seconds of a batch from what a micro-batch passes in the encoder and its slowest stage there.
+
+    Behind it are the uplink, the head and the gradients' way down, each a stage; broadcast.
+    """
+    stages = [activation_s / m, problem.head_s / m, problem.gradient_s / m]
+    return passed + sum(stages) + (m - 1) * functools.reduce(np.maximum, stages, slowest)
+
+
+@dataclass(frozen=True)
+class EveryPartition:
+    """All feasible ones, [P] each: δ [P, K], m, S, and the encoder's Σ and slowest stage."""
+
+    problem: ClusterProblem
+    blocks: Ints
+    m: Ints
+    segments: Ints
+    passed: Floats
+    slowest: Floats
+
+    @classmethod
+    def of(cls, problem: ClusterProblem) -> "EveryPartition":
+        """Each δ with each m, under the problem's law."""
+        laws, devices = [device.time for device in problem.devices], len(problem.devices)
+        u, v, w, ell = np.array([(law.u, law.v, law.w, law.ell) for law in laws]).T
+        every = itertools.product(range(problem.num_blocks + 1), repeat=devices)
+        whole = np.array([blocks for blocks in every if sum(blocks) == problem.num_blocks])
+        sizes, caps = micro_batch_sizes(problem)[:, None, None], block_caps(problem)[:, None]
+        computes, hops = whole * (u * sizes + v), np.where(whole > 0, w * sizes + ell, 0.0)
+        stages = np.maximum(computes, hops) if problem.latency == "overlap" else computes + hops
+        segments, slowest = (whole > 0).sum(axis=1), stages.max(axis=2)
+        passed = (computes + hops).sum(axis=2)
+        if problem.latency == "bound":
+            passed = segments * slowest
+        at = row, place = np.nonzero((whole <= caps).all(axis=2))
+        return cls(problem, whole[place], row + 1, segments[place], passed[at], slowest[at])
+
+    def latency(self, activation_s: Floats) -> Floats:
+        """Seconds of a batch whose activations take so long on the uplink, [..., P]."""
+        times = self.m, self.passed, self.slowest, activation_s[..., np.newaxis]
+        return with_stages_behind(self.problem, *times)
+
+
+def by_enumeration(problem: ClusterProblem, activation_s: Floats | float = 0.0) -> Floats:
+    """The least latency with at most S segments, [..., Smax + 1], by trying every δ and m."""
+    every, most = EveryPartition.of(problem), min(len(problem.devices), problem.num_blocks)
+    latency = every.latency(np.asarray(activation_s))
+    least = np.full((*latency.shape[:-1], most + 1), np.inf)
+    for segments in range(1, most + 1):
+        few = latency[..., every.segments <= segments]
+        least[..., segments] = few.min(axis=-1, initial=np.inf)
+    return least
 
 
 def thresholds(problem: ClusterProblem, m: int) -> tuple[Floats, Floats, Floats]:
@@ -43,27 +84,35 @@ def thresholds(problem: ClusterProblem, m: int) -> tuple[Floats, Floats, Floats]
     return chunk, slowest, np.unique(slowest[allowed])
 
 
-def by_thresholds(problem: ClusterProblem) -> Floats:
-    """Law ``bound`` by trying every m, S and chunk."""
-    least = np.full(min(len(problem.devices), problem.num_blocks) + 1, np.inf)
+def by_thresholds(problem: ClusterProblem, activation_s: Floats | float = 0.0) -> Floats:
+    """Law ``bound`` by trying every m, S and chunk, [..., Smax + 1]."""
+    uplink = np.asarray(activation_s)
+    most = min(len(problem.devices), problem.num_blocks)
+    least = np.full((*uplink.shape, most + 1), np.inf)
     for m in range(1, problem.max_micro_batches + 1):
         _, slowest, levels = thresholds(problem, m)
         held = (slowest <= levels[:, None, None]).sum(axis=2)
         total = np.cumsum(np.sort(held, axis=1)[:, ::-1], axis=1)
-        for segments in range(1, len(least)):
+        for segments in range(1, most + 1):
             enough = total[:, segments - 1] >= problem.num_blocks
             if enough.any():
-                latency = (segments + m - 1) * levels[enough.argmax()]
-                least[segments] = min(least[segments], latency)
-    return np.minimum.accumulate(least)
+                level = levels[enough.argmax()]
+                latency = with_stages_behind(problem, m, segments * level, level, uplink)
+                least[..., segments] = np.minimum(least[..., segments], latency)
+    return np.minimum.accumulate(least, axis=-1)
 
 
-def by_dynamic_programme(problem: ClusterProblem) -> Floats:
-    """The additive laws by a programme over devices, S and blocks, for every m and bottleneck."""
-    least = np.full(min(len(problem.devices), problem.num_blocks) + 1, np.inf)
+def by_dynamic_programme(problem: ClusterProblem, activation_s: Floats | float = 0.0) -> Floats:
+    """The additive laws by a programme over devices, S and blocks, for every m and bottleneck.
+
+    [..., Smax + 1].
+    """
+    uplink = np.asarray(activation_s)
+    most = min(len(problem.devices), problem.num_blocks)
+    least = np.full((*uplink.shape, most + 1), np.inf)
     for m in range(1, problem.max_micro_batches + 1):
         chunk, slowest, levels = thresholds(problem, m)
-        cost = np.full((len(levels), len(least), problem.num_blocks + 1), np.inf)
+        cost = np.full((len(levels), most + 1, problem.num_blocks + 1), np.inf)
         cost[:, 0, 0] = 0
         for k in range(len(problem.devices)):
             before = cost.copy()
@@ -71,9 +120,9 @@ def by_dynamic_programme(problem: ClusterProblem) -> Floats:
                 first = np.searchsorted(levels, slowest[k, held - 1])
                 with_it = before[first:, :-1, : -held or None] + chunk[k, held - 1]
                 np.minimum(cost[first:, 1:, held:], with_it, out=cost[first:, 1:, held:])
-        latency = cost[:, :, -1] + (m - 1) * levels[:, None]
-        least = np.minimum(least, latency.min(axis=0))
-    return np.minimum.accumulate(least)
+        times = cost[:, :, -1], levels[:, None], uplink[..., None, None]
+        least = np.minimum(least, with_stages_behind(problem, m, *times).min(axis=-2))
+    return np.minimum.accumulate(least, axis=-1)
 
 
 def by_full_devices(problem: ClusterProblem) -> Floats:

@@ -52,7 +52,7 @@ def refute_bound(solution: RoundSolution, problem: RoundProblem) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Pipeline and upload time, and part of the drift, of each unit, channel and choice.
+    """Finish time and part of the drift of each unit, channel and choice.
 
     A choice is a power and a point of the front; both arrays are [N, J, O], infinite where a choice
     is infeasible.
@@ -64,15 +64,16 @@ class _Choices:
 
 def _choices(problem: RoundProblem) -> _Choices:
     options, queues = problem.options, np.array(problem.queues)[:, None, None]
-    latencies, segments = _points(problem)
+    (latencies, slowest), (segments, counts) = _points(problem)
     pairs = radio.all_pairs(problem)
     each, largest = at(pairs, (..., None)), largest_powers(pairs, options)
     finish, costs = [], []
     for fraction in POWER_FRACTIONS[options.drift]:
         power_w = fraction * largest[..., None]
-        uploads = radio.uploads(pairs, fraction * largest, options)
-        uploads = np.where(radio.reached(pairs), uploads, math.inf)
-        seconds = latencies[:, None] + uploads[..., None]
+        times = latencies[:, None], slowest[:, None], counts[:, None]
+        with np.errstate(invalid="ignore"):  # nothing gets through, or there is no such point
+            seconds = radio.finishes(*times, each, power_w, options)
+        seconds[~(np.isfinite(latencies[:, None]) & radio.reached(each))] = math.inf
         if options.hard_gamma:
             late = radio.gammas(each, power_w, segments[:, None], problem) > options.gamma_max
             seconds[late] = math.inf
@@ -84,14 +85,19 @@ def _choices(problem: RoundProblem) -> _Choices:
 
 
 def _points(problem: RoundProblem) -> tuple[Floats, Ints]:
-    """Latencies and S of the fronts' points, [N, P]; a front that is shorter ends in infinity."""
+    """Latencies and slowest stages, [2, N, P], and S and m, likewise, of the fronts' points.
+
+    The latencies of a front that is shorter end in infinity.
+    """
     longest = max(len(front) for front in problem.fronts)
-    latencies = np.full((len(problem.fronts), longest), math.inf)
-    segments = np.zeros((len(problem.fronts), longest), dtype=np.int64)
+    times = np.zeros((2, len(problem.fronts), longest))
+    times[0] = math.inf
+    counts = np.ones((2, len(problem.fronts), longest), dtype=np.int64)
     for unit, front in enumerate(problem.fronts):
-        latencies[unit, : len(front)] = [point.latency_s for point in front]
-        segments[unit, : len(front)] = [point.num_segments for point in front]
-    return latencies, segments
+        for place, point in enumerate(front):
+            times[:, unit, place] = point.latency_s, point.slowest_s
+            counts[:, unit, place] = point.num_segments, point.num_micro_batches
+    return times, counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,12 @@ def random_round(
     most_units: int = 5,
     most_channels: int = 4,
     most_segments: int = 4,
+    most_points: int = 2,
 ) -> RoundProblem:
-    """Empty fronts, pairs without energy, queues of 0, equal costs and latencies among them."""
+    """Empty fronts, pairs without energy, queues of 0, equal costs and latencies among them.
+
+    Uploads take place beside the pipelines or after them; some take longer than these.
+    """
     num_units = int(rng.integers(1, most_units + 1))
     num_channels = int(rng.integers(1, most_channels + 1))
     hard = bool(rng.random() < 0.25)
@@ -37,14 +41,16 @@ def random_round(
         gamma_max=gamma,
         hard_gamma=hard,
         fading=fading,
+        uplink="streamed" if rng.random() < 0.7 else "after",
+        energy="all" if rng.random() < 0.5 else "adapters",
     )
     channels = tuple(
         Channel(float(rng.uniform(4e5, 6e5)), float(rng.uniform(0.06, 0.08)), 4e-21)
         for _ in range(num_channels)
     )
     return RoundProblem(
-        fronts=tuple(_front(rng, most_segments) for _ in range(num_units)),
-        uplinks=tuple(_uplink(rng, channels) for _ in range(num_units)),
+        fronts=tuple(_front(rng, most_segments, most_points) for _ in range(num_units)),
+        uplinks=tuple(_uplink(rng, channels, options.energy) for _ in range(num_units)),
         channels=channels,
         queues=_queues(rng, num_units),
         num_blocks=12,
@@ -52,7 +58,8 @@ def random_round(
     )
 
 
-def _front(rng: np.random.Generator, most_segments: int) -> tuple[Partition, ...]:
+def _front(rng: np.random.Generator, most_segments: int, most_points: int) -> tuple[Partition, ...]:
+    """Points of several S, up to so many of each; more segments seldom take longer."""
     if rng.random() < 0.15:
         return ()
     count = int(rng.integers(1, most_segments + 1))
@@ -60,20 +67,32 @@ def _front(rng: np.random.Generator, most_segments: int) -> tuple[Partition, ...
     latencies = [float(x) for x in 20 + rng.choice(60, count, replace=False)]
     if rng.random() < 0.7:
         latencies = [float(x * rng.uniform(0.99, 1.0)) for x in latencies]
-    points = zip(held, sorted(latencies, reverse=True), strict=True)
-    return tuple(Partition((13 - s,) + (1,) * (s - 1), 4, latency) for s, latency in points)
+    points = []
+    for segments, latency in zip(held, sorted(latencies, reverse=True), strict=True):
+        for _ in range(int(rng.integers(1, most_points + 1))):
+            points.append(point_of(rng, segments, latency))
+            latency *= float(rng.choice([1.0, rng.uniform(1.0, 1.2)]))
+    return tuple(points)
 
 
-def _uplink(rng: np.random.Generator, channels: tuple[Channel, ...]) -> Uplink:
+def point_of(rng: np.random.Generator, segments: int, latency_s: float) -> Partition:
+    """One whose slowest stage takes an eighth of what a micro-batch passes at least."""
+    m, share = int(rng.choice([1, 2, 4, 8])), float(rng.choice([0.125, rng.uniform(0.125, 1.0)]))
+    slowest = latency_s / (1 / share + m - 1)
+    return Partition((13 - segments,) + (1,) * (segments - 1), m, latency_s, slowest)
+
+
+def _uplink(rng: np.random.Generator, channels: tuple[Channel, ...], energy_for: str) -> Uplink:
     gains = tuple(float(10 ** rng.uniform(-1.5, 0)) for _ in channels)
     if rng.random() < 0.2:
         gains = (gains[0],) * len(gains)
     if rng.random() < 0.1:
         gains = (0.0, *gains[1:])
     bits = float(rng.uniform(1e6, 1e7))
+    activations = float(rng.choice([0.0, 1e7, 10 ** rng.uniform(6.5, 8.0)]))
+    paid = bits + activations if energy_for == "all" else bits
     # From too little on every channel to more than enough.
-    energy = bits * math.log(2) * 0.07 / 5e5 * float(10 ** rng.uniform(-0.2, 1.8))
-    activations = float(rng.choice([0.0, 1e7]))
+    energy = paid * math.log(2) * 0.07 / 5e5 * float(10 ** rng.uniform(-0.2, 1.8))
     return Uplink(float(rng.uniform(0.1, 3.0)), energy, bits, activations, gains)
 
 
@@ -98,17 +117,50 @@ def rate(problem: RoundProblem, unit: int, channel: int, power: float) -> float:
     return band.bandwidth_hz * mean / math.log(2)
 
 
+def finish(problem: RoundProblem, unit: int, point: Partition, rate_bps: float) -> float:
+    """When all is sent: one micro-batch after the other as they leave the pipeline."""
+    uplink, m, sent_s = problem.uplinks[unit], point.num_micro_batches, 0.0
+    for left_s in leaves(problem, point):
+        sent_s = max(sent_s, left_s) + uplink.activation_bits / m / rate_bps
+    return sent_s + uplink.model_bits / rate_bps
+
+
+def leaves(problem: RoundProblem, point: Partition) -> list[float]:
+    """When each micro-batch may be uploaded."""
+    m, pace = point.num_micro_batches, point.slowest_s
+    if problem.options.uplink == "after":
+        pace = 0.0
+    return [point.latency_s - later * pace for later in range(m - 1, -1, -1)]
+
+
+def least_rate(problem: RoundProblem, unit: int, point: Partition, deadline_s: float) -> float:
+    """Bit/s to be done by a deadline, whichever micro-batch the uplink waits for last."""
+    uplink, m = problem.uplinks[unit], point.num_micro_batches
+    return max(
+        ((m - place) / m * uplink.activation_bits + uplink.model_bits) / (deadline_s - left_s)
+        for place, left_s in enumerate(leaves(problem, point))
+    )
+
+
+def paid_bits(problem: RoundProblem, unit: int) -> float:
+    """What the unit's energy is for."""
+    uplink = problem.uplinks[unit]
+    if problem.options.energy == "adapters":
+        return uplink.model_bits
+    return uplink.model_bits + uplink.activation_bits
+
+
 def highest_power(problem: RoundProblem, unit: int, channel: int) -> float:
     """P^max or where the energy is used up, by bisection; 0: never enough."""
-    uplink, band = problem.uplinks[unit], problem.channels[channel]
+    uplink, band, bits = problem.uplinks[unit], problem.channels[channel], paid_bits(problem, unit)
     gain = uplink.gains[channel]
     noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
-    least = uplink.model_bits * math.log(2) * noise / band.bandwidth_hz
+    least = bits * math.log(2) * noise / band.bandwidth_hz
     if not gain or least / gain >= uplink.energy_j:
         return 0.0
 
     def left(power: float) -> float:
-        return uplink.energy_j * rate(problem, unit, channel, power) - power * uplink.model_bits
+        return uplink.energy_j * rate(problem, unit, channel, power) - power * bits
 
     if left(uplink.max_power_w) >= 0:
         return uplink.max_power_w
@@ -130,13 +182,11 @@ class Option:
 
 def pair_options(problem: RoundProblem, unit: int, channel: int) -> list[Option]:
     """The feasible ones."""
-    uplink, options = problem.uplinks[unit], problem.options
+    options = problem.options
     limit = highest_power(problem, unit, channel)
     if not limit:
         return []
-    bits = uplink.model_bits + uplink.activation_bits
-    seconds = bits / rate(problem, unit, channel, limit)
-    found = []
+    most_bps, found = rate(problem, unit, channel, limit), []
     for point in problem.fronts[unit]:
         floor = 0.0
         if options.hard_gamma:
@@ -148,7 +198,7 @@ def pair_options(problem: RoundProblem, unit: int, channel: int) -> list[Option]
                     return gamma(problem, unit, channel, point, power) - options.gamma_max
 
                 floor = float(brentq(excess, 0.0, limit, xtol=1e-15))
-        found.append(Option(point, limit, floor, point.latency_s + seconds))
+        found.append(Option(point, limit, floor, finish(problem, unit, point, most_bps)))
     return found
 
 
@@ -223,28 +273,62 @@ def least_gamma(problem: RoundProblem, matching: dict[int, int], table: Table) -
 
 def least_paper(problem: RoundProblem, matching: dict[int, int], table: Table) -> float:
     """The least objective of a matching, over all points of the fronts, each by a line search."""
-    pairs = list(matching.items())
-    return min(
-        _valley(problem, pairs, combination)
-        for combination in itertools.product(*(table[pair] for pair in pairs))
-    )
-
-
-def _valley(
-    problem: RoundProblem, pairs: list[tuple[int, int]], combination: tuple[Option, ...]
-) -> float:
+    pairs, least = list(matching.items()), math.inf
     weight = problem.options.drift_weight
+    rounds = [
+        _FixedRound(problem, pairs, each)
+        for each in itertools.product(*(table[pair] for pair in pairs))
+    ]
+    for fixed in sorted(rounds, key=lambda each: each.bound):
+        if fixed.bound >= least:
+            break
+        # Later deadlines cannot be better, and by this one powers are the least.
+        last = fixed.first_s + (least - fixed.bound) / weight
+        if math.isinf(last) or weight * fixed.first_s + fixed.drift(last) < least:
+            least = min(least, _valley(fixed))
+    return least
 
-    def value(deadline: float) -> float:
-        total = weight * deadline
-        for (unit, channel), option in zip(pairs, combination, strict=True):
-            power = least_power(problem, unit, channel, deadline - option.partition.latency_s)
+
+@dataclass(frozen=True)
+class _FixedRound:
+    """A matching with a point of the front for each of its pairs."""
+
+    problem: RoundProblem
+    pairs: list[tuple[int, int]]
+    chosen: tuple[Option, ...]
+
+    @functools.cached_property
+    def first_s(self) -> float:
+        """The first deadline that all can keep."""
+        return max(option.finish_s for option in self.chosen)
+
+    @functools.cached_property
+    def bound(self) -> float:
+        """As if everyone were in time by that, with the least power that C11 allows."""
+        drift = sum(
+            self.problem.queues[unit] * (option.partition.num_segments + option.floor_w)
+            for (unit, _), option in zip(self.pairs, self.chosen, strict=True)
+        )
+        return self.problem.options.drift_weight * self.first_s + drift
+
+    def drift(self, deadline: float) -> float:
+        """With the least powers that keep the deadline."""
+        total = 0.0
+        for (unit, channel), option in zip(self.pairs, self.chosen, strict=True):
+            needed_bps = least_rate(self.problem, unit, option.partition, deadline)
+            power = least_power(self.problem, unit, channel, needed_bps)
             power = min(max(power, option.floor_w), option.limit_w)
-            total += problem.queues[unit] * (option.partition.num_segments + power)
+            total += self.problem.queues[unit] * (option.partition.num_segments + power)
         return total
 
-    first = max(option.finish_s for option in combination)
-    last = first + (value(first) - weight * first) / weight
+
+def _valley(fixed: _FixedRound) -> float:
+    weight, first = fixed.problem.options.drift_weight, fixed.first_s
+
+    def value(deadline: float) -> float:
+        return weight * deadline + fixed.drift(deadline)
+
+    last = first + fixed.drift(first) / weight
     rough = minimize_scalar(value, bounds=(first, last), method="bounded")
     # Its error is 1e-8 of the deadline, which shows where the value has a kink.
     low, high = max(first, float(rough.x) * (1 - 1e-6)), float(rough.x) * (1 + 1e-6)
@@ -256,17 +340,19 @@ def _valley(
     return min(value(first), value(low))
 
 
-def least_power(problem: RoundProblem, unit: int, channel: int, seconds: float) -> float:
-    """The power that sends everything in that time."""
-    uplink, band = problem.uplinks[unit], problem.channels[channel]
-    bits = uplink.model_bits + uplink.activation_bits
+def least_power(problem: RoundProblem, unit: int, channel: int, rate_bps: float) -> float:
+    """The power that sends so fast."""
+    band, gain = problem.channels[channel], problem.uplinks[unit].gains[channel]
+    noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
+    steady = math.expm1(rate_bps / band.bandwidth_hz * math.log(2)) * noise / gain
     if problem.options.fading == "none":
-        noise = band.interference_w + band.bandwidth_hz * band.noise_w_per_hz
-        return (2 ** (bits / band.bandwidth_hz / seconds) - 1) * noise / uplink.gains[channel]
-    low = high = 1.0
-    while rate(problem, unit, channel, high) < bits / seconds:
+        return steady
+
+    def excess(power: float) -> float:
+        return rate(problem, unit, channel, power) - rate_bps
+
+    # A mean gain is worth more than the mean of what gains are worth.
+    high = 2 * steady
+    while excess(high) < 0:
         high *= 2
-    while rate(problem, unit, channel, low) > bits / seconds:
-        low /= 2
-    target = bits / seconds
-    return float(brentq(lambda p: rate(problem, unit, channel, p) - target, low, high, xtol=1e-15))
+    return float(brentq(excess, steady, high, xtol=1e-15))

@@ -1,5 +1,6 @@
 """How clusters are split: by the strategy or as a framework prescribes, over the devices there."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -10,9 +11,14 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, RoundPlan
 from collapipe.state import AffineLaw, Channel, ClusterState, DeviceProfile, EnergyBudget, Uplink
 from optim.baselines import AllUnits, EvenSplit, HighestLoss, RandomUnits, ShortestDelay
+from optim.cluster_plan import activation_times, cluster_problem, fronts
 from optim.dssra import Dssra
+from optim.latency import batch_s, partition_of
+from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest
+from optim.problem import Partition, RoundOptions
 from optim.verify import verify_plan
+from tests.optim import rounds
 from tests.optim.drawn_requests import away, drawn_request
 
 STRATEGIES: dict[str, Planner] = {
@@ -159,6 +165,61 @@ def test_limits_favour_no_draw() -> None:
         assert cluster.over_limits == (device == "device-1")
     # χ² with 2 degrees of freedom exceeds 13.8 once in a thousand seeds; this one is fixed.
     assert sum((seen[device.name] - 100) ** 2 / 100 for device in alike) < 13.8
+
+
+@pytest.mark.parametrize("fading", ["none", "rayleigh"])
+@pytest.mark.parametrize("drift", ["gamma", "paper"])
+def test_times_on_the_uplink_are_those_of_the_channels(drift: str, fading: str) -> None:
+    """At the highest power on each, or any where the power is free; and none at all."""
+    rng, seen = np.random.default_rng(0), Counter[int]()
+    for _ in range(20):
+        problem = rounds.random_round(rng, drift, fading)
+        found = activation_times(problem.uplinks, problem.channels, problem.options)
+        for unit, times in enumerate(found):
+            expected = {0.0}
+            for channel in range(len(problem.channels)):
+                if power := rounds.highest_power(problem, unit, channel):
+                    rate = rounds.rate(problem, unit, channel, power)
+                    expected.add(problem.uplinks[unit].activation_bits / rate)
+            wanted = sorted(expected)
+            if problem.options.uplink == "after":
+                wanted = [0.0]
+            elif drift == "paper" and len(wanted) > 1:
+                wanted = [0.0, math.inf]
+            assert list(times) == pytest.approx(wanted, rel=1e-9)
+            seen[len(times)] += 1
+    assert len(seen) > 1
+
+
+def test_points_of_a_front_are_those_of_all_local_steps() -> None:
+    """Each is the fastest at the ends of its range, of those with as few segments."""
+    seen = 0
+    for seed in range(2):
+        asked = replace(drawn_request("paper", seed), local_steps=3)
+        options = RoundOptions(drift="paper")
+        times = activation_times([s.uplink for s in asked.clusters], asked.channels, options)
+        found = fronts(asked, "overlap", exact_partition, np.random.default_rng(0), options)
+        for state, front, uplinks in zip(asked.clusters, found, times, strict=True):
+            for point in front:
+                assert point.fastest_s[0] >= uplinks[0] * (1 - 1e-12)
+                rest = [each for each in front if each.num_segments <= point.num_segments]
+                for end in filter(math.isfinite, point.fastest_s):
+                    least = min(batch_s(each, end) for each in rest)
+                    assert batch_s(point, end) == pytest.approx(least, rel=1e-9)
+                once = partition_of(
+                    cluster_problem(asked, state, "overlap"), *held_by(point, state)
+                )
+                assert point.latency_s == pytest.approx(3 * once.latency_s, rel=1e-12)
+                assert point.slowest_s == pytest.approx(3 * once.slowest_s, rel=1e-12)
+                seen += len(rest) > 1
+    assert seen > 20
+
+
+def held_by(point: Partition, state: ClusterState) -> tuple[tuple[int, ...], int]:
+    """δ of the devices that are there, and m."""
+    pairs = zip(point.blocks, state.devices, strict=True)
+    there = tuple(blocks for blocks, device in pairs if device.max_blocks != 0)
+    return there, point.num_micro_batches
 
 
 def test_a_round_in_which_nobody_can_take_part_says_what_becomes_of_the_queues() -> None:

@@ -39,7 +39,7 @@ def test_gammas_of_a_round() -> None:
     for _ in range(40):
         problem = rounds.random_round(rng, "gamma")
         allocations = [
-            Allocation(unit, unit, float(rng.uniform(0, 2)), 1.0, front[-1])
+            Allocation(unit, unit, float(rng.uniform(0, 2)), 1.0, 2.0, front[-1])
             for unit, front in enumerate(problem.fronts)
             if front and unit < len(problem.channels)
         ]

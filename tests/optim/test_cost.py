@@ -1,6 +1,7 @@
 """A round's clock and energy against a simulation of its events that shares no formula.
 
-Pipelines run chunk by chunk, uploads packet by packet.
+Pipelines run chunk by chunk, with the uplink of the activations as a station in their row, or after
+them; the head and the gradients' way down stand behind it. Uploads go packet by packet.
 """
 
 import math
@@ -17,24 +18,27 @@ from optim.cost import round_cost
 from optim.dssra import Dssra
 from optim.planner import RoundRequest
 from tests.optim.discrete_event import Line, Station
-from tests.optim.drawn_requests import drawn_request
+from tests.optim.drawn_requests import drawn_request, with_stages_behind
 
 PRESETS = pytest.mark.parametrize("preset", ["paper", "edge"])
+UPLINKS = pytest.mark.parametrize("uplink", ["streamed", "after"])
 PACKETS = 50  # of an upload
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A unit's round: when its pipelines and its upload end, and who spent what."""
+    """A unit's round: what its pipelines take alone, its upload, both, and who spent what."""
 
     pipeline_s: float
+    upload_s: float
     end_s: float
     upload_j: float
     device_j: dict[str, float]
 
 
 def planned(asked: RoundRequest, **options: str | float) -> RoundPlan:
-    return Dssra(**options).plan_round(asked, np.random.default_rng(asked.round))
+    """Units pay for the model's upload alone, so that all can take part."""
+    return Dssra(energy="adapters", **options).plan_round(asked, np.random.default_rng(asked.round))
 
 
 def stations(device: DeviceProfile, blocks: int, size: float, law: str) -> list[Station]:
@@ -51,8 +55,14 @@ def stations(device: DeviceProfile, blocks: int, size: float, law: str) -> list[
     return [Station(device.name, compute.seconds + hop.seconds, compute.joules + hop.joules)]
 
 
-def lines(plan: ClusterPlan, state: ClusterState, asked: RoundRequest, law: str) -> list[Line]:
-    """One pipeline; or, of replicas, a line of its own for each device that is there."""
+def lines(
+    plan: ClusterPlan, state: ClusterState, asked: RoundRequest, law: str, uplink: Station | None
+) -> list[Line]:
+    """One pipeline; or, of replicas, a line of its own for each device that is there.
+
+    Behind a pipeline's last device is the uplink, if it is a station of the row; then come the
+    head and the gradients, whose times are those of all local steps.
+    """
     if not plan.segments:
         there = [device for device in state.devices if device.max_blocks != 0]
         size = asked.batch_size / len(there)
@@ -61,6 +71,10 @@ def lines(plan: ClusterPlan, state: ClusterState, asked: RoundRequest, law: str)
     for segment in plan.segments:
         (device,) = (each for each in state.devices if each.name == segment.device)
         places += stations(device, segment.span.blocks, size, law)
+    parts = asked.local_steps * plan.num_micro_batches
+    places += [uplink] if uplink else []
+    places.append(Station("server", state.uplink.head_s / parts, 0.0))
+    places.append(Station("downlink", state.uplink.gradient_s / parts, 0.0))
     return [Line(places)]
 
 
@@ -75,9 +89,9 @@ def bits_per_s(plan: ClusterPlan, state: ClusterState, asked: RoundRequest, fadi
     return band.bandwidth_hz * mean
 
 
-def simulated(plan: ClusterPlan, asked: RoundRequest, law: str, fading: str) -> Simulated:
-    (state,) = (each for each in asked.clusters if each.unit == plan.unit)
-    pipelines = lines(plan, state, asked, law)
+def end_of_steps(pipelines: list[Line], plan: ClusterPlan, asked: RoundRequest) -> float:
+    """When the last local step ends."""
+    end_s = 0.0
     for _ in range(asked.local_steps):
         for line in pipelines:
             line.run(plan.num_micro_batches)
@@ -85,19 +99,43 @@ def simulated(plan: ClusterPlan, asked: RoundRequest, law: str, fading: str) -> 
         end_s = max(line.clock_s for line in pipelines)
         for line in pipelines:
             line.clock_s = end_s
-    bits = state.uplink.model_bits + state.uplink.activation_bits
-    packet_s = bits / PACKETS / bits_per_s(plan, state, asked, fading)
-    radio = Line([Station("radio", packet_s, plan.uplink.power_w * packet_s)], clock_s=end_s)
+    return end_s
+
+
+def simulated(
+    plan: ClusterPlan, asked: RoundRequest, law: str, fading: str, uplink: str
+) -> Simulated:
+    (state,) = (each for each in asked.clusters if each.unit == plan.unit)
+    rate, power_w = bits_per_s(plan, state, asked, fading), plan.uplink.power_w
+    before_s, beside = state.uplink.activation_bits / rate, None
+    if uplink == "streamed" and plan.segments:
+        each_s = before_s / asked.local_steps / plan.num_micro_batches
+        before_s, beside = 0.0, Station("radio", each_s, power_w * each_s)
+    pipelines = lines(plan, state, asked, law, beside)
+    end_s = end_of_steps(pipelines, plan, asked)
+    alone_s = end_of_steps(lines(plan, state, asked, law, None), plan, asked)
+    packet_s = (before_s + state.uplink.model_bits / rate) / PACKETS
+    radio = Line([Station("radio", packet_s, power_w * packet_s)], clock_s=end_s)
     radio.run(PACKETS)
-    meters = (line.spent_j for line in pipelines)
-    spent = {name: joules for meter in meters for name, joules in meter.items()}
-    return Simulated(end_s, radio.clock_s, radio.spent_j["radio"], spent)
+    upload_s = (state.uplink.activation_bits + state.uplink.model_bits) / rate
+    spent = dict[str, float]()
+    for line in [*pipelines, radio]:
+        for name, joules in line.spent_j.items():
+            spent[name] = spent.get(name, 0.0) + joules
+    return Simulated(alone_s, upload_s, radio.clock_s, spent.pop("radio"), spent)
 
 
-def check(cost: RoundCost, plan: RoundPlan, asked: RoundRequest, law: str, fading: str) -> None:
+def check(
+    cost: RoundCost,
+    plan: RoundPlan,
+    asked: RoundRequest,
+    law: str = "overlap",
+    fading: str = "none",
+    uplink: str = "streamed",
+) -> None:
     """Clock and energy of all units."""
     assert [each.unit for each in cost.clusters] == [each.unit for each in plan.clusters]
-    runs = [simulated(each, asked, law, fading) for each in plan.clusters]
+    runs = [simulated(each, asked, law, fading, uplink) for each in plan.clusters]
     assert cost.delay_s == pytest.approx(max(run.end_s for run in runs), rel=1e-9)
     budgets = {
         state.unit: {device.name for device in state.devices if device.energy is not None}
@@ -106,7 +144,9 @@ def check(cost: RoundCost, plan: RoundPlan, asked: RoundRequest, law: str, fadin
     for told, run, claimed in zip(cost.clusters, runs, plan.clusters, strict=True):
         assert told.pipeline_s == pytest.approx(run.pipeline_s, rel=1e-9)
         assert claimed.latency_s == pytest.approx(run.pipeline_s, rel=1e-9)
-        assert told.upload_s == pytest.approx(run.end_s - run.pipeline_s, rel=1e-9)
+        assert told.upload_s == pytest.approx(run.upload_s, rel=1e-9)
+        assert told.finish_s == pytest.approx(run.end_s, rel=1e-9)
+        assert claimed.uplink.finish_s == pytest.approx(run.end_s, rel=1e-9)
         assert claimed.uplink.upload_s == pytest.approx(told.upload_s, rel=1e-9)
         assert told.upload_energy_j == pytest.approx(run.upload_j, rel=1e-9)
         assert set(told.device_energy_j) == set(run.device_j) & budgets[told.unit]
@@ -115,34 +155,60 @@ def check(cost: RoundCost, plan: RoundPlan, asked: RoundRequest, law: str, fadin
 
 
 @PRESETS
+@UPLINKS
 @pytest.mark.parametrize("law", ["overlap", "flow_shop"])
-def test_clock_and_energy_are_those_of_a_discrete_event_simulation(preset: str, law: str) -> None:
+def test_clock_and_energy_are_those_of_a_discrete_event_simulation(
+    preset: str, law: str, uplink: str
+) -> None:
     """Ten rounds each; the plan's own figures are the same."""
-    segments = set()
+    segments, hidden = set(), 0
     for seed in range(10):
         asked = drawn_request(preset, seed)
-        plan = planned(asked, latency=law, drift_weight=10.0)
-        check(round_cost(plan, asked, law, "none"), plan, asked, law, "none")
+        asked = with_stages_behind(asked, seed) if seed % 2 else asked
+        plan = planned(asked, latency=law, drift_weight=10.0, uplink=uplink)
+        cost = round_cost(plan, asked, law, "none", uplink)
+        check(cost, plan, asked, law, "none", uplink)
         segments |= {len(each.segments) for each in plan.clusters}
+        together = [each.pipeline_s + each.upload_s for each in cost.clusters]
+        hidden += sum(
+            each.finish_s < both * (1 - 1e-9)
+            for each, both in zip(cost.clusters, together, strict=True)
+        )
     assert len(segments) > 1
+    assert (hidden > 20) == (uplink == "streamed")
 
 
 @PRESETS
 @pytest.mark.parametrize(
     "partition", ["vanilla_fl", "titanic", "pipeline", "no_segment_scheduling"]
 )
-def test_so_are_those_of_every_framework(preset: str, partition: str) -> None:
+@UPLINKS
+def test_so_are_those_of_every_framework(preset: str, partition: str, uplink: str) -> None:
     for seed in range(3):
-        asked = replace(drawn_request(preset, seed), partition=partition)
-        plan = planned(asked)
-        check(round_cost(plan, asked, "overlap", "none"), plan, asked, "overlap", "none")
+        asked = with_stages_behind(drawn_request(preset, seed), seed)
+        asked = replace(asked, partition=partition)
+        plan = planned(asked, uplink=uplink)
+        cost = round_cost(plan, asked, "overlap", "none", uplink)
+        check(cost, plan, asked, uplink=uplink)
+
+
+@PRESETS
+def test_so_are_those_of_the_papers_drift(preset: str) -> None:
+    """Where units send with less than they can, for as long as others take."""
+    for seed in range(3):
+        asked = with_stages_behind(drawn_request(preset, seed), seed)
+        plan = planned(asked, drift="paper")
+        check(round_cost(plan, asked, "overlap", "none", "streamed"), plan, asked)
+        limits = {state.unit: state.uplink.max_power_w for state in asked.clusters}
+        assert any(each.uplink.power_w < limits[each.unit] / 2 for each in plan.clusters)
 
 
 def test_rates_are_means_over_fading() -> None:
     asked = drawn_request("edge", 1)
     plan = planned(asked, fading="rayleigh")
-    check(round_cost(plan, asked, "overlap", "rayleigh"), plan, asked, "overlap", "rayleigh")
-    steady = round_cost(plan, asked, "overlap", "none")
+    cost = round_cost(plan, asked, "overlap", "rayleigh", "streamed")
+    check(cost, plan, asked, fading="rayleigh")
+    steady = round_cost(plan, asked, "overlap", "none", "streamed")
     assert steady.clusters[0].upload_s < plan.clusters[0].uplink.upload_s
 
 
@@ -150,19 +216,21 @@ def test_what_a_plan_claims_is_not_believed() -> None:
     asked = drawn_request("paper", 0)
     plan = planned(asked)
     clusters = (
-        replace(each, latency_s=1.0, uplink=replace(each.uplink, upload_s=1.0))
+        replace(each, latency_s=1.0, uplink=replace(each.uplink, upload_s=1.0, finish_s=1.0))
         for each in plan.clusters
     )
     boasting = replace(plan, clusters=tuple(clusters))
-    assert round_cost(boasting, asked, "overlap", "none") == round_cost(
-        plan, asked, "overlap", "none"
-    )
+    costs = [round_cost(each, asked, "overlap", "none", "streamed") for each in (boasting, plan)]
+    assert costs[0] == costs[1]
 
 
 def test_a_round_without_units_costs_nothing_and_one_without_uplinks_no_upload() -> None:
     asked = drawn_request("paper", 0)
-    assert round_cost(RoundPlan(1, ()), asked, "overlap", "none") == RoundCost(0.0, ())
+    for uplink in ("streamed", "after"):
+        nobody = round_cost(RoundPlan(1, ()), asked, "overlap", "none", uplink)
+        assert nobody == RoundCost(0.0, ())
     silent = tuple(replace(each, uplink=None) for each in planned(asked).clusters)
-    cost = round_cost(RoundPlan(1, silent), asked, "overlap", "none")
+    cost = round_cost(RoundPlan(1, silent), asked, "overlap", "none", "streamed")
     assert cost.delay_s == max(each.pipeline_s for each in cost.clusters)
+    assert [each.finish_s for each in cost.clusters] == [each.pipeline_s for each in cost.clusters]
     assert {(each.upload_s, each.upload_energy_j) for each in cost.clusters} == {(None, 0.0)}

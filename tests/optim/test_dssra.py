@@ -81,11 +81,26 @@ def test_queues_go_on_until_everybody_had_a_turn() -> None:
     assert max(seen.count(unit) for unit in set(seen)) <= 8
 
 
-def test_a_round_of_more_steps_takes_longer_by_its_pipelines() -> None:
-    asked = request(1)
-    once, thrice = (plan(replace(asked, local_steps=steps)).clusters[0] for steps in (1, 3))
+def test_a_round_of_more_steps_takes_longer_by_all_but_the_models_upload() -> None:
+    """1e6 bits of it, and 2e6 of activations a step, beside which the pipeline runs."""
+    hurried = Dssra(drift_weight=1e3)
+    once, thrice = (plan(of_steps(steps), hurried).clusters[0] for steps in (1, 3))
+    model_s = once.uplink.upload_s / 3
+    assert thrice.uplink.upload_s == pytest.approx(7 * model_s)
+    assert thrice.uplink.power_w == once.uplink.power_w
     assert thrice.latency_s == pytest.approx(3 * once.latency_s)
-    assert thrice.uplink == once.uplink
+    assert thrice.uplink.finish_s - model_s == pytest.approx(3 * (once.uplink.finish_s - model_s))
+    after = [plan(of_steps(3), replace(hurried, uplink=each)) for each in ("after", "streamed")]
+    waits, streams = (each.clusters[0] for each in after)
+    assert waits.uplink.finish_s == pytest.approx(waits.latency_s + waits.uplink.upload_s)
+    assert streams.uplink.finish_s < waits.uplink.finish_s
+
+
+def of_steps(steps: int) -> RoundRequest:
+    """One unit."""
+    (state,) = request(1).clusters
+    uplink = replace(state.uplink, activation_bits=steps * 2e6)
+    return replace(request(1), local_steps=steps, clusters=(replace(state, uplink=uplink),))
 
 
 def test_segments_and_micro_batches_have_an_upper_limit() -> None:

@@ -1,5 +1,6 @@
 """A batch's chart is what the law says: nobody does two things at once, and it ends in time."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,36 +8,92 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.state import AffineLaw, DeviceProfile
-from optim.latency import pipeline_latency
+from optim.latency import batch_s, partition_of
 from optim.problem import ClusterProblem, Latency, Partition
-from optim.timeline import SegmentTimes, timeline
+from optim.timeline import SegmentTimes, stages_behind, timeline
+from tests.optim.discrete_event import Line, Station
 
 LATENCIES: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
 figures = st.just(0.0) | st.floats(1e-6, 2.0)
+waits = st.just(0.0) | st.floats(1e-3, 20.0)
 laws = st.builds(AffineLaw, u=st.floats(0.01, 2.0), v=figures, w=figures, ell=figures)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[ClusterProblem, Partition]:
-    """A problem under any law, and a partition of it."""
+    """A problem under any law, with an uplink and stages behind it, and a partition of it."""
     blocks = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any))
     devices = tuple(DeviceProfile(f"d{k}", draw(laws)) for k in range(len(blocks)))
     latency, batch_size = draw(st.sampled_from(LATENCIES)), draw(st.integers(1, 32))
-    problem = ClusterProblem(devices, sum(blocks), batch_size, batch_size, latency)
+    uplinks, behind = (draw(waits),), (draw(waits), draw(waits))
+    sizes = sum(blocks), batch_size, batch_size
+    problem = ClusterProblem(devices, *sizes, latency, uplinks, *behind)
     m = draw(st.integers(1, min(batch_size, 9)))
-    seconds = pipeline_latency(devices, blocks, batch_size, m, latency)
-    return problem, Partition(tuple(blocks), m, seconds)
+    return problem, partition_of(problem, blocks, m)
 
 
 @given(cases())
 def test_the_last_hop_ends_when_the_law_says(case: tuple[ClusterProblem, Partition]) -> None:
-    problem, partition = case
+    """Without a stage behind it."""
+    problem = replace(case[0], head_s=0.0, gradient_s=0.0)
+    partition = partition_of(problem, case[1].blocks, case[1].num_micro_batches)
     last = timeline(problem, partition)[-1]
     end = last.hops[-1] + last.hop_s
     if problem.latency == "bound":  # whose last slot is as long as the slowest chunk
         assert end <= partition.latency_s * (1 + 1e-9)
     else:
         assert end == pytest.approx(partition.latency_s, rel=1e-9)
+
+
+@given(cases())
+def test_the_last_stage_behind_ends_when_the_law_says(
+    case: tuple[ClusterProblem, Partition],
+) -> None:
+    """Each takes its share of the batch, one micro-batch after the other; none that takes none."""
+    problem, partition = case
+    (uplink_s,), m = problem.activation_s, partition.num_micro_batches
+    found = stages_behind(problem, partition, uplink_s)
+    told = {"uplink": uplink_s, "head": problem.head_s, "gradients": problem.gradient_s}
+    expected = {name: pytest.approx(each / m) for name, each in told.items() if each}
+    assert {stage.name: stage.each_s for stage in found} == expected
+    if found:
+        end = found[-1].starts[-1] + found[-1].each_s
+        assert end == pytest.approx(batch_s(partition, uplink_s), rel=1e-9)
+
+
+@given(cases())
+def test_stages_behind_begin_when_micro_batches_reach_them(
+    case: tuple[ClusterProblem, Partition],
+) -> None:
+    """Event by event, behind the encoder's machines."""
+    problem, partition = case
+    (uplink_s,), m = problem.activation_s, partition.num_micro_batches
+    chunks = [
+        (device.time.compute(held, problem.batch_size / m), device.time.hop(problem.batch_size / m))
+        for device, held in zip(problem.devices, partition.blocks, strict=True)
+        if held
+    ]
+    machines = [compute + hop for compute, hop in chunks]
+    if problem.latency == "overlap":
+        machines = [time for chunk in chunks for time in chunk]
+    elif problem.latency == "bound":
+        machines = [max(machines)] * len(machines)
+    behind = {
+        "uplink": uplink_s / m,
+        "head": problem.head_s / m,
+        "gradients": problem.gradient_s / m,
+    }
+    line = Line([Station("", each, 0.0) for each in (*machines, *behind.values())])
+    line.run(m)
+    places = {name: len(machines) + place for place, name in enumerate(behind)}
+    for stage in stages_behind(problem, partition, uplink_s):
+        assert stage.starts == pytest.approx(line.starts_s[places[stage.name]], rel=1e-9, abs=1e-12)
+
+
+def test_replicas_have_no_stage_behind() -> None:
+    devices = tuple(DeviceProfile(f"d{k}", AffineLaw(1.0, 0.5, 9.0, 9.0)) for k in range(2))
+    problem = ClusterProblem(devices, 3, 8, 8, "overlap", head_s=3.0, gradient_s=2.0)
+    assert stages_behind(problem, Partition((3, 3), 1, 13.5, replicated=True), 5.0) == ()
 
 
 @given(cases())

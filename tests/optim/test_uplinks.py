@@ -1,7 +1,8 @@
 """Units chosen by a rule: each gets the channel and power with which the round ends soonest."""
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +18,14 @@ from optim.baselines import (
     SelectUnits,
     ShortestDelay,
 )
+from optim.cluster_plan import cluster_problem
+from optim.partition.exact import exact_partition
 from optim.planner import Planner, RoundRequest
 from optim.radio.channel import links, power_limits
 from optim.verify import verify_plan
 from tests.optim.drawn_requests import drawn_request
 
+Finish = Callable[[int, int], float]
 RULES: tuple[Planner, ...] = (RandomUnits(3), HighestLoss(3), ShortestDelay(3))
 
 
@@ -36,33 +40,89 @@ def units(planned: RoundPlan) -> list[int]:
 
 
 def makespan(planned: RoundPlan) -> float:
-    return max(each.latency_s + each.uplink.upload_s for each in planned.clusters)
+    return max(each.uplink.finish_s for each in planned.clusters)
 
 
-def makespans(
-    asked: RoundRequest, chosen: list[int], fastest: dict[int, float], fading: str
-) -> Iterator[float]:
-    """Of every way to give the chosen units' channels, each with the most power that it can pay."""
-    pairs = links([state.uplink for state in asked.clusters], asked.channels, fading)
-    uploads = pairs.uploads(power_limits(pairs))
-    for channels in itertools.permutations(range(len(asked.channels)), len(chosen)):
-        given = zip(chosen, channels, strict=True)
-        yield max(fastest[unit] + uploads[unit // 10 - 1, channel] for unit, channel in given)
+def least_makespan(finish_s: Finish, chosen: list[int], num_channels: int) -> float:
+    """Of every way to give the chosen units' channels."""
+    return min(
+        max(finish_s(*pair) for pair in zip(chosen, channels, strict=True))
+        for channels in itertools.permutations(range(num_channels), len(chosen))
+    )
 
 
+def rich(asked: RoundRequest, factor: float) -> RoundRequest:
+    """With so much more energy, which pays for all uploads, if not at full power."""
+    clusters = (
+        replace(state, uplink=replace(state.uplink, energy_j=factor * state.uplink.energy_j))
+        for state in asked.clusters
+    )
+    return replace(asked, clusters=tuple(clusters))
+
+
+def finish_times(asked: RoundRequest, fading: str, uplink: str, energy: str) -> Finish:
+    """Of a unit on a channel, with all power that it can pay and the best split for just that."""
+    pairs = links([state.uplink for state in asked.clusters], asked.channels, fading, energy)
+    activations, models = pairs.parts(power_limits(pairs))
+    steps = asked.local_steps
+
+    @functools.cache
+    def finish_s(unit: int, channel: int) -> float:
+        place = unit // 10 - 1
+        activation_s, model_s = activations[place, channel].item(), models[place, channel].item()
+        beside_s = activation_s if uplink == "streamed" else 0.0
+        problem = cluster_problem(asked, asked.clusters[place], "overlap", (beside_s,))
+        batch_s = exact_partition(problem).certificate.objective
+        return steps * batch_s + activation_s - beside_s + model_s
+
+    return finish_s
+
+
+@pytest.mark.parametrize("uplink", ["streamed", "after"])
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("preset", ["paper", "edge"])
-def test_the_chosen_units_end_as_soon_as_any_channels_let_them(preset: str, fading: str) -> None:
-    for seed in range(4):
-        asked = drawn_request(preset, seed)
-        without = replace(asked, channels=())
-        fastest = {each.unit: each.latency_s for each in plan(AllUnits(), without).clusters}
+def test_the_chosen_units_end_as_soon_as_any_channels_let_them(
+    preset: str, fading: str, uplink: str
+) -> None:
+    energy = "all" if uplink == "streamed" else "adapters"
+    for seed in range(3):
+        asked = rich(drawn_request(preset, seed), 5.0)
+        finish_s = finish_times(asked, fading, uplink, energy)
         for rule in RULES:
-            planned = plan(replace(rule, fading=fading), asked)
-            assert units(planned) == units(plan(rule, without))
-            best = min(makespans(asked, units(planned), fastest, fading))
+            planned = plan(replace(rule, fading=fading, uplink=uplink, energy=energy), asked)
+            assert units(planned) == units(plan(rule, replace(asked, channels=())))
+            best = least_makespan(finish_s, units(planned), len(asked.channels))
             assert makespan(planned) == pytest.approx(best, rel=1e-9)
             assert planned.queues == planned.gammas == ()
+
+
+@pytest.mark.parametrize("preset", ["paper", "edge"])
+def test_who_has_no_channel_splits_as_if_there_were_none(preset: str) -> None:
+    """More units than channels: nothing is uploaded beside a pipeline."""
+    for seed in range(2):
+        asked = drawn_request(preset, seed, num_units=7)
+        planned = plan(AllUnits(), asked)
+        assert len(planned.clusters) > len(asked.channels)
+        assert planned.clusters == plan(AllUnits(), replace(asked, channels=())).clusters
+
+
+@pytest.mark.parametrize("preset", ["paper", "edge"])
+def test_the_shortest_delay_is_that_of_the_pipeline(preset: str) -> None:
+    """However much its unit has to upload."""
+    for seed in range(2):
+        asked = drawn_request(preset, seed)
+        delays = {
+            each.unit: each.latency_s
+            for each in plan(AllUnits(), replace(asked, channels=())).clusters
+        }
+        fastest = min(delays, key=delays.__getitem__)
+        clusters = tuple(
+            replace(state, uplink=replace(state.uplink, activation_bits=1e11, energy_j=1e9))
+            if state.unit == fastest
+            else state
+            for state in asked.clusters
+        )
+        assert units(plan(ShortestDelay(1), replace(asked, clusters=clusters))) == [fastest]
 
 
 @pytest.mark.parametrize("rule", [RandomUnits, HighestLoss, ShortestDelay])

@@ -60,7 +60,6 @@ def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
         {
             "name": planned.cluster.name,
             **_split(planned, planned.solution.best),
-            "activation_s": planned.problem.activation_s[0],  # on the uplink, counted in the bound
             **_certificate(planned.solution.certificate, "lower_bound_s"),
             "front": [_point(point) for point in planned.solution.front],
         }

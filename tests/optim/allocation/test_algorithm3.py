@@ -15,22 +15,30 @@ from optim.allocation.exact import exact_allocation
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from optim.radio.channel import Fading, Links
 from optim.radio.power_control import Senders, controlled_power
+from tests.optim import rounds
 from tests.optim.refutation import verify_round
 
 Floats = np.ndarray
 NUM_BLOCKS = 12
 
 
-def front(rng: np.random.Generator) -> tuple[Partition, ...]:
-    """One to four points of S = 1 … 4."""
+def front(rng: np.random.Generator, streamed: bool) -> tuple[Partition, ...]:
+    """One to four points of S = 1 … 4; uploads that wait for the pipeline, or need not."""
     latencies = sorted(rng.uniform(30, 90, rng.integers(1, 5)), reverse=True)
+    if streamed:
+        return tuple(
+            rounds.point_of(rng, segments, float(latency))
+            for segments, latency in enumerate(latencies, start=1)
+        )
     return tuple(
         Partition((NUM_BLOCKS - s, *[1] * s, *[0] * (3 - s)), 4, float(latency))
         for s, latency in enumerate(latencies)
     )
 
 
-def round_problem(seed: int, num_units: int, num_channels: int, **options: Any) -> RoundProblem:
+def round_problem(
+    seed: int, num_units: int, num_channels: int, streamed: bool = False, **options: Any
+) -> RoundProblem:
     """Uplinks like Table II's, some without enough energy for any power."""
     rng = np.random.default_rng(seed)
     channels = tuple(
@@ -47,9 +55,10 @@ def round_problem(seed: int, num_units: int, num_channels: int, **options: Any) 
         )
         for _ in range(num_units)
     )
-    fronts = tuple(front(rng) if rng.random() < 0.9 else () for _ in range(num_units))
+    fronts = tuple(front(rng, streamed) if rng.random() < 0.9 else () for _ in range(num_units))
     queues = tuple(float(queue) for queue in rng.uniform(0, 5, num_units))
-    return RoundProblem(fronts, uplinks, channels, queues, NUM_BLOCKS, RoundOptions(**options))
+    asked = RoundOptions(**{"energy": "adapters", **options})
+    return RoundProblem(fronts, uplinks, channels, queues, NUM_BLOCKS, asked)
 
 
 def solved(problem: RoundProblem) -> RoundSolution | None:
@@ -67,13 +76,14 @@ def solved(problem: RoundProblem) -> RoundSolution | None:
 @pytest.mark.parametrize("fading", ["none", "rayleigh"])
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
 @pytest.mark.parametrize(("num_units", "num_channels"), [(4, 2), (2, 4), (3, 1)])
+@pytest.mark.parametrize("streamed", [False, True])
 def test_valid_and_no_better_than_the_optimum(
-    num_units: int, num_channels: int, drift: str, fading: str
+    num_units: int, num_channels: int, drift: str, fading: str, streamed: bool
 ) -> None:
     found = 0
-    for seed in range(4):
+    for seed in range(5):
         options = {"drift": drift, "fading": fading, "drift_weight": 10.0 ** (seed - 2)}
-        problem = round_problem(seed, num_units, num_channels, **options)
+        problem = round_problem(seed, num_units, num_channels, streamed, **options)
         solution = solved(problem)
         if solution is None:
             with pytest.raises(InfeasibleRoundError):
@@ -176,7 +186,7 @@ def senders(seed: int, count: int, fading: Fading, drift: str) -> Senders:
     prices = 10 ** rng.uniform(-2, 2, count)
     gains, bandwidth_hz = rng.uniform(0.01, 1, count), rng.uniform(0.1, 1, count) * 1e6
     ratios, bits = gains / (interference * (1 + 1e-9)), 10 ** rng.uniform(6, 8, count)
-    figures = (gains, bandwidth_hz, interference, ratios, high, 0 * high, bits, bits)
+    figures = (gains, bandwidth_hz, interference, ratios, high, 0 * high, bits, bits, bits)
     return Senders(
         Links(*figures, fading=fading),
         low_w=high * float(rng.choice([0.0, 0.2])),

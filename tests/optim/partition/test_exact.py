@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import get_args
 
@@ -16,7 +17,8 @@ from optim.latency import block_caps, pipeline_latency
 from optim.partition.exact import exact_partition
 from optim.partition.knapsack import Bottleneck, Nodes
 from optim.partition.rates import Rates
-from optim.problem import ClusterProblem, ClusterSolution, Floats, Latency
+from optim.problem import ClusterProblem, ClusterSolution, Floats, Latency, Partition
+from optim.verify import verify_cluster
 from tests.optim.instances import heterogeneous, paper_like
 from tests.optim.partition_references import (
     by_dynamic_programme,
@@ -29,6 +31,7 @@ from tests.optim.partition_references import (
 LAWS: tuple[Latency, ...] = get_args(Latency)
 each_law = pytest.mark.parametrize("latency", LAWS)
 TOLERANCE = 1e-9
+Reference = Callable[[ClusterProblem, Floats], Floats]
 
 
 def small(rng: np.random.Generator, latency: Latency) -> ClusterProblem:
@@ -56,6 +59,18 @@ def curve(solution: ClusterSolution, max_segments: int) -> Floats:
     for point in solution.front:
         least[point.num_segments] = point.latency_s
     return np.minimum.accumulate(least)
+
+
+def envelope(points: Iterable[Partition], uplinks: Floats, max_segments: int) -> Floats:
+    """The least latency with at most S segments for times on the uplink, [A, Smax + 1]."""
+    least = np.full((len(uplinks), max_segments + 1), np.inf)
+    for point in points:
+        m, pace = point.num_micro_batches, point.slowest_s
+        passed = point.latency_s - (m - 1) * pace
+        latency = passed + uplinks / m + (m - 1) * np.maximum(pace, uplinks / m)
+        best = least[:, point.num_segments]
+        np.minimum(best, latency, out=best)
+    return np.minimum.accumulate(least, axis=1)
 
 
 def check(problem: ClusterProblem, solution: ClusterSolution) -> None:
@@ -102,6 +117,155 @@ def test_as_fast_as_every_partition(latency: Latency, seed: int) -> None:
             exact_partition(problem)
     else:
         check_exact(problem, expected)
+
+
+# What the activations take on the uplink, and the stages behind it
+
+
+def uplinks_of(rng: np.random.Generator, scale_s: float) -> tuple[float, ...]:
+    """A time, several, or all from one on, in the order of a batch's latency."""
+    low = scale_s * float(rng.choice([0.0, rng.uniform(0, 2), 10 ** rng.uniform(-3, 1)]))
+    if rng.random() < 0.5:
+        return (low, math.inf)
+    more = np.cumsum(scale_s * 10 ** rng.uniform(-2, 1, rng.integers(0, 6)))
+    return tuple(sorted({low, *(low + more).tolist()}))
+
+
+def streaming(rng: np.random.Generator, problem: ClusterProblem, scale_s: float) -> ClusterProblem:
+    """The cluster with stages behind it."""
+    behind = scale_s * rng.choice([0.0, 1.0], 2) * 10 ** rng.uniform(-2, 1, 2)
+    return replace(
+        problem,
+        activation_s=uplinks_of(rng, scale_s),
+        head_s=float(behind[0]),
+        gradient_s=float(behind[1]),
+    )
+
+
+def samples(problem: ClusterProblem, front: Iterable[Partition], scale_s: float) -> Floats:
+    """The problem's times; of a range some, with all at which a point of the front changes."""
+    *_, low, last = 0.0, *problem.activation_s
+    if math.isfinite(last):
+        return np.array(problem.activation_s)
+    some = [low, *np.linspace(0, 3 * scale_s, 12), *np.geomspace(0.01, 100, 12) * scale_s]
+    bends = [point.num_micro_batches * point.slowest_s for point in front]
+    edges = [each for point in front for each in point.fastest_s if math.isfinite(each)]
+    return np.unique(np.maximum([*some, *bends, *edges], low))
+
+
+def check_streamed(problem: ClusterProblem, reference: Reference, scale_s: float) -> None:
+    """Verified, certified, and as fast as the reference at every S for all times."""
+    solution = exact_partition(problem)
+    verify_cluster(solution, problem)
+    assert solution.certificate.gap <= TOLERANCE
+    assert solution.complete
+    most, front = min(len(problem.devices), problem.num_blocks), solution.front
+    uplinks = samples(problem, front, scale_s)
+    expected = reference(problem, uplinks)
+    np.testing.assert_allclose(envelope(front, uplinks, most), expected, rtol=TOLERANCE)
+    assert solution.certificate.objective == pytest.approx(expected[0, -1], rel=TOLERANCE)
+    alone = envelope([solution.best], uplinks[:1], most)[0, -1]
+    assert solution.certificate.objective == pytest.approx(alone, rel=1e-12)
+    for point in front:
+        check_fastest(problem, point, front, uplinks, expected)
+
+
+def check_fastest(
+    problem: ClusterProblem,
+    point: Partition,
+    front: tuple[Partition, ...],
+    uplinks: Floats,
+    expected: Floats,
+) -> None:
+    """The point is the fastest with as few segments at both ends of its range, and not outside."""
+    size, (first, last) = point.num_segments, point.fastest_s
+    own = envelope([point], uplinks, size)[:, size]
+    fastest = own <= expected[:, size] * (1 + TOLERANCE)
+    assert (fastest & (own < expected[:, size - 1])).any()
+    if math.isfinite(problem.activation_s[-1]):
+        assert (first, last) == (0.0, math.inf)
+        return
+    assert problem.activation_s[0] <= first <= last
+    assert fastest[uplinks == first].all()
+    assert fastest[uplinks == last].all()
+    if last == math.inf:
+        assert fastest[-1]
+    few = [each for each in front if each.num_segments <= size and each != point]
+    others = envelope(few, uplinks, size)[:, size]
+    outside = (uplinks < first) | (last < uplinks)
+    assert (others[outside] <= own[outside] * (1 + TOLERANCE)).all()
+
+
+@each_law
+@settings(max_examples=120)
+@given(seed=st.integers(0, 2**32))
+@example(seed=319)  # all m are as fast without an upload
+@example(seed=789)  # and from some upload on, those that differ in the slowest stage alone
+@example(seed=2630)  # the same, for single times
+def test_as_fast_as_every_partition_whatever_the_uplink(latency: Latency, seed: int) -> None:
+    """Small clusters with ties, zero costs and caps of all kinds, with stages behind them."""
+    rng = np.random.default_rng(seed)
+    problem = small(rng, latency)
+    scale_s = float(by_enumeration(problem)[-1]) or 1.0
+    if math.isinf(scale_s):
+        with pytest.raises(InfeasibleRoundError):
+            exact_partition(streaming(rng, problem, 1.0))
+    else:
+        check_streamed(streaming(rng, problem, scale_s), by_enumeration, scale_s)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@each_law
+def test_as_fast_as_an_unpruned_search_whatever_the_uplink(latency: Latency, seed: int) -> None:
+    """Middle-sized clusters, every m up to 24, all times: several points of one S."""
+    problem = heterogeneous(np.random.default_rng(seed), 8, 12, latency, 24)
+    scale_s = exact_partition(problem).best.latency_s
+    reference = by_thresholds if latency == "bound" else by_dynamic_programme
+    problem = replace(problem, activation_s=(scale_s * 0.2 * seed, math.inf))
+    check_streamed(problem, reference, scale_s)
+    behind = replace(problem, head_s=0.3 * scale_s, gradient_s=0.1 * scale_s)
+    check_streamed(behind, reference, scale_s)
+    times = tuple((scale_s * np.array([0.3, 0.5, 0.9, 1.4])).tolist())
+    check_streamed(replace(behind, activation_s=times), reference, scale_s)
+
+
+def test_a_point_may_be_the_fastest_twice() -> None:
+    """At both ends of the times, and another one between.
+
+    By hand: energy lets ``whole`` do two micro-batches at most, of 10 s, and ``parts`` no fewer
+    than three, of 5.5 s and a hop of 5.3 s. With a seconds on the uplink they take 20 + a/2 and
+    21.8 + a/3, which meet at 10.8; from 16.5 on the second takes 10.8 + a, until 18.4.
+    """
+    each, sample = AffineLaw(0.0, 0.0, 0.0, 1.0), AffineLaw(0.0, 0.0, 1.0, 0.0)
+    whole = DeviceProfile("whole", AffineLaw(10 / 6, 0.0, 0.0, 0.0), None, EnergyBudget(2.0, each))
+    budget = EnergyBudget(4.0, sample, "micro_batch")
+    parts = DeviceProfile("parts", AffineLaw(5.5 / 4, 0.0, 5.3 / 4, 0.0), None, budget)
+    problem = ClusterProblem((whole, parts), 1, 12, 3, "overlap", (1.0, math.inf))
+    check_streamed(problem, by_enumeration, 20.0)
+    one, other = exact_partition(problem).front
+    assert (one.blocks, one.num_micro_batches, *one.fastest_s) == ((1, 0), 2, 1.0, math.inf)
+    assert (other.blocks, other.num_micro_batches) == ((0, 1), 3)
+    assert other.fastest_s == pytest.approx((10.8, 18.4))
+
+
+@each_law
+@settings(max_examples=6)
+@given(seed=st.integers(0, 2**32))
+def test_single_times_have_the_points_of_their_range(latency: Latency, seed: int) -> None:
+    """At each of them, from one search for all, one each, and one for the range."""
+    rng = np.random.default_rng(seed)
+    problem = heterogeneous(rng, 6, 10, latency, 20)
+    scale_s = exact_partition(problem).best.latency_s
+    times = np.sort(scale_s * 10 ** rng.uniform(-1.5, 0.7, 4))
+    whole = exact_partition(replace(problem, activation_s=(0.0, math.inf))).front
+    several = exact_partition(replace(problem, activation_s=tuple(times.tolist()))).front
+    expected = envelope(whole, times, 6)
+    np.testing.assert_allclose(envelope(several, times, 6), expected, rtol=TOLERANCE)
+    for place, each in enumerate(times.tolist()):
+        single = exact_partition(replace(problem, activation_s=(each,)))
+        found = envelope(single.front, times[[place]], 6)[0]
+        np.testing.assert_allclose(found, expected[place], rtol=TOLERANCE)
+        assert single.certificate.objective == pytest.approx(found[-1], rel=1e-12)
 
 
 @each_law
@@ -281,6 +445,27 @@ def test_devices_that_are_all_the_same(latency: Latency) -> None:
 
 
 @each_law
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32))
+def test_devices_of_few_kinds_whatever_the_uplink(latency: Latency, seed: int) -> None:
+    """Of many that are as fast, from some time on or at all, none stands in the front in vain."""
+    rng = np.random.default_rng(seed)
+    laws = [
+        AffineLaw(*map(float, rng.choice([0.5, 1.0, 2.0], 4))) for _ in range(rng.integers(1, 3))
+    ]
+    devices = tuple(
+        DeviceProfile(f"device-{k}", laws[k % len(laws)], None if rng.random() < 0.5 else 4)
+        for k in range(rng.integers(3, 7))
+    )
+    sizes = int(rng.integers(4, 13)), int(rng.integers(1, 33)), 12
+    problem = ClusterProblem(devices, *sizes, latency)
+    scale_s = exact_partition(problem).best.latency_s
+    for _ in range(2):
+        streamed = streaming(rng, problem, scale_s)
+        verify_cluster(exact_partition(streamed), streamed)
+
+
+@each_law
 def test_the_smallest_m_of_equals(latency: Latency) -> None:
     """Alone and without overheads a device is as fast with any m."""
     device = DeviceProfile("device", AffineLaw(1.0, 0.0, 0.0, 0.0))
@@ -300,15 +485,20 @@ def test_a_cluster_as_the_papers(latency: Latency) -> None:
 @each_law
 def test_stopped_early_it_claims_no_more_than_it_knows(latency: Latency) -> None:
     """A feasible front, and a lower bound that is one."""
-    problem = heterogeneous(np.random.default_rng(7), 12, 24, latency)
-    best = exact_partition(problem).best.latency_s
-    stopped = exact_partition(problem, time_limit_s=0.0)
-    check(problem, stopped)
-    assert stopped.best.latency_s >= best
-    assert 0 < stopped.certificate.lower_bound < best * (1 + TOLERANCE)
-    assert stopped.certificate.gap > 0
-    assert stopped.certificate.solver == "exact"
-    assert stopped.certificate.solve_time_s > 0
+    alone = heterogeneous(np.random.default_rng(7), 12, 24, latency)
+    scale_s = exact_partition(alone).best.latency_s
+    check(alone, exact_partition(alone, time_limit_s=0.0))
+    streamed = replace(alone, head_s=0.3 * scale_s, gradient_s=0.6 * scale_s)
+    for problem in (alone, streamed, replace(streamed, activation_s=(0.5 * scale_s, math.inf))):
+        best = exact_partition(problem).certificate.objective
+        stopped = exact_partition(problem, time_limit_s=0.0)
+        verify_cluster(stopped, problem)
+        assert not stopped.complete
+        assert stopped.certificate.objective >= best
+        assert 0 < stopped.certificate.lower_bound < best * (1 + TOLERANCE)
+        assert stopped.certificate.gap > 0
+        assert stopped.certificate.solver == "exact"
+        assert stopped.certificate.solve_time_s > 0
 
 
 def with_budget(limits: list[int | None], joules: float, num_blocks: int) -> ClusterProblem:

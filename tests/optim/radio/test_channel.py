@@ -87,11 +87,11 @@ def test_required_snr_inverts_what_a_hertz_carries(fading: Fading) -> None:
 
 @pytest.mark.parametrize("fading", FADINGS)
 def test_rate_time_and_energy(fading: Fading) -> None:
-    """Eqs. (10) to (12); only the model's bits count as energy."""
+    """Eqs. (10) to (12); all bits count as energy, or the model's alone."""
     rng = np.random.default_rng(3)
     for _ in range(20):
         problem = rounds.random_round(rng, "gamma", fading)
-        pairs = links(problem.uplinks, problem.channels, fading)
+        pairs = links(problem.uplinks, problem.channels, fading, problem.options.energy)
         powers = rng.uniform(0.01, 2.0, pairs.gains.shape)
         rates, times = pairs.rates(powers), pairs.uploads(powers)
         energies = pairs.energies(powers)
@@ -102,7 +102,7 @@ def test_rate_time_and_energy(fading: Fading) -> None:
             if expected:
                 bits = uplink.model_bits + uplink.activation_bits
                 assert times[unit, channel] == pytest.approx(bits / expected, rel=1e-9)
-                joules = power * uplink.model_bits / expected
+                joules = power * rounds.paid_bits(problem, unit) / expected
                 assert energies[unit, channel] == pytest.approx(joules, rel=1e-9)
             else:
                 assert times[unit, channel] == math.inf

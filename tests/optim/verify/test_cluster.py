@@ -17,7 +17,7 @@ import optim.verify
 from collapipe.errors import PlanViolationError
 from collapipe.plan import Certificate
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
-from optim.latency import block_caps, pipeline_latency
+from optim.latency import batch_s, block_caps, partition_of
 from optim.problem import ClusterProblem, ClusterSolution, Latency, Partition
 from optim.verify import verify_cluster
 
@@ -28,6 +28,11 @@ def certified(objective: float, lower_bound: float | None = None) -> Certificate
     """With the objective as its own bound, where no other is given."""
     bound = objective if lower_bound is None else lower_bound
     return Certificate(objective, bound, "by hand", 0.0)
+
+
+def solved(front: tuple[Partition, ...], certificate: Certificate) -> ClusterSolution:
+    """The last point is the best."""
+    return ClusterSolution(front, front[-1], certificate)
 
 
 # By hand: a cluster of three devices, three blocks, and a batch of four samples. With m = 2, two
@@ -41,8 +46,8 @@ DEVICES = (
     DeviceProfile("c", AffineLaw(3.0, 0.0, 0.0, 0.0)),
 )
 PROBLEM = ClusterProblem(DEVICES, 3, 4, 4, "flow_shop")
-ALONE, BOTH = Partition((0, 0, 3), 1, 36.0), Partition((2, 1, 0), 2, 15.0)
-SOLUTION = ClusterSolution((ALONE, BOTH), certified(15.0))
+ALONE, BOTH = Partition((0, 0, 3), 1, 36.0, 36.0), Partition((2, 1, 0), 2, 15.0, 5.0)
+SOLUTION = solved((ALONE, BOTH), certified(15.0))
 MODEST = replace(SOLUTION, certificate=certified(15.0, 12.0))
 
 
@@ -59,11 +64,106 @@ def test_it_shares_no_code_with_the_solvers() -> None:
     }
 
 
-@pytest.mark.parametrize(("law", "seconds"), [("flow_shop", 15), ("overlap", 14), ("bound", 15)])
-def test_a_front_made_by_hand_passes(law: Latency, seconds: float) -> None:
-    point = replace(BOTH, latency_s=seconds)
-    solution = ClusterSolution((ALONE, point), certified(seconds))
+HAND = {"flow_shop": (15.0, 5.0), "overlap": (14.0, 4.0), "bound": (15.0, 5.0)}
+"""Of ``BOTH`` under each law: seconds of a batch, and of its slowest stage."""
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_front_made_by_hand_passes(law: Latency) -> None:
+    seconds, slowest = HAND[law]
+    point = replace(BOTH, latency_s=seconds, slowest_s=slowest)
+    solution = solved((ALONE, point), certified(seconds))
     verify_cluster(solution, replace(PROBLEM, latency=law))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_head_and_gradients_are_stages_of_a_front(law: Latency) -> None:
+    """Of a batch 12 s and 2 s: with m = 2 6 s and 1 s beside stages of 5 s or 4 s."""
+    seconds, slowest = HAND[law]
+    # Σ + 7, and 6 s are the slowest stage; alone Σ is 36 + 14, and 36 s the slowest.
+    point = replace(BOTH, latency_s=seconds - slowest + 7 + 6, slowest_s=6.0)
+    alone = replace(ALONE, latency_s=50.0)
+    problem = replace(PROBLEM, latency=law, head_s=12.0, gradient_s=2.0)
+    verify_cluster(solved((alone, point), certified(point.latency_s, 0.0)), problem)
+    swapped = replace(problem, head_s=2.0, gradient_s=12.0)
+    verify_cluster(solved((alone, point), certified(point.latency_s, 0.0)), swapped)
+    for fault in (replace(problem, head_s=11.0), replace(problem, gradient_s=1.0)):
+        with pytest.raises(PlanViolationError, match=r"^latency"):
+            verify_cluster(solved((alone, point), certified(point.latency_s, 0.0)), fault)
+
+
+# By hand: one device, b = 4, L = 3, a block takes 1 s a sample and 1 s a micro-batch: 12/m + 3
+# seconds of each. With a seconds on the uplink m = 1 takes 15 + a, m = 2 takes
+# 9 + a/2 + max(9, a/2), m = 3 takes 7 + a/3 + 2·max(7, a/3); they meet at a = 6 and a = 18.
+LONE = ClusterProblem((DeviceProfile("one", AffineLaw(1.0, 1.0, 0.0, 0.0)),), 3, 4, 4, "overlap")
+WHOLE, HALVES, THIRDS, FOURTHS = (
+    Partition((3,), m, 12.0 + 3.0 * m, 12.0 / m + 3.0) for m in (1, 2, 3, 4)
+)
+
+
+def for_uplinks(*times: float) -> ClusterProblem:
+    return replace(LONE, activation_s=times)
+
+
+@pytest.mark.parametrize(
+    ("front", "times", "objective"),
+    [
+        ((WHOLE,), (0.0,), 15.0),
+        ((WHOLE,), (5.0,), 20.0),
+        ((HALVES,), (7.0,), 21.5),
+        ((WHOLE, HALVES), (2.0, 10.0), 17.0),
+        ((WHOLE, THIRDS), (0.0, 20.0), 15.0),
+        ((WHOLE, HALVES, THIRDS), (0.0, 12.0, 20.0), 15.0),
+        ((HALVES, THIRDS), (6.0, 20.0), 21.0),
+        ((THIRDS,), (21.0,), 28.0),
+        ((WHOLE, HALVES, THIRDS, FOURTHS), (0.0, math.inf), 15.0),
+        ((HALVES, THIRDS, FOURTHS), (17.5, math.inf), 26.75),
+        ((THIRDS, FOURTHS), (18.5, math.inf), 7 + 18.5 / 3 + 14),
+    ],
+)
+def test_a_front_for_some_uplinks_passes(
+    front: tuple[Partition, ...], times: tuple[float, ...], objective: float
+) -> None:
+    """Certified for the first time."""
+    verify_cluster(ClusterSolution(front, front[0], certified(objective)), for_uplinks(*times))
+
+
+UPLINK_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
+    ("front: S=1 takes 18 s and dominates nothing: S=1 takes 15 s",
+     ClusterSolution((WHOLE, HALVES), WHOLE, certified(15.0)), for_uplinks(0.0, 5.9)),
+    ("front: S=1 takes 15 s and dominates nothing: S=1 takes 18 s",
+     ClusterSolution((HALVES, WHOLE), HALVES, certified(21.5)), for_uplinks(7.0, 20.0)),
+    ("front: S=1 takes 21 s and dominates nothing: S=1 takes 18 s",
+     ClusterSolution((WHOLE, HALVES, THIRDS), WHOLE, certified(15.0)), for_uplinks(0.0, 17.9)),
+    ("front: S=1 takes 15 s and dominates nothing: S=1 takes 18 s",
+     ClusterSolution((HALVES, WHOLE), HALVES, certified(21.5)), for_uplinks(7.0, math.inf)),
+    ("front: S=1 takes 18 s and dominates nothing: S=1 takes 21 s",
+     ClusterSolution((THIRDS, HALVES), THIRDS, certified(27.5)), for_uplinks(18.5, math.inf)),
+    ("best: 22 s, another point takes 21.5 s",
+     ClusterSolution((WHOLE, HALVES), WHOLE, certified(22.0)), for_uplinks(7.0)),
+    ("best: 19 s, another point takes 17 s",
+     ClusterSolution((WHOLE, HALVES), HALVES, certified(19.0)), for_uplinks(2.0, 10.0)),
+    ("best: 26.8.* s, another point takes 26.75 s",
+     ClusterSolution((HALVES, THIRDS), THIRDS, certified(26.5)), for_uplinks(17.5, math.inf)),
+    ("best: blocks 3 are no point of the front",
+     ClusterSolution((WHOLE, HALVES), THIRDS, certified(15.0)), for_uplinks(2.0, 10.0)),
+    ("objective: certified as 15, it is 17",
+     ClusterSolution((WHOLE, HALVES), WHOLE, certified(15.0)), for_uplinks(2.0, 10.0)),
+    ("objective: certified as 22, it is 17",
+     ClusterSolution((WHOLE, HALVES), WHOLE, certified(22.0)), for_uplinks(2.0, 10.0)),
+    ("lower bound: 17.1, the objective is 17",
+     ClusterSolution((WHOLE, HALVES), WHOLE, certified(17.0, 17.1)), for_uplinks(2.0, 10.0)),
+    ("lower bound: 22 s, but blocks 3 with m=2 take 21.5 s",
+     ClusterSolution((WHOLE,), WHOLE, certified(22.0)), for_uplinks(7.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "solution", "problem"), UPLINK_FAULTS)
+def test_each_fault_of_a_front_for_some_uplinks_is_named(
+    says: str, solution: ClusterSolution, problem: ClusterProblem
+) -> None:
+    with pytest.raises(PlanViolationError, match=f"^{says}"):
+        verify_cluster(solution, problem)
 
 
 def test_replicas_pass_by_their_own_rule() -> None:
@@ -75,18 +175,19 @@ def test_replicas_pass_by_their_own_rule() -> None:
     devices = (*devices[:2], replace(devices[2], time=AffineLaw(3.0, 0.5, 9.0, 9.0)))
     point = Partition((3, 3, 3), 1, 13.5, replicated=True)
     problem = replace(PROBLEM, devices=devices)
-    verify_cluster(ClusterSolution((point,), certified(13.5, 0.0)), problem)
+    verify_cluster(solved((point,), certified(13.5, 0.0)), problem)
     for faulty, says in (
+        (replace(point, slowest_s=1.0), "slowest stage: 1 s for blocks .* replicas take 0 s"),
         (replace(point, blocks=(3, 2, 3)), "C1: replica on b holds 2 blocks, not L=3"),
         (replace(point, num_micro_batches=2), "C1: replicas with m=2, must be 1"),
         (replace(point, latency_s=13.0), "latency: 13 s for blocks .* replicas take 13.5 s"),
     ):
         with pytest.raises(PlanViolationError, match=says):
-            verify_cluster(ClusterSolution((faulty,), certified(faulty.latency_s, 0.0)), problem)
+            verify_cluster(solved((faulty,), certified(faulty.latency_s, 0.0)), problem)
     poor = replace(devices[1], energy=EnergyBudget(4.9, BUDGET.law))
     with pytest.raises(PlanViolationError, match="C9': b spends 5 J a batch on 3 blocks"):
         verify_cluster(
-            ClusterSolution((point,), certified(13.5, 0.0)),
+            solved((point,), certified(13.5, 0.0)),
             replace(problem, devices=(devices[0], poor, devices[2])),
         )
 
@@ -94,7 +195,7 @@ def test_replicas_pass_by_their_own_rule() -> None:
 def with_point(**changes: Any) -> ClusterSolution:
     """Another last point, certified honestly."""
     point = replace(BOTH, **changes)
-    return ClusterSolution((ALONE, point), certified(point.latency_s, 0.0))
+    return solved((ALONE, point), certified(point.latency_s, 0.0))
 
 
 def with_budget(limit_j: float, scope: str) -> ClusterProblem:
@@ -113,7 +214,7 @@ CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
     ("C1: b holds 1.0 blocks", with_point(blocks=(2, 1.0, 0)), PROBLEM),
     ("C1: blocks 2, 0, 0 sum up to 2, not L=3", with_point(blocks=(2, 0, 0)), PROBLEM),
     ("C1: blocks 2, 2, 0 sum up to 4, not L=3", with_point(blocks=(2, 2, 0)), PROBLEM),
-    ("C2: blocks 0, 0, 0 make S=0, must be 1 to 0", ClusterSolution((EMPTY,), certified(0.0)),
+    ("C2: blocks 0, 0, 0 make S=0, must be 1 to 0", solved((EMPTY,), certified(0.0)),
      replace(PROBLEM, num_blocks=0)),
     ("C1: .* with m=0, must be 1 to 4", with_point(num_micro_batches=0), PROBLEM),
     ("C1: .* with m=5, must be 1 to 4", with_point(num_micro_batches=5), PROBLEM),
@@ -128,12 +229,22 @@ CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
     ("latency: nan s", with_point(latency_s=math.nan), PROBLEM),
     ("latency: 15 s .* with m=4, flow_shop take 14.5 s", with_point(num_micro_batches=4),
      with_budget(12.0, "batch")),
+    ("slowest stage: 4.9 s for blocks 2, 1, 0 with m=2, flow_shop take 5 s",
+     with_point(slowest_s=4.9), PROBLEM),
+    ("slowest stage: 5 s for blocks 2, 1, 0 with m=2, overlap take 4 s",
+     with_point(latency_s=14.0), replace(PROBLEM, latency="overlap")),
+    ("slowest stage: 0 s", with_point(slowest_s=0.0), PROBLEM),
+    ("slowest stage: nan s", with_point(slowest_s=math.nan), PROBLEM),
+    ("best: 36 s, another point takes 15 s", replace(SOLUTION, best=ALONE), PROBLEM),
+    ("best: blocks 1, 2, 0 are no point", replace(SOLUTION, best=Partition((1, 2, 0), 2, 15.0)),
+     PROBLEM),
     ("front: S=1 follows S=2", replace(SOLUTION, front=(BOTH, ALONE)), PROBLEM),
-    ("front: S=1 follows S=1", replace(SOLUTION, front=(ALONE, ALONE)), PROBLEM),
+    ("front: S=1 takes 36 s and dominates nothing: S=1 takes 36 s",
+     replace(SOLUTION, front=(ALONE, ALONE)), PROBLEM),
     ("front: S=3 takes 27 s and dominates nothing: S=2 takes 15 s",
-     replace(SOLUTION, front=(BOTH, Partition((1, 1, 1), 1, 27.0))), PROBLEM),
+     replace(SOLUTION, front=(BOTH, Partition((1, 1, 1), 1, 27.0, 12.0))), PROBLEM),
     ("front: S=2 takes 0 s and dominates nothing: S=1 takes 0 s",
-     ClusterSolution((Partition((3, 0), 1, 0.0), Partition((2, 1), 1, 0.0)), certified(0.0)),
+     solved((Partition((3, 0), 1, 0.0), Partition((2, 1), 1, 0.0)), certified(0.0)),
      replace(PROBLEM, devices=(FREE, FREE))),
     ("objective: certified as 14, it is 15", replace(SOLUTION, certificate=certified(14.0)),
      PROBLEM),
@@ -175,9 +286,9 @@ def test_no_gap_is_defined_for_an_objective_of_zero() -> None:
     """Unless the bound is 0 too."""
     free = replace(PROBLEM, devices=(FREE,))
     point = Partition((3,), 1, 0.0)
-    verify_cluster(ClusterSolution((point,), certified(0.0)), free)
+    verify_cluster(solved((point,), certified(0.0)), free)
     with pytest.raises(PlanViolationError, match="gap: not defined for objective 0"):
-        verify_cluster(ClusterSolution((point,), certified(0.0, -1.0)), free)
+        verify_cluster(solved((point,), certified(0.0, -1.0)), free)
 
 
 class WrongGap(Certificate):
@@ -197,19 +308,19 @@ def test_a_gap_that_is_only_claimed_is_refused() -> None:
 @pytest.mark.parametrize(
     ("point", "better"),
     [
-        (Partition((2, 1, 0), 1, 19.0), "19 s, but blocks 2, 1, 0 with m=2 take 15 s"),
-        (Partition((1, 2, 0), 2, 21.0), "21 s, but blocks 2, 1, 0 with m=2 take 15 s"),
-        (Partition((2, 0, 1), 2, 17.0), "17 s, but blocks 2, 1, 0 with m=2 take 15 s"),
-        (Partition((0, 2, 1), 1, 30.0), "30 s, but blocks 2, 0, 1 with m=1 take 21 s"),
+        (Partition((2, 1, 0), 1, 19.0, 10.0), "19 s, but blocks 2, 1, 0 with m=2 take 15 s"),
+        (Partition((1, 2, 0), 2, 21.0, 9.0), "21 s, but blocks 2, 1, 0 with m=2 take 15 s"),
+        (Partition((2, 0, 1), 2, 17.0, 6.0), "17 s, but blocks 2, 1, 0 with m=2 take 15 s"),
+        (Partition((0, 2, 1), 1, 30.0, 18.0), "30 s, but blocks 2, 0, 1 with m=1 take 21 s"),
     ],
     ids=["m", "block", "segment", "two steps"],
 )
 def test_a_claim_that_a_neighbour_refutes(point: Partition, better: str) -> None:
     """The answer is feasible, yet not optimal as it says."""
     problem = replace(with_budget(100.0, "batch"), max_micro_batches=2)
-    verify_cluster(ClusterSolution((point,), certified(point.latency_s, 0.0)), problem)
+    verify_cluster(solved((point,), certified(point.latency_s, 0.0)), problem)
     with pytest.raises(PlanViolationError, match=f"^lower bound: {better}"):
-        verify_cluster(ClusterSolution((point,), certified(point.latency_s)), problem)
+        verify_cluster(solved((point,), certified(point.latency_s)), problem)
 
 
 # At random: the front by enumeration, then one field of it spoilt.
@@ -227,7 +338,12 @@ def random_cluster(rng: np.random.Generator, law: Latency) -> ClusterProblem:
         )
         for k in range(rng.integers(1, 4))
     )
-    return ClusterProblem(devices, int(rng.integers(1, 5)), int(rng.integers(1, 17)), 4, law)
+    low, more = (float(rng.choice([0.0, rng.uniform(0, 60)])) for _ in range(2))
+    times = (low, low + more / 2, low + more) if more else (low,)
+    times = (low, math.inf) if rng.random() < 0.4 else times
+    head, gradient = (float(rng.choice([0.0, rng.uniform(0, 20)])) for _ in range(2))
+    sizes = int(rng.integers(1, 5)), int(rng.integers(1, 17)), 4
+    return ClusterProblem(devices, *sizes, law, times, head, gradient)
 
 
 def random_budget(rng: np.random.Generator) -> EnergyBudget:
@@ -237,21 +353,27 @@ def random_budget(rng: np.random.Generator) -> EnergyBudget:
 
 
 def enumerated(problem: ClusterProblem) -> ClusterSolution | None:
-    """The front by brute force; None where the caps cannot hold the model."""
-    caps, points = block_caps(problem), []
+    """The front by brute force: who is fastest with at most S segments, at all times or at some of
+    a range; None where the caps cannot hold the model."""
+    caps, points = block_caps(problem), list[Partition]()
     for blocks in itertools.product(range(problem.num_blocks + 1), repeat=len(problem.devices)):
         if sum(blocks) == problem.num_blocks:
             for m in range(1, problem.max_micro_batches + 1):
                 if all(held <= cap for held, cap in zip(blocks, caps[m - 1], strict=True)):
-                    args = (problem.devices, blocks, problem.batch_size, m, problem.latency)
-                    points.append(Partition(blocks, m, pipeline_latency(*args)))
-    front: list[Partition] = []
-    for point in sorted(points, key=lambda point: (point.num_segments, point.latency_s)):
-        if not front or point.latency_s < front[-1].latency_s:
-            if front and point.num_segments == front[-1].num_segments:
-                continue
-            front.append(point)
-    return ClusterSolution(tuple(front), certified(front[-1].latency_s)) if front else None
+                    points.append(partition_of(problem, blocks, m))
+    if not points:
+        return None
+    front, times = dict[Partition, None](), problem.activation_s
+    if math.isinf(times[-1]):
+        times = tuple(np.linspace(times[0], times[0] + 100.0, 8).tolist())
+    for most in range(1, len(problem.devices) + 1):
+        few = [point for point in points if point.num_segments <= most]
+        for activation_s in times if few else ():
+            fastest = min(few, key=lambda point, a=activation_s: batch_s(point, a))
+            if fastest.num_segments == most:
+                front[fastest] = None
+    best = min(front, key=lambda point: batch_s(point, times[0]))
+    return ClusterSolution(tuple(front), best, certified(batch_s(best, times[0])))
 
 
 def spoilt_fronts(
@@ -268,12 +390,16 @@ def spoilt_fronts(
         replace(point, num_micro_batches=problem.max_micro_batches + 1),
         replace(point, num_micro_batches=0),
         replace(point, latency_s=point.latency_s * factor),
+        replace(point, slowest_s=point.slowest_s * factor),
         replace(point, replicated=len(problem.devices) > 1 or problem.num_blocks == 0),
     ):
         if changed != point:
             front = (*solution.front[:place], changed, *solution.front[place + 1 :])
-            yield ClusterSolution(front, certified(front[-1].latency_s, 0.0))
+            best = changed if point is solution.best else solution.best
+            seconds = batch_s(best, problem.activation_s[0]) if best.num_micro_batches else 0.0
+            yield ClusterSolution(front, best, certified(seconds, 0.0))
     yield replace(solution, front=(*solution.front, solution.front[-1]))
+    yield replace(solution, best=replace(solution.best, over_limits=True))
     objective = solution.certificate.objective
     yield replace(solution, certificate=certified(objective * factor, 0.0))
     yield replace(solution, certificate=certified(objective, objective * (1 + abs(factor - 1))))

@@ -1,0 +1,168 @@
+"""The joint round over fronts is that over all partitions, while activations are streamed.
+
+Fronts come from ``exact_partition`` for what each unit's uplink may take. The reference knows
+neither fronts nor times: it tries every δ and m of every unit.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from collapipe.errors import InfeasibleRoundError
+from collapipe.state import AffineLaw, DeviceProfile
+from optim.allocation.curves import PowerCurves, feasible_curves
+from optim.allocation.exact import exact_allocation
+from optim.allocation.options import OptionTable, option_table
+from optim.cluster_plan import activation_times
+from optim.partition.exact import exact_partition
+from optim.problem import ClusterProblem, Latency, Partition, RoundProblem
+from optim.verify import verify_cluster, verify_round
+from tests.optim import rounds
+from tests.optim.partition_references import EveryPartition
+
+LAWS: tuple[Latency, ...] = get_args(Latency)
+each_law = pytest.mark.parametrize("latency", LAWS)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Clusters, and what else a round is; its fronts are not those of the clusters."""
+
+    clusters: tuple[ClusterProblem, ...]
+    problem: RoundProblem
+
+    def of_fronts(self) -> RoundProblem:
+        """Each cluster's verified front."""
+        problem, fronts = self.problem, []
+        times = activation_times(problem.uplinks, problem.channels, problem.options)
+        for cluster, activation_s in zip(self.clusters, times, strict=True):
+            asked = replace(cluster, activation_s=activation_s)
+            try:
+                solution = exact_partition(asked)
+            except InfeasibleRoundError:
+                fronts.append(())
+                continue
+            verify_cluster(solution, asked)
+            fronts.append(solution.front)
+        return replace(problem, fronts=tuple(fronts))
+
+    def of_all(self) -> RoundProblem:
+        """Every feasible partition of each cluster."""
+        return replace(self.problem, fronts=tuple(map(every_partition, self.clusters)))
+
+
+def every_partition(cluster: ClusterProblem) -> tuple[Partition, ...]:
+    every, behind_s = EveryPartition.of(cluster), max(cluster.head_s, cluster.gradient_s)
+    latencies, slowest = every.latency(np.zeros(())), np.maximum(every.slowest, behind_s / every.m)
+    columns = (every.m.tolist(), latencies.tolist(), slowest.tolist())
+    return tuple(map(Partition, map(tuple, every.blocks.tolist()), *columns))
+
+
+def random_cluster(
+    rng: np.random.Generator, num_blocks: int, most_micro_batches: int, latency: Latency
+) -> ClusterProblem:
+    """Up to three devices; ties are likely half of the time."""
+    count = int(rng.integers(1, 4))
+    u, v, w, ell = rng.uniform(0, [[2.0], [3.0], [1.0], [5.0]], (4, count))
+    if rng.random() < 0.5:
+        u, v, w, ell = (rng.choice([0.5, 1.0, 2.0], (4, count)).T * [1.0, 1.0, 0.5, 2.0]).T
+    devices = tuple(
+        DeviceProfile(
+            f"device-{k}",
+            AffineLaw(*map(float, law)),
+            None if rng.random() < 0.7 else int(rng.integers(1, 4)),
+        )
+        for k, law in enumerate(zip(u, v, w, ell, strict=True))
+    )
+    behind = (float(rng.choice([0.0, rng.uniform(0, 40)])) for _ in range(2))
+    return ClusterProblem(devices, num_blocks, 8, most_micro_batches, latency, (0.0,), *behind)
+
+
+def random_round(
+    rng: np.random.Generator, drift: str, latency: Latency, fading: str = "none"
+) -> Round:
+    """Up to three units and two channels."""
+    sizes = int(rng.integers(2, 5)), 8 if drift == "gamma" else 4
+    problem = rounds.random_round(rng, drift, fading, most_units=3, most_channels=2)
+    clusters = tuple(random_cluster(rng, *sizes, latency) for _ in problem.uplinks)
+    options = replace(problem.options, uplink="streamed")
+    return Round(clusters, replace(problem, num_blocks=sizes[0], options=options))
+
+
+def check(drawn: Round) -> Counter[str]:
+    """What the answer is by both ways, and some of what made it difficult."""
+    most, least = rounds.best_by_enumeration(drawn.of_all())
+    problem = drawn.of_fronts()
+    if not most:
+        with pytest.raises(InfeasibleRoundError):
+            exact_allocation(problem)
+        return Counter()
+    solution = exact_allocation(problem)
+    verify_round(solution, problem)
+    assert len(solution.allocations) == most
+    assert solution.certificate.objective == pytest.approx(least, rel=1e-9, abs=1e-12)
+    assert 0 <= solution.certificate.gap <= 1e-9
+    seen = Counter({"feasible": 1})
+    for each in solution.allocations:
+        alone = exact_partition(drawn.clusters[each.unit])
+        kept = {(point.blocks, point.num_micro_batches) for point in alone.front}
+        chosen = each.partition.blocks, each.partition.num_micro_batches
+        seen["not on the front of the pipeline alone"] += chosen not in kept
+        front = problem.fronts[each.unit]
+        seen["several points of one S"] += len({p.num_segments for p in front}) < len(front)
+    return seen
+
+
+@each_law
+@pytest.mark.parametrize(
+    ("drift", "fading", "count"),
+    [
+        ("gamma", "none", 60),
+        ("paper", "none", 20),
+        ("gamma", "rayleigh", 12),
+        ("paper", "rayleigh", 4),
+    ],
+)
+def test_fronts_lack_nothing(drift: str, fading: str, count: int, latency: Latency) -> None:
+    """Whatever the deadline and the power: for the times on the uplink that they were asked for."""
+    rng, seen = np.random.default_rng(0), Counter[str]()
+    for _ in range(count):
+        seen += check(random_round(rng, drift, latency, fading))
+    assert seen["feasible"] > count / 3
+    assert seen["not on the front of the pipeline alone"] > count / 10
+    assert seen["several points of one S"] > 0 or count < 20
+
+
+@each_law
+def test_no_deadline_lacks_its_cheapest_options(latency: Latency) -> None:
+    """Of each unit and channel, though a search looks at fewer of them the shorter its interval."""
+    rng, left_out = np.random.default_rng(1), 0
+    for _ in range(25):
+        drawn = random_round(rng, "paper", latency)
+        problem = drawn.of_fronts() if rng.random() < 0.6 else drawn.problem
+        try:
+            table = option_table(problem)
+        except InfeasibleRoundError:
+            continue
+        curves = feasible_curves(problem, table)
+        first = float(curves.finish_s.min())
+        for deadline in first + np.geomspace(1e-3, 10, 30) * first:
+            stop = deadline * float(1 + 10 ** rng.uniform(-3, 0))
+            least = cheapest(curves.take(curves.finish_s <= deadline), deadline, table)
+            at, within = curves.at(deadline), curves.within(float(deadline), stop)
+            np.testing.assert_allclose(cheapest(at, deadline, table), least, rtol=1e-9)
+            kept = within.take(within.finish_s <= deadline)
+            np.testing.assert_allclose(cheapest(kept, deadline, table), least, rtol=1e-9)
+            left_out += len(curves) - len(at)
+    assert left_out > 1000
+
+
+def cheapest(curves: PowerCurves, deadline_s: float, table: OptionTable) -> np.ndarray:
+    """S + p of each pair, [N, J]."""
+    found = np.full(table.limits_w.shape, np.inf)
+    powers, _ = curves.power(deadline_s)
+    np.minimum.at(found, (curves.units, curves.channels), curves.segments + powers)
+    return found

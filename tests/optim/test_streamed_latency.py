@@ -1,0 +1,316 @@
+"""The uplink, the head and the gradients' way as stages, against runs of real schedules.
+
+The law is a row of machines, exactly. A schedule is within it as far as it keeps a micro-batch in
+flight for each stage: 1F1B keeps one more than there are segments, for the uplink.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collapipe.state import AffineLaw, DeviceProfile
+from optim.latency import batch_s, partition_of, stage_times, streamed_s
+from optim.partition.exact import exact_partition
+from optim.problem import ClusterProblem, Latency, Partition
+from pipeline.schedule import BACKWARD, FORWARD, Action, Schedule, gpipe, one_f_one_b
+from tests.optim.discrete_event import Behind, Chunk, Line, Sender, Station, makespan
+from tests.optim.instances import paper_like
+
+LAWS: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
+each_law = pytest.mark.parametrize("latency", LAWS)
+SENDERS: dict[Latency, Sender] = {"bound": "device", "flow_shop": "device", "overlap": "link"}
+UPLINK_S = 100663296 / (5e5 * np.log2(1 + 0.5 * 0.97 / 0.07))  # 67 s: channel ``paper``, a step
+
+Scheduler = Callable[[int, int], Schedule]
+seconds = st.just(0.0) | st.floats(1e-3, 5.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Chunks of both directions, m, and the stages behind the last segment."""
+
+    forward: list[Chunk]
+    backward: list[Chunk]
+    m: int
+    behind: Behind
+
+    def run(self, schedule: Scheduler, latency: Latency) -> float:
+        """Seconds of the schedule's actions, one by one."""
+        built = schedule(len(self.forward), self.m)
+        return makespan(built, self.forward, self.backward, SENDERS[latency], self.behind)
+
+    def law(self, latency: Latency) -> float:
+        """What a planner expects, which sees both directions as one chunk."""
+        laws = [
+            AffineLaw(f.compute_s + b.compute_s, 0.0, 0.0, f.hop_s + b.hop_s)
+            for f, b in zip(self.forward, self.backward, strict=True)
+        ]
+        devices = [DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws)]
+        rest = [self.m * self.behind.head_s, self.m * self.behind.gradient_s]
+        total, slowest = stage_times(devices, [1] * len(laws), self.m, self.m, latency, rest)
+        pipeline_s = total + (self.m - 1) * slowest
+        return float(streamed_s(pipeline_s, slowest, self.m, self.m * self.behind.uplink_s))
+
+
+def draws(
+    count: int,
+    stages: tuple[bool, bool, bool],
+    hops: bool = False,
+    alike: bool = True,
+) -> list[Case]:
+    """Up to eight segments, and as slow stages behind them, of those that are asked for.
+
+    ``alike``: backward takes twice as long on every device, and hops as long as forward.
+    """
+    rng, cases = np.random.default_rng(1), []
+    for _ in range(count):
+        segments, m = int(rng.integers(1, 9)), int(rng.integers(1, 17))
+        pairs = zip(
+            rng.uniform(0.1, 1, segments), rng.uniform(0.05, 1, segments) * hops, strict=True
+        )
+        forward = [Chunk(*pair) for pair in pairs]
+        factors = rng.uniform(0.3, 3, (segments, 2))
+        if alike:
+            factors[:] = 2.0, 1.0
+        backward = [
+            Chunk(chunk.compute_s * more, chunk.hop_s * longer)
+            for chunk, (more, longer) in zip(forward, factors, strict=True)
+        ]
+        behind = Behind(*(rng.uniform(0, 3, 3) * stages).tolist())
+        cases.append(Case(forward, backward, m, behind))
+    return cases
+
+
+def ratios(cases: list[Case], schedule: Scheduler, latency: Latency = "flow_shop") -> list[float]:
+    """Of each run to the law."""
+    return [case.run(schedule, latency) / case.law(latency) for case in cases]
+
+
+UPLINK, ALL = (True, False, False), (True, True, True)
+
+
+# The law
+
+
+@each_law
+@given(st.data())
+def test_the_law_is_a_row_of_machines(latency: Latency, data: st.DataObject) -> None:
+    """Of the encoder's, then the uplink, the head and the gradients' way: event by event."""
+    laws = data.draw(st.lists(st.builds(AffineLaw, *[seconds] * 4), min_size=1, max_size=5))
+    held = [data.draw(st.integers(1, 3)) for _ in laws]
+    batch_size, m = data.draw(st.integers(1, 16)), data.draw(st.integers(1, 9))
+    uplink_s, head_s, gradient_s = (data.draw(seconds) for _ in range(3))
+    devices = tuple(DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws))
+    problem = ClusterProblem(
+        devices, sum(held), batch_size, m, latency, (uplink_s,), head_s, gradient_s
+    )
+    chunks = [
+        (law.compute(count, batch_size / m), law.hop(batch_size / m))
+        for law, count in zip(laws, held, strict=True)
+    ]
+    machines = [sum(chunk) for chunk in chunks]
+    if latency == "overlap":
+        machines = [time for chunk in chunks for time in chunk]
+    if latency == "bound":
+        machines = [max(machines)] * len(machines)
+    machines += [uplink_s / m, head_s / m, gradient_s / m]
+    line = Line([Station("machine", each, 0.0) for each in machines])
+    line.run(m)
+    found = batch_s(partition_of(problem, held, m), uplink_s)
+    assert found == pytest.approx(line.clock_s, rel=1e-12, abs=1e-12)
+
+
+def test_the_numbers_are_those_of_the_equation() -> None:
+    """Σ = 10, M = 4 and m = 3: 18 s alone; then 1 s, 4 s and 6 s of each micro-batch's upload."""
+    assert streamed_s(18.0, 4.0, 3, 0.0) == 18
+    assert streamed_s(18.0, 4.0, 3, 3.0) == 10 + 1 + 2 * 4
+    assert streamed_s(18.0, 4.0, 3, 12.0) == 10 + 4 + 2 * 4
+    assert streamed_s(18.0, 4.0, 3, 18.0) == 10 + 6 + 2 * 6
+    assert streamed_s(18.0, 0.0, 3, 18.0) == 18 + 18  # waits for the whole batch
+    assert batch_s(Partition((1,), 3, 18.0, 4.0), 18.0) == 28
+    devices = [DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 2.0))]
+    # b̂ = 4: C = 4, H = 2; of a batch 24 s in the head and 9 s of gradients.
+    assert stage_times(devices, [1], 12, 3, "flow_shop", (24.0, 9.0)) == (6 + 8 + 3, 8)
+    assert stage_times(devices, [1], 12, 3, "bound", (9.0, 9.0)) == (6 + 3 + 3, 6)
+    assert stage_times(devices, [1], 12, 3, "overlap", (9.0, 9.0)) == (6 + 3 + 3, 4)
+
+
+@given(st.floats(1, 50), st.floats(0, 1), st.integers(1, 16), st.lists(st.floats(0, 100)))
+def test_an_uplink_hides_behind_the_pipeline_at_best(
+    pipeline_s: float, share: float, m: int, uplinks: list[float]
+) -> None:
+    """It adds the last micro-batch's upload at least, all at most; and a rise is never undone."""
+    slowest = share * pipeline_s / m
+    found = [float(streamed_s(pipeline_s, slowest, m, each)) for each in sorted(uplinks)]
+    for uplink_s, each in zip(sorted(uplinks), found, strict=True):
+        assert each >= pipeline_s + uplink_s / m - 1e-9
+        assert each <= pipeline_s + uplink_s + 1e-9
+    assert found == sorted(found)
+
+
+# Schedules
+
+
+@pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
+@settings(max_examples=150)
+@given(st.data())
+def test_gpipe_is_the_longer_of_two_rows(latency: Latency, data: st.DataObject) -> None:
+    """Exactly: of all stages of both directions; or of forwards, and then of backwards.
+
+    The second where the last segment still has forwards to do when gradients come back.
+    """
+    count, m = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
+    forward, backward = (
+        data.draw(st.lists(st.builds(Chunk, seconds, seconds), min_size=count, max_size=count))
+        for _ in range(2)
+    )
+    behind = Behind(*(data.draw(seconds) for _ in range(3)))
+    ways = [
+        [stage for chunk in way for stage in stages(chunk, latency)] for way in (forward, backward)
+    ]
+    between = [behind.uplink_s, behind.head_s, behind.gradient_s]
+    apart = sum(sum(way) + (m - 1) * max(way) for way in ways)
+    whole = [*ways[0], *between, *ways[1]]
+    expected = max(apart, sum(whole) + (m - 1) * max(whole))
+    found = Case(forward, backward, m, behind).run(gpipe, latency)
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def stages(chunk: Chunk, latency: Latency) -> list[float]:
+    if latency == "overlap":
+        return [chunk.compute_s, chunk.hop_s]
+    return [chunk.compute_s + chunk.hop_s]
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
+def test_with_an_uplink_alone_the_law_bounds_both_schedules(schedule: Scheduler) -> None:
+    """Where all devices share one ratio of backward to forward, and hops take no time."""
+    found = ratios(draws(300, UPLINK), schedule)
+    assert max(found) <= 1 + 1e-12
+    assert 0.94 < statistics.mean(found) < 0.98
+    assert 0.75 < min(found) < 0.9
+    paced = ratios(draws(300, UPLINK), schedule, "bound")
+    assert max(paced) <= 1 + 1e-12
+    assert 0.8 < statistics.mean(paced) < 0.9
+
+
+def test_with_an_uplink_alone_arbitrary_devices_exceed_the_law() -> None:
+    """1F1B in a draw of a hundred, by 2 %; GPipe in one of ten, by up to 25 %."""
+    cases = draws(600, UPLINK, alike=False)
+    flying, flushing = (ratios(cases, schedule) for schedule in (one_f_one_b, gpipe))
+    assert 1.01 < max(flying) < 1.03
+    assert sum(each > 1 + 1e-12 for each in flying) < 12
+    assert 0.95 < statistics.mean(flying) < 0.97
+    assert 1.1 < max(flushing) < 1.3
+    assert 0.05 < sum(each > 1 + 1e-12 for each in flushing) / 600 < 0.2
+    assert 0.97 < statistics.mean(flushing) < 0.99
+
+
+def test_slow_links_are_no_more_within_overlap_than_without_an_uplink() -> None:
+    """1F1B leaves them idle; GPipe is within 15 %."""
+    cases = draws(300, UPLINK, hops=True)
+    flying = ratios(cases, one_f_one_b, "overlap")
+    assert 1.1 < statistics.mean(flying) < 1.2
+    assert 1.5 < max(flying) < 1.9
+    assert max(ratios(cases, gpipe, "overlap")) < 1.15
+
+
+def test_stages_behind_the_uplink_starve_one_f_one_b() -> None:
+    """It keeps S + 1 micro-batches in flight, for S + 3 stages; GPipe is within the law."""
+    cases = draws(300, ALL)
+    assert max(ratios(cases, gpipe)) <= 1 + 1e-12
+    starved = ratios(cases, one_f_one_b)
+    assert 1.05 < statistics.mean(starved) < 1.15
+    assert 1.4 < max(starved) < 1.7
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("hops", [False, True])
+def test_a_micro_batch_more_for_each_of_them_is_enough(hops: bool, alike: bool) -> None:
+    """Then the law bounds 1F1B whatever the devices and their hops."""
+    found = ratios(draws(300, ALL, hops, alike), two_more_in_flight)
+    assert max(found) <= 1 + 1e-12
+    assert 0.9 < statistics.mean(found) < 0.98
+
+
+def two_more_in_flight(num_segments: int, num_micro_batches: int) -> Schedule:
+    """1F1B whose segments begin with two more forwards each."""
+    found = []
+    for stage in range(num_segments + 1):
+        ahead = min(num_segments - stage + 2 * (stage < num_segments), num_micro_batches)
+        actions = []
+        for place in range(num_micro_batches + ahead):
+            if place < num_micro_batches:
+                actions.append(Action(FORWARD, place))
+            if ahead <= place:
+                actions.append(Action(BACKWARD, place - ahead))
+        found.append(tuple(actions))
+    return tuple(found)
+
+
+# The paper's world: Table II's clusters, and an upload that takes about as long as a pipeline
+
+
+def papers(latency: Latency, head_s: float = 0.0, gradient_s: float = 0.0) -> list[Case]:
+    """The best partitions of 60 clusters for that upload; a third of their time is forward."""
+    cases = []
+    for seed in range(60):
+        problem = replace(
+            paper_like(np.random.default_rng(seed), latency),
+            activation_s=(float(UPLINK_S),),
+            head_s=head_s,
+            gradient_s=gradient_s,
+        )
+        best = exact_partition(problem).best
+        m, size = best.num_micro_batches, problem.batch_size / best.num_micro_batches
+        chunks = [
+            Chunk(device.time.compute(held, size), device.time.hop(size))
+            for device, held in zip(problem.devices, best.blocks, strict=True)
+            if held
+        ]
+        forward = [Chunk(each.compute_s / 3, each.hop_s / 2) for each in chunks]
+        backward = [Chunk(each.compute_s * 2 / 3, each.hop_s / 2) for each in chunks]
+        behind = Behind(float(UPLINK_S) / m, head_s / m, gradient_s / m)
+        cases.append(Case(forward, backward, m, behind))
+        expected = batch_s(best, float(UPLINK_S))
+        assert cases[-1].law(latency) == pytest.approx(expected, rel=1e-9)
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("latency", "least", "mean", "most"),
+    [
+        ("bound", 0.91, (0.98, 0.99), 0.999),
+        ("flow_shop", 0.95, (0.995, 1.0), 1 + 1e-12),
+        ("overlap", 0.96, (1.005, 1.02), 1.045),  # it leaves the links idle
+    ],
+)
+def test_one_f_one_b_in_the_papers_world(
+    latency: Latency, least: float, mean: tuple[float, float], most: float
+) -> None:
+    found = ratios(papers(latency), one_f_one_b, latency)
+    assert least < min(found)
+    assert mean[0] < statistics.mean(found) < mean[1]
+    assert max(found) <= most
+
+
+@each_law
+def test_gpipe_in_the_papers_world(latency: Latency) -> None:
+    found = ratios(papers(latency), gpipe, latency)
+    assert 0.9 < min(found) <= max(found) <= 1 + 1e-12
+    assert statistics.mean(found) > 0.975
+
+
+def test_a_head_and_a_downlink_in_the_papers_world() -> None:
+    """10 s and 5 s of a batch: 1F1B takes up to an eighth more than the law, GPipe no more."""
+    cases = papers("flow_shop", 10.0, 5.0)
+    assert max(ratios(cases, gpipe)) <= 1 + 1e-12
+    starved = ratios(cases, one_f_one_b)
+    assert 1.03 < statistics.mean(starved) < 1.1
+    assert 1.05 < max(starved) < 1.125
+    assert max(ratios(cases, two_more_in_flight)) <= 1 + 1e-12
