@@ -264,12 +264,13 @@ def test_reductions_follow_from_the_table(written: Written) -> None:
     uploads = {key: float(row["upload_s"]) for key, row in by_key.items()}
     seconds = {key: float(row["devices_s"]) for key, row in by_key.items()}
     for method, *at in by_key:
-        if method == "exact":
-            parts = uploads["vanilla_fl", *at] + uploads["pipeline", *at]
-            assert uploads["exact", *at] == pytest.approx(parts)
+        if method == "exact":  # adapters at least, of which VanillaFL sends nothing else
+            assert uploads["exact", *at] >= uploads["vanilla_fl", *at] * (1 - 1e-9)
         # None is faster on its devices, where limits bind it as they bind the optimum.
         if method in ("titanic", "gpipe", "pipedream", "pipeedge"):
             assert seconds[method, *at] >= seconds["exact", *at] * (1 - 1e-9)
+            both = seconds["exact", *at] + uploads["exact", *at]
+            assert seconds[method, *at] + uploads[method, *at] >= both * (1 - 1e-9)
 
 
 def test_who_breaks_limits_is_told(written: Written) -> None:

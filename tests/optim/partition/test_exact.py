@@ -488,8 +488,10 @@ def test_stopped_early_it_claims_no_more_than_it_knows(latency: Latency) -> None
     alone = heterogeneous(np.random.default_rng(7), 12, 24, latency)
     scale_s = exact_partition(alone).best.latency_s
     check(alone, exact_partition(alone, time_limit_s=0.0))
-    streamed = replace(alone, head_s=0.3 * scale_s, gradient_s=0.6 * scale_s)
-    for problem in (alone, streamed, replace(streamed, activation_s=(0.5 * scale_s, math.inf))):
+    smaller = heterogeneous(np.random.default_rng(7), 8, 14, latency, 24)
+    uplink, behind = (0.5 * scale_s, math.inf), (0.3 * scale_s, 0.6 * scale_s)
+    streamed = replace(smaller, activation_s=uplink, head_s=behind[0], gradient_s=behind[1])
+    for problem in (alone, streamed):
         best = exact_partition(problem).certificate.objective
         stopped = exact_partition(problem, time_limit_s=0.0)
         verify_cluster(stopped, problem)
