@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
-from optim.latency import block_caps, pipeline_latency
+from optim.latency import batch_s, block_caps, pipeline_latency
 from optim.partition.baselines import (
     gpipe,
     no_segment_scheduling,
@@ -67,6 +67,20 @@ def devices_with(speeds: list[float], **limits: object) -> tuple[DeviceProfile, 
     """Devices that compute so many blocks and samples a second, and send at once."""
     laws = [AffineLaw(1 / speed, 0.0, 0.0, 0.0) for speed in speeds]
     return tuple(DeviceProfile(f"d{k}", law, **limits) for k, law in enumerate(laws))  # type: ignore[arg-type]
+
+
+@each_law
+@pytest.mark.parametrize("solver", PIPELINES)
+def test_every_pipeline_is_certified_with_its_uplink_and_what_is_behind(
+    solver: ClusterSolver, latency: Latency
+) -> None:
+    """For the first time on the uplink; and no better than the optimum for that."""
+    problem = replace(cluster(0, latency), activation_s=(9.0, 30.0), head_s=20.0, gradient_s=8.0)
+    solution = solver(problem, np.random.default_rng(0))
+    verify_cluster(solution, problem)
+    assert solution.certificate.objective == batch_s(solution.best, 9.0) > batch_s(solution.best, 0)
+    least = exact_partition(problem).certificate.objective
+    assert solution.certificate.objective >= least * (1 - 1e-9)
 
 
 @each_law

@@ -236,16 +236,33 @@ def test_a_point_may_be_the_fastest_twice() -> None:
     than three, of 5.5 s and a hop of 5.3 s. With a seconds on the uplink they take 20 + a/2 and
     21.8 + a/3, which meet at 10.8; from 16.5 on the second takes 10.8 + a, until 18.4.
     """
-    each, sample = AffineLaw(0.0, 0.0, 0.0, 1.0), AffineLaw(0.0, 0.0, 1.0, 0.0)
-    whole = DeviceProfile("whole", AffineLaw(10 / 6, 0.0, 0.0, 0.0), None, EnergyBudget(2.0, each))
-    budget = EnergyBudget(4.0, sample, "micro_batch")
-    parts = DeviceProfile("parts", AffineLaw(5.5 / 4, 0.0, 5.3 / 4, 0.0), None, budget)
-    problem = ClusterProblem((whole, parts), 1, 12, 3, "overlap", (1.0, math.inf))
+    problem = whole_or_parts(5.5, 5.3)
     check_streamed(problem, by_enumeration, 20.0)
     one, other = exact_partition(problem).front
     assert (one.blocks, one.num_micro_batches, *one.fastest_s) == ((1, 0), 2, 1.0, math.inf)
     assert (other.blocks, other.num_micro_batches) == ((0, 1), 3)
     assert other.fastest_s == pytest.approx((10.8, 18.4))
+
+
+def whole_or_parts(compute_s: float, hop_s: float) -> ClusterProblem:
+    """A device for up to two micro-batches of 10 s, and one for three."""
+    each, sample = AffineLaw(0.0, 0.0, 0.0, 1.0), AffineLaw(0.0, 0.0, 1.0, 0.0)
+    whole = DeviceProfile("whole", AffineLaw(10 / 6, 0.0, 0.0, 0.0), None, EnergyBudget(2.0, each))
+    law, budget = (
+        AffineLaw(compute_s / 4, 0, hop_s / 4, 0),
+        EnergyBudget(4.0, sample, "micro_batch"),
+    )
+    parts = DeviceProfile("parts", law, None, budget)
+    return ClusterProblem((whole, parts), 1, 12, 3, "overlap", (1.0, math.inf))
+
+
+def test_a_slow_head_keeps_uplinks_apart_that_the_pipeline_would_not() -> None:
+    """Of 100 s: 110 + a/2 and 120 + a/3 seconds meet at 60, when no device is slower."""
+    problem = replace(whole_or_parts(10.2, 9.8), head_s=100.0)
+    check_streamed(problem, by_enumeration, 60.0)
+    one, other = exact_partition(problem).front
+    assert (one.num_micro_batches, other.num_micro_batches) == (2, 3)
+    assert (*one.fastest_s, *other.fastest_s) == pytest.approx((1.0, 60.0, 60.0, math.inf))
 
 
 @each_law
