@@ -36,11 +36,11 @@ def cluster_state(
     cost = measure_cost(spec, settings.task.max_length, settings.batch_size, settings.optimizer)
     linked, precision = settings.server_has_heads, settings.compression.upload
     dtype = getattr(torch, settings.pipeline.dtype)
-    up, down = _link_bits(settings, unit, examples)
+    up, down = _link_bits(settings, unit, examples) if linked else (0.0, 0.0)
     uplink = settings.channel.draw_uplink(
         model_bits=upload_bits(spec, vocabulary, precision, dtype, with_head=not linked),
-        activation_bits=up if linked else 0.0,
-        gradient_bits=down if linked else 0.0,
+        activation_bits=up,
+        gradient_bits=down,
         num_samples=settings.federation.local_steps * settings.batch_size if linked else 0,
         rng=_generator(settings, "uplink", unit),
     )
@@ -111,5 +111,6 @@ def expected_step(
     epoch = len(lengths) // min(batch_size, len(lengths))
     count = min(epoch, _SAMPLED)
     rows = [batch_rows(lengths, batch_size, i * epoch // count, seed) for i in range(count)]
-    batches = [split(examples.batch(each.tolist()), num_micro_batches) for each in rows]
-    return sum(map(form.step, batches)) / count, sum(map(form.answers, batches)) / count
+    steps = (split(examples.batch(each.tolist()), num_micro_batches) for each in rows)
+    up, down = zip(*((form.step(parts), form.answers(parts)) for parts in steps), strict=True)
+    return sum(up) / count, sum(down) / count

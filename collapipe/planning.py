@@ -65,10 +65,9 @@ class PlannedCluster:
     def activation_s(self) -> float:
         """Seconds of the upload that the batch's activations take; the rest is the model's."""
         uplink, allocation = self.cluster.uplink, self.allocation
-        if uplink is None or allocation is None or not uplink.activation_bits:
+        if uplink is None or allocation is None:
             return 0.0
-        share = uplink.activation_bits / (uplink.activation_bits + uplink.model_bits)
-        return share * allocation.upload_s
+        return uplink.activation_share * allocation.upload_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,12 @@ class Uplink:
     head_s: float = 0.0  # seconds of all local steps of a round in the head on the edge server
     gradient_s: float = 0.0  # and of their gradients on the way down; 0: not counted
 
+    @property
+    def activation_share(self) -> float:
+        """What of an upload's bits, and so of its seconds, are activations; 0 of nothing."""
+        bits = self.activation_bits + self.model_bits
+        return self.activation_bits / bits if bits else 0.0
+
     def __post_init__(self) -> None:
         times, amounts = ("head_s", "gradient_s"), ("model_bits", "activation_bits")
         _check_within(self, ("max_power_w", "energy_j", *amounts, *times))

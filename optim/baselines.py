@@ -24,15 +24,7 @@ from optim.cluster_plan import (
 from optim.latency import require_within_caps
 from optim.partition.baselines import even_blocks
 from optim.planner import RoundRequest
-from optim.problem import (
-    ENERGIES,
-    FADINGS,
-    LATENCIES,
-    UPLINKS,
-    Latency,
-    RoundOptions,
-    check_choice,
-)
+from optim.problem import LATENCIES, Latency, RoundOptions, check_choice
 from optim.solvers import CLUSTER_SOLVERS, cluster_solver
 
 # Replicas are no segments that pipelines could run: only a framework can ask for them.
@@ -86,9 +78,10 @@ class AllUnits:
     def __post_init__(self) -> None:
         check_choice("strategy.partition", self.partition, PARTITIONS)
         check_choice("strategy.latency", self.latency, LATENCIES)
-        check_choice("strategy.fading", self.fading, FADINGS)
-        check_choice("strategy.uplink", self.uplink, UPLINKS)
-        check_choice("strategy.energy", self.energy, ENERGIES)
+        try:
+            _ = self._options
+        except ConfigError as error:
+            raise ConfigError(f"strategy.{error}") from error
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         chosen = self._chosen(request, rng)
@@ -110,8 +103,8 @@ class AllUnits:
         most: int | None = None,
     ) -> tuple[Front, ...]:
         solve = cluster_solver(request.partition or self.partition)
-        options = self._options if _tells_uplinks(request) else None
-        return fronts(request, cast(Latency, self.latency), solve, rng, options, order, most)
+        latency = cast(Latency, self.latency)
+        return fronts(request, latency, solve, rng, self._options, order, most)
 
     @property
     def _options(self) -> RoundOptions:

@@ -111,25 +111,29 @@ def fronts(
     ``options`` they are the fastest for what the uplinks may take in that round. ``order``,
     ``most`` and what is raised are those of ``of_each``.
     """
-    times = _times_by_unit(request, options) if options else {}
+    times = dict[int, tuple[float, ...]]()
+    if options:
+        units = (cluster.unit for cluster in request.clusters)
+        found = activation_times(_uplinks(request), request.channels, options)
+        times = dict(zip(units, found, strict=True))
 
     def front(cluster: ClusterState) -> Front:
-        activation_s = times.get(cluster.unit, (0.0,))
-        problem = cluster_problem(request, cluster, latency, activation_s)
+        problem = cluster_problem(request, cluster, latency, times.get(cluster.unit, (0.0,)))
         return _front(request, cluster, problem, solve, rng)
 
-    return tuple(found or () for found in of_each(request, front, order, most))
+    return tuple(front or () for front in of_each(request, front, order, most))
 
 
-def _times_by_unit(request: RoundRequest, options: RoundOptions) -> dict[int, tuple[float, ...]]:
-    """``activation_times`` of the units whose uplinks are known."""
-    known = {
-        cluster.unit: cluster.uplink
-        for cluster in request.clusters
-        if cluster.uplink is not None and len(cluster.uplink.gains) == len(request.channels)
-    }
-    times = activation_times(tuple(known.values()), request.channels, options)
-    return dict(zip(known, times, strict=True))
+def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
+    """Each cluster's, or ``_no_uplink`` where it is not known for these channels."""
+    channels = len(request.channels)
+    reported = (cluster.uplink or _no_uplink(channels) for cluster in request.clusters)
+    return tuple(each if len(each.gains) == channels else _no_uplink(channels) for each in reported)
+
+
+def _no_uplink(num_channels: int) -> Uplink:
+    """One that reaches nobody."""
+    return Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * num_channels)
 
 
 def activation_times(
@@ -232,11 +236,8 @@ def solve_round(
     A unit whose uplink is not known reaches nobody and sits out. Raises ``InfeasibleRoundError``
     where none is known.
     """
-    channels = request.channels
-    no_uplink = Uplink(0.0, 0.0, 1.0, 0.0, (0.0,) * len(channels))
-    reported = (cluster.uplink or no_uplink for cluster in request.clusters)
-    uplinks = tuple(each if len(each.gains) == len(channels) else no_uplink for each in reported)
-    if all(each is no_uplink for each in uplinks):
+    channels, uplinks = request.channels, _uplinks(request)
+    if all(each == _no_uplink(len(channels)) for each in uplinks):
         raise InfeasibleRoundError(f"no unit told its uplink to the {len(channels)} channels")
     problem = RoundProblem(fronts, uplinks, channels, queues, request.num_blocks, options)
     solution = solve(problem)

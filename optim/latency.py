@@ -12,7 +12,7 @@ from optim.problem import ClusterProblem, Floats, Ints, Latency, Partition
 _ROUNDING = 1e-12
 
 
-def stage_times(
+def sum_and_slowest(
     devices: Sequence[DeviceProfile],
     blocks: Sequence[int],
     batch_size: float,
@@ -49,8 +49,8 @@ def pipeline_latency(
     num_micro_batches: int,
     latency: Latency,
 ) -> float:
-    """Seconds of a batch of b samples in m micro-batches, Σ + (m - 1)·M of ``stage_times``."""
-    total, slowest = stage_times(devices, blocks, batch_size, num_micro_batches, latency)
+    """Seconds of a batch of b samples in m micro-batches, Σ + (m - 1)·M of ``sum_and_slowest``."""
+    total, slowest = sum_and_slowest(devices, blocks, batch_size, num_micro_batches, latency)
     return total + (num_micro_batches - 1) * slowest
 
 
@@ -59,7 +59,7 @@ def partition_of(
 ) -> Partition:
     """A partition, with its times under the problem's law."""
     behind = problem.head_s, problem.gradient_s
-    total, slowest = stage_times(
+    total, slowest = sum_and_slowest(
         problem.devices, blocks, problem.batch_size, num_micro_batches, problem.latency, behind
     )
     latency = total + (num_micro_batches - 1) * slowest

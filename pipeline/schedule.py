@@ -32,14 +32,14 @@ Schedule = tuple[tuple[Action, ...], ...]
 
 def gpipe(num_segments: int, num_micro_batches: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2019): a segment keeps m micro-batches."""
-    segment = _alternate(num_micro_batches, num_micro_batches)
-    return (*((segment,) * num_segments), _alternate(0, num_micro_batches))
+    segment = alternate(num_micro_batches, num_micro_batches)
+    return (*((segment,) * num_segments), alternate(0, num_micro_batches))
 
 
 def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
     """One forward, one backward (Narayanan et al. 2019): segment s keeps S + 1 − s at most."""
     return tuple(
-        _alternate(num_segments - stage, num_micro_batches) for stage in range(num_segments + 1)
+        alternate(num_segments - stage, num_micro_batches) for stage in range(num_segments + 1)
     )
 
 
@@ -80,7 +80,7 @@ def verify(schedule: Schedule) -> None:
         raise ScheduleError(f"deadlock: {', '.join(waiting)}")
 
 
-def _alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
+def alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
     """``ahead`` forwards first, then forward and backward in turn."""
     actions = []
     for place in range(num_micro_batches + ahead):

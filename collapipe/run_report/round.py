@@ -155,8 +155,7 @@ def _rows(
         yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
     uplink, state = cluster.uplink, states[cluster.unit].uplink
     if uplink and state and streamed:
-        bits = state.activation_bits + state.model_bits
-        sent_s = uplink.upload_s * state.activation_bits / bits if bits else 0.0
-        for each in stages_behind(problem, partition, sent_s / request.local_steps):
+        sent_s = state.activation_share * uplink.upload_s / request.local_steps
+        for each in stages_behind(problem, partition, sent_s):
             boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
             yield Row(f"unit {cluster.unit}, {each.name}", boxes)

@@ -123,13 +123,11 @@ def _useful(
     point: FrontPoints, activation_bits: Floats, model_bits: Floats
 ) -> tuple[Floats, Floats]:
     """The deadlines that belong to the ends of each point's range of times on the uplink."""
-    bounded = np.isfinite(point.last_s) & (activation_bits > 0)
-    sent, last_s = np.where(activation_bits > 0, activation_bits, 1.0), point.last_s[bounded]
-    enter = point.finish(point.first_s, point.first_s * model_bits / sent)
-    leave = np.full_like(enter, np.inf)
-    ending = FrontPoints(*(each[bounded] for each in point.arrays()))
-    leave[bounded] = ending.finish(last_s, last_s * (model_bits / sent)[bounded])
-    enter = np.where(activation_bits > 0, enter, 0.0)
+    sends, bounded = activation_bits > 0, np.isfinite(point.last_s)
+    model_share = model_bits / np.where(sends, activation_bits, 1.0)
+    last_s = np.where(bounded, point.last_s, 0.0)
+    enter, leave = (point.finish(end, end * model_share) for end in (point.first_s, last_s))
+    enter, leave = np.where(sends, enter, 0.0), np.where(sends & bounded, leave, np.inf)
     return enter * (1 - _ROUNDING), leave * (1 + _ROUNDING)
 
 

@@ -64,11 +64,8 @@ class FrontPoints:
 
     def at(self, points: Ints, units: Ints) -> "FrontPoints":
         """Pick the points, [A] each."""
-        return FrontPoints(*(each[points, units, 0] for each in self.arrays()))
-
-    def arrays(self) -> tuple[Floats, ...]:
-        """All its figures, in order."""
-        return tuple(getattr(self, each.name) for each in fields(self))
+        arrays = (getattr(self, each.name) for each in fields(self))
+        return FrontPoints(*(each[points, units, 0] for each in arrays))
 
 
 def option_table(problem: RoundProblem) -> OptionTable:

@@ -179,12 +179,13 @@ class _Search:
         """
         goals = np.minimum(nodes.goal(self._best), np.finfo(float).max)
         promise = np.maximum(goals - nodes.least, 0)
+        order, count = np.argsort(-promise.max(axis=1)), 1 + len(self._best.knot) // 4
         solved = [
             self._solve(nodes.where(np.array([index])), prices, goals[index], promise[index])
-            for index in np.argsort(-promise.max(axis=1))[: 1 + len(self._best.knot) // 4]
+            for index in order[:count]
         ]
         self._offer(*(np.concatenate(each) for each in zip(*solved, strict=True)))
-        return nodes.where(np.argsort(-promise.max(axis=1))[len(solved) :]).below(self._best)
+        return nodes.where(order[count:]).below(self._best)
 
     def _solve(
         self, node: Nodes, prices: "_Prices", goal: Floats, promise: Floats

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from optim.partition.envelope import Envelope, Splits
-from optim.partition.rates import PROGRESS, Rates, segments_needed
+from optim.partition.rates import PROGRESS, Rates, batch_seconds, segments_needed
 from optim.problem import Bools, Floats, Ints
 
 GRID = 12
@@ -52,10 +52,9 @@ class _Brackets:
 
     def latency(self, rates: Rates, threshold: Floats, activation_s: float) -> Floats:
         """Seconds of a batch if the thresholds are the slowest chunks, [N]."""
-        each = activation_s / (self.row + 1)
-        slowest = np.maximum(np.maximum(threshold, rates.floor[self.row]), each)
+        slowest = np.maximum(threshold, rates.floor[self.row])
         total = self.segments * threshold + rates.behind[self.row]
-        return np.asarray(total + each + self.row * slowest)
+        return batch_seconds(total, slowest, self.row, activation_s)
 
     def below(self, rates: Rates, best: Envelope) -> "_Brackets":
         """Those that may be the fastest of their S somewhere."""

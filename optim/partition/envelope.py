@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from optim.partition.rates import PROGRESS, Rates
+from optim.partition.rates import PROGRESS, Rates, batch_seconds
 from optim.problem import Floats, Ints
 
 _WIDE = 1e3  # samples of a range do not go further down
@@ -56,21 +56,21 @@ class Splits:
         pairs = ((getattr(self, name), getattr(other, name)) for name in names)
         return Splits(*(np.concatenate(pair) for pair in pairs))
 
-    def latency(self, activation_s: Floats | float) -> Floats:
-        """Seconds of a batch, broadcast over [..., N]."""
-        each = activation_s / (self.row + 1)
-        return np.asarray(self.total + each + self.row * np.maximum(self.slowest, each))
+    def latency(self, activation_s: Floats, places: Ints) -> Floats:
+        """Seconds of a batch of the splits at ``places``, broadcast."""
+        of = self.total[places], self.slowest[places], self.row[places]
+        return batch_seconds(*of, activation_s)
 
 
 @dataclass(slots=True)
 class Envelope:
     """The best of the splits offered so far, for each S and every a that is asked for.
 
-    These are ``times``, ascending; if they are a ``range``, all from the first to the last.
+    These are ``times``, ascending; if ``continuous``, all from the first to the last.
     """
 
     times: Floats
-    range: bool
+    continuous: bool
     max_segments: int
     splits: Splits
     # For each S and piece its split, [S, Q], filled up with the last one, -1 where there is none;
@@ -109,7 +109,7 @@ class Envelope:
             added *= row[:, None]
             added += each
             np.maximum(goal, value - added, out=goal)
-        if not (self.range and len(self.splits.row)):
+        if not (self.continuous and len(self.splits.row)):
             return goal
         bend = (row + 1) * slowest
         inside = (self.times[0] < bend) & (bend < self.times[-1])
@@ -121,7 +121,7 @@ class Envelope:
     def samples(self) -> list[float]:
         """Some a among those asked for: what is best there promises to be good around it."""
         low, high = float(self.times[0]), float(self.times[-1])
-        if not self.range or low == high:
+        if not self.continuous or low == high:
             some = np.linspace(0, len(self.times) - 1, min(len(self.times), _SAMPLES))
             return [float(each) for each in self.times[some.astype(int)]]
         first = max(low, high / _WIDE)
@@ -147,7 +147,7 @@ class Envelope:
                     (own,) = np.nonzero((pieces == place) & np.isfinite(starts))
                     chosen.append(place)
                     ranges.append((float(starts[own[0]]), float(ends[own[-1]])))
-        if not self.range:
+        if not self.continuous:
             ranges = [(0.0, math.inf)] * len(chosen)
         return self._without_equals(np.array(chosen, dtype=int), ranges)
 
@@ -156,10 +156,10 @@ class Envelope:
     ) -> tuple[Splits, Floats]:
         """Leave out who is nowhere faster than one before; that one takes over the range."""
         splits, times = self.splits.where(chosen), self.times
-        if self.range:  # the lines of two differ most at these
+        if self.continuous:  # the lines of two differ most at these
             bends = (splits.row + 1) * splits.slowest
             times = np.maximum(np.append(bends, times[0]), times[0])
-        seconds, kept = splits.latency(times[:, None]), list[int]()
+        seconds, kept = self.splits.latency(times[:, None], chosen), list[int]()
         for place, own in enumerate(seconds.T):
             equal = [q for q in kept if (seconds[:, q] <= own * (1 + PROGRESS)).all()]
             if equal:
@@ -176,10 +176,7 @@ class Envelope:
         activation_s = activation_s.reshape(len(activation_s), -1)
         place = (self.start <= activation_s[:, :, None]).sum(axis=2) - 1
         piece = self.piece[np.arange(self.max_segments), np.maximum(place, 0)]
-        row = self.splits.row[piece]
-        each = activation_s / (row + 1)
-        slowest = np.maximum(self.splits.slowest[piece], each)
-        return np.where(piece >= 0, self.splits.total[piece] + each + row * slowest, np.inf)
+        return np.where(piece >= 0, self.splits.latency(activation_s, piece), np.inf)
 
     def _rebuild(self) -> None:
         """The envelopes of all S, each from the one before it and the splits of its own S."""
@@ -203,7 +200,7 @@ class Envelope:
             self.start[size, : len(piece)] = start
         high = float(self.times[-1])
         knot = np.minimum(self.start, high)
-        if self.range:
+        if self.continuous:
             knot = np.append(knot, np.full((len(knot), 1), high), axis=1)
         self.knot = knot.T
         self.value = self._values_at(self.knot)
@@ -212,13 +209,11 @@ class Envelope:
         """Which of the pool is the fastest from which a on; of equal ones the first."""
         if not len(pool):
             return pool, np.zeros(0)
-        count, total = self.splits.row[pool] + 1, self.splits.total[pool]
-        slowest = self.splits.slowest[pool]
-        each = self.times[: 1 if self.range else None, None] / count
-        value = total + each + (count - 1) * np.maximum(slowest, each)
+        times = self.times[: 1 if self.continuous else None, None]
+        value = self.splits.latency(times, pool)
         nearly = value <= value.min(axis=1, keepdims=True) * (1 + PROGRESS)
         found = nearly.argmax(axis=1)
-        if not self.range:
+        if not self.continuous:
             return pool[found], self.times
         return self._swept(pool, int(found[0]))
 

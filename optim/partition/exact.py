@@ -30,8 +30,8 @@ def exact_partition(
     if not rates.sufficient_rows().size:
         raise model_too_large(problem)
     asked, low = _times(problem, rates), problem.activation_s[0]
-    is_range = math.isinf(problem.activation_s[-1])
-    best = Envelope(asked, is_range, rates.max_segments, _alone(rates))
+    continuous = math.isinf(problem.activation_s[-1])
+    best = Envelope(asked, continuous, rates.max_segments, _alone(rates))
     search = bound_splits if rates.paced else sum_splits
     lower = search(rates, best, start + time_limit_s)
     splits, ranges = best.front()

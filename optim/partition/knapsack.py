@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from optim.partition.envelope import Envelope
-from optim.partition.rates import Rates, segments_needed
+from optim.partition.rates import Rates, batch_seconds, segments_needed
 from optim.problem import Bools, Floats, Ints
 
 
@@ -111,9 +111,8 @@ class Nodes:
 
     def latency(self, activation_s: float) -> Floats:
         """Seconds of a batch for one time on the uplink, at least, [N, Smax]."""
-        each = activation_s / (self.row + 1)
-        slowest = np.maximum(np.maximum(self.low, self.rates.floor[self.row]), each)
-        added = self.rates.behind[self.row] + each + self.row * slowest
+        slowest = np.maximum(self.low, self.rates.floor[self.row])
+        added = batch_seconds(self.rates.behind[self.row], slowest, self.row, activation_s)
         return np.asarray(self.least + added[:, None])
 
     def bounds(self, price: Floats, cheapest: Floats) -> Floats:

@@ -112,6 +112,14 @@ class Rates:
         return np.minimum(low, high) * (1 - PROGRESS), high
 
 
+def batch_seconds(
+    total: Floats, slowest: Floats, row: Ints, activation_s: Floats | float
+) -> Floats:
+    """Σ + A + (m - 1)·max(M, A) for Σ ``total`` and M ``slowest``, s, broadcast with m - 1."""
+    each = activation_s / (row + 1)
+    return np.asarray(total + each + row * np.maximum(slowest, each))
+
+
 def segments_needed(blocks: Floats, num_blocks: int) -> Ints:
     """The fewest devices that together hold L of the blocks [N, K]; K + 1 where all do not, [N]."""
     smallest = np.cumsum(np.sort(blocks, axis=1), axis=1)

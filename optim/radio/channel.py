@@ -78,7 +78,7 @@ class Links:
 
 
 def links(
-    uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str = "all"
+    uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str
 ) -> Links:
     """The pairs of N units with J channels; ``energy`` as in ``RoundOptions``."""
     units = np.array(

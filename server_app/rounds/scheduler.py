@@ -129,7 +129,7 @@ class Scheduler:
             )
         verify_plan(plan, request)
         excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
-        # by the law and the fading that the strategy plans by, see ``Planner``
+        # by the laws that the strategy plans by, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
         fading: Fading = getattr(self._planner, "fading", "none")
         uplink: str = getattr(self._planner, "uplink", "streamed")

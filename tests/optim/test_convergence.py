@@ -82,7 +82,9 @@ def test_gamma_power_is_the_least_within_the_limit(
         error = interference_error(power, gain, interference, constant)
         return float(scheduled_gamma(segments, error, problem.num_blocks, options))
 
-    pairs = links([Uplink(1.0, 1.0, 1.0, 0.0, (gain,))], [Channel(1.0, interference, 0.0)], "none")
+    pairs = links(
+        [Uplink(1.0, 1.0, 1.0, 0.0, (gain,))], [Channel(1.0, interference, 0.0)], "none", "all"
+    )
     power = gamma_power(np.array([float(segments)]), pairs, problem).item()
     if math.isinf(power):
         assert gamma(1e15) > gamma_max

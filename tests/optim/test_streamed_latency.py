@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collapipe.state import AffineLaw, DeviceProfile
-from optim.latency import batch_s, partition_of, stage_times, streamed_s
+from optim.latency import batch_s, partition_of, streamed_s, sum_and_slowest
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Latency, Partition
-from pipeline.schedule import BACKWARD, FORWARD, Action, Schedule, gpipe, one_f_one_b
+from pipeline.schedule import Schedule, alternate, gpipe, one_f_one_b
 from tests.optim.discrete_event import Behind, Chunk, Line, Sender, Station, makespan
 from tests.optim.instances import paper_like
 
@@ -52,7 +52,7 @@ class Case:
         ]
         devices = [DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws)]
         rest = [self.m * self.behind.head_s, self.m * self.behind.gradient_s]
-        total, slowest = stage_times(devices, [1] * len(laws), self.m, self.m, latency, rest)
+        total, slowest = sum_and_slowest(devices, [1] * len(laws), self.m, self.m, latency, rest)
         pipeline_s = total + (self.m - 1) * slowest
         return float(streamed_s(pipeline_s, slowest, self.m, self.m * self.behind.uplink_s))
 
@@ -135,9 +135,9 @@ def test_the_numbers_are_those_of_the_equation() -> None:
     assert batch_s(Partition((1,), 3, 18.0, 4.0), 18.0) == 28
     devices = [DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 2.0))]
     # b̂ = 4: C = 4, H = 2; of a batch 24 s in the head and 9 s of gradients.
-    assert stage_times(devices, [1], 12, 3, "flow_shop", (24.0, 9.0)) == (6 + 8 + 3, 8)
-    assert stage_times(devices, [1], 12, 3, "bound", (9.0, 9.0)) == (6 + 3 + 3, 6)
-    assert stage_times(devices, [1], 12, 3, "overlap", (9.0, 9.0)) == (6 + 3 + 3, 4)
+    assert sum_and_slowest(devices, [1], 12, 3, "flow_shop", (24.0, 9.0)) == (6 + 8 + 3, 8)
+    assert sum_and_slowest(devices, [1], 12, 3, "bound", (9.0, 9.0)) == (6 + 3 + 3, 6)
+    assert sum_and_slowest(devices, [1], 12, 3, "overlap", (9.0, 9.0)) == (6 + 3 + 3, 4)
 
 
 @given(st.floats(1, 50), st.floats(0, 1), st.integers(1, 16), st.lists(st.floats(0, 100)))
@@ -240,17 +240,8 @@ def test_a_micro_batch_more_for_each_of_them_is_enough(hops: bool, alike: bool) 
 
 def two_more_in_flight(num_segments: int, num_micro_batches: int) -> Schedule:
     """1F1B whose segments begin with two more forwards each."""
-    found = []
-    for stage in range(num_segments + 1):
-        ahead = min(num_segments - stage + 2 * (stage < num_segments), num_micro_batches)
-        actions = []
-        for place in range(num_micro_batches + ahead):
-            if place < num_micro_batches:
-                actions.append(Action(FORWARD, place))
-            if ahead <= place:
-                actions.append(Action(BACKWARD, place - ahead))
-        found.append(tuple(actions))
-    return tuple(found)
+    ahead = (num_segments - stage + 2 * (stage < num_segments) for stage in range(num_segments + 1))
+    return tuple(alternate(min(each, num_micro_batches), num_micro_batches) for each in ahead)
 
 
 # The paper's world: Table II's clusters, and an upload that takes about as long as a pipeline

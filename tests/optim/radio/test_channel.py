@@ -33,7 +33,7 @@ def limit(
     bits = 1e7
     energy = budget / slope * bits * math.log(2) / channel.bandwidth_hz
     uplink = Uplink(max_power_w, energy, bits, 0.0, (gain,))
-    return float(power_limits(links((uplink,), (channel,), fading))[0, 0]), uplink, channel
+    return float(power_limits(links((uplink,), (channel,), fading, "all"))[0, 0]), uplink, channel
 
 
 def by_quadrature(snr: float) -> float:
@@ -146,7 +146,7 @@ def test_power_limits_keep_power_and_energy_and_leave_none(
     assert (found > 0) == (budget > 1 + 1e-9)
     if not found:
         return
-    spent = float(links((uplink,), (channel,), fading).energies(np.array(found))[0, 0])
+    spent = float(links((uplink,), (channel,), fading, "all").energies(np.array(found))[0, 0])
     assert spent <= uplink.energy_j * (1 + 1e-12)
     assert found == max_power_w or spent == pytest.approx(uplink.energy_j, rel=1e-11)
 
@@ -164,7 +164,7 @@ def test_power_limits_of_units_that_cannot_or_need_not() -> None:
     }
     uplinks = tuple(Uplink(p, e, bits, 0.0, (gain,)) for p, e, bits, gain in cases)
     for fading in FADINGS:
-        found = power_limits(links(uplinks, (channel,), fading))
+        found = power_limits(links(uplinks, (channel,), fading, "all"))
         assert found[:, 0].tolist() == list(cases.values())
 
 
