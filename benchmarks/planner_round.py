@@ -146,7 +146,7 @@ def scan_gamma(problem: RoundProblem) -> tuple[float, float]:
     options, idle = option_table(problem), idle_gamma(problem.channels, problem.options)
     pairs, constant = options.pairs, problem.options.interference_constant_w
     error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
-    gammas = scheduled_gamma(options.segments, error, NUM_BLOCKS, problem.options)
+    gammas = scheduled_gamma(options.points.segments, error, NUM_BLOCKS, problem.options)
     costs = np.array(problem.queues)[:, np.newaxis] * (gammas - idle)
 
     def at(deadline: float) -> Floats:
@@ -173,11 +173,11 @@ def _slowest(problem: RoundProblem, options: OptionTable, deadline: float) -> Fl
     """Costs at the least power that keeps the deadline, [S, N, J]."""
     pairs = options.pairs
     feasible = options.finish_s <= deadline
-    seconds = np.where(feasible, deadline - options.latency_s, 1.0)
+    seconds = np.where(feasible, deadline - options.points.latency_s, 1.0)
     nats = pairs.upload_bits * np.log(2) / pairs.bandwidth_hz / seconds
     snr, _ = required_snr(np.where(feasible, nats, 1.0), pairs.fading)
     queues = np.array(problem.queues)[:, np.newaxis]
-    return np.where(feasible, queues * (options.segments + snr / pairs.snr_per_watt), MISSING)
+    return np.where(feasible, queues * (options.points.segments + snr / pairs.snr_per_watt), MISSING)
 
 
 def _scan(at: Callable[[float], Floats], deadlines: Floats, weight: float) -> float:

@@ -38,7 +38,7 @@ def sum_splits(rates: Rates, best: Envelope, deadline: float) -> float:
     nodes = _roots(search.rates)
     nodes = nodes.relaxed(nodes.critical_prices()[:, None] * FIRST_FACTORS)
     nodes = nodes.below(best).fitting()
-    prices, factors = _Prices.of(nodes), WIDE_FACTORS
+    prices, factors = _Prices.of(nodes, float(best.times[0])), WIDE_FACTORS
     while len(nodes.row):
         search.round(nodes, prices, factors)
         nodes = nodes.below(best)
@@ -62,12 +62,13 @@ class _Prices:
     of_size: Floats  # in that unit, [Smax]
 
     @classmethod
-    def of(cls, nodes: Nodes) -> "_Prices":
-        """A first guess: the critical price of each S's most promising node."""
+    def of(cls, nodes: Nodes, activation_s: float) -> "_Prices":
+        """A first guess: the critical price of each S's most promising node for that time on the
+        uplink."""
         unit, most = nodes.rates.per_block.mean(axis=1), nodes.rates.max_segments
         if not len(nodes.row):
             return cls(unit, np.ones(most))
-        pick = nodes.where(nodes.least.argmin(axis=0))
+        pick = nodes.where(nodes.latency(activation_s).argmin(axis=0))
         return cls(unit, pick.critical_prices() / unit[pick.row])
 
     def of_nodes(self, nodes: Nodes) -> Floats:
@@ -80,7 +81,8 @@ class _Prices:
 
     def around(self, nodes: Nodes) -> Floats:
         """Those and others near them, [N, P], s."""
-        return np.concatenate([self.of_nodes(nodes) * each for each in LAST_FACTORS], axis=1)
+        prices = self.of_nodes(nodes)
+        return np.concatenate([prices * each for each in LAST_FACTORS], axis=1)
 
 
 def _roots(rates: Rates) -> Nodes:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from collapipe.errors import InfeasibleRoundError
 from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
 from optim.latency import block_caps, pipeline_latency
+from optim.partition import additive
 from optim.partition.exact import exact_partition
 from optim.partition.knapsack import Bottleneck, Nodes
 from optim.partition.rates import Rates
@@ -384,6 +386,15 @@ def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency) -> None
     else:
         problem = replace(problem, batch_size=2, max_micro_batches=2)
         check_exact(problem, by_full_devices(problem))
+
+
+@pytest.mark.parametrize("latency", ["flow_shop", "overlap"])
+def test_relaxations_leave_few_nodes_to_solve(latency: Latency) -> None:
+    """Of some thousands; with a price of the wrong node it was a thousand."""
+    problem = heterogeneous(np.random.default_rng(3), 48, 96, latency)
+    with mock.patch.object(additive, "solve", wraps=additive.solve) as solved:
+        exact_partition(problem)
+    assert solved.call_count < 50
 
 
 @each_law
