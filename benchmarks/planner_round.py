@@ -176,8 +176,9 @@ def _slowest(problem: RoundProblem, options: OptionTable, deadline: float) -> Fl
     seconds = np.where(feasible, deadline - options.points.latency_s, 1.0)
     nats = pairs.upload_bits * np.log(2) / pairs.bandwidth_hz / seconds
     snr, _ = required_snr(np.where(feasible, nats, 1.0), pairs.fading)
+    power = snr / pairs.snr_per_watt
     queues = np.array(problem.queues)[:, np.newaxis]
-    return np.where(feasible, queues * (options.points.segments + snr / pairs.snr_per_watt), MISSING)
+    return np.where(feasible, queues * (options.points.segments + power), MISSING)
 
 
 def _scan(at: Callable[[float], Floats], deadlines: Floats, weight: float) -> float:
