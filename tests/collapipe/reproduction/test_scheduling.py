@@ -61,6 +61,15 @@ def test_a_history_does_not_depend_on_the_others() -> None:
     assert other != alone
 
 
+def test_losses_that_persist_choose_the_same_units_in_every_round() -> None:
+    runs = {name: ((), ("strategy=loss_only",)) for name in ("anew", "persistent")}
+    histories = run_histories(3, 8, runs, keep_losses=("persistent",))
+    # In the first round nobody has a loss yet.
+    chosen = {name: {each.took_part for each in run[2:]} for name, run in histories.items()}
+    assert len(chosen["persistent"]) == 1
+    assert len(chosen["anew"]) > 1
+
+
 def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
     for history in found().values():
         assert [sum(result.took_part) for result in history] == [4] * 6
