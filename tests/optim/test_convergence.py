@@ -194,11 +194,11 @@ def test_lemma_1_fails_as_printed_wherever_s_squared_is_below_l() -> None:
     gradients = [each.grad.clone() for each in weights if each.grad is not None]
     losses = []
     with torch.no_grad():
-        for step in (1e-6, -2e-6):
+        for step in (1e-9, -2e-9):
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight += step * gradient
             losses.append(loss().item())
-    measured = (losses[0] - losses[1]) / 2e-6
+    measured = (losses[0] - losses[1]) / 2e-9
     of_blocks = [
         sum(float(each.grad.square().sum()) for each in block.parameters() if each.grad is not None)
         for block in blocks

@@ -62,7 +62,7 @@ def test_a_history_does_not_depend_on_the_others() -> None:
 
 
 def test_losses_that_persist_choose_the_same_units_in_every_round() -> None:
-    runs = {name: ((), ("strategy=loss_only",)) for name in ("anew", "persistent")}
+    runs = dict.fromkeys(("anew", "persistent"), ((), ("strategy=loss_only",)))
     histories = run_histories(3, 8, runs, keep_losses=("persistent",))
     # In the first round nobody has a loss yet.
     chosen = {name: {each.took_part for each in run[2:]} for name, run in histories.items()}
