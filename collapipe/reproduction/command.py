@@ -16,7 +16,16 @@ from rich.table import Table
 
 from collapipe import __version__
 from collapipe.errors import ConfigError
-from collapipe.reproduction import fig04, fig05, fig06, fig11, frameworks, remark2, spreads
+from collapipe.reproduction import (
+    fig04,
+    fig05,
+    fig06,
+    fig06_users,
+    fig11,
+    frameworks,
+    remark2,
+    spreads,
+)
 from collapipe.reproduction.drawing import STYLE
 from collapipe.reproduction.fig07_fig08 import FIG07, FIG08
 from collapipe.reproduction.fig09_fig10 import FIG09, FIG10
@@ -34,7 +43,7 @@ _MODELLED = (
     fig11.FIGURE,
     frameworks.FIGURE,
 )
-_TRAINED = (fig06.FIGURE, FIG09, FIG10, remark2.FIGURE)
+_TRAINED = (fig06.FIGURE, fig06_users.FIGURE, FIG09, FIG10, remark2.FIGURE)
 _CHOICES: Mapping[str, Sequence[PaperFigure[Any]]] = {
     **{each.name: (each,) for each in (*_MODELLED, *_TRAINED)},
     "modelled": _MODELLED,

@@ -79,7 +79,7 @@ def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:
         yield above(text, paper, share, "%", _NEARLY_ALWAYS, or_equal=True)
         yield Finding(f"{text}, every S", _inside(drawn, axis, most, _EVERY), "%")
     for segments in SEGMENTS:
-        percents = (100 * np.mean([best(c)[0] == segments for c in each]) for each in drawn)
+        percents = (100 * float(np.mean([best(c)[0] == segments for c in each])) for each in drawn)
         yield Finding(f"drawn clusters whose best S is {segments}", share_over_seeds(percents), "%")
     means = [each.mean(axis=0) for each in drawn]
     for devices, tables in (("alike devices", [_alike()]), ("mean of drawn clusters", means)):

@@ -50,8 +50,8 @@ def _solve(seed: int, number: int) -> SolvedCluster:
     cluster, rng = draw_cluster(BERT_BLOCKS, seed, number), stream(seed, "solver", number)
     best, even = solve("exact", cluster, rng)[0].best, solve("gpipe", cluster, rng, True)[0].best
     optimum = best.num_segments, best.num_micro_batches, best.latency_s
-    split = *_chunks_and_energy(cluster, best), int(_affords_batch(cluster))
-    return SolvedCluster(*optimum, even.num_micro_batches, even.latency_s, *split)
+    split, affords = _chunks_and_energy(cluster, best), int(_affords_batch(cluster))
+    return SolvedCluster(*optimum, even.num_micro_batches, even.latency_s, *split, affords)
 
 
 def _chunks_and_energy(cluster: ClusterProblem, best: Partition) -> tuple[float, int, float]:

@@ -142,11 +142,11 @@ def _findings(seeds: Sequence[Times]) -> Iterator[Finding]:
         "%",
     )
     most_w = paper_presets().channel.max_power_w
-    for what, spent_j in (
-        ("activations of a batch", lambda times: most_w * float(times.activations_s.mean())),
-        ("adapters", lambda times: most_w * float(times.adapters_s.mean())),
+    for what, sent_s in (
+        ("activations of a batch", [each[OWN].activations_s for each in seeds]),
+        ("adapters", [each[OWN].adapters_s for each in seeds]),
     ):
-        joules = over_seeds(spent_j(each[OWN]) for each in seeds)
+        joules = over_seeds(most_w * float(each.mean()) for each in sent_s)
         yield Finding(f"C8: joules of a unit's {what} at the largest power, mean", joules, "J")
     for other in OTHERS:
         shares = [100 * each[other].over_limits / (ROUNDS * CLUSTERS) for each in seeds]

@@ -149,13 +149,13 @@ def _of_strategy(
 def _draw(seeds: Sequence[Schedules], ours: Ours) -> Figure:
     """Totals in the first world; below, a column a world: delay and participation over V."""
     figure = Figure((drawing.WIDTH_IN, 7.2), layout="constrained")
-    top, bottom = figure.subfigures(2, height_ratios=[1, 1.6])
+    top, bottom = figure.subfigures(2, squeeze=False, height_ratios=[1, 1.6])[:, 0]
     totals, bars = top.subplots(1, 2)
     _draw_totals(totals, seeds)
     _draw_bars(bars, ours)
     delays, rounds = bottom.subplots(2, len(WORLDS), sharex=True, sharey="row")
-    for column, world in zip(np.transpose([delays, rounds]), WORLDS, strict=True):
-        _draw_world(*column, world, ours)
+    for above, below, world in zip(delays, rounds, WORLDS, strict=True):
+        _draw_world(above, below, world, ours)
     delays[0].set_ylabel("(c) total delay\nagainst random [%]")
     rounds[0].set(ylim=(0, 100), ylabel="(d) rounds of the least and\nmost scheduled unit [%]")
     labels = ["DSSRA over V", "random", "delay-only"]

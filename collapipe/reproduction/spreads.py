@@ -99,7 +99,7 @@ def _findings(seeds: Sequence[Seconds]) -> Iterator[Finding]:
 def _draw(_: Sequence[Seconds], ours: Ours) -> Figure:
     """A column a model: reductions above, increases below, the paper's figures beside them."""
     figure = Figure((drawing.WIDTH_IN, 6.4), layout="constrained")
-    above, below = figure.subfigures(2, height_ratios=[1.15, 1])
+    above, below = figure.subfigures(2, squeeze=False, height_ratios=[1.15, 1])[:, 0]
     _draw_row(above, [*_READINGS][:4], "reduction [%]", ours)
     _draw_row(below, [*_READINGS][4:], "increase without\nsegment scheduling [%]", ours)
     return figure
