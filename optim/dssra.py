@@ -61,6 +61,11 @@ class Dssra(RoundOptions):
         return replace(self, kappa=kappa, gradient_bound=shown.gradient_bound)
 
     def _plan(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        if self.solver != "exact" and any(c.uplink and c.uplink.payloads for c in request.clusters):
+            raise ConfigError(
+                f"strategy.solver={self.solver}: chooses no precision; set compression.activation "
+                "and compression.upload, or solver=exact"
+            )
         name, exact = request.partition or self.solver, _exact(self.time_limit_s)
         splitter = exact if name == "exact" else cluster_solver(name)
         found = fronts(request, cast(Latency, self.latency), splitter, rng, self)

@@ -1,7 +1,7 @@
 """Algorithm 3 of CollaPipe (arXiv 2509.19855): channels and power in turn, S and m given."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -27,14 +27,11 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
     power, while the reported objective has the sum of pipeline and upload (eq. 26). S stays out of
     Sub-2, since eq. 34 charges it to every unit; the reported objective charges the scheduled ones.
     Drift ``gamma`` puts Y_n·(Γ_n - Γ_idle) for Y_n·p_n. docs/optim.md lists where the paper is read
-    differently. Precisions are not its matter: units send ``model_bits`` and ``activation_bits`` of
-    their uplinks.
+    differently. Precisions are not its matter: each unit sends its first payload.
 
     Raises ``InfeasibleRoundError`` as ``option_table`` does.
     """
     started = perf_counter()
-    fixed = tuple(replace(uplink, payloads=()) for uplink in problem.uplinks)
-    problem = replace(problem, uplinks=fixed)
     options = option_table(problem)
     pairs = _PairChoices.of(problem, options)
     turn = pairs.turn(pairs.high_w)
