@@ -59,8 +59,8 @@ def _link_bits(settings: Settings, unit: int, examples: Examples) -> tuple[float
     if preset is not None:
         return steps * preset, steps * preset
     spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
-    precision, rows = settings.compression.activation, RowsRead.by(spec)
-    form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, precision, rows)
+    precisions = settings.compression.activation, settings.compression.gradient
+    form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, *precisions, RowsRead.by(spec))
     seed, parts = derive(settings.seed, "data", unit), settings.pipeline.num_micro_batches
     up, down = expected_step(form, examples, settings.batch_size, parts, seed)
     return 8 * sum([*[up] * steps, BYE]), 8 * steps * down
@@ -72,20 +72,21 @@ def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generat
 
 @dataclass(frozen=True, slots=True)
 class LinkFormat:
-    """What the size of the frames that a unit sends depends on, apart from its batches."""
+    """What the size of the frames of a unit's link depends on, apart from its batches."""
 
     num_parts: int  # embedding and blocks, L + 1: each has a gradient norm
     dim: int
     dtype: torch.dtype  # in which the model computes
-    precision: str  # compression.activation
+    activation: str  # precisions
+    gradient: str
     rows: RowsRead  # that travel
 
     def answers(self, micro_batches: Sequence[Batch]) -> int:
         """Bytes of the frames with each micro-batch's loss and gradient."""
-        gradients = [(self._count(part), self.dim) for part in micro_batches]
+        shapes = [(self._count(part), self.dim) for part in micro_batches]
         return sum(
-            frames.num_bytes([(torch.float64, ()), (self.dtype, gradient)])
-            for gradient in gradients
+            frames.num_bytes([(torch.float64, ()), *layout(shape, self.dtype, self.gradient)])
+            for shape in shapes
         )
 
     def step(self, micro_batches: Sequence[Batch]) -> int:
@@ -95,7 +96,7 @@ class LinkFormat:
         for part in micro_batches:
             shape = (self._count(part), self.dim)
             others = [(torch.bool, part.mask.shape), (torch.int64, part.targets.shape)]
-            size += frames.num_bytes([*layout(shape, self.dtype, self.precision), *others])
+            size += frames.num_bytes([*layout(shape, self.dtype, self.activation), *others])
         return size
 
     def _count(self, micro_batch: Batch) -> int:

@@ -16,7 +16,7 @@ CountFrom0 = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bits = Literal["float32", "bfloat16", "int8"]
+Bits = Literal["float32", "bfloat16", "int8", "int6", "int4"]
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,12 @@ class DecoderSettings:
 
 @dataclass(frozen=True)
 class CompressionSettings:
-    """In how many bits units send the weights that they trained, and activations."""
+    """In how many bits units send the weights that they trained, and activations, and in how many
+    the server answers with gradients."""
 
     upload: Bits
     activation: Bits
+    gradient: Bits
 
 
 @dataclass(frozen=True)

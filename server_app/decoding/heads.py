@@ -51,8 +51,11 @@ class Heads:
         common = self._build(first, _SHARED) if self._shared and models else None
         parts = {unit: common or self._build(model, unit) for unit, model in models.items()}
         settings, num_classes = self.settings, self.vocabulary.num_classes
+        precisions = settings.compression.activation, settings.compression.gradient
         self._sessions = {
-            unit: DecoderSession(settings, unit, round_, num_classes, part, turn, self.on_step)
+            unit: DecoderSession(
+                settings, unit, round_, num_classes, part, turn, self.on_step, *precisions
+            )
             for unit, part in parts.items()
         }
         return {unit: self.link.open(each) for unit, each in self._sessions.items()}
