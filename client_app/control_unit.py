@@ -141,7 +141,8 @@ class ControlUnit:
         settings, vocabulary = self._settings, self._vocabulary
         if request.link is not None:
             limit, rows = settings.link.max_message_bytes, RowsRead.by(settings.model)
-            precisions = settings.compression.activation, settings.compression.gradient
+            compression = settings.compression.of(request.plan.uplink)
+            precisions = compression.activation, compression.gradient
             return DecoderLink(request.link, self._unit, request.round, limit, rows, *precisions)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
         return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))

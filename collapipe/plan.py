@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from collapipe.errors import ConfigError
+from collapipe.state import Precision
 
 Amount = Annotated[float, Field(ge=0)]  # checked where it is read from a file or a message
 
@@ -75,8 +76,8 @@ class UplinkPlan:
     power_w: Amount
     upload_s: Amount
     finish_s: Amount | None = None
-    activation: str | None = None
-    upload: str | None = None
+    activation: Precision | None = None
+    upload: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ _MOST, _MOST_LAW = 1e18, 1e6
 _MOST_NAME = 64  # characters of a device's name, which is printed
 _MOST_PAYLOADS = 64
 
+Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
+"""In which a tensor travels, see ``collapipe.wire.compression``; of these float32 is its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class AffineLaw:
@@ -89,13 +92,10 @@ class BlockCost:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a unit sends in a round if it sends it in these precisions.
+    """What a unit sends in a round if it sends it in these precisions."""
 
-    ``activation`` and ``upload`` are names of ``collapipe.wire.compression``.
-    """
-
-    activation: str
-    upload: str
+    activation: Precision
+    upload: Precision
     model_bits: float
     activation_bits: float
     gradient_error: float  # ρ = E‖Δg‖²/‖g‖², what rounding does to the gradient

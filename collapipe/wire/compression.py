@@ -112,7 +112,8 @@ def compress_update(
     """What travels, and what it lacks: the ``residual`` of the unit's next upload.
 
     ``start`` are the weights as they came, a copy: training changes tensors in place. ``residual``
-    is empty before the first upload. With float32 the weights ``end`` are sent as they are.
+    is empty before the first upload. With float32 the weights ``end`` are sent, with what was
+    lacking until then.
 
     Changes are rounded to the nearest, which is a contraction: ‖x − decode(encode(x))‖ < ‖x‖, for
     a row's largest value is exact and no other one's error exceeds itself. That keeps residuals
@@ -121,7 +122,7 @@ def compress_update(
     ``NonFiniteLossError`` that names the tensor where a change is NaN or infinite.
     """
     if precision == FLOAT32:
-        return dict(end), {}
+        return {name: _repaid(value, residual.get(name)) for name, value in end.items()}, {}
     sent: Tensors = {}
     lacking: Tensors = {}
     for name, value in end.items():
@@ -140,6 +141,10 @@ def compress_update(
         sent |= _travelling(name, encoded)
         lacking[name] = change - decode(encoded, change.shape, precision, change.dtype)
     return sent, lacking
+
+
+def _repaid(value: Tensor, lacking: Tensor | None) -> Tensor:
+    return value if lacking is None else value + lacking
 
 
 def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tensors:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -190,7 +190,7 @@ class Scheduler:
         """Raise ``ConfigError`` where the strategy was to choose precisions and did not."""
         compression = self._settings.compression
         for cluster in plan.clusters:
-            if "auto" in asdict(compression.of(cluster.uplink)).values():
+            if compression.of(cluster.uplink).decided:
                 raise ConfigError(
                     f"compression.activation={compression.activation}, "
                     f"compression.upload={compression.upload}: the strategy chose none for unit "

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sections import link_settings
 
-from client_app.cluster_state import BYE, LinkFormat, expected_step
 from client_app.link import DecoderLink
+from client_app.traffic import BYE, LinkFormat, LinkTraffic, sampled_steps
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
@@ -23,13 +23,13 @@ from pipeline.micro_batch import split
 from server_app.decoding.link import DecoderLinkServer
 
 PRECISIONS = ["float32", "bfloat16", "int8", "int6", "int4"]
+precisions = st.sampled_from(PRECISIONS)
 forms = st.builds(
     LinkFormat,
     st.integers(1, 5),
     st.integers(1, 9),
     st.sampled_from([torch.float32, torch.float64]),
-    st.sampled_from(PRECISIONS),
-    st.sampled_from(PRECISIONS),
+    precisions,
     st.builds(RowsRead, st.sampled_from(["first", "labelled", "real", "every"]), st.integers(0, 2)),
 )
 sizes = st.integers(1, 6)
@@ -60,7 +60,7 @@ rows = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=20).map(
 )
 
 
-def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> tuple[int, int]:
+def sent(form: LinkFormat, micro_batches: Sequence[Batch], precision: str) -> tuple[int, int]:
     """The frames of a step and of its answers, made and measured."""
 
     def length(*tensors: torch.Tensor) -> int:
@@ -71,27 +71,32 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> tuple[int, int]:
         samples, tokens = part.mask.shape
         hidden = torch.randn(samples, tokens + form.rows.extra, form.dim).to(form.dtype)
         hidden = hidden[form.rows.of(part.mask, part.targets)]
-        up += length(*compression.encode(hidden, form.activation), part.mask, part.targets)
+        up += length(*compression.encode(hidden, precision), part.mask, part.targets)
         loss = torch.zeros((), dtype=torch.float64)
         down += length(loss, *compression.encode(hidden, form.gradient))
     return up, down
 
 
-@given(forms, st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=4))
+@given(forms, precisions, st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=4))
 def test_a_step_is_as_long_as_its_frames(
-    form: LinkFormat, shapes: list[tuple[int, int, int]]
+    form: LinkFormat, precision: str, shapes: list[tuple[int, int, int]]
 ) -> None:
     """For every shape, width, dtype and precision."""
     parts = [
         Batch(torch.ones(b, s).long(), torch.ones(b, s).bool(), torch.ones(b, t).long())
         for b, s, t in shapes
     ]
-    assert (form.step(parts), form.answers(parts)) == sent(form, parts)
+    assert (form.step(parts, precision), form.answers(parts)) == sent(form, parts, precision)
 
 
-@given(forms, rows, sizes, sizes, st.integers(0, 2**31))
+@given(forms, precisions, rows, sizes, sizes, st.integers(0, 2**31))
 def test_the_expectation_is_the_mean_of_an_epochs_steps(
-    form: LinkFormat, examples: Rows, batch_size: int, num_micro_batches: int, seed: int
+    form: LinkFormat,
+    precision: str,
+    examples: Rows,
+    batch_size: int,
+    num_micro_batches: int,
+    seed: int,
 ) -> None:
     """Padding and all; an epoch is over when there is no batch of rows left that are new."""
     left, steps = set(range(len(examples.lengths))), list[tuple[int, int]]()
@@ -100,9 +105,11 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
         assert left.issuperset(drawn)
         left -= set(drawn)
         parts = split(examples.batch(drawn), num_micro_batches)
-        steps.append(sent(form, parts))
-    expected = expected_step(form, examples, batch_size, num_micro_batches, seed)
-    assert expected == pytest.approx(np.mean(steps, axis=0))
+        steps.append(sent(form, parts, precision))
+    sampled = sampled_steps(examples, batch_size, num_micro_batches, seed)
+    traffic = LinkTraffic(form, 3, sampled, None)
+    bits = traffic.up_bits(precision) - 8 * BYE, traffic.down_bits
+    assert bits == pytest.approx(24 * np.mean(steps, axis=0))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -110,7 +117,7 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
 def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, precision: str) -> None:
     """Between a real unit and a real server."""
     down = PRECISIONS[-1 - PRECISIONS.index(precision)]
-    form = LinkFormat(3, 8, torch.float32, precision, down, RowsRead("real"))
+    form = LinkFormat(3, 8, torch.float32, down, RowsRead("real"))
     batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
     options = f"compression.activation={precision}", f"compression.gradient={down}"
     session = decoder_session(0, 1, "task.max_length=9", *options)
@@ -127,7 +134,7 @@ def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, preci
             link.exchange_norms([1.0] * 3)
         link.finish()
     steps = [split(batch, num_micro_batches) for batch in batches]
-    assert sum(map(form.step, steps)) + BYE == link.bytes_up
+    assert sum(form.step(each, precision) for each in steps) + BYE == link.bytes_up
     norms = frames.num_bytes([(torch.float64, (1,))])  # of the head's parts, some numbers
     rest = link.bytes_down - sum(map(form.answers, steps))
     assert len(steps) * norms <= rest <= 4 * len(steps) * norms
