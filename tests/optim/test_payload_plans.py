@@ -60,7 +60,7 @@ def test_plans_say_what_is_sent_and_costs_are_of_that(preset: str, drift: str) -
             assert spent.finish_s == pytest.approx(cluster.uplink.finish_s, rel=1e-9)
             sent.add(cluster.uplink.activation)
         assert len(plan.error_queues) == len(asked.clusters)
-    assert len(sent) > 1
+    assert preset == "edge" or "int4" in sent  # there uploads take little time
 
 
 @DRIFTS
