@@ -8,13 +8,13 @@ through the cut: rows that the head reads, encoded and decoded, on the way to th
 gradient on the way back. Prints, of each precision, ρ = E‖g_q − g‖² / ‖g‖² and the squared bias
 ‖E g_q − g‖² / ‖g‖², an estimate without its sampling error, so that it may fall below 0; the same
 ρ beside φ², the largest ‖g‖² of the training's stages; and of a round's change of weights
-‖δ − δ_q‖² / ‖δ‖². The table has the worst of tasks and stages and what encoding takes beside
-a step; ``gradient_error.json`` has all.
+‖δ − δ_q‖² / ‖δ‖². The table has the worst of tasks and stages, and what encoding and decoding
+take beside a batch's way through the head and back; ``gradient_error.json`` has all.
 """
 
 import argparse
 import json
-import statistics
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -229,7 +229,6 @@ class Cut:
 
 
 def table(figures: Figures) -> None:
-    ms = {kind: 1e3 * statistics.median(each) for kind, each in figures.seconds.items()}
     columns = "ρ", "bias²", "ρ by φ²"
     print(f"{'':20}" + "".join(f"{f'{c}, {way}':>16}" for way in ("up", "down") for c in columns))
     for kind, errors in figures.up.items():
@@ -237,7 +236,8 @@ def table(figures: Figures) -> None:
             max(each) for way in (errors, figures.down[kind]) for each in zip(*way, strict=True)
         ]
         numbers = "".join(f"{each:>16.1e}" for each in worst)
-        print(f"{kind:20}{numbers}  {ms[kind]:.1f} ms of {ms['step']:.0f}")
+        shares = map(operator.truediv, figures.seconds[kind], figures.seconds["step"])
+        print(f"{kind:20}{numbers}  {max(shares):.1%} of a batch's time")
     for name, lost in figures.uploads.items():
         print(f"upload, {name:20} {max(lost):>10.1e}")
 
