@@ -55,7 +55,7 @@ def test_a_budget_that_allows_nothing_ends_like_float32(tmp_path: Path) -> None:
 def test_a_strategy_that_chooses_none_is_refused(tmp_path: Path, strategy: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"compression\.activation"):
         run(tmp_path, "compression=auto", *strategy)
-    assert not list(tmp_path.rglob("*.safetensors"))  # nobody trained
+    assert not (tmp_path / "metrics.jsonl").exists() or not rounds(tmp_path)
 
 
 def test_a_head_at_home_leaves_the_upload_to_choose(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from optim.latency import streamed_s
 from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import Links, payload_links, power_limits
 
-_PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26))  # of float32, with their scales
+# Shares of float32, with the scales of rows.
+_PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26), ("int6", 0.2), ("int4", 0.14))
 _figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest_s")
 
 

@@ -72,7 +72,7 @@ def allowed_payloads(problem: RoundProblem, unit: int) -> Sequence[Payload | Non
     """What a unit may send: where no queues are kept, nothing beyond the budget of ρ."""
     most = math.inf if problem.error_queues else problem.options.error_budget
     offered = problem.uplinks[unit].payloads
-    return [each for each in offered if each.gradient_error <= most] if offered else [None]
+    return [each for each in offered if each.gradient_error <= most] or [None]
 
 
 def per(amount: Floats, rate: Floats) -> Floats:
