@@ -99,7 +99,7 @@ def train(message: Message, context: Context) -> RecordDict:
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
         unit = _control_unit(context)
-        precision = settings.compression.upload
+        precision = settings.compression.of(request.plan.uplink).upload
         start = weights
         if precision != FLOAT32:  # training changes weights where they are
             start = {name: tensor.clone() for name, tensor in weights.items()}
@@ -112,6 +112,7 @@ def train(message: Message, context: Context) -> RecordDict:
         cancellation.check()  # a round that the server has given up leaves no state
     if settings.optimizer.state == "keep":
         context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
+    context.state.pop(_RESIDUAL, None)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
     return records.pack_reply(replace(reply, weights=sent))

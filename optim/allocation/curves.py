@@ -13,25 +13,29 @@ _ROUNDING = 1e-9
 
 
 class PowerCurves:
-    """Feasible options, ordered by unit, channel and point; an option costs Y·(S + p(D)).
+    """Feasible options, ordered by unit, channel, payload and point.
+
+    An option costs Y·(S + p(D)) and what its ρ adds to the drift.
 
     A deadline has to be kept on two lines: once the first micro-batch is through, what is left of
     the uploads follows the pipeline's pace, or the pipeline that of the uploads. Whichever asks for
     the higher rate decides.
 
-    ``options`` are unit n, channel j and place in the unit's front of each, [3, O], ``figures`` all
-    attributes from ``finish_s`` on, [14, O]: one array, since a search takes some of the options
-    over and over.
+    ``options`` are places among all units, channels, payloads and points, of which there are
+    ``shape``; ``figures`` all attributes from ``finish_s`` on, [15, O]: one array, since a search
+    takes some of the options over and over.
     """
 
-    def __init__(self, options: Ints, figures: Floats, fading: Fading) -> None:
-        self.options, self.figures, self.fading = options, figures, fading
-        self.units, self.channels, self.points = options
+    def __init__(
+        self, options: Ints, shape: tuple[int, ...], figures: Floats, fading: Fading
+    ) -> None:
+        self.options, self.shape, self.figures, self.fading = options, shape, figures, fading
         (
             self.finish_s,  # the first deadline that an option can keep, at full power
             self.enter_s,  # outside these deadlines another of the front is better, with as many
             self.leave_s,  # segments at most
             self.segments,
+            self.error_costs,
             self.floors_w,  # the least power that C11 allows
             self.limits_w,  # p̄
             self.queues,  # Y of the unit
@@ -43,16 +47,21 @@ class PowerCurves:
             self.all_nat_seconds,  # (z + θ)·ln 2/B
             self.all_fastest_s,
         ) = figures
-        # Where the options of each pair (n, j) begin.
-        changes = (options[:2, 1:] != options[:2, :-1]).any(axis=0)
-        self.starts: Ints = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        pairs = options // (shape[2] * shape[3])
+        self.starts = _starts(pairs)  # of the options of each pair (n, j)
+        self.pairs = pairs[self.starts]  # n·J + j
 
     def __len__(self) -> int:
-        return len(self.units)
+        return len(self.options)
+
+    @property
+    def places(self) -> tuple[Ints, ...]:
+        """Unit n, channel j, payload q and place in the unit's front of each option."""
+        return tuple(np.unravel_index(self.options, self.shape))
 
     def take(self, which: Bools | Ints) -> "PowerCurves":
         """Some of the options."""
-        return PowerCurves(self.options[:, which], self.figures[:, which], self.fading)
+        return PowerCurves(self.options[which], self.shape, self.figures[:, which], self.fading)
 
     def within(self, start_s: float, stop_s: float) -> "PowerCurves":
         """Those that can be of use from a deadline up to, and without, another."""
@@ -60,8 +69,9 @@ class PowerCurves:
             return self
         # An option with fewer segments that is always in time may cost less even at full power.
         always = np.where(self.finish_s <= start_s, self.segments + self.limits_w, np.inf)
-        sizes = np.diff(self.starts, append=len(self))
-        enough = np.repeat(np.minimum.reduceat(always, self.starts), sizes)
+        starts = _starts(self.options // self.shape[3])  # of those of a payload: ρ is the same
+        sizes = np.diff(starts, append=len(self))
+        enough = np.repeat(np.minimum.reduceat(always, starts), sizes)
         useful = (self.enter_s < stop_s) & (start_s < self.leave_s)
         return self.take(useful & (self.finish_s < stop_s) & (self.segments <= enough))
 
@@ -69,6 +79,10 @@ class PowerCurves:
         """Those that can keep one deadline, and are of use for it."""
         useful = (self.enter_s <= deadline_s) & (deadline_s <= self.leave_s)
         return self.take(useful & (self.finish_s <= deadline_s))
+
+    def costs(self, power_w: Floats) -> Floats:
+        """What the options add to the drift with these powers."""
+        return np.asarray(self.queues * (self.segments + power_w) + self.error_costs)
 
     def power(self, deadline_s: Floats | float) -> tuple[Floats, Floats]:
         """The least p that finishes by the deadline, or by each option's own; and dp/dD.
@@ -90,11 +104,17 @@ class PowerCurves:
         return np.minimum(np.maximum(power, self.floors_w), self.limits_w), slope
 
 
+def _starts(groups: Ints) -> Ints:
+    """Where each group of equal numbers begins; of none at all at 0."""
+    return np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])[: len(groups)]
+
+
 def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """All feasible options of the problem."""
-    pairs, of, finish = options.pairs, options.points, np.moveaxis(options.finish_s, 0, 2)
-    units, channels, points = places = np.array(np.nonzero(np.isfinite(finish)))
-    at = units, channels
+    pairs, of, finish = options.pairs, options.points, options.finish_s.transpose(2, 3, 0, 1)
+    places = np.flatnonzero(np.isfinite(finish))
+    units, channels, payloads, points = each = np.unravel_index(places, finish.shape)
+    at = payloads, units, channels
     point, link = of.at(points, units), pairs.at(*at)
     share = 1 / point.num_micro_batches
     activation_bits = link.upload_bits - link.model_bits
@@ -102,10 +122,11 @@ def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     rates = link.rates(options.limits_w[at])
     nats_per_bit = math.log(2) / link.bandwidth_hz
     figures = (
-        finish[units, channels, points],
+        finish[each],
         *_useful(point, activation_bits, link.model_bits),
         point.segments,
-        options.floors_w[points, units, channels],
+        options.error_costs[payloads, units, 0],
+        options.floors_w[payloads, points, units, channels],
         options.limits_w[at],
         np.array(problem.queues)[units],
         link.snr_per_watt,
@@ -116,7 +137,7 @@ def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
         link.upload_bits * nats_per_bit,
         upload_time(link.upload_bits, rates),
     )
-    return PowerCurves(places, np.array(figures), pairs.fading)
+    return PowerCurves(places, finish.shape, np.array(figures), pairs.fading)
 
 
 def _useful(
@@ -138,15 +159,15 @@ def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """
     best_link = replace(
         options.pairs,
-        bandwidth_hz=options.pairs.bandwidth_hz.max(axis=1, keepdims=True),
-        snr_per_watt=options.pairs.snr_per_watt.max(axis=1, keepdims=True),
+        bandwidth_hz=options.pairs.bandwidth_hz.max(axis=2, keepdims=True),
+        snr_per_watt=options.pairs.snr_per_watt.max(axis=2, keepdims=True),
         fading="none",
     )
     one_channel = replace(
         options,
         pairs=best_link,
-        limits_w=options.limits_w.max(axis=1, keepdims=True),
-        floors_w=options.floors_w.min(axis=2, keepdims=True),
-        finish_s=options.finish_s.min(axis=2, keepdims=True),
+        limits_w=options.limits_w.max(axis=2, keepdims=True),
+        floors_w=options.floors_w.min(axis=3, keepdims=True),
+        finish_s=options.finish_s.min(axis=3, keepdims=True),
     )
     return feasible_curves(problem, one_channel)
