@@ -143,7 +143,8 @@ def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
 
 def test_every_payload_and_bandwidth_is_a_world() -> None:
     worlds = frameworks.worlds()
-    assert len(worlds) == 4 * len(LABELS) + 5 * len(frameworks.FACTORS)
+    payloads = len(frameworks.PAYLOADS) + 1  # and VanillaFL beside them
+    assert len(worlds) == 4 * len(LABELS) + payloads * len(frameworks.FACTORS)
     assert worlds["bfloat16; 2 times the bandwidth"] == (
         "channel.activation_bits=50331648.0",
         "environment=static",
