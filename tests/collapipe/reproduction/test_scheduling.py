@@ -146,7 +146,7 @@ def test_every_payload_and_bandwidth_is_a_world() -> None:
     payloads = len(frameworks.PAYLOADS) + 1  # and VanillaFL beside them
     assert len(worlds) == 4 * len(LABELS) + payloads * len(frameworks.FACTORS)
     assert worlds["bfloat16; 2 times the bandwidth"] == (
-        "channel.activation_bits=50331648.0",
+        "compression.activation=bfloat16",
         "environment=static",
         "channel.bandwidth_hz=[800000.0,1200000.0]",
     )
