@@ -18,6 +18,7 @@ CountFrom0 = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PrecisionOrAuto = Literal["float32", "bfloat16", "int8", "int6", "int4", "auto"]
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ class CompressionSettings:
     ``auto``: as the scheduler decides, for each unit and round.
     """
 
-    upload: Precision | Literal["auto"]
-    activation: Precision | Literal["auto"]
+    upload: PrecisionOrAuto
+    activation: PrecisionOrAuto
     gradient: Precision
 
     @property
