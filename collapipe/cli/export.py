@@ -7,6 +7,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from collapipe.errors import ConfigError
 from collapipe.models.cut import CutSpec, uncut
+from collapipe.models.front import FrontSpec, without_front
 from collapipe.models.huggingface.export import check_folder, export, export_tokenizer, writing
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec, merged
@@ -27,6 +28,9 @@ def export_run(
     weights = model.state_dict()
     if isinstance(spec, CutSpec):
         spec, weights = spec.base, uncut(weights)
+    if isinstance(spec, FrontSpec):
+        weights = without_front(weights, spec.frozen_blocks)
+        spec = spec.base
     if isinstance(spec, LoraSpec):
         weights = merged(spec, tokenizer.vocabulary, weights)
         spec = spec.base
