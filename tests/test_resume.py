@@ -26,6 +26,7 @@ from server_app.checkpoints.file import CheckpointFolder
         ["decoder.mode=control_unit"],
         ["decoder.mode=shared", "channel.num_channels=1"],  # one unit a round: no order of arrival
         ["compression=int8"],
+        ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
         ["framework=pipeline", "channel.num_channels=1"],
         ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
         ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],

@@ -7,10 +7,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from collapipe.errors import ConfigError
 from collapipe.models.cut import CutSpec, uncut
-from collapipe.models.front import FrontSpec, without_front
 from collapipe.models.huggingface.export import check_folder, export, export_tokenizer, writing
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec, merged
+from collapipe.models.stem import StemSpec, without_stem
 from collapipe.runs.model import load_model
 
 
@@ -28,8 +28,8 @@ def export_run(
     weights = model.state_dict()
     if isinstance(spec, CutSpec):
         spec, weights = spec.base, uncut(weights)
-    if isinstance(spec, FrontSpec):
-        weights = without_front(weights, spec.frozen_blocks)
+    if isinstance(spec, StemSpec):
+        weights = without_stem(weights, spec.frozen_blocks)
         spec = spec.base
     if isinstance(spec, LoraSpec):
         weights = merged(spec, tokenizer.vocabulary, weights)

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_f
 
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import drawing_from
-from collapipe.models.front import FrontSpec
 from collapipe.models.split import ModelSpec
+from collapipe.models.stem import StemSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.tokenizer import Vocabulary
@@ -46,7 +46,7 @@ def measure_cost(
     of what trains, and what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B
     fewer.
     """
-    rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, FrontSpec) else 0
+    rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
     shape, costs = torch.Size((1, tokens + rows, spec.dim)), []
     for index in range(min(2, spec.num_blocks)):
         with torch.device("meta"):

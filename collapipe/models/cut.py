@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
-from collapipe.models.front import FrontSpec
 from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, through
+from collapipe.models.stem import StemSpec
 from collapipe.text.tokenizer import Vocabulary
 
 
@@ -22,7 +22,7 @@ def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:
     """
     if cut is None:
         return spec
-    if isinstance(spec, FrontSpec):
+    if isinstance(spec, StemSpec):
         raise ConfigError(
             f"framework.cut={cut}: counts blocks that adapter.last_blocks={spec.num_blocks} may "
             "have frozen; set one of the two to null"

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
-from collapipe.models.front import FrontSpec
 from collapipe.models.split import HEAD, DerivedSpec, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
@@ -24,7 +24,7 @@ _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")
 
 
 def with_adapters(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
-    """``model``, with adapters where ``settings`` ask for them, and behind a frozen front where
+    """``model``, with adapters where ``settings`` ask for them, and behind a frozen stem where
     they ask for those of the last blocks alone.
 
     Raises ``ConfigError`` where there are not so many blocks.
@@ -41,7 +41,7 @@ def with_adapters(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
             f"1 … {model.num_blocks}, or null for adapters in all blocks"
         )
     first = model.num_blocks - last
-    return FrontSpec(LoraSpec(model, *options, first), first)
+    return StemSpec(LoraSpec(model, *options, first), first)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A frozen front computes what the whole model computes, each row by itself."""
+"""A frozen stem computes what the whole model computes, each row by itself."""
 
 from pathlib import Path
 from typing import cast
@@ -12,9 +12,9 @@ from collapipe.errors import ConfigError
 from collapipe.models.cost import measure_cost
 from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.front import Front, FrontSpec, without_front
 from collapipe.models.lora import LoraSpec, merged, with_adapters
 from collapipe.models.split import ModelSpec, SplitModel, build_empty, frozen_names
+from collapipe.models.stem import Stem, StemSpec, without_stem
 from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import LoraSettings
 
@@ -32,10 +32,10 @@ def base_of(tmp_path: Path, kind: str) -> ModelSpec:
     return cast(ModelSpec, spec_of(tmp_path, kind, HEADS[family], **without_dropout(family)))
 
 
-def adapted(base: ModelSpec, last_blocks: int) -> FrontSpec:
+def adapted(base: ModelSpec, last_blocks: int) -> StemSpec:
     settings = LoraSettings("lora", 3, 7.0, 0.0, None, last_blocks)
     spec = with_adapters(base, settings)
-    assert isinstance(spec, FrontSpec)
+    assert isinstance(spec, StemSpec)
     return spec
 
 
@@ -45,13 +45,13 @@ def drawn(spec: ModelSpec) -> SplitModel:
     return SplitModel(spec, VOCABULARY)
 
 
-def pair(spec: FrontSpec) -> tuple[SplitModel, SplitModel]:
-    """The model without a front and with one, with the same weights, none of them zero."""
+def pair(spec: StemSpec) -> tuple[SplitModel, SplitModel]:
+    """The model without a stem and with one, with the same weights, none of them zero."""
     weights = {
         name: weight.double() + 0.2 * torch.randn_like(weight, dtype=torch.float64)
         for name, weight in drawn(spec).state_dict().items()
     }
-    whole = {k: w.clone() for k, w in without_front(weights, spec.frozen_blocks).items()}
+    whole = {k: w.clone() for k, w in without_stem(weights, spec.frozen_blocks).items()}
     models = (
         build_empty(lambda: SplitModel(spec.base, VOCABULARY), whole),
         build_empty(lambda: SplitModel(spec, VOCABULARY), weights),
@@ -66,18 +66,18 @@ def gradients(model: SplitModel) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("last_blocks", [1, 3])
 @pytest.mark.parametrize("kind", ["own", "bert", "gpt2", "llama", "t5", "t5-wide"])
-def test_loss_and_gradients_are_those_of_the_model_without_a_front(
+def test_loss_and_gradients_are_those_of_the_model_without_a_stem(
     tmp_path: Path, kind: str, last_blocks: int
 ) -> None:
     spec = adapted(base_of(tmp_path, kind), last_blocks)
     batch = batch_for(HEADS[kind.partition("-")[0]])
     with InFloat64():
-        whole, fronted = pair(spec)
-        losses = [model.loss(batch, KEY) for model in (whole, fronted)]
+        whole, stemmed = pair(spec)
+        losses = [model.loss(batch, KEY) for model in (whole, stemmed)]
         torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=1e-8)
         for loss in losses:
             loss.backward()  # type: ignore[no-untyped-call]
-    expected, found = gradients(whole), without_front(gradients(fronted), spec.frozen_blocks)
+    expected, found = gradients(whole), without_stem(gradients(stemmed), spec.frozen_blocks)
     assert found.keys() == expected.keys() != set()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-8, msg=name)
@@ -88,7 +88,7 @@ def test_the_first_weights_are_the_base_models(tmp_path: Path, kind: str) -> Non
     """Of the same seed, adapters merged; frozen is all but the last blocks' adapters and head."""
     base = base_of(tmp_path, kind)
     spec = adapted(base, 2)
-    found = without_front(drawn(spec).state_dict(), spec.frozen_blocks)
+    found = without_stem(drawn(spec).state_dict(), spec.frozen_blocks)
     plain, expected = merged(cast(LoraSpec, spec.base), VOCABULARY, found), drawn(base).state_dict()
     assert plain.keys() == expected.keys()
     assert all(torch.equal(plain[name], weight) for name, weight in expected.items())
@@ -103,15 +103,15 @@ def test_the_first_weights_are_the_base_models(tmp_path: Path, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["own", "bert", "gpt2", "llama", "t5"])
 def test_a_rows_bits_depend_on_the_row_alone(tmp_path: Path, kind: str) -> None:
     """Not on the rows beside it, its place, or the padding; that has none of its own."""
-    front = drawn(adapted(base_of(tmp_path, kind), 2)).embedding
-    assert isinstance(front, Front)
+    stem = drawn(adapted(base_of(tmp_path, kind), 2)).embedding
+    assert isinstance(stem, Stem)
     batch = batch_for(HEADS[kind])
-    together = front(batch.inputs, batch.mask)
+    together = stem(batch.inputs, batch.mask)
     further = together.shape[1] - LONGEST
     for row, length in enumerate(batch.mask.sum(1).tolist()):
         for width in (length, LONGEST):
             for others in ([row], [row, 0], [1, row]):
-                alone = front(batch.inputs[others, :width], batch.mask[others, :width])
+                alone = stem(batch.inputs[others, :width], batch.mask[others, :width])
                 place = others.index(row)
                 assert torch.equal(alone[place, :length], together[row, :length])
                 assert torch.equal(alone[place, width:], together[row, LONGEST:])
@@ -119,7 +119,7 @@ def test_a_rows_bits_depend_on_the_row_alone(tmp_path: Path, kind: str) -> None:
         assert not together[row, length:LONGEST].any()
 
 
-def test_a_front_has_no_dropout_and_no_gradient() -> None:
+def test_a_stem_has_no_dropout_and_no_gradient() -> None:
     """Those of the blocks behind it have both."""
     spec, batch = adapted(DROPPING, 1), batch_for("decoder")
     model = drawn(spec).train()
@@ -132,7 +132,7 @@ def test_a_front_has_no_dropout_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", ["own", "t5", "t5-wide"])
-def test_the_planners_block_is_one_behind_the_front(tmp_path: Path, kind: str) -> None:
+def test_the_planners_block_is_one_behind_the_stem(tmp_path: Path, kind: str) -> None:
     """T5's takes the table's rows, too: its cost is that of the same block of the whole model."""
     base = base_of(tmp_path, kind)
     spec = adapted(base, 3)

@@ -1,17 +1,18 @@
-"""A frozen front: the embedding and first blocks of a model, which never change.
+"""A frozen stem: the embedding and first blocks of a model, which never change.
 
 A row's activation behind it depends on the row alone. Products of matrices round differently in
-other shapes, so that a row computed beside others, or padded, may differ in the last bits. A front
+other shapes, so that a row computed beside others, or padded, may differ in the last bits. A stem
 therefore computes each row by itself, without padding and without dropout: on one machine a row has
 the same bits in whatever batch it stands, and whether it is computed or was kept.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from collapipe.models.activation_store import ActivationStore
 from collapipe.models.split import (
     EMBEDDING,
     HEAD,
@@ -24,24 +25,26 @@ from collapipe.text.tokenizer import Vocabulary
 
 
 @dataclass(frozen=True)
-class FrontSpec(DerivedSpec):
+class StemSpec(DerivedSpec):
     """``base``, whose embedding and first ``frozen_blocks`` blocks are one frozen embedding.
 
-    Weights are drawn in the order of ``base``: the same seed gives the same ones. In the front they
+    Weights are drawn in the order of ``base``: the same seed gives the same ones. In the stem they
     have the names of ``base`` behind ``embedding.``, and other blocks count from 0; see
-    ``without_front``.
+    ``without_stem``. What the stem computes is kept in ``store``, if there is one.
     """
 
     frozen_blocks: int
+    store: ActivationStore | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks behind the front."""
+        """Blocks behind the stem."""
         return self.base.num_blocks - self.frozen_blocks
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
         embedding = self.base.build_embedding(vocabulary)
-        return Front(embedding, [self.base.build_block(i) for i in range(self.frozen_blocks)])
+        blocks = [self.base.build_block(index) for index in range(self.frozen_blocks)]
+        return Stem(embedding, blocks, self.store)
 
     def build_block(self, index: int) -> nn.Module:
         return self.base.build_block(self.frozen_blocks + index)
@@ -50,15 +53,20 @@ class FrontSpec(DerivedSpec):
         return self.base.build_head(vocabulary)
 
 
-class Front(MaskedEmbedding):
+class Stem(MaskedEmbedding):
     """Embedding and first blocks, each row by itself; never in training, never with a gradient."""
 
-    def __init__(self, embedding: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    def __init__(
+        self,
+        embedding: nn.Module,
+        blocks: Sequence[nn.Module],
+        store: ActivationStore | None = None,
+    ) -> None:
         super().__init__()
-        self.embedding, self.blocks = embedding, nn.ModuleList(blocks)
+        self.embedding, self.blocks, self._store = embedding, nn.ModuleList(blocks), store
         self.requires_grad_(False).eval()
 
-    def train(self, mode: bool = True) -> "Front":
+    def train(self, mode: bool = True) -> "Stem":
         """Stay without dropout, whatever the model around it does."""
         return super().train(False)
 
@@ -70,8 +78,14 @@ class Front(MaskedEmbedding):
 
     def _row(self, ids: Tensor) -> Tensor:
         """What the last block makes of one row's tokens, [n + r, d]."""
-        hidden = self.embedding(ids[None])
-        return through(self.blocks, hidden, torch.ones_like(ids[None], dtype=torch.bool))[0]
+        kept = self._store.load(ids) if self._store else None
+        if kept is not None:
+            return kept
+        hidden, mask = self.embedding(ids[None]), torch.ones_like(ids[None], dtype=torch.bool)
+        row = through(self.blocks, hidden, mask)[0]
+        if self._store:
+            self._store.keep(ids, row)
+        return row
 
 
 def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int) -> Tensor:
@@ -83,8 +97,8 @@ def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int) -> Tenso
     return hidden
 
 
-def without_front(weights: Mapping[str, Tensor], frozen_blocks: int) -> dict[str, Tensor]:
-    """Weights of a ``FrontSpec``'s model by their names in that of its ``base``."""
+def without_stem(weights: Mapping[str, Tensor], frozen_blocks: int) -> dict[str, Tensor]:
+    """Weights of a ``StemSpec``'s model by their names in that of its ``base``."""
     return {_name_in_base(name, frozen_blocks): weight for name, weight in weights.items()}
 
 
