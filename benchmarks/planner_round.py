@@ -144,15 +144,16 @@ def papers(problem: RoundProblem) -> tuple[float, float]:
 def scan_gamma(problem: RoundProblem) -> tuple[float, float]:
     """The best over all finish times."""
     options, idle = option_table(problem), idle_gamma(problem.channels, problem.options)
-    pairs, constant = options.pairs, problem.options.interference_constant_w
-    error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
+    pairs, constant = options.pairs.at(0), problem.options.interference_constant_w
+    (finish_s,), (limits_w,) = options.finish_s, options.limits_w  # one payload
+    error = interference_error(limits_w, pairs.gains, pairs.interference_w, constant)
     gammas = scheduled_gamma(options.points.segments, error, NUM_BLOCKS, problem.options)
     costs = np.array(problem.queues)[:, np.newaxis] * (gammas - idle)
 
     def at(deadline: float) -> Floats:
-        return np.where(options.finish_s <= deadline, costs, MISSING)
+        return np.where(finish_s <= deadline, costs, MISSING)
 
-    deadlines = np.unique(options.finish_s[np.isfinite(options.finish_s)])
+    deadlines = np.unique(finish_s[np.isfinite(finish_s)])
     best = _scan(at, deadlines, problem.options.drift_weight)
     return best + idle * sum(problem.queues), math.nan
 
@@ -171,8 +172,7 @@ def scan_paper(problem: RoundProblem) -> tuple[float, float]:
 
 def _slowest(problem: RoundProblem, options: OptionTable, deadline: float) -> Floats:
     """Costs at the least power that keeps the deadline, [S, N, J]."""
-    pairs = options.pairs
-    feasible = options.finish_s <= deadline
+    pairs, feasible = options.pairs.at(0), options.finish_s[0] <= deadline
     seconds = np.where(feasible, deadline - options.points.latency_s, 1.0)
     nats = pairs.upload_bits * np.log(2) / pairs.bandwidth_hz / seconds
     snr, _ = required_snr(np.where(feasible, nats, 1.0), pairs.fading)

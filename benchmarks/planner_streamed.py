@@ -1,10 +1,14 @@
-"""What it costs to plan with the uplink as a stage: the same rounds, uploads after and beside.
+"""What it costs to plan with the uplink as a stage, and to choose what is sent.
+
+The same rounds with uploads after and beside the pipelines, and beside them with 5 precisions of
+activations, and 25 of both uploads, to choose from.
 
 Clusters have K=6 devices of uneven speed and L=12 blocks; channels are those of the paper's Table
 II, and a batch's activations take about as long on them as a pipeline computes. First all clusters'
 fronts are solved, without a cache, then the joint round with them. Every answer is verified.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,16 +16,33 @@ from dataclasses import replace
 
 import numpy as np
 
-from collapipe.state import Channel, Uplink
+from collapipe.state import Channel, Payload, Uplink
 from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import activation_times
 from optim.partition.exact import exact_partition
-from optim.problem import UPLINKS, ClusterProblem, Latency, RoundOptions, RoundProblem
+from optim.problem import ClusterProblem, Latency, RoundOptions, RoundProblem
 from optim.verify import verify_cluster, verify_round
 from tests.optim.instances import heterogeneous
 
 LAWS: tuple[Latency, ...] = ("bound", "overlap")
-NUM_DEVICES, NUM_BLOCKS, ACTIVATION_BITS = 6, 12, 1e8
+NUM_DEVICES, NUM_BLOCKS, ACTIVATION_BITS, MODEL_BITS = 6, 12, 1e8, 9.6e6
+_SHARES = {"float32": 1.0, "bfloat16": 0.5, "int8": 0.25, "int6": 0.19, "int4": 0.125}
+_ERRORS = {"float32": 0.0, "bfloat16": 1e-5, "int8": 1e-4, "int6": 6e-4, "int4": 9e-3}
+_CHOICES = tuple(
+    Payload(
+        *(activation, upload),
+        MODEL_BITS * _SHARES[upload],
+        ACTIVATION_BITS * _SHARES[activation],
+        _ERRORS[activation] + _ERRORS[upload],
+    )
+    for upload, activation in itertools.product(_SHARES, _SHARES)
+)
+_SENT: tuple[tuple[str, str, tuple[Payload, ...]], ...] = (
+    ("after", "after", ()),
+    ("streamed", "streamed", ()),
+    ("5 payloads", "streamed", _CHOICES[: len(_SHARES)]),
+    ("25 payloads", "streamed", _CHOICES),
+)
 HEADER = f"{'':<28}{'points':>8}{'fronts, ms':>14}{'round, ms (slowest)':>22}{'gap':>9}"
 
 
@@ -29,17 +50,26 @@ def streamed(instances: int, units: int, channels: int) -> Iterator[str]:
     """A line for each law, drift and uplink."""
     for law in LAWS:
         for drift in ("gamma", "paper"):
-            for uplink in UPLINKS[::-1]:
+            for name, uplink, payloads in _SENT:
                 options = RoundOptions(drift=drift, uplink=uplink, energy="adapters")
-                yield _line(f"{law}, {drift}: {uplink}", law, options, instances, units, channels)
+                sizes = instances, units, channels
+                yield _line(f"{law}, {drift}: {name}", law, options, payloads, *sizes)
 
 
 def _line(
-    name: str, law: Latency, options: RoundOptions, instances: int, units: int, channels: int
+    name: str,
+    law: Latency,
+    options: RoundOptions,
+    payloads: tuple[Payload, ...],
+    instances: int,
+    units: int,
+    channels: int,
 ) -> str:
     fronts_s, rounds_s, points, gaps = list[float](), list[float](), list[int](), list[float]()
     for seed in range(instances):
         clusters, problem = _draw(np.random.default_rng(seed), law, options, units, channels)
+        uplinks = tuple(replace(each, payloads=payloads) for each in problem.uplinks)
+        problem = replace(problem, uplinks=uplinks)
         times = activation_times(problem.uplinks, problem.channels, options)
         clusters = [replace(c, activation_s=t) for c, t in zip(clusters, times, strict=True)]
         start = time.perf_counter()
@@ -72,10 +102,11 @@ def _draw(
     problem = RoundProblem(
         fronts=((),) * units,
         uplinks=tuple(
-            Uplink(0.5, 10.0, 9.6e6, ACTIVATION_BITS, tuple(each)) for each in gains.tolist()
+            Uplink(0.5, 10.0, MODEL_BITS, ACTIVATION_BITS, tuple(each)) for each in gains.tolist()
         ),
         channels=tuple(Channel(float(b), float(i), 10**-20.4) for b, i in bands),
         queues=tuple(rng.uniform(0, 10, units).tolist()),
+        error_queues=tuple(rng.uniform(0, 3, units).tolist()),
         num_blocks=NUM_BLOCKS,
         options=options,
     )

@@ -102,7 +102,7 @@ def train(message: Message, context: Context) -> RecordDict:
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
         unit = _control_unit(context)
-        precision = settings.compression.upload
+        precision = settings.compression.of(request.plan.uplink).upload
         start = weights
         if precision != FLOAT32:  # training changes weights where they are
             start = {name: tensor.clone() for name, tensor in weights.items()}
@@ -118,6 +118,7 @@ def train(message: Message, context: Context) -> RecordDict:
         context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
     if stem.kept.any():
         context.state[_STEM] = records.pack_tensors({_ROWS: torch.from_numpy(stem.kept)})
+    context.state.pop(_RESIDUAL, None)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
     return records.pack_reply(replace(reply, weights=sent))

@@ -168,9 +168,10 @@ class ControlUnit:
         """The link to the server's head, or a head here on the unit: targets do not leave it."""
         settings, vocabulary = self._settings, self._vocabulary
         if request.link is not None:
-            precision, limit = settings.compression.activation, settings.link.max_message_bytes
-            rows = RowsRead.by(settings.model)
-            return DecoderLink(request.link, self._unit, request.round, limit, rows, precision)
+            limit, rows = settings.link.max_message_bytes, RowsRead.by(settings.model)
+            compression = settings.compression.of(request.plan.uplink)
+            precisions = compression.activation, compression.gradient
+            return DecoderLink(request.link, self._unit, request.round, limit, rows, *precisions)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
         return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))
 

@@ -16,7 +16,7 @@ from collapipe.errors import LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.wire import frames
-from collapipe.wire.compression import FLOAT32, encode
+from collapipe.wire.compression import FLOAT32, decode, encode
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, SERVER_NAME, channel_options, credentials
 from collapipe.wire.messages import LinkAddress
@@ -39,8 +39,8 @@ def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
 
 
 class DecoderLink:
-    """A ``HeadStage`` that streams activations, in ``precision``, to the server and gets losses and
-    gradients back; of both the rows that the head reads.
+    """A ``HeadStage`` that streams activations to the server and gets losses and gradients back; of
+    both the rows that the head reads, in the precisions ``activation`` and ``gradient``.
 
     Raises ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
     """
@@ -52,11 +52,13 @@ class DecoderLink:
         round_: int,
         max_message_bytes: int,
         rows: RowsRead,
-        precision: str = FLOAT32,
+        activation: str = FLOAT32,
+        gradient: str = FLOAT32,
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
-        self._round, self._rows, self._precision = round_, rows, precision
+        self._round, self._rows = round_, rows
+        self._activation, self._gradient = activation, gradient
         self._step = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
@@ -78,7 +80,7 @@ class DecoderLink:
         self._reader.join(timeout=5)
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
-        self._step, self._micro_batches = key.step, micro_batches
+        self._step, self._key, self._micro_batches = key.step, key, micro_batches
         self._send(FrameKind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
@@ -87,13 +89,9 @@ class DecoderLink:
         read = self._rows.of(batch.mask, batch.targets)
         sent = hidden.detach()[read]
         self._submitted[micro_batch] = sent, read
-        self._send(
-            FrameKind.ACTIVATION,
-            micro_batch,
-            *encode(sent, self._precision),
-            batch.mask,
-            batch.targets,
-        )
+        generator = self._key.generator("activation", micro_batch)
+        tensors = *encode(sent, self._activation, generator), batch.mask, batch.targets
+        self._send(FrameKind.ACTIVATION, micro_batch, *tensors)
 
     def ready(self, micro_batch: int) -> bool:
         while micro_batch not in self._answers and not self._incoming.empty():
@@ -150,10 +148,11 @@ class DecoderLink:
 
     def _keep(self, frame: Frame) -> None:
         submitted = self._submitted.pop(frame.micro_batch, None)
-        if submitted is None or not _fits(frame.tensors, submitted[0]):
+        if submitted is None or not frame.tensors or frame.tensors[0].shape != ():
             raise WireError(f"the decoder's answer to micro-batch {frame.micro_batch} does not fit")
-        loss, gradient = frame.tensors
-        self._answers[frame.micro_batch] = float(loss), scattered(gradient, submitted[1])
+        (sent, read), (loss, *parts) = submitted, frame.tensors
+        gradient = decode(parts, sent.shape, self._gradient, sent.dtype)
+        self._answers[frame.micro_batch] = float(loss), scattered(gradient, read)
 
     def _read(self) -> None:
         put = self._incoming.put
@@ -169,13 +168,3 @@ class DecoderLink:
             put(error)
         else:
             put(LinkError("decoder link: the server ended the stream early"))
-
-
-def _fits(answer: Sequence[Tensor], sent: Tensor) -> bool:
-    """Whether these are a loss and a gradient of what was sent."""
-    return (
-        len(answer) == 2
-        and answer[0].shape == ()
-        and answer[1].shape == sent.shape
-        and answer[1].dtype == sent.dtype
-    )

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from collapipe.errors import ConfigError
+from collapipe.state import Precision
 
 Amount = Annotated[float, Field(ge=0)]  # checked where it is read from a file or a message
 
@@ -67,12 +68,16 @@ class UplinkPlan:
 
     ``finish_s`` is when the unit is done; before ``latency_s`` and ``upload_s`` of its plan
     together, where it uploads while its pipeline runs. None in plans of older versions.
+    ``activation`` and ``upload`` are the precisions of what it sends, None where the configuration
+    fixes them.
     """
 
     channel: int
     power_w: Amount
     upload_s: Amount
     finish_s: Amount | None = None
+    activation: Precision | None = None
+    upload: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,8 @@ class RoundPlan:
 
     ``gammas`` are Γ_n(t) of all N units (eq. 28), ``queues`` Y_n(t+1) as this round leaves them
     (eq. 29), and ``idle_queues`` what they are instead for units that were scheduled and failed;
-    all empty where the strategy keeps no queues. ``certificate`` is None where it solves nothing.
+    all empty where the strategy keeps no queues. ``error_queues`` are Q_n(t+1), of what fewer bits
+    cost the gradient; empty where none are kept. ``certificate`` is None where it solves nothing.
     """
 
     round: int
@@ -125,3 +131,4 @@ class RoundPlan:
     queues: tuple[float, ...] = ()
     idle_queues: tuple[float, ...] = ()
     certificate: Certificate | None = None
+    error_queues: tuple[float, ...] = ()

@@ -1,13 +1,15 @@
 """The configuration as typed, checked, frozen objects. Field names are the options' names."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from collapipe.errors import ConfigError
+from collapipe.plan import UplinkPlan
+from collapipe.state import Precision
 
 _MONTH_S = 30 * 24 * 3600.0
 
@@ -16,7 +18,6 @@ CountFrom0 = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Bits = Literal["float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,26 @@ class DecoderSettings:
 
 @dataclass(frozen=True)
 class CompressionSettings:
-    """In how many bits units send the weights that they trained, and activations."""
+    """In how many bits units send the weights that they trained, and activations, and in how many
+    the server answers with gradients.
 
-    upload: Bits
-    activation: Bits
+    ``auto``: as the scheduler decides, for each unit and round.
+    """
+
+    upload: Precision | Literal["auto"]
+    activation: Precision | Literal["auto"]
+    gradient: Precision
+
+    @property
+    def decided(self) -> bool:
+        """Whether the scheduler has something to decide."""
+        return "auto" in (self.upload, self.activation)
+
+    def of(self, uplink: UplinkPlan | None) -> "CompressionSettings":
+        """With a unit's precisions in a round, where its plan has any."""
+        if uplink is None or uplink.activation is None or uplink.upload is None:
+            return self
+        return replace(self, upload=uplink.upload, activation=uplink.activation)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What is true now: what a unit tells of itself before a round is planned, in SI units."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from collapipe.errors import ConfigError
@@ -9,6 +9,10 @@ from collapipe.errors import ConfigError
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
 _MOST_NAME = 64  # characters of a device's name, which is printed
+_MOST_PAYLOADS = 64
+
+Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
+"""In which a tensor travels, see ``collapipe.wire.compression``; of these float32 is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,26 @@ class BlockCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Payload:
+    """What a unit sends in a round if it sends it in these precisions."""
+
+    activation: Precision
+    upload: Precision
+    model_bits: float
+    activation_bits: float
+    gradient_error: float  # ρ = E‖Δg‖²/‖g‖², what rounding does to the gradient
+
+    def __post_init__(self) -> None:
+        _check_within(self, ("model_bits", "activation_bits", "gradient_error"))
+
+
+@dataclass(frozen=True, slots=True)
 class Uplink:
-    """A control unit's way to the edge server."""
+    """A control unit's way to the edge server.
+
+    With ``payloads`` the scheduler chooses one of them, of which ``model_bits`` and
+    ``activation_bits`` repeat the first; without any they are all that can be sent.
+    """
 
     max_power_w: float  # P_n^max
     energy_j: float  # E_n^max, for sending: all of it, or ``model_bits`` alone (C8)
@@ -97,6 +119,21 @@ class Uplink:
     gains: tuple[float, ...]  # h_{n,j}, linear, for each channel j
     head_s: float = 0.0  # seconds of all local steps of a round in the head on the edge server
     gradient_s: float = 0.0  # and of their gradients on the way down; 0: not counted
+    payloads: tuple[Payload, ...] = ()
+
+    def payload(self, activation: str | None, upload: str | None) -> Payload | None:
+        """The payload in these precisions; None where precisions are fixed, or it has no such."""
+        named = (
+            each for each in self.payloads if (each.activation, each.upload) == (activation, upload)
+        )
+        return next(named, None)
+
+    def sending(self, payload: Payload | None) -> "Uplink":
+        """The uplink of a unit that sends this; with None what it sends anyway."""
+        if payload is None:
+            return self
+        bits = payload.model_bits, payload.activation_bits
+        return replace(self, model_bits=bits[0], activation_bits=bits[1], payloads=())
 
     @property
     def activation_share(self) -> float:
@@ -112,6 +149,10 @@ class Uplink:
         for gain in self.gains:
             if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
                 raise ConfigError(f"Uplink: a gain of {gain} is none")
+        if len(self.payloads) > _MOST_PAYLOADS:
+            raise ConfigError(
+                f"Uplink: {len(self.payloads)} payloads; at most {_MOST_PAYLOADS} are possible"
+            )
 
 
 @dataclass(frozen=True, slots=True)

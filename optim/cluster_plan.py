@@ -13,6 +13,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
 from collapipe.state import Channel, ClusterState, DeviceProfile, Uplink
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
+    Allocation,
     ClusterProblem,
     ClusterSolver,
     Latency,
@@ -22,7 +23,7 @@ from optim.problem import (
     RoundSolution,
     RoundSolver,
 )
-from optim.radio.channel import links, power_limits
+from optim.radio.channel import payload_links, power_limits
 from optim.verify import verify_cluster, verify_round
 
 T = TypeVar("T")
@@ -141,16 +142,17 @@ def activation_times(
 ) -> list[tuple[float, ...]]:
     """What each unit's activations may take on an uplink while its pipeline runs, s, ascending.
 
-    0, for the pipeline by itself; on each channel what they take at full power, or under drift
-    ``paper``, where a unit may send with less, any time. Only 0 where they wait for the pipeline.
+    0, for the pipeline by itself; on each channel what each payload takes at full power, or under
+    drift ``paper``, where a unit may send with less, any time. Only 0 where they wait for the
+    pipeline.
     """
     if options.uplink == "after" or not (uplinks and channels):
         return [(0.0,)] * len(uplinks)
-    pairs = links(uplinks, channels, options.fading, options.energy)
+    pairs = payload_links(uplinks, channels, options.fading, options.energy)
     limits = power_limits(pairs)
     seconds, _ = pairs.parts(limits)
     found = []
-    for feasible, each in zip(limits > 0, seconds, strict=True):
+    for feasible, each in zip((limits > 0).swapaxes(0, 1), seconds.swapaxes(0, 1), strict=True):
         times = tuple(np.unique(np.append(each[feasible], 0.0)).tolist())
         any_power = options.drift == "paper" and len(times) > 1
         found.append((0.0, math.inf) if any_power else times)
@@ -230,6 +232,7 @@ def solve_round(
     queues: tuple[float, ...],
     options: RoundOptions,
     solve: RoundSolver,
+    error_queues: tuple[float, ...] = (),
 ) -> tuple[RoundProblem, RoundSolution, tuple[ClusterPlan, ...]]:
     """The joint round of these fronts, its verified answer, and the scheduled units' plans.
 
@@ -239,19 +242,22 @@ def solve_round(
     channels, uplinks = request.channels, _uplinks(request)
     if all(each == _no_uplink(len(channels)) for each in uplinks):
         raise InfeasibleRoundError(f"no unit told its uplink to the {len(channels)} channels")
-    problem = RoundProblem(fronts, uplinks, channels, queues, request.num_blocks, options)
+    problem = RoundProblem(
+        fronts, uplinks, channels, queues, request.num_blocks, options, error_queues
+    )
     solution = solve(problem)
     verify_round(solution, problem)
     plans = (
-        cluster_plan(
-            request,
-            request.clusters[each.unit],
-            each.partition,
-            UplinkPlan(each.channel, each.power_w, each.upload_s, each.finish_s),
-        )
+        cluster_plan(request, request.clusters[each.unit], each.partition, _uplink_plan(each))
         for each in solution.allocations
     )
     return problem, solution, tuple(plans)
+
+
+def _uplink_plan(given: Allocation) -> UplinkPlan:
+    sent = given.payload
+    precisions = (sent.activation, sent.upload) if sent else ()
+    return UplinkPlan(given.channel, given.power_w, given.upload_s, given.finish_s, *precisions)
 
 
 def cluster_plan(

@@ -27,19 +27,32 @@ def interference_error(
 
 
 def scheduled_gamma(
-    num_segments: Floats | int, error: Floats, num_blocks: int, options: RoundOptions
+    num_segments: Floats | int,
+    error: Floats,
+    num_blocks: int,
+    options: RoundOptions,
+    gradient_error: Floats | float = 0.0,
 ) -> Floats:
-    """Γ = κ·(φ²·S²/L + ε(p) + φ²) of eq. (28), broadcast, for ``error`` = ε(p).
+    """Γ = κ·(φ²·(S²/L + 1 + ρ) + ε(p)), broadcast, for ``error`` = ε(p): eq. (28) has ρ = 0.
+
+    ``gradient_error`` is ρ, what rounding adds to the gradient's second moment, relative to φ²: the
+    gradient of what was rounded without bias is unbiased to first order, and in eq. (23) ρφ² stands
+    beside φ² (docs/optim.md).
 
     S²/L comes from Lemma 1, which does not hold as printed (docs/optim.md): read it as a price on
     segments, not as a bound of the gradient, which is the same for every S.
     """
     split = options.gradient_bound * np.square(num_segments) / num_blocks
-    return options.kappa * (split + error + options.gradient_bound)
+    noise = options.gradient_bound * (1.0 + np.asarray(gradient_error))
+    return np.asarray(options.kappa * (split + error + noise))
 
 
 def gamma_changes(
-    power_w: Floats, pairs: Links, num_segments: Floats, problem: RoundProblem
+    power_w: Floats,
+    pairs: Links,
+    num_segments: Floats,
+    problem: RoundProblem,
+    gradient_error: Floats | float = 0.0,
 ) -> Floats:
     """Y_n·(Γ - Γ_idle), what scheduling changes of the drift, broadcast over [..., N, J].
 
@@ -48,7 +61,7 @@ def gamma_changes(
     options, constant = problem.options, problem.options.interference_constant_w
     with np.errstate(divide="ignore", invalid="ignore"):
         error = interference_error(power_w, pairs.gains, pairs.interference_w, constant)
-        gammas = scheduled_gamma(num_segments, error, problem.num_blocks, options)
+        gammas = scheduled_gamma(num_segments, error, problem.num_blocks, options, gradient_error)
         changes = gammas - idle_gamma(problem.channels, options)
         return np.asarray(np.array(problem.queues)[:, np.newaxis] * changes)
 
@@ -69,15 +82,20 @@ def idle_gamma(channels: Sequence[Channel], options: RoundOptions) -> float:
     return options.kappa * (float(error) + options.gradient_bound)
 
 
-def gamma_power(num_segments: Floats, pairs: Links, problem: RoundProblem) -> Floats:
+def gamma_power(
+    num_segments: Floats,
+    pairs: Links,
+    problem: RoundProblem,
+    gradient_error: Floats | float = 0.0,
+) -> Floats:
     """The least p ≥ 0 with Γ ≤ Γ^max (C11), broadcast, in W; infinite where no p has."""
     options = problem.options
     limit = options.gamma_max * (1 + _ROUNDING)
-    shape = np.broadcast_shapes(num_segments.shape, pairs.gains.shape)
-    fixed = scheduled_gamma(num_segments, np.zeros(()), problem.num_blocks, options)
+    no_error = np.zeros(pairs.gains.shape)
+    fixed = scheduled_gamma(num_segments, no_error, problem.num_blocks, options, gradient_error)
     constant = options.kappa * options.interference_constant_w
     if not constant:
-        return np.broadcast_to(np.where(fixed <= limit, 0.0, math.inf), shape)
+        return np.where(fixed <= limit, 0.0, math.inf)
     with np.errstate(divide="ignore"):
         power = (constant / (limit - fixed) - pairs.interference_w) / pairs.gains
     return np.where(fixed < limit, np.maximum(power, 0.0), math.inf)
@@ -94,7 +112,9 @@ def round_gammas(problem: RoundProblem, allocations: Sequence[Allocation]) -> tu
             problem.options.interference_constant_w,
         )
         segments = each.partition.num_segments
-        gamma = scheduled_gamma(segments, error, problem.num_blocks, problem.options)
+        gamma = scheduled_gamma(
+            segments, error, problem.num_blocks, problem.options, each.gradient_error
+        )
         gammas[each.unit] = float(gamma)
     return tuple(gammas)
 
@@ -102,15 +122,25 @@ def round_gammas(problem: RoundProblem, allocations: Sequence[Allocation]) -> tu
 def round_objective(problem: RoundProblem, allocations: Sequence[Allocation]) -> float:
     """V·max(finish) over the scheduled units, plus the drift of the queues.
 
-    The drift is Σ Y_n·Γ_n over all N units, or eq. (32)'s Σ Y_n·(S_n + p_n) over the scheduled.
+    The drift is Σ Y_n·Γ_n over all N units, or eq. (32)'s Σ Y_n·(S_n + p_n) over the scheduled;
+    and Σ Q_n·ρ_n/ρ̄ of what they send in fewer bits.
     """
     makespan, queues = max(each.finish_s for each in allocations), problem.queues
+    drift: float
     if problem.options.drift == "paper":
         drift = sum(queues[a.unit] * (a.partition.num_segments + a.power_w) for a in allocations)
     else:
         gammas = round_gammas(problem, allocations)
         drift = sum(queue * gamma for queue, gamma in zip(queues, gammas, strict=True))
+    prices = error_prices(problem).tolist()
+    drift += sum(prices[each.unit] * each.gradient_error for each in allocations)
     return problem.options.drift_weight * makespan + drift
+
+
+def error_prices(problem: RoundProblem) -> Floats:
+    """Q_n/ρ̄, what a unit's ρ costs in the drift, [N]; 0 where no queues are kept."""
+    queues = problem.error_queues or (0.0,) * len(problem.uplinks)
+    return np.array(queues, dtype=np.float64) / problem.options.error_budget
 
 
 def next_queues(
@@ -119,4 +149,16 @@ def next_queues(
     """Y_n(t+1) = max(Y_n(t) + Γ_n(t) - Γ^max, 0) of eq. (29)."""
     return tuple(
         max(queue + gamma - gamma_max, 0.0) for queue, gamma in zip(queues, gammas, strict=True)
+    )
+
+
+def next_error_queues(
+    problem: RoundProblem, allocations: Sequence[Allocation]
+) -> tuple[float, ...]:
+    """Q_n(t+1) = max(Q_n(t) + ρ_n/ρ̄ - 1, 0): bounded queues keep the mean of ρ_n at ρ̄ or below."""
+    errors = {each.unit: each.gradient_error for each in allocations}
+    budget = problem.options.error_budget
+    return tuple(
+        max(queue + errors.get(unit, 0.0) / budget - 1.0, 0.0)
+        for unit, queue in enumerate(problem.error_queues)
     )

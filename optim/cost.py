@@ -123,7 +123,8 @@ def _upload(
 ) -> tuple[float, float]:
     """Seconds of the activations and of the model at the planned power, τ_n^Up (eq. 11)."""
     assert state.uplink is not None, "a verified plan has no channel for a unit without an uplink"
-    uplink = replace(state.uplink, gains=(state.uplink.gains[planned.channel],))
+    uplink = state.uplink.sending(state.uplink.payload(planned.activation, planned.upload))
+    uplink = replace(uplink, gains=(uplink.gains[planned.channel],))
     pair = links([uplink], [channels[planned.channel]], fading, energy="all")
     activation_s, model_s = pair.parts(np.array(planned.power_w))
     return float(activation_s.item()), float(model_s.item())

@@ -10,7 +10,7 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import fronts, solve_round
-from optim.convergence import idle_gamma, next_queues, round_gammas
+from optim.convergence import idle_gamma, next_error_queues, next_queues, round_gammas
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, ClusterSolver, Latency, RoundOptions, RoundSolver, check_choice
@@ -61,13 +61,21 @@ class Dssra(RoundOptions):
         return replace(self, kappa=kappa, gradient_bound=shown.gradient_bound)
 
     def _plan(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
+        if self.solver != "exact" and any(c.uplink and c.uplink.payloads for c in request.clusters):
+            raise ConfigError(
+                f"strategy.solver={self.solver}: chooses no precision; set compression.activation "
+                "and compression.upload, or solver=exact"
+            )
         name, exact = request.partition or self.solver, _exact(self.time_limit_s)
         splitter = exact if name == "exact" else cluster_solver(name)
         found = fronts(request, cast(Latency, self.latency), splitter, rng, self)
         allocate: RoundSolver = partial(exact_allocation, time_limit_s=self.time_limit_s)
         if self.solver != "exact":
             allocate = round_solver(self.solver)
-        problem, solution, plans = solve_round(request, found, request.queues, self, allocate)
+        errors = request.error_queues or (0.0,) * len(request.queues)
+        problem, solution, plans = solve_round(
+            request, found, request.queues, self, allocate, errors
+        )
         gammas = round_gammas(problem, solution.allocations)
         return RoundPlan(
             request.round,
@@ -76,6 +84,7 @@ class Dssra(RoundOptions):
             next_queues(request.queues, gammas, self.gamma_max),
             self._idle_queues(request),
             solution.certificate,
+            next_error_queues(problem, solution.allocations),
         )
 
     def _idle_queues(self, request: RoundRequest) -> tuple[float, ...]:

@@ -32,6 +32,7 @@ class RoundRequest:
     partition: str | None = None  # the framework's cluster solver; None: the strategy's own
     learning_rate: float = 0.0  # η of the round's first local step
     estimates: Estimates = field(default_factory=Estimates)  # of β, φ² and ξ, from training
+    error_queues: tuple[float, ...] = ()  # Q_n(t), as the last round's plan left them
 
 
 def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:

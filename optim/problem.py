@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
 from collapipe.plan import Certificate
-from collapipe.state import Channel, DeviceProfile, Uplink
+from collapipe.state import Channel, DeviceProfile, Payload, Uplink
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,6 +113,7 @@ class RoundOptions:
     gradient_bound: float = 0.1  # φ²
     interference_constant_w: float = 0.08  # C
     gamma_max: float = 0.84  # Γ^max of the queues (eq. 29)
+    error_budget: float = 1e-3  # ρ̄, the mean over rounds of what rounding does to the gradient
     hard_gamma: bool = False  # C11: also Γ_n ≤ Γ^max of each scheduled unit in every round
     fading: str = "none"
     uplink: str = "streamed"
@@ -127,6 +128,10 @@ class RoundOptions:
             value = getattr(self, field.name)
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{field.name}={value}: must be finite and not negative")
+        if not self.error_budget:
+            raise ConfigError(
+                "error_budget=0: must be above 0; for no error at all set compression to float32"
+            )
         if self.drift == "paper" and not self.drift_weight:
             raise ConfigError(
                 "drift_weight=0: drift paper needs more than 0, for else no upload takes too long "
@@ -138,7 +143,8 @@ class RoundOptions:
 class RoundProblem:
     """The joint problem of a round of N units, once each cluster's front is known.
 
-    The points' times are those of all local steps of the round.
+    The points' times are those of all local steps of the round. With ``error_queues`` a unit's
+    payload adds Q_n·ρ/ρ̄ to the drift; without any its ρ is at most ρ̄ in each round.
     """
 
     fronts: tuple[tuple[Partition, ...], ...]  # empty: cannot hold the model this round
@@ -147,6 +153,7 @@ class RoundProblem:
     queues: tuple[float, ...]  # Y_n(t)
     num_blocks: int  # L, for Γ
     options: RoundOptions
+    error_queues: tuple[float, ...] = ()  # Q_n(t)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,12 @@ class Allocation:
     upload_s: float  # of sending, τ_n^Up (eq. 11), whether or not the pipeline runs meanwhile
     finish_s: float  # from the round's begin to the end of the upload
     partition: Partition
+    payload: Payload | None = None  # one of its uplink's, where that has any
+
+    @property
+    def gradient_error(self) -> float:
+        """ρ of what it sends."""
+        return self.payload.gradient_error if self.payload else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,5 +29,7 @@ def decoder_session(unit: int, round_: int, *overrides: str) -> DecoderSession:
     settings = config.load_overrides([*_OPTIONS, *overrides])
     part = HeadPart(HEAD, settings.model.build_head(VOCABULARY), settings.optimizer)
     return DecoderSession(
-        settings, unit, round_, VOCABULARY.size, part, nullcontext(), lambda *step: None
+        *(settings, unit, round_, VOCABULARY.size, part, nullcontext(), lambda *step: None),
+        activation=settings.compression.activation,
+        gradient=settings.compression.gradient,
     )

@@ -21,7 +21,6 @@ from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 
 LORA = ("adapter=lora", "adapter.rank=2", "optimizer.lr=1.0e-2")
-PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +58,8 @@ def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
         ("int8", "float32", ()),
         ("int8", "float64", ()),
         ("int8", "float64", LORA),
+        ("int6", "float32", LORA),
+        ("int4", "float32", ()),
     ],
 )
 def test_planned_bits_are_those_sent(
@@ -66,7 +67,8 @@ def test_planned_bits_are_those_sent(
 ) -> None:
     """To the byte, over an epoch, whose mean is what the planner expects of a round."""
     epoch = ("federation.local_steps=1", "federation.rounds=2", "federation.num_units=3")
-    options = (f"compression.upload={precision}", f"compression.activation={precision}")
+    each = "upload", "activation", "gradient"
+    options = tuple(f"compression.{what}={precision}" for what in each)
     options += (*adapter, *epoch, "data.max_train_samples=39", f"pipeline.dtype={dtype}")
     run(tmp_path, *options)
     sent = sum(line["bytes_up"] for line in rounds(tmp_path))
@@ -86,7 +88,7 @@ def test_what_rounding_takes_is_repaid(tmp_path: Path, monkeypatch: pytest.Monke
     """Weights stay near those of exact uploads, nearer than without error feedback."""
     options = ("federation.rounds=5", "federation.local_steps=1", "optimizer=sgd")
     options += ("model.dropout=0",)
-    rounded = PRECISIONS[1:]
+    rounded = ("bfloat16", "int8", "int4")
     exact = run(tmp_path / "exact", *options)
 
     def distances(name: str) -> list[float]:

@@ -25,8 +25,8 @@ from server_app.checkpoints.file import CheckpointFolder
         ["server_optimizer=fedadam", "optimizer.state=reset"],
         ["decoder.mode=control_unit"],
         ["decoder.mode=shared", "channel.num_channels=1"],  # one unit a round: no order of arrival
-        ["compression=int8"],
         ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
+        ["compression=int8", "compression.gradient=int4"],
         ["framework=pipeline", "channel.num_channels=1"],
         ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
         ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],

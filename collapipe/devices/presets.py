@@ -13,7 +13,15 @@ from pydantic.dataclasses import dataclass
 from collapipe.devices.hardware import PhysicalDevice, from_db, from_dbm
 from collapipe.sections import Count, Positive
 from collapipe.sections import NotNegative as Amount
-from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, EnergyBudget, Uplink
+from collapipe.state import (
+    AffineLaw,
+    BlockCost,
+    Channel,
+    DeviceProfile,
+    EnergyBudget,
+    Payload,
+    Uplink,
+)
 
 
 def _check_ends(value: object, validate: ValidatorFunctionWrapHandler) -> tuple[float, float]:
@@ -176,15 +184,16 @@ class ChannelPreset:
         rng: np.random.Generator,
         gradient_bits: float = 0.0,
         num_samples: int = 0,
+        payloads: tuple[Payload, ...] = (),
     ) -> Uplink:
         """A control unit's uplink to all channels.
 
         Bits of activations and gradients are those of a round, and so is the number of samples that
         pass the head on the server.
         """
-        bits = model_bits if self.model_bits is None else self.model_bits
         drawn = rng.uniform(*self.gain_db, size=self.num_channels)
         gains = tuple(from_db(float(gain)) for gain in drawn)
         down_s = gradient_bits / self.downlink_rate_bps if self.downlink_rate_bps else 0.0
         head_s = num_samples * self.head_s
-        return Uplink(self.max_power_w, self.energy_j, bits, activation_bits, gains, head_s, down_s)
+        limits, bits = (self.max_power_w, self.energy_j), (model_bits, activation_bits)
+        return Uplink(*limits, *bits, gains, head_s, down_s, payloads)

@@ -30,7 +30,8 @@ class DropoutKey:
     step: int
 
     def generator(self, part: str, micro_batch: int) -> torch.Generator:
-        """The random stream of one part (such as ``blocks.3``) for one micro-batch."""
+        """The random stream of one part (such as ``blocks.3``) for one micro-batch, or of what
+        travels rounded by chance (``activation``, ``gradient``)."""
         seed = derive(self.seed, "dropout", self.unit, self.step, part, micro_batch)
         return torch.Generator().manual_seed(seed)
 

@@ -39,8 +39,8 @@ class PaperPresets:
         """Draw the channels, and the uplinks of ``num_units`` units with a batch's activations."""
         rng = stream(seed, "radio", *purpose)
         bits = BATCH_SIZE * self.cluster.hop_bits / 2  # half of what passes a hop there and back
-        channels = self.channel.draw(rng)
-        return channels, tuple(self.channel.draw_uplink(0.0, bits, rng) for _ in range(num_units))
+        channels, sent = self.channel.draw(rng), (self.channel.model_bits or 0.0, bits)
+        return channels, tuple(self.channel.draw_uplink(*sent, rng) for _ in range(num_units))
 
 
 @functools.cache

@@ -1,13 +1,14 @@
-"""A tensor in fewer bits: as it is, as bfloat16, or as int8 with a scale for each row.
+"""A tensor in fewer bits: as it is, as bfloat16, or as int8, int6 or int4 with a scale a row.
 
 A row is the last dimension: of an activation a token, of a weight matrix an output. Whole numbers
 and truth values always travel as they are.
 
-Activations are encoded once and what rounding takes from them is gone: each belongs to other
-samples, so there is no next message of the same tensor that could repay it. Gradients that answer
-activations are exact. Of weights their change since the round began is encoded, and what rounding
-takes from it stays with the unit, which adds it to its next one: so nothing is lost for ever,
-however small a round's change is (error feedback: Seide et al., 2014; Karimireddy et al., 2019).
+Activations, and the gradients that answer them, are encoded once and what rounding takes from them
+is gone: each belongs to other samples, so there is no next message of the same tensor that could
+repay it. So they are rounded up or down by chance, in the mean to what they are (QSGD: Alistarh et
+al., 2017). Of weights their change since the round began is encoded, and what rounding takes from
+it stays with the unit, which adds it to its next one: so nothing is lost for ever, however small
+a round's change is (error feedback: Seide et al., 2014; Karimireddy et al., 2019).
 """
 
 import math
@@ -19,21 +20,29 @@ from torch import Tensor
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.frames import Layout
+from collapipe.wire.packing import pack, packed_length, unpack
 
-FLOAT32, BFLOAT16, INT8 = "float32", "bfloat16", "int8"
-_LEVELS = 127  # on each side of 0
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+_WIDTHS = {"int8": 8, "int6": 6, "int4": 4}  # bits of a value
 _SUFFIXES = ("", "/scale")  # of an uploaded tensor's name
 _BITS = torch.int16  # what an uploaded bfloat16 travels as, for numpy has no such type
 
 
 def layout(shape: Sequence[int], dtype: torch.dtype, precision: str) -> tuple[Layout, ...]:
-    """Dtypes and shapes of what ``encode`` makes; with float32 a tensor keeps its own dtype."""
+    """Dtypes and shapes of what ``encode`` makes; with float32 a tensor keeps its own dtype.
+
+    Values of fewer than eight bits travel packed, as uint8.
+    """
     size = tuple(shape)
     if precision == FLOAT32 or not dtype.is_floating_point:
         return ((dtype, size),)
     if precision == BFLOAT16:
         return ((torch.bfloat16, size),)
-    return ((torch.int8, size), (torch.float32, _scale_shape(size)))
+    values: Layout = torch.int8, size
+    if (bits := _WIDTHS[precision]) < 8:
+        *rows, length = size or (1,)
+        values = torch.uint8, (*rows, packed_length(length, bits))
+    return (values, (torch.float32, _scale_shape(size)))
 
 
 def num_bytes(shape: Sequence[int], dtype: torch.dtype, precision: str) -> int:
@@ -42,16 +51,22 @@ def num_bytes(shape: Sequence[int], dtype: torch.dtype, precision: str) -> int:
     return sum(math.prod(size) * kind.itemsize for kind, size in travelling)
 
 
-def encode(tensor: Tensor, precision: str) -> tuple[Tensor, ...]:
-    """The tensors that travel: the values, and with int8 the rows' scales max|x| / 127.
+def encode(
+    tensor: Tensor, precision: str, generator: torch.Generator | None = None
+) -> tuple[Tensor, ...]:
+    """The tensors that travel: the values, and of whole numbers the rows' scales.
 
-    Values are rounded to the nearest, halves to even. Raises ``NonFiniteLossError`` where a value
-    to be rounded is NaN, infinite or too large, for no int8 could say so.
+    A scale is max|x| / L with L levels on each side of 0: 127, 31 or 7. Values are rounded to the
+    nearest, halves to even; with a ``generator`` those of int8, int6 and int4 go up or down by
+    chance such that ``decode``'s mean is ``tensor``. Raises ``NonFiniteLossError`` where a value to
+    be rounded is NaN, infinite or too large, for no whole number could say so.
     """
     if precision == FLOAT32 or not tensor.is_floating_point():
         return (tensor,)
     values = tensor.detach()
-    rounded = (values.to(torch.bfloat16),) if precision == BFLOAT16 else _quantise(values)
+    rounded: tuple[Tensor, ...] = (values.to(torch.bfloat16),)
+    if precision != BFLOAT16:
+        rounded = _quantise(values, _WIDTHS[precision], generator)
     if not (all_finite(values) and all_finite(rounded[-1])):
         raise NonFiniteLossError(
             f"a tensor {list(tensor.shape)} has values that are NaN, infinite or too large for "
@@ -60,26 +75,29 @@ def encode(tensor: Tensor, precision: str) -> tuple[Tensor, ...]:
     return rounded
 
 
-def decode(tensors: Sequence[Tensor], precision: str, dtype: torch.dtype) -> Tensor:
-    """What ``encode`` was given, up to rounding, as ``dtype``.
+def decode(
+    tensors: Sequence[Tensor], shape: Sequence[int], precision: str, dtype: torch.dtype
+) -> Tensor:
+    """What ``encode`` was given, of this ``shape``, up to rounding, as ``dtype``.
 
-    Raises ``WireError`` where dtypes and shapes are not those of ``layout``, scales are negative,
-    NaN or infinite, or values too large for ``dtype``.
+    Raises ``WireError`` where dtypes and shapes are not those of ``layout``, before anything is
+    allocated; where padding is not zero, a value below −L, or a scale negative, NaN or infinite;
+    and where values are too large for ``dtype``.
     """
     came = tuple((each.dtype, tuple(each.shape)) for each in tensors)
-    expected = layout(came[0][1], dtype, precision) if came else ()
-    if not came or came != expected:
+    expected = layout(shape, dtype, precision)
+    if came != expected:
         raise WireError(
             f"a tensor's parts, {_named(came) or 'none'}, do not fit; "
-            f"expected {_named(expected) or 'some'} for {precision}"
+            f"expected {_named(expected)} for {precision}"
         )
     if len(tensors) == 1:
         return tensors[0].to(dtype)
-    values, scales = tensors
+    quanta, scales = _unpacked(tensors[0], shape, _WIDTHS[precision]), tensors[1]
     if not (all_finite(scales) and bool((scales >= 0).all())):
         raise WireError("scales that are negative, NaN or infinite")
     wide = torch.promote_types(dtype, torch.float32)
-    restored = (values.to(wide) * scales.to(wide)).to(dtype)
+    restored = (quanta.to(wide) * scales.to(wide)).to(dtype)
     if not all_finite(restored):
         raise WireError(f"values and scales whose products are too large for {dtype}")
     return restored
@@ -94,11 +112,17 @@ def compress_update(
     """What travels, and what it lacks: the ``residual`` of the unit's next upload.
 
     ``start`` are the weights as they came, a copy: training changes tensors in place. ``residual``
-    is empty before the first upload. With float32 the weights ``end`` are sent as they are. Raises
+    is empty before the first upload. With float32 the weights ``end`` are sent, with what was
+    lacking until then.
+
+    Changes are rounded to the nearest, which is a contraction: ‖x − decode(encode(x))‖ < ‖x‖, for
+    a row's largest value is exact and no other one's error exceeds itself. That keeps residuals
+    bounded. Rounding by chance is none: with few levels the error of a long row of small values is
+    larger than the row, and would grow from round to round. Raises
     ``NonFiniteLossError`` that names the tensor where a change is NaN or infinite.
     """
     if precision == FLOAT32:
-        return dict(end), {}
+        return {name: _repaid(value, residual.get(name)) for name, value in end.items()}, {}
     sent: Tensors = {}
     lacking: Tensors = {}
     for name, value in end.items():
@@ -115,8 +139,12 @@ def compress_update(
                 f"the change of {name}: {error}; lower optimizer.lr or set optimizer.clip_norm"
             ) from error
         sent |= _travelling(name, encoded)
-        lacking[name] = change - decode(encoded, precision, change.dtype)
+        lacking[name] = change - decode(encoded, change.shape, precision, change.dtype)
     return sent, lacking
+
+
+def _repaid(value: Tensor, lacking: Tensor | None) -> Tensor:
+    return value if lacking is None else value + lacking
 
 
 def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tensors:
@@ -129,7 +157,8 @@ def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tenso
     restored: Tensors = {}
     for name, value in start.items():
         try:
-            came = decode(_received(name, sent, value, precision), precision, value.dtype)
+            parts = _received(name, sent, value, precision)
+            came = decode(parts, value.shape, precision, value.dtype)
         except WireError as error:
             raise WireError(f"{sender} sent {name} with {error}") from error
         change = precision != FLOAT32 and value.is_floating_point()
@@ -144,14 +173,39 @@ def upload_bytes(weights: Mapping[str, Tensor], precision: str) -> int:
     return sum(num_bytes(weight.shape, weight.dtype, precision) for weight in weights.values())
 
 
-def _quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    rows = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    if not rows.numel():  # a row without elements has no largest one
-        return rows.to(torch.int8), torch.zeros(_scale_shape(rows.shape))
-    scales = (rows.abs().amax(-1, keepdim=True) / _LEVELS).float()
-    quanta = rows / scales.where(scales > 0, 1)  # rows of zeros stay so
-    # The smallest floats have scales so coarse that a quotient may be above 127.
-    return quanta.round().clamp(-_LEVELS, _LEVELS).to(torch.int8), scales
+def _quantise(
+    tensor: Tensor, bits: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    rows, levels = tensor.to(torch.promote_types(tensor.dtype, torch.float32)), _levels(bits)
+    if rows.numel():
+        scales = (rows.abs().amax(-1, keepdim=True) / levels).float()
+    else:  # a row without elements has no largest one
+        scales = torch.zeros(_scale_shape(rows.shape))
+    quotients = rows / scales.where(scales > 0, 1)  # rows of zeros stay so
+    whole = quotients.round() if generator is None else _by_chance(quotients, generator)
+    # The smallest floats have scales so coarse that a quotient may be above the levels.
+    quanta = whole.clamp(-levels, levels).to(torch.int8)
+    return (quanta if bits == 8 else pack(quanta.reshape(quanta.shape or (1,)), bits)), scales
+
+
+def _by_chance(quotients: Tensor, generator: torch.Generator) -> Tensor:
+    """Each rounded up with the probability of its fraction: the mean is the quotient."""
+    down = quotients.floor()
+    drawn = torch.rand(quotients.shape, generator=generator, dtype=quotients.dtype)
+    return down + (drawn < quotients - down)
+
+
+def _unpacked(values: Tensor, shape: Sequence[int], bits: int) -> Tensor:
+    length = shape[-1] if shape else 1
+    quanta = values if bits == 8 else unpack(values, length, bits).reshape(tuple(shape))
+    if bool((quanta < -_levels(bits)).any()):
+        raise WireError(f"values of {bits} bits below {-_levels(bits)}")
+    return quanta
+
+
+def _levels(bits: int) -> int:
+    """On each side of 0."""
+    return int(2 ** (bits - 1)) - 1
 
 
 def _scale_shape(shape: Sequence[int]) -> tuple[int, ...]:

@@ -25,7 +25,10 @@ MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**40  # also of an empty tensor's other sizes, whose strides torch multiplies
 _HEADER = struct.Struct("<4sBBHIII")
 _SHAPE = struct.Struct("<BBH")
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.int8)
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16),
+    *(torch.int64, torch.bool, torch.int8, torch.uint8),
+)
 _ALIGNMENT = 8
 
 Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape

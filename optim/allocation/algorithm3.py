@@ -27,7 +27,7 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
     power, while the reported objective has the sum of pipeline and upload (eq. 26). S stays out of
     Sub-2, since eq. 34 charges it to every unit; the reported objective charges the scheduled ones.
     Drift ``gamma`` puts Y_n·(Γ_n - Γ_idle) for Y_n·p_n. docs/optim.md lists where the paper is read
-    differently.
+    differently. Precisions are not its matter: each unit sends its first payload.
 
     Raises ``InfeasibleRoundError`` as ``option_table`` does.
     """
@@ -41,7 +41,8 @@ def paper_allocation(problem: RoundProblem) -> RoundSolution:
             break
         turn = following
     units, channels = at = turn.matching.units, turn.matching.channels
-    choice = Choice(units, channels, pairs.points[at], turn.power_w[at], bound=0.0)
+    payloads = np.zeros_like(units)
+    choice = Choice(units, channels, payloads, pairs.points[at], turn.power_w[at], bound=0.0)
     return round_solution(problem, options, choice, "paper", started)
 
 
@@ -71,16 +72,17 @@ class _PairChoices:
 
     @classmethod
     def of(cls, problem: RoundProblem, options: OptionTable) -> "_PairChoices":
-        points = options.finish_s.argmin(axis=0)
+        finish, floors = options.finish_s[0], options.floors_w[0]
+        points = finish.argmin(axis=0)
         picked = (points, *np.indices(points.shape))
         return cls(
             problem,
-            options.pairs,
-            np.isfinite(options.finish_s[picked]),
+            options.pairs.at(0),
+            np.isfinite(finish[picked]),
             points,
-            np.broadcast_to(options.points.segments, options.finish_s.shape)[picked],
-            options.floors_w[picked],
-            options.limits_w,
+            np.broadcast_to(options.points.segments, finish.shape)[picked],
+            floors[picked],
+            options.limits_w[0],
         )
 
     def turn(self, power_w: Floats) -> _Turn:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from optim.allocation.options import FrontPoints, OptionTable
+from optim.convergence import error_prices
 from optim.problem import Bools, Floats, Ints, RoundProblem
 from optim.radio.channel import Fading, required_snr, upload_time
 
@@ -13,25 +14,28 @@ _ROUNDING = 1e-9
 
 
 class PowerCurves:
-    """Feasible options, ordered by unit, channel and point; an option costs Y·(S + p(D)).
+    """Feasible options, ordered by unit, channel, payload and point.
+
+    An option costs Y·(S + p(D)) + Q·ρ/ρ̄.
 
     A deadline has to be kept on two lines: once the first micro-batch is through, what is left of
     the uploads follows the pipeline's pace, or the pipeline that of the uploads. Whichever asks for
     the higher rate decides.
 
-    ``options`` are unit n, channel j and place in the unit's front of each, [3, O], ``figures`` all
-    attributes from ``finish_s`` on, [14, O]: one array, since a search takes some of the options
-    over and over.
+    ``options`` are unit n, channel j, payload q and place in the unit's front of each, [4, O],
+    ``figures`` all attributes from ``finish_s`` on, [15, O]: one array, since a search takes some
+    of the options over and over.
     """
 
     def __init__(self, options: Ints, figures: Floats, fading: Fading) -> None:
         self.options, self.figures, self.fading = options, figures, fading
-        self.units, self.channels, self.points = options
+        self.units, self.channels, self.payloads, self.points = options
         (
             self.finish_s,  # the first deadline that an option can keep, at full power
             self.enter_s,  # outside these deadlines another of the front is better, with as many
             self.leave_s,  # segments at most
             self.segments,
+            self.errors,  # Q·ρ/ρ̄
             self.floors_w,  # the least power that C11 allows
             self.limits_w,  # p̄
             self.queues,  # Y of the unit
@@ -43,9 +47,7 @@ class PowerCurves:
             self.all_nat_seconds,  # (z + θ)·ln 2/B
             self.all_fastest_s,
         ) = figures
-        # Where the options of each pair (n, j) begin.
-        changes = (options[:2, 1:] != options[:2, :-1]).any(axis=0)
-        self.starts: Ints = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        self.starts = _starts(options[:2])  # of the options of each pair (n, j)
 
     def __len__(self) -> int:
         return len(self.units)
@@ -60,8 +62,9 @@ class PowerCurves:
             return self
         # An option with fewer segments that is always in time may cost less even at full power.
         always = np.where(self.finish_s <= start_s, self.segments + self.limits_w, np.inf)
-        sizes = np.diff(self.starts, append=len(self))
-        enough = np.repeat(np.minimum.reduceat(always, self.starts), sizes)
+        starts = _starts(self.options[:3])  # those of a payload: their ρ is the same
+        sizes = np.diff(starts, append=len(self))
+        enough = np.repeat(np.minimum.reduceat(always, starts), sizes)
         useful = (self.enter_s < stop_s) & (start_s < self.leave_s)
         return self.take(useful & (self.finish_s < stop_s) & (self.segments <= enough))
 
@@ -69,6 +72,10 @@ class PowerCurves:
         """Those that can keep one deadline, and are of use for it."""
         useful = (self.enter_s <= deadline_s) & (deadline_s <= self.leave_s)
         return self.take(useful & (self.finish_s <= deadline_s))
+
+    def costs(self, power_w: Floats) -> Floats:
+        """What the options add to the drift with these powers."""
+        return np.asarray(self.queues * (self.segments + power_w) + self.errors)
 
     def power(self, deadline_s: Floats | float) -> tuple[Floats, Floats]:
         """The least p that finishes by the deadline, or by each option's own; and dp/dD.
@@ -90,11 +97,17 @@ class PowerCurves:
         return np.minimum(np.maximum(power, self.floors_w), self.limits_w), slope
 
 
+def _starts(groups: Ints) -> Ints:
+    """Where each group of equal columns begins."""
+    changes = (groups[:, 1:] != groups[:, :-1]).any(axis=0)
+    return np.concatenate([[0], np.flatnonzero(changes) + 1])
+
+
 def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """All feasible options of the problem."""
-    pairs, of, finish = options.pairs, options.points, np.moveaxis(options.finish_s, 0, 2)
-    units, channels, points = places = np.array(np.nonzero(np.isfinite(finish)))
-    at = units, channels
+    pairs, of, finish = options.pairs, options.points, options.finish_s.transpose(2, 3, 0, 1)
+    units, channels, payloads, points = places = np.array(np.nonzero(np.isfinite(finish)))
+    at = payloads, units, channels
     point, link = of.at(points, units), pairs.at(*at)
     share = 1 / point.num_micro_batches
     activation_bits = link.upload_bits - link.model_bits
@@ -102,10 +115,11 @@ def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     rates = link.rates(options.limits_w[at])
     nats_per_bit = math.log(2) / link.bandwidth_hz
     figures = (
-        finish[units, channels, points],
+        finish[tuple(places)],
         *_useful(point, activation_bits, link.model_bits),
         point.segments,
-        options.floors_w[points, units, channels],
+        error_prices(problem)[units] * options.gradient_errors[payloads, units, 0],
+        options.floors_w[payloads, points, units, channels],
         options.limits_w[at],
         np.array(problem.queues)[units],
         link.snr_per_watt,
@@ -138,15 +152,15 @@ def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """
     best_link = replace(
         options.pairs,
-        bandwidth_hz=options.pairs.bandwidth_hz.max(axis=1, keepdims=True),
-        snr_per_watt=options.pairs.snr_per_watt.max(axis=1, keepdims=True),
+        bandwidth_hz=options.pairs.bandwidth_hz.max(axis=2, keepdims=True),
+        snr_per_watt=options.pairs.snr_per_watt.max(axis=2, keepdims=True),
         fading="none",
     )
     one_channel = replace(
         options,
         pairs=best_link,
-        limits_w=options.limits_w.max(axis=1, keepdims=True),
-        floors_w=options.floors_w.min(axis=2, keepdims=True),
-        finish_s=options.finish_s.min(axis=2, keepdims=True),
+        limits_w=options.limits_w.max(axis=2, keepdims=True),
+        floors_w=options.floors_w.min(axis=3, keepdims=True),
+        finish_s=options.finish_s.min(axis=3, keepdims=True),
     )
     return feasible_curves(problem, one_channel)

@@ -1,7 +1,7 @@
 """The round under drift ``gamma``, exactly: a search over deadlines.
 
-Γ falls with the power, so that every pair sends at p̄ and option (i, n, j) is a finish time and a
-cost. For a deadline D the least drift G(D) is a matching among the options that finish by D; it
+Γ falls with the power, so that every pair sends at p̄ and option (q, i, n, j) is a finish time and
+a cost. For a deadline D the least drift G(D) is a matching among the options that finish by D; it
 falls as D grows. The best round is the least V·D + G(D) over the options' finish times.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
 from optim.allocation.options import Choice, OptionTable
-from optim.convergence import gamma_changes, idle_gamma
+from optim.convergence import error_prices, gamma_changes, idle_gamma
 from optim.problem import Floats, Ints, RoundProblem
 
 
@@ -22,41 +22,49 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
     idle = idle_gamma(problem.channels, problem.options)
     weight = problem.options.drift_weight
-    points, segments = _first_of_size(options)
-    finish = np.take_along_axis(options.finish_s, points, axis=0)
-    finish = np.where(points >= 0, finish, np.inf)
-    costs = gamma_changes(options.limits_w, options.pairs, segments, problem)
+    points, finish, segments = _first_of_size(options)
+    of_payloads = slice(None), np.newaxis  # to [Q, S, N, J]
+    pairs, limits = options.pairs.at(*of_payloads), options.limits_w[of_payloads]
+    errors = options.gradient_errors[of_payloads]
+    costs = gamma_changes(limits, pairs, segments, problem, errors)
+    costs = costs + error_prices(problem)[:, np.newaxis] * errors
     costs = np.where(np.isfinite(finish), costs, 0.0)
+    lined_up = -1, *costs.shape[2:]  # payload after payload
+    points, finish, costs = (each.reshape(lined_up) for each in (points, finish, costs))
     search = _Search(finish, costs, missing_cost(costs, min(costs.shape[1:])), weight)
     best, bound = _best(search, stop_at)
     matching = best.matching
+    pairs_of = matching.units, matching.channels
+    places, payloads = (best.points, *pairs_of), best.points // len(segments)
     return Choice(
         units=matching.units,
         channels=matching.channels,
-        points=points[best.points, matching.units, matching.channels],
-        powers_w=options.limits_w[matching.units, matching.channels],
+        payloads=payloads,
+        points=points[places],
+        powers_w=options.limits_w[(payloads, *pairs_of)],
         bound=bound + idle * math.fsum(problem.queues),
     )
 
 
-def _first_of_size(options: OptionTable) -> tuple[Ints, Floats]:
-    """Of each unit, channel and S the point that finishes first, [S, N, J], -1 where there is none.
+def _first_of_size(options: OptionTable) -> tuple[Ints, Floats, Floats]:
+    """Of each payload, S, unit and channel the point that finishes first, and when, [Q, S, N, J].
 
-    And S, [S, 1, 1]. Γ is the same for all points of an S.
+    And S, [S, 1, 1]. Γ and ρ are the same for all points of an S with the same payload.
     """
     sizes = np.unique(options.points.segments)
     sizes = sizes[sizes > 0]
-    points = np.empty((len(sizes), *options.limits_w.shape), dtype=np.int64)
+    payloads, _, *pairs = options.finish_s.shape
+    points = np.empty((payloads, len(sizes), *pairs), dtype=np.int64)
+    finish = np.empty(points.shape)
     for place, size in enumerate(sizes):
-        finish = np.where(options.points.segments == size, options.finish_s, np.inf)
-        points[place] = finish.argmin(axis=0)
-        points[place][~np.isfinite(finish).any(axis=0)] = -1
-    return points, sizes[:, np.newaxis, np.newaxis]
+        of_size = np.where(options.points.segments == size, options.finish_s, np.inf)
+        points[:, place], finish[:, place] = of_size.argmin(axis=1), of_size.min(axis=1)
+    return points, finish, sizes[:, np.newaxis, np.newaxis]
 
 
 @dataclass(frozen=True, slots=True)
 class _MatchedRound:
-    """A matching, the points of the fronts it takes, when its last unit finishes; V·D + G."""
+    """A matching, the places of its options, when its last unit finishes; V·D + G."""
 
     matching: Matching
     points: Ints
@@ -78,7 +86,7 @@ class _Search:
     weight: float
 
     def round(self, deadline_s: float) -> _MatchedRound:
-        """The cheapest of the largest rounds by the deadline; of its costs, the least S."""
+        """The cheapest of the largest rounds by the deadline; of equal costs the first payload."""
         costs = np.where(self.finish_s <= deadline_s, self.costs, self.missing)
         matching = min_cost_matching(costs.min(axis=0), self.missing)
         points = costs[:, matching.units, matching.channels].argmin(axis=0)

@@ -1,7 +1,7 @@
 """What each unit could do on each channel, as arrays, and a choice of them as an answer."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from time import perf_counter
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
-from collapipe.state import Uplink
+from collapipe.state import Payload, Uplink
 from optim.convergence import gamma_power, interference_error, round_objective, scheduled_gamma
 from optim.latency import streamed_s
 from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
-from optim.radio.channel import Links, links, power_limits
+from optim.radio.channel import Links, payload_links, power_limits
 
 _PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26))  # of float32, with their scales
 _figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest_s")
@@ -21,13 +21,15 @@ _figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """Option (i, n, j): unit n trains with the i-th point of its front and uploads on channel j."""
+    """Option (q, i, n, j): unit n trains with the i-th point of its front and uploads its q-th
+    payload on channel j."""
 
-    pairs: Links
-    points: "FrontPoints"
-    limits_w: Floats  # p̄, the highest power, [N, J]; 0 where the pair is infeasible at any power
-    floors_w: Floats  # the least power that keeps C11, [I, N, J]; zeros where it is not asked
-    finish_s: Floats  # pipeline and upload at p̄, [I, N, J]; infinite where infeasible
+    pairs: Links  # [Q, N, J]
+    points: "FrontPoints"  # [I, N, 1]
+    gradient_errors: Floats  # ρ of a unit's payload, [Q, N, 1]
+    limits_w: Floats  # p̄, the highest power, [Q, N, J]; 0 where infeasible at any power
+    floors_w: Floats  # the least power that keeps C11, [Q, I, N, J]; zeros where it is not asked
+    finish_s: Floats  # pipeline and upload at p̄, [Q, I, N, J]; infinite where infeasible
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class FrontPoints:
         return cls(*figures.transpose(0, 2, 1)[..., np.newaxis])
 
     def finish(self, activation_s: Floats, model_s: Floats) -> Floats:
-        """When units are done whose uploads take so long, broadcast over [I, N, J], s."""
+        """When units are done whose uploads take so long, broadcast, s."""
         batches = streamed_s(self.latency_s, self.slowest_s, self.num_micro_batches, activation_s)
         return batches + model_s
 
@@ -75,30 +77,46 @@ def option_table(problem: RoundProblem) -> OptionTable:
     meets, the numbers, and what would be enough.
     """
     options = problem.options
-    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
-    points = FrontPoints.of(problem)
+    pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
+    points, errors = FrontPoints.of(problem), _gradient_errors(problem, len(pairs.gains))
+    if not problem.error_queues:
+        allowed = errors <= options.error_budget
+        pairs = replace(pairs, max_power_w=np.where(allowed, pairs.max_power_w, 0.0))
     limits = power_limits(pairs)
+    of_payloads = limits[:, np.newaxis]
     with np.errstate(invalid="ignore"):
-        finish = np.where(limits > 0, points.finish(*pairs.parts(limits)), np.inf)
+        seconds = (each[:, np.newaxis] for each in pairs.parts(limits))
+        finish = np.where(of_payloads > 0, points.finish(*seconds), np.inf)
     floors = np.zeros(finish.shape)
     if options.hard_gamma:
-        floors = gamma_power(points.segments, pairs, problem)
-        finish = np.where(floors <= limits, finish, np.inf)
-    table = OptionTable(pairs, points, limits, floors, finish)
+        each = pairs.at(slice(None), np.newaxis)
+        floors = gamma_power(points.segments, each, problem, errors[:, np.newaxis])
+        finish = np.where(floors <= of_payloads, finish, np.inf)
+    table = OptionTable(pairs, points, errors, limits, floors, finish)
     if not np.isfinite(finish).any():
         raise InfeasibleRoundError(_reason(problem, table))
     return table
 
 
+def _gradient_errors(problem: RoundProblem, most: int) -> Floats:
+    """ρ of each unit's payloads, [Q, N, 1]; 0 of those that it lacks."""
+    errors = np.zeros((most, len(problem.uplinks), 1))
+    for unit, uplink in enumerate(problem.uplinks):
+        errors[: len(uplink.payloads), unit, 0] = [each.gradient_error for each in uplink.payloads]
+    return errors
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Of each scheduled unit its channel, point of the front and power, [A], in the units' order.
+    """Of each scheduled unit its channel, payload, point of the front and power, [A], in the units'
+    order.
 
     ``bound``: no choice has a lower objective, up to rounding.
     """
 
     units: Ints
     channels: Ints
+    payloads: Ints
     points: Ints
     powers_w: Floats
     bound: float
@@ -109,18 +127,34 @@ def round_solution(
 ) -> RoundSolution:
     """The choice as a solver's answer; ``started`` is the performance counter at the beginning."""
     units, channels, powers = choice.units, choice.channels, choice.powers_w
-    chosen = options.pairs.at(units, channels)
+    chosen = options.pairs.at(choice.payloads, units, channels)
     finish = options.points.at(choice.points, units).finish(*chosen.parts(powers))
-    columns = (units, channels, powers, chosen.uploads(powers), finish, choice.points)
+    figures = (
+        units,
+        channels,
+        powers,
+        chosen.uploads(powers),
+        finish,
+        choice.points,
+        choice.payloads,
+    )
     allocations = tuple(
-        Allocation(unit, channel, power, upload, finish, problem.fronts[unit][point])
-        for unit, channel, power, upload, finish, point in zip(
-            *(column.tolist() for column in columns), strict=True
+        Allocation(
+            *(unit, channel, power, upload, done),
+            problem.fronts[unit][point],
+            _payload(problem.uplinks[unit], payload),
+        )
+        for unit, channel, power, upload, done, point, payload in zip(
+            *(each.tolist() for each in figures), strict=True
         )
     )
     objective = round_objective(problem, allocations)
     lower, elapsed = min(choice.bound, objective), perf_counter() - started
     return RoundSolution(allocations, Certificate(objective, lower, solver, elapsed))
+
+
+def _payload(uplink: Uplink, place: int) -> Payload | None:
+    return uplink.payloads[place] if uplink.payloads else None
 
 
 def _reason(problem: RoundProblem, options: OptionTable) -> str:
@@ -137,26 +171,28 @@ def _reason(problem: RoundProblem, options: OptionTable) -> str:
             f"none of {len(problem.fronts)} clusters can hold the model's {problem.num_blocks} "
             "blocks (C7, C9); lower model.num_blocks, raise memory or energy, or use LoRA"
         )
-    if not options.limits_w[holding].any():
+    if not options.limits_w[:, holding].any():
         return _upload(problem, options.pairs, holding)
     return _gamma(problem, options)
 
 
 def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
-    """C6 or C8: the pair that comes nearest to its energy."""
+    """C6 or C8: the pair and payload that come nearest to their energy."""
     heard = (pairs.max_power_w > 0) & (pairs.snr_per_watt > 0)
-    budgets = np.where(heard, pairs.budgets, -1.0)
-    nearest = int(budgets[holding].argmax())
-    unit, channel = holding[nearest // len(problem.channels)], nearest % len(problem.channels)
-    uplink = problem.uplinks[unit]
-    if not heard[unit, channel]:
+    budgets = np.where(heard, pairs.budgets, -1.0)[:, holding]
+    payload, place, channel = (int(i) for i in np.unravel_index(budgets.argmax(), budgets.shape))
+    unit = holding[place]
+    uplink, at = problem.uplinks[unit], (payload, unit, channel)
+    if not heard[at]:
         return (
             "no unit reaches a channel (C6): everywhere max_power_w or the gain is 0; raise "
             f"unit {unit}'s max_power_w={uplink.max_power_w:g} or its gains"
         )
-    joule_per_bit = math.log(2) / float(pairs.snr_per_watt[unit, channel])
+    joule_per_bit = math.log(2) / float(pairs.snr_per_watt[at])
     joule_per_bit /= problem.channels[channel].bandwidth_hz
-    bits, payable = float(pairs.paid_bits[unit, channel]), uplink.energy_j / joule_per_bit
+    bits, payable = float(pairs.paid_bits[at]), uplink.energy_j / joule_per_bit
+    if uplink.payloads:
+        uplink = uplink.sending(uplink.payloads[payload])
     return (
         f"no unit can afford its upload (C8): unit {unit} on channel {channel} comes nearest, "
         f"where {bits:.4g} bits cost more than {bits * joule_per_bit:.4g} J at any power and "
@@ -183,16 +219,20 @@ def _gamma(problem: RoundProblem, options: OptionTable) -> str:
     pairs, constant = options.pairs, problem.options.interference_constant_w
     with np.errstate(divide="ignore"):
         error = interference_error(options.limits_w, pairs.gains, pairs.interference_w, constant)
-    gammas = scheduled_gamma(options.points.segments, error, problem.num_blocks, problem.options)
-    possible = np.isfinite(options.points.latency_s) & (options.limits_w > 0)
-    gammas = np.where(possible, gammas, math.inf)
-    point, unit, channel = np.unravel_index(gammas.argmin(), gammas.shape)
-    least = (
-        f"Γ = {gammas[point, unit, channel]:.4g} at S = {options.points.segments[point, unit, 0]:g}"
+    gammas = scheduled_gamma(
+        options.points.segments,
+        error[:, np.newaxis],
+        problem.num_blocks,
+        problem.options,
+        options.gradient_errors[:, np.newaxis],
     )
+    limits = np.broadcast_to(options.limits_w[:, np.newaxis], gammas.shape)
+    possible = np.isfinite(options.points.latency_s) & (limits > 0)
+    nearest = np.unravel_index(np.where(possible, gammas, math.inf).argmin(), gammas.shape)
+    _, point, unit, channel = nearest
+    least = f"Γ = {gammas[nearest]:.4g} at S = {options.points.segments[point, unit, 0]:g}"
     return (
         f"no unit keeps Γ within gamma_max={problem.options.gamma_max:.4g} (C11): unit "
         f"{unit} on channel {channel} comes nearest with {least} and "
-        f"{options.limits_w[unit, channel]:.4g} W; raise gamma_max above that, or turn hard_gamma "
-        "off"
+        f"{limits[nearest]:.4g} W; raise gamma_max above that, or turn hard_gamma off"
     )

@@ -28,12 +28,14 @@ _INTERVALS = 32
 
 def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
-    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
-    first = bottleneck(options.finish_s.min(axis=0))
+    finish = options.finish_s.min(axis=(0, 1))
+    search = DeadlineSearch(problem.options.drift_weight, finish.shape)
+    first = bottleneck(finish)
     curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
     best, bound = search.best(curves, relaxed, first, stop_at)
     powers, _ = best.curves.power(best.deadline_s)
-    return Choice(best.curves.units, best.curves.channels, best.curves.points, powers, bound)
+    units, channels, payloads, points = best.curves.options
+    return Choice(units, channels, payloads, points, powers, bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class DeadlineSearch:
         self, curves: PowerCurves, relaxed: PowerCurves, first_s: float
     ) -> tuple[SlowRound, Floats, Floats]:
         """A good round, deadlines around all better ones, and bounds of the drift by each."""
-        costs = curves.queues * (curves.segments + curves.floors_w)
+        costs = curves.costs(curves.floors_w)
         floor = self.match(curves, costs)
         best = self.valley(curves.take(self.cheapest(curves, costs, floor)))
         edges = drifts = np.zeros(0)
@@ -109,7 +111,7 @@ class DeadlineSearch:
         """The options that are cheapest at a deadline, at the deadline that is best for them."""
         early = curves.at(deadline_s)
         powers, _ = early.power(deadline_s)
-        costs = early.queues * (early.segments + powers)
+        costs = early.costs(powers)
         return self.valley(early.take(self.cheapest(early, costs, self.match(early, costs))))
 
     def bound(
@@ -125,7 +127,7 @@ class DeadlineSearch:
         if 0 <= interval.start_s - best.deadline_s < interval.stop_s - interval.start_s:
             base[curves.finish_s <= interval.start_s] = interval.start_s
         powers, slopes = curves.power(base)
-        costs, slopes = curves.queues * (curves.segments + powers), curves.queues * slopes
+        costs, slopes = curves.costs(powers), curves.queues * slopes
         values = []
         for end in (interval.stop_s, interval.start_s):
             tangents = costs + slopes * (end - base)
@@ -174,7 +176,7 @@ class DeadlineSearch:
         if high > low:
             high = brentq(lambda deadline: self.slope(chosen, deadline), low, high, xtol=1e-300)
         powers, _ = chosen.power(high)
-        cost = float(chosen.queues @ (chosen.segments + powers))
+        cost = float(chosen.costs(powers).sum())
         return SlowRound(chosen, high, self.weight * high + cost)
 
     def slope(self, chosen: PowerCurves, deadline_s: float) -> float:
@@ -201,7 +203,7 @@ def _relaxed_drift(relaxed: PowerCurves, deadlines_s: Floats, cardinality: int) 
     of = relaxed.take(option)
     powers, _ = of.power(deadlines_s[edge])
     costs = np.full(useful.shape, np.inf)
-    costs[edge, option] = of.queues * (of.segments + powers)
+    costs[edge, option] = of.costs(powers)
     least = np.minimum.reduceat(costs, relaxed.starts, axis=1)
     cheapest: Floats = np.partition(least, cardinality - 1, axis=1)[:, :cardinality]
     return np.asarray(cheapest.sum(axis=1))

@@ -31,7 +31,10 @@ _FRACTION_TERMS = 10
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Pairs of a unit n and a channel j: arrays [N, J] of all, or [A] of those ``at`` picks."""
+    """Pairs of a unit n and a channel j: arrays [N, J] of all, or [A] of those ``at`` picks.
+
+    With payloads q that units choose from, [Q, N, J].
+    """
 
     gains: Floats  # h
     bandwidth_hz: Floats  # B
@@ -44,10 +47,10 @@ class Links:
     paid_bits: Floats  # what E^max has to pay for: all, or θ as C8 prints it
     fading: Fading = field(kw_only=True)
 
-    def at(self, units: Ints, channels: Ints) -> "Links":
-        """Pick the pairs of ``units`` and ``channels``, [A] each."""
+    def at(self, *places: Ints | int | slice | None) -> "Links":
+        """Pick the pairs at these places of the arrays, [A] each."""
         *arrays, fading = (getattr(self, each.name) for each in fields(self))
-        return Links(*(each[units, channels] for each in arrays), fading=fading)
+        return Links(*(each[places] for each in arrays), fading=fading)
 
     def rates(self, power_w: Floats) -> Floats:
         """Bit/s of eq. (10), broadcast: B·log2(1 + p·h/(I + B·N_0)) or its mean over the gain."""
@@ -81,16 +84,47 @@ def links(
     uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str
 ) -> Links:
     """The pairs of N units with J channels; ``energy`` as in ``RoundOptions``."""
-    units = np.array(
-        [(up.max_power_w, up.energy_j, up.model_bits, up.activation_bits) for up in uplinks],
-        dtype=np.float64,
-    ).reshape(-1, 4)
+    bits = np.array([[(up.model_bits, up.activation_bits) for up in uplinks]], dtype=np.float64)
+    return _links(bits.reshape(1, -1, 2), uplinks, channels, fading, energy).at(0)
+
+
+def payload_links(
+    uplinks: Sequence[Uplink], channels: Sequence[Channel], fading: Fading, energy: str
+) -> Links:
+    """The same for each unit's q-th payload, [Q, N, J].
+
+    One where units have none to choose from. Who has fewer than others reaches nobody with those
+    that it lacks.
+    """
+    most = max((len(up.payloads) for up in uplinks), default=0)
+    if not most:
+        one = links(uplinks, channels, fading, energy)
+        return one.at(np.newaxis)
+    bits = np.full((most, len(uplinks), 2), np.nan)
+    for unit, up in enumerate(uplinks):
+        sent = [(each.model_bits, each.activation_bits) for each in up.payloads]
+        bits[: len(sent) or 1, unit] = sent or (up.model_bits, up.activation_bits)
+    return _links(bits, uplinks, channels, fading, energy)
+
+
+def _links(
+    bits: Floats,
+    uplinks: Sequence[Uplink],
+    channels: Sequence[Channel],
+    fading: Fading,
+    energy: str,
+) -> Links:
+    """Pairs whose units send ``bits`` of model and activations, [Q, N, 2]; NaN: they cannot."""
+    units = np.array([(up.max_power_w, up.energy_j) for up in uplinks], dtype=np.float64)
     bands = np.array(
         [(each.bandwidth_hz, each.interference_w, each.noise_w_per_hz) for each in channels],
         dtype=np.float64,
     ).reshape(-1, 3)
     bandwidth, interference, density = bands.T
-    max_power, budget, model_bits, activation_bits = units.T[:, :, np.newaxis]
+    max_power, budget = units.reshape(-1, 2).T[:, :, np.newaxis]
+    lacking = np.isnan(bits).any(axis=2, keepdims=True)
+    model_bits, activation_bits = np.where(lacking, 0.0, bits).transpose(2, 0, 1)[..., np.newaxis]
+    max_power = np.where(lacking, 0.0, max_power)
     gains = np.array([up.gains for up in uplinks], dtype=np.float64)
     gains = gains.reshape(len(uplinks), len(channels))
     ratios, upload_bits = gains / (interference + bandwidth * density), model_bits + activation_bits

@@ -1,10 +1,12 @@
 """Rates, energies, Γ and drift of units on channels, in the verifier's own words."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from collapipe.state import Payload
 from optim.problem import Bools, Floats, Ints, RoundOptions, RoundProblem
 
 # Nodes t = e^s of the trapezoidal rule, which meets ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
@@ -27,13 +29,22 @@ class UplinkPairs:
     bandwidth_hz: Floats
     interference_w: Floats
     snr_per_w: Floats  # h/(I + B·N_0)
+    gradient_error: Floats  # ρ of what the unit sends
 
 
-def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> UplinkPairs:
-    """Those of ``units`` with ``channels``, two arrays of one shape."""
+def pairs_of(
+    problem: RoundProblem, units: Ints, channels: Ints, payloads: Sequence[Payload | None] = ()
+) -> UplinkPairs:
+    """Those of ``units`` with ``channels``, two arrays of one shape.
+
+    ``payloads`` are what each of the problem's N units sends, None what it always does; so without.
+    """
+    sent = payloads or (None,) * len(problem.uplinks)
+    uplinks = [up.sending(each) for up, each in zip(problem.uplinks, sent, strict=True)]
     max_power, energy, model_bits, activation_bits = np.array(
-        [(up.max_power_w, up.energy_j, up.model_bits, up.activation_bits) for up in problem.uplinks]
+        [(up.max_power_w, up.energy_j, up.model_bits, up.activation_bits) for up in uplinks]
     ).T[:, units]
+    rho = np.array([each.gradient_error if each else 0.0 for each in sent])[units]
     bandwidth, interference, density = np.array(
         [(band.bandwidth_hz, band.interference_w, band.noise_w_per_hz) for band in problem.channels]
     ).T[:, channels]
@@ -41,14 +52,27 @@ def pairs_of(problem: RoundProblem, units: Ints, channels: Ints) -> UplinkPairs:
     snr_per_w, bits = per(gain, interference + bandwidth * density), model_bits + activation_bits
     paid = model_bits if problem.options.energy == "adapters" else bits
     return UplinkPairs(
-        max_power, energy, model_bits, bits, paid, gain, bandwidth, interference, snr_per_w
+        max_power, energy, model_bits, bits, paid, gain, bandwidth, interference, snr_per_w, rho
     )
 
 
-def all_pairs(problem: RoundProblem) -> UplinkPairs:
-    """Every unit with every channel, [N, J]."""
+def all_pairs(problem: RoundProblem) -> Iterator[UplinkPairs]:
+    """Every unit with every channel, [N, J], for one allowed payload after the other.
+
+    Who has fewer than others goes on with its last one.
+    """
     units, channels = np.indices((len(problem.uplinks), len(problem.channels)))
-    return pairs_of(problem, units, channels)
+    allowed = [allowed_payloads(problem, unit) for unit in range(len(problem.uplinks))]
+    for place in range(max(map(len, allowed), default=0)):
+        sent = [each[min(place, len(each) - 1)] for each in allowed]
+        yield pairs_of(problem, units, channels, sent)
+
+
+def allowed_payloads(problem: RoundProblem, unit: int) -> Sequence[Payload | None]:
+    """What a unit may send: where no queues are kept, nothing beyond the budget of ρ."""
+    most = math.inf if problem.error_queues else problem.options.error_budget
+    offered = problem.uplinks[unit].payloads
+    return [each for each in offered if each.gradient_error <= most] if offered else [None]
 
 
 def per(amount: Floats, rate: Floats) -> Floats:
@@ -110,7 +134,8 @@ def gammas(pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundPr
         np.array(options.interference_constant_w), power_w * pairs.gain + pairs.interference_w
     )
     spread = options.gradient_bound * segments**2 / problem.num_blocks
-    return options.kappa * (spread + corruption + options.gradient_bound)
+    noise = options.gradient_bound * (1 + pairs.gradient_error)
+    return options.kappa * (spread + corruption + noise)
 
 
 def idle_gamma(problem: RoundProblem) -> float:
@@ -122,12 +147,15 @@ def idle_gamma(problem: RoundProblem) -> float:
 
 
 def penalties(
-    queues: Floats, pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem
+    units: Ints, pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem
 ) -> Floats:
-    """What scheduled units add to the drift: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32)."""
+    """What scheduled units add to the drift: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32); Q·ρ/ρ̄."""
+    queues, lacking = np.array(problem.queues)[units], np.zeros(len(problem.uplinks))
+    prices = np.array(problem.error_queues or lacking)[units] / problem.options.error_budget
+    of_errors = prices * pairs.gradient_error
     if problem.options.drift == "gamma":
-        return queues * gammas(pairs, power_w, segments, problem)
-    return queues * (segments + power_w)
+        return queues * gammas(pairs, power_w, segments, problem) + of_errors
+    return queues * (segments + power_w) + of_errors
 
 
 def idle_penalties(problem: RoundProblem) -> Floats:
@@ -144,11 +172,16 @@ def reached(pairs: UplinkPairs) -> Bools:
 
 
 def feasible(problem: RoundProblem, ease: float) -> Bools:
-    """Pairs that some power makes feasible (C6, C8, C11), limits multiplied by ``ease``, [N, J].
+    """Pairs that some power makes feasible with some payload (C6, C8, C11), [N, J].
 
-    The joules of a bit grow with the power: the least power that C11 asks for decides.
+    Limits are multiplied by ``ease``. The joules of a bit grow with the power: the least power that
+    C11 asks for decides.
     """
-    pairs = all_pairs(problem)
+    found = [_feasible(pairs, problem, ease) for pairs in all_pairs(problem)]
+    return np.asarray(np.any(found, axis=0))
+
+
+def _feasible(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Bools:
     held = np.array([bool(front) for front in problem.fronts])[:, None]
     usable: Bools = held & reached(pairs)
     needed = np.zeros_like(pairs.gain)
@@ -163,8 +196,11 @@ def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floa
     """Least power with Γ ≤ Γ^max at the front's smallest S, W; infinite where none is enough."""
     options = problem.options
     fewest = np.array([front[0].num_segments if front else 0 for front in problem.fronts])
-    spread = options.kappa * options.gradient_bound * (fewest**2 / problem.num_blocks + 1)
-    left = np.maximum(options.gamma_max * ease - spread, 0.0)[:, None]
+    noise = 1 + pairs.gradient_error
+    spread = (
+        options.kappa * options.gradient_bound * (fewest[:, None] ** 2 / problem.num_blocks + noise)
+    )
+    left = np.maximum(options.gamma_max * ease - spread, 0.0)
     signal = per(np.array(options.kappa * options.interference_constant_w), left)
     power = np.maximum(per(signal - pairs.interference_w, pairs.gain), 0.0)
-    return np.where(options.gamma_max * ease < spread[:, None], math.inf, power)
+    return np.where(options.gamma_max * ease < spread, math.inf, power)

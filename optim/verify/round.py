@@ -57,7 +57,9 @@ def scheduled_units(chosen: Sequence[Allocation], problem: RoundProblem) -> Sche
     power_w, latencies, slowest = np.array(
         [(each.power_w, each.partition.latency_s, each.partition.slowest_s) for each in chosen]
     ).T
-    pairs = radio.pairs_of(problem, units, channels)
+    sent = {each.unit: each.payload for each in chosen}
+    payloads = [sent.get(unit) for unit in range(len(problem.uplinks))]
+    pairs = radio.pairs_of(problem, units, channels, payloads)
     upload_s = radio.uploads(pairs, power_w, problem.options)
     finish_s = radio.finishes(latencies, slowest, m, pairs, power_w, problem.options)
     return ScheduledUnits(
@@ -66,7 +68,7 @@ def scheduled_units(chosen: Sequence[Allocation], problem: RoundProblem) -> Sche
         radio.energies(pairs, power_w, problem.options),
         radio.gammas(pairs, power_w, segments, problem),
         finish_s,
-        radio.penalties(np.array(problem.queues)[units], pairs, power_w, segments, problem),
+        radio.penalties(units, pairs, power_w, segments, problem),
     )
 
 
@@ -83,6 +85,8 @@ def _check_place(given: Allocation, before: Sequence[Allocation], problem: Round
             raise violation("C5", f"channel {channel} for unit {unit} and for {other.unit}")
         if other.unit > unit:
             raise violation("order", f"unit {unit} comes after unit {other.unit}")
+    if given.payload not in radio.allowed_payloads(problem, unit):
+        raise violation("payload", f"unit {unit} sends {given.payload}, which it may not")
     if given.partition not in problem.fronts[unit]:
         raise violation(
             "C1", f"unit {unit}: blocks {given.partition.blocks} are no point of its front"

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from collapipe.batch import IGNORED
 from collapipe.config import Settings
-from collapipe.errors import WireError
+from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import HEAD
-from collapipe.wire.compression import decode, layout
+from collapipe.wire.compression import FLOAT32, decode, encode, layout
 
 OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, samples
 
@@ -36,10 +36,11 @@ class DecoderSession:
     """One unit's head during one round.
 
     Frames are checked against ``settings`` and ``num_classes``, the target ids that there are:
-    logits cost far more memory than the targets that ask for them. ``turn`` is held from the
-    begin to the end of a step: where units share a head, their gradients must not mix. Nothing here
-    is kept unless ``complete`` is True at the round's end; ``target_tokens`` counts those of the
-    finished steps, and an activation comes as ``activation_tensors``.
+    logits cost far more memory than the targets that ask for them. ``activation`` and ``gradient``
+    are the precisions of what comes and of what answers. ``turn`` is held from the begin to the end
+    of a step: where units share a head, their gradients must not mix. Nothing here is kept unless
+    ``complete`` is True at the round's end; ``target_tokens`` counts those of the finished steps,
+    and an activation comes as ``activation_tensors``.
     """
 
     settings: Settings
@@ -49,6 +50,8 @@ class DecoderSession:
     part: HeadPart
     turn: AbstractContextManager[object]
     on_step: OnStep
+    activation: str = FLOAT32
+    gradient: str = FLOAT32
     complete: bool = False
     target_tokens: int = 0
     diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
@@ -56,11 +59,11 @@ class DecoderSession:
     _steps_done: int = 0
 
     def __post_init__(self) -> None:
-        spec, self._precision = self.settings.model, self.settings.compression.activation
+        spec = self.settings.model
         self._steps = self.settings.federation.steps_of(self.round)
         self._rows = RowsRead.by(spec)
         self._dtype = next(self.part.module.parameters()).dtype
-        self.activation_tensors = len(layout((0, spec.dim), self._dtype, self._precision))
+        self.activation_tensors = len(layout((0, spec.dim), self._dtype, self.activation))
 
     @property
     def in_step(self) -> bool:
@@ -82,15 +85,16 @@ class DecoderSession:
 
     def answer(
         self, micro_batch: int, sent: Sequence[Tensor], mask: Tensor, targets: Tensor
-    ) -> tuple[float, Tensor]:
+    ) -> tuple[float, tuple[Tensor, ...]]:
         """Loss of a micro-batch and the gradient of those rows of its activation that the head
-        reads [n, d], which were ``sent`` as ``compression.encode`` made them."""
+        reads [n, d]; these were ``sent``, and the gradient goes, as ``compression.encode`` makes
+        them."""
         step = self._under_way()
         if micro_batch != step.answered or micro_batch >= step.num_micro_batches:
             raise WireError(f"micro-batch {micro_batch} came, expected {step.answered}")
-        read = self._check(sent[0].shape, mask, targets)
-        rows = decode(sent, self._precision, self._dtype)  # which may be far larger
-        hidden = scattered(rows, read)
+        read = self._check(mask, targets)
+        shape = int(read.sum()), self.settings.model.dim
+        hidden = scattered(decode(sent, shape, self.activation, self._dtype), read)
         key = DropoutKey(self.settings.seed, self.unit, step.number)
         loss, gradient = self.part.answer(
             hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
@@ -100,7 +104,12 @@ class DecoderSession:
         step.answered += 1
         step.seen_tokens += int((targets != IGNORED).sum())
         step.seen_samples += len(targets)
-        return loss, gradient[read]
+        try:
+            generator = key.generator("gradient", micro_batch)
+            return loss, encode(gradient[read], self.gradient, generator)
+        except NonFiniteLossError as error:
+            self.diverged = self.diverged or f"{self._where(step)}: the gradient: {error}"
+            raise
 
     def finish_step(self, squared_norms: Sequence[float]) -> list[float]:
         """End a step: the head's own squared norm; the head has stepped when this returns."""
@@ -139,9 +148,11 @@ class DecoderSession:
     def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
         if math.isfinite(value):
             return True
-        where = f"unit {self.unit}, round {self.round}, step {step.number}"
-        self.diverged = f"{where}: the {what} is {value}; lower optimizer.lr"
+        self.diverged = f"{self._where(step)}: the {what} is {value}; lower optimizer.lr"
         return False
+
+    def _where(self, step: _OpenStep) -> str:
+        return f"unit {self.unit}, round {self.round}, step {step.number}"
 
     def _under_way(self) -> _OpenStep:
         if self._step is None:
@@ -152,8 +163,8 @@ class DecoderSession:
         self._step = None
         self.turn.__exit__(None, None, None)
 
-    def _check(self, sent: torch.Size, mask: Tensor, targets: Tensor) -> Tensor:
-        """Which rows of the activation were sent."""
+    def _check(self, mask: Tensor, targets: Tensor) -> Tensor:
+        """Which rows of the activation are to be sent, True in [b, s]."""
         fits = (
             mask.dim() == 2
             and mask.dtype == torch.bool
@@ -164,16 +175,15 @@ class DecoderSession:
             and 1 <= targets.shape[1] <= self._most_targets(mask.shape[1])
             and targets.dtype == torch.int64
         )
-        read = self._rows.of(mask, targets) if fits else mask
-        if not fits or sent != (int(read.sum()), self.settings.model.dim):
+        if not fits:
             raise WireError(
-                f"activation rows {list(sent)}, mask {mask.dtype} {list(mask.shape)} and targets "
-                f"{targets.dtype} {list(targets.shape)} do not fit"
+                f"mask {mask.dtype} {list(mask.shape)} and targets {targets.dtype} "
+                f"{list(targets.shape)} do not fit"
             )
         wrong = (targets != IGNORED) & ((targets < 0) | (targets >= self.num_classes))
         if bool(wrong.any()):
             raise WireError(f"target ids outside of 0 … {self.num_classes - 1}")
-        return read
+        return self._rows.of(mask, targets)
 
     def _most_targets(self, length: int) -> int:
         """Most targets of a sample with ``length`` tokens: more would be counted, not learned."""

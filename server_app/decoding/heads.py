@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from collapipe.config import Settings
 from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
+from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.messages import LinkAddress
@@ -38,10 +39,13 @@ class Heads:
     def __post_init__(self) -> None:
         self._shared = self.link is not None and self.settings.decoder.mode == "shared"
 
-    def open(self, round_: int, models: Mapping[int, Tensors]) -> dict[int, LinkAddress]:
+    def open(
+        self, round_: int, models: Mapping[int, Tensors], plans: Collection[ClusterPlan]
+    ) -> dict[int, LinkAddress]:
         """A session for each unit, from the model that its round starts from, and how to reach it.
 
-        A shared head is the first unit's, whose model is then everybody's.
+        ``plans`` say in which precisions units send. A shared head is the first unit's, whose model
+        is then everybody's.
         """
         if self.link is None:
             return {}
@@ -51,10 +55,14 @@ class Heads:
         common = self._build(first, _SHARED) if self._shared and models else None
         parts = {unit: common or self._build(model, unit) for unit, model in models.items()}
         settings, num_classes = self.settings, self.vocabulary.num_classes
-        self._sessions = {
-            unit: DecoderSession(settings, unit, round_, num_classes, part, turn, self.on_step)
-            for unit, part in parts.items()
-        }
+        uplinks, self._sessions = {each.unit: each.uplink for each in plans}, {}
+        for unit, part in parts.items():
+            compression = settings.compression.of(uplinks[unit])
+            self._sessions[unit] = DecoderSession(
+                *(settings, unit, round_, num_classes, part, turn, self.on_step),
+                activation=compression.activation,
+                gradient=compression.gradient,
+            )
         return {unit: self.link.open(each) for unit, each in self._sessions.items()}
 
     def close(self) -> None:

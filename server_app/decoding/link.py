@@ -187,7 +187,7 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
     if frame.kind == FrameKind.ACTIVATION:
         *sent, mask, targets = _only(frame, session.activation_tensors + 2)
         loss, gradient = session.answer(frame.micro_batch, sent, mask, targets)
-        tensors = torch.tensor(loss, dtype=torch.float64), gradient
+        tensors = torch.tensor(loss, dtype=torch.float64), *gradient
         return replace(frame, kind=FrameKind.GRADIENT, tensors=tensors)
     if frame.kind == FrameKind.NORMS:
         norms = _only(frame, 1)[0]

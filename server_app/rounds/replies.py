@@ -41,7 +41,8 @@ def received(
         return Failure("Timeout", f"no answer in {settings.federation.round_timeout_s:g} s")
 
     def whole(content: RecordDict) -> TrainReply:
-        reply, upload = records.unpack_reply(content), settings.compression.upload
+        reply = records.unpack_reply(content)
+        upload = settings.compression.of(plan.uplink).upload
         check_report(reply.report, plan.unit, seen, settings)
         return replace(reply, weights=restore(reply.weights, sent, upload, f"unit {plan.unit}"))
 

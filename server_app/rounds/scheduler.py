@@ -60,7 +60,7 @@ class SchedulerState:
     reported
         What each unit last said of its cluster.
     queues
-        Y_n.
+        Y_n; ``error_queues``: Q_n.
     observation
         What the last round showed; ``estimates``: what training has shown so far.
     clock_s
@@ -76,6 +76,7 @@ class SchedulerState:
         RoundObservation | None, Field(validation_alias=AliasChoices("observation", "sight"))
     ] = None
     clock_s: float = 0.0
+    error_queues: tuple[float, ...] = ()
 
 
 class Scheduler:
@@ -130,6 +131,7 @@ class Scheduler:
                 f"{type(plan).__name__}, expected a RoundPlan"
             )
         verify_plan(plan, request)
+        self._check_precisions(plan)
         excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
         # by the laws that the strategy plans by, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
@@ -165,6 +167,7 @@ class Scheduler:
         self.state = replace(
             before,
             queues=_next_queues(before.queues, decision.plan, losses),
+            error_queues=decision.plan.error_queues or before.error_queues,
             losses=_updated(before.losses, losses),
             estimates=estimates,
             observation=observation or before.observation,
@@ -201,6 +204,18 @@ class Scheduler:
         checked = {unit: self._checked(told) for unit, told in reported.items()}
         self.state = replace(self.state, reported=_updated(self.state.reported, checked))
 
+    def _check_precisions(self, plan: RoundPlan) -> None:
+        """Raise ``ConfigError`` where the strategy was to choose precisions and did not."""
+        compression = self._settings.compression
+        for cluster in plan.clusters:
+            if compression.of(cluster.uplink).decided:
+                raise ConfigError(
+                    f"compression.activation={compression.activation}, "
+                    f"compression.upload={compression.upload}: the strategy chose none for unit "
+                    f"{cluster.unit}; set them, or take a strategy that does: dssra with "
+                    "solver=exact, or all with as many channels as units"
+                )
+
     def _checked(self, reported: Reported) -> Reported:
         """A failure in place of a cluster whose uplink has other channels than this run."""
         if isinstance(reported, Failure) or reported.uplink is None:
@@ -232,6 +247,7 @@ class Scheduler:
                 settings.federation.steps_of(round_)[0], settings.federation.total_steps
             ),
             estimates=state.estimates,
+            error_queues=state.error_queues,
         )
 
     def _fitting(self, clusters: Sequence[ClusterState]) -> EnvironmentState:

@@ -145,7 +145,7 @@ class CollaPipeStrategy(Strategy):
         self._load(arrays)
         clusters = decision.plan.clusters
         models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
-        links = self._heads.open(round_, models)
+        links = self._heads.open(round_, models, decision.plan.clusters)
         names, own = self.model.names(), self.model.own_models
         sent = {u: {k: t for k, t in model.items() if k in names} for u, model in models.items()}
         common, messages = records.select_arrays(arrays, names), []
@@ -272,11 +272,16 @@ class CollaPipeStrategy(Strategy):
         reports = list(finished.values())
         phases = sorted({phase for report in reports for phase in report.seconds})
         one = next((now.sent[unit] for unit in finished), {})  # all get as many weights
-        up, down = upload_bytes(one, self._settings.compression.upload), records.num_bytes(one)
+        down, compression = records.num_bytes(one), self._settings.compression
+        up = {
+            each.unit: upload_bytes(one, compression.of(each.uplink).upload)
+            for each in now.decision.plan.clusters
+            if each.unit in finished
+        }
         return {
             "samples": sum(report.samples for report in reports),
             "target_tokens": sum(report.target_tokens for report in reports),
-            "bytes_up": sum(up + report.link_bytes_up for report in reports),
+            "bytes_up": sum(up[report.unit] + report.link_bytes_up for report in reports),
             "bytes_down": sum(down + report.link_bytes_down for report in reports),
             "seconds": {
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sections import link_settings
 
-from client_app.cluster_state import BYE, LinkFormat, expected_step
 from client_app.link import DecoderLink
+from client_app.traffic import BYE, LinkFormat, LinkTraffic, sampled_steps
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
@@ -22,12 +22,14 @@ from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split
 from server_app.decoding.link import DecoderLinkServer
 
+PRECISIONS = ["float32", "bfloat16", "int8", "int6", "int4"]
+precisions = st.sampled_from(PRECISIONS)
 forms = st.builds(
     LinkFormat,
     st.integers(1, 5),
     st.integers(1, 9),
     st.sampled_from([torch.float32, torch.float64]),
-    st.sampled_from(["float32", "bfloat16", "int8"]),
+    precisions,
     st.builds(RowsRead, st.sampled_from(["first", "labelled", "real", "every"]), st.integers(0, 2)),
 )
 sizes = st.integers(1, 6)
@@ -58,62 +60,70 @@ rows = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=20).map(
 )
 
 
-def sent(form: LinkFormat, micro_batches: Sequence[Batch]) -> int:
-    """The frames of a step, made and measured, up."""
+def sent(form: LinkFormat, micro_batches: Sequence[Batch], precision: str) -> tuple[int, int]:
+    """The frames of a step and of its answers, made and measured."""
 
     def length(*tensors: torch.Tensor) -> int:
         return len(frames.encode(Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors)))
 
-    up = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double())
+    up, down = length(torch.zeros(2).long()) + length(torch.zeros(form.num_parts).double()), 0
     for part in micro_batches:
         samples, tokens = part.mask.shape
         hidden = torch.randn(samples, tokens + form.rows.extra, form.dim).to(form.dtype)
         hidden = hidden[form.rows.of(part.mask, part.targets)]
-        up += length(*compression.encode(hidden, form.precision), part.mask, part.targets)
-    return up
+        up += length(*compression.encode(hidden, precision), part.mask, part.targets)
+        loss = torch.zeros((), dtype=torch.float64)
+        down += length(loss, *compression.encode(hidden, form.gradient))
+    return up, down
 
 
-@given(forms, st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=4))
+@given(forms, precisions, st.lists(st.tuples(sizes, sizes, sizes), min_size=1, max_size=4))
 def test_a_step_is_as_long_as_its_frames(
-    form: LinkFormat, shapes: list[tuple[int, int, int]]
+    form: LinkFormat, precision: str, shapes: list[tuple[int, int, int]]
 ) -> None:
     """For every shape, width, dtype and precision."""
     parts = [
         Batch(torch.ones(b, s).long(), torch.ones(b, s).bool(), torch.ones(b, t).long())
         for b, s, t in shapes
     ]
-    assert form.step(parts) == sent(form, parts)
+    assert (form.step(parts, precision), form.answers(parts)) == sent(form, parts, precision)
 
 
-@given(forms, rows, sizes, sizes, st.integers(0, 2**31))
+@given(forms, precisions, rows, sizes, sizes, st.integers(0, 2**31))
 def test_the_expectation_is_the_mean_of_an_epochs_steps(
-    form: LinkFormat, examples: Rows, batch_size: int, num_micro_batches: int, seed: int
+    form: LinkFormat,
+    precision: str,
+    examples: Rows,
+    batch_size: int,
+    num_micro_batches: int,
+    seed: int,
 ) -> None:
     """Padding and all; an epoch is over when there is no batch of rows left that are new."""
-    left, steps, down = set(range(len(examples.lengths))), list[int](), list[int]()
+    left, steps = set(range(len(examples.lengths))), list[tuple[int, int]]()
     while len(left) >= min(batch_size, len(examples.lengths)):
         drawn = batch_rows(examples.lengths, batch_size, len(steps), seed).tolist()
         assert left.issuperset(drawn)
         left -= set(drawn)
         parts = split(examples.batch(drawn), num_micro_batches)
-        steps.append(sent(form, parts))
-        down.append(form.answers(parts))
-    expected = expected_step(form, examples, batch_size, num_micro_batches, seed)
-    assert expected == (pytest.approx(sum(steps) / len(steps)), pytest.approx(np.mean(down)))
+        steps.append(sent(form, parts, precision))
+    sampled = sampled_steps(examples, batch_size, num_micro_batches, seed)
+    traffic = LinkTraffic(form, 3, sampled, None)
+    bits = traffic.up_bits(precision) - 8 * BYE, traffic.down_bits
+    assert bits == pytest.approx(24 * np.mean(steps, axis=0))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
 def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, precision: str) -> None:
     """Between a real unit and a real server."""
-    form = LinkFormat(3, 8, torch.float32, precision, RowsRead("real"))
+    down = PRECISIONS[-1 - PRECISIONS.index(precision)]
+    form = LinkFormat(3, 8, torch.float32, down, RowsRead("real"))
     batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
-    options = ("task.max_length=9", f"compression.activation={precision}")
+    options = f"compression.activation={precision}", f"compression.gradient={down}"
+    session = decoder_session(0, 1, "task.max_length=9", *options)
     with (
         DecoderLinkServer(link_settings(), 1) as server,
-        DecoderLink(
-            server.open(decoder_session(0, 1, *options)), 0, 1, 2**20, form.rows, precision
-        ) as link,
+        DecoderLink(server.open(session), 0, 1, 2**20, form.rows, precision, down) as link,
     ):
         for step, batch in enumerate(batches):
             parts = split(batch, num_micro_batches)
@@ -124,7 +134,7 @@ def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, preci
             link.exchange_norms([1.0] * 3)
         link.finish()
     steps = [split(batch, num_micro_batches) for batch in batches]
-    assert sum(map(form.step, steps)) + BYE == link.bytes_up
+    assert sum(form.step(each, precision) for each in steps) + BYE == link.bytes_up
     norms = frames.num_bytes([(torch.float64, (1,))])  # of the head's parts, some numbers
     rest = link.bytes_down - sum(map(form.answers, steps))
     assert len(steps) * norms <= rest <= 4 * len(steps) * norms

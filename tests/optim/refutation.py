@@ -3,6 +3,7 @@
 Where one of them is below the bound, the bound is wrong: that refutes a claim, it proves none.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -63,12 +64,12 @@ class _Choices:
 
 
 def _choices(problem: RoundProblem) -> _Choices:
-    options, queues = problem.options, np.array(problem.queues)[:, None, None]
+    options, units = problem.options, np.arange(len(problem.uplinks))[:, None, None]
     (latencies, slowest), (segments, counts) = _points(problem)
-    pairs = radio.all_pairs(problem)
-    each, largest = at(pairs, (..., None)), largest_powers(pairs, options)
     finish, costs = [], []
-    for fraction in POWER_FRACTIONS[options.drift]:
+    sent = list(radio.all_pairs(problem))
+    for pairs, fraction in itertools.product(sent, POWER_FRACTIONS[options.drift]):
+        each, largest = at(pairs, (..., None)), largest_powers(pairs, options)
         power_w = fraction * largest[..., None]
         times = latencies[:, None], slowest[:, None], counts[:, None]
         with np.errstate(invalid="ignore"):  # nothing gets through, or there is no such point
@@ -78,7 +79,7 @@ def _choices(problem: RoundProblem) -> _Choices:
             late = radio.gammas(each, power_w, segments[:, None], problem) > options.gamma_max
             seconds[late] = math.inf
         finish.append(seconds)
-        costs.append(radio.penalties(queues, each, power_w, segments[:, None], problem))
+        costs.append(radio.penalties(units, each, power_w, segments[:, None], problem))
     finish_s = np.concatenate(finish, axis=-1)
     drift = np.where(np.isfinite(finish_s), np.concatenate(costs, axis=-1), math.inf)
     return _Choices(finish_s, drift)

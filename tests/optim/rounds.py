@@ -6,8 +6,8 @@ The enumeration shares nothing with the solvers: scalars, roots by bisection, al
 import functools
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.integrate import quad
@@ -184,7 +184,8 @@ def pair_options(problem: RoundProblem, unit: int, channel: int) -> list[Option]
     """The feasible ones."""
     options = problem.options
     limit = highest_power(problem, unit, channel)
-    if not limit:
+    allowed = problem.error_queues or gradient_error(problem, unit) <= options.error_budget
+    if not (limit and allowed):
         return []
     most_bps, found = rate(problem, unit, channel, limit), []
     for point in problem.fronts[unit]:
@@ -208,7 +209,34 @@ def gamma(problem: RoundProblem, unit: int, channel: int, point: Partition, powe
     received = power * problem.uplinks[unit].gains[channel]
     error = options.interference_constant_w / (received + problem.channels[channel].interference_w)
     split = options.gradient_bound * point.num_segments**2 / problem.num_blocks
-    return options.kappa * (split + error + options.gradient_bound)
+    noise = options.gradient_bound * (1 + gradient_error(problem, unit))
+    return options.kappa * (split + error + noise)
+
+
+def gradient_error(problem: RoundProblem, unit: int) -> float:
+    """ρ of the one payload that the unit has, if any."""
+    payloads = problem.uplinks[unit].payloads
+    return payloads[0].gradient_error if payloads else 0.0
+
+
+def error_drift(problem: RoundProblem, units: Iterable[int]) -> float:
+    """Q·ρ/ρ̄ of these units."""
+    if not problem.error_queues:
+        return 0.0
+    sent = sum(problem.error_queues[unit] * gradient_error(problem, unit) for unit in units)
+    return sent / problem.options.error_budget
+
+
+def best_of_payloads(problem: RoundProblem) -> tuple[int, float]:
+    """``best_by_enumeration`` of all rounds in which each unit has but one of its payloads."""
+    offered = (uplink.payloads for uplink in problem.uplinks)
+    found = []
+    for sent in itertools.product(*offered):
+        pairs = zip(problem.uplinks, sent, strict=True)
+        fixed = tuple(replace(up.sending(each), payloads=(each,)) for up, each in pairs)
+        found.append(best_by_enumeration(replace(problem, uplinks=fixed)))
+    most = max(number for number, _ in found)
+    return most, min(least for number, least in found if number == most)
 
 
 def idle(problem: RoundProblem) -> float:
@@ -266,6 +294,7 @@ def least_gamma(problem: RoundProblem, matching: dict[int, int], table: Table) -
         )
     idle_units = set(range(len(problem.uplinks))) - set(matching)
     drift = sum(problem.queues[unit] for unit in idle_units) * idle(problem)
+    drift += error_drift(problem, matching)
     makespans = functools.reduce(np.maximum.outer, finish)
     drifts = functools.reduce(np.add.outer, costs)
     return float((problem.options.drift_weight * makespans + drifts).min()) + drift
@@ -305,7 +334,8 @@ class _FixedRound:
     @functools.cached_property
     def bound(self) -> float:
         """As if everyone were in time by that, with the least power that C11 allows."""
-        drift = sum(
+        drift = error_drift(self.problem, (unit for unit, _ in self.pairs))
+        drift += sum(
             self.problem.queues[unit] * (option.partition.num_segments + option.floor_w)
             for (unit, _), option in zip(self.pairs, self.chosen, strict=True)
         )
@@ -313,7 +343,7 @@ class _FixedRound:
 
     def drift(self, deadline: float) -> float:
         """With the least powers that keep the deadline."""
-        total = 0.0
+        total = error_drift(self.problem, (unit for unit, _ in self.pairs))
         for (unit, channel), option in zip(self.pairs, self.chosen, strict=True):
             needed_bps = least_rate(self.problem, unit, option.partition, deadline)
             power = least_power(self.problem, unit, channel, needed_bps)

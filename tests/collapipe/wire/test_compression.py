@@ -14,8 +14,10 @@ from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import all_finite
 from collapipe.wire.compression import decode, encode, layout, num_bytes
 
-PRECISIONS = ["float32", "bfloat16", "int8"]
+LEVELS = {"int8": 127, "int6": 31, "int4": 7}  # on each side of 0
+PRECISIONS = ["float32", "bfloat16", *LEVELS]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+FLOATS = DTYPES[:2]
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
@@ -26,10 +28,10 @@ def normal(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) 
     return (torch.randn(tuple(shape), generator=generator) * 2.0**rows).to(dtype)
 
 
-def refused(tensors: Sequence[Tensor], precision: str, dtype: torch.dtype = torch.float32) -> str:
+def refused(tensors: Sequence[Tensor], precision: str, shape: Sequence[int] = (2, 3)) -> str:
     """The one line that is said of them."""
     with pytest.raises(WireError) as caught:
-        decode(tensors, precision, dtype)
+        decode(tensors, shape, precision, torch.float32)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -44,16 +46,18 @@ def test_the_layout_and_the_bytes_are_those_of_what_travels(
     sent = encode(tensor, precision)
     assert layout(shape, dtype, precision) == tuple((s.dtype, tuple(s.shape)) for s in sent)
     assert num_bytes(shape, dtype, precision) == sum(s.numel() * s.element_size() for s in sent)
-    back = decode(sent, precision, dtype)
+    back = decode(sent, shape, precision, dtype)
     assert (back.shape, back.dtype) == (tensor.shape, dtype)
 
 
 def test_the_bytes_of_an_activation() -> None:
-    """Four, two, and one with four for each token."""
-    assert [num_bytes((2, 3, 64), torch.float32, each) for each in PRECISIONS] == [
-        2 * 3 * 64 * 4,
-        2 * 3 * 64 * 2,
-        2 * 3 * (64 + 4),
+    """Rows that are no multiple of four are padded; each has a scale of four bytes."""
+    assert [num_bytes((2, 3, 65), torch.float32, each) for each in PRECISIONS] == [
+        2 * 3 * 65 * 4,
+        2 * 3 * 65 * 2,
+        2 * 3 * (65 + 4),
+        2 * 3 * (17 * 3 + 4),
+        2 * 3 * (33 + 4),
     ]
 
 
@@ -63,36 +67,73 @@ def test_float32_sends_the_tensor_itself(dtype: torch.dtype) -> None:
     tensor = normal((3, 4), 1, dtype)
     (sent,) = encode(tensor, "float32")
     assert sent is tensor
-    assert decode((sent,), "float32", dtype) is tensor
+    assert decode((sent,), (3, 4), "float32", dtype) is tensor
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("tensor", [torch.tensor([2**40, -1]), torch.tensor([True, False])])
 def test_whole_numbers_and_truth_values_are_exact(precision: str, tensor: Tensor) -> None:
-    assert torch.equal(decode(encode(tensor, precision), precision, tensor.dtype), tensor)
+    assert torch.equal(decode(encode(tensor, precision), (2,), precision, tensor.dtype), tensor)
 
 
 @given(shapes, st.integers(0, 2**31), st.sampled_from(DTYPES))
 def test_bfloat16_keeps_eight_bits(shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> None:
     tensor = normal(shape, seed, dtype)
-    back = decode(encode(tensor, "bfloat16"), "bfloat16", dtype)
+    back = decode(encode(tensor, "bfloat16"), shape, "bfloat16", dtype)
     assert bool(((back - tensor).abs() <= tensor.abs() * 2**-8).all())
 
 
-@given(shapes, st.integers(0, 2**31), st.sampled_from([torch.float32, torch.float64]))
-def test_int8_is_right_within_half_a_quantum_of_its_row(
-    shape: tuple[int, ...], seed: int, dtype: torch.dtype
+@pytest.mark.parametrize("precision", LEVELS)
+@given(shapes, st.integers(0, 2**31), st.sampled_from(FLOATS))
+def test_whole_numbers_are_right_within_half_a_quantum_of_their_row(
+    precision: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype
 ) -> None:
     """Small rows suffer nothing from large ones, and the largest value of each stays."""
-    tensor = normal(shape, seed, dtype)
-    quanta, scales = encode(tensor, "int8")
-    back = decode((quanta, scales), "int8", dtype)
+    tensor, levels = normal(shape, seed, dtype), LEVELS[precision]
+    sent = encode(tensor, precision)
+    back = decode(sent, shape, precision, dtype)
     if not tensor.numel():
         return
     largest = tensor.abs().amax(-1, keepdim=True)
-    torch.testing.assert_close(scales.to(dtype), largest / 127)
-    assert bool(((back - tensor).abs() <= largest / 254 * (1 + 1e-5)).all())
-    assert bool((quanta.abs().amax(-1) == 127).all())
+    torch.testing.assert_close(sent[1].to(dtype), largest / levels)
+    assert bool(((back - tensor).abs() <= largest / (2 * levels) * (1 + 1e-5)).all())
+    torch.testing.assert_close(back.abs().amax(-1, keepdim=True), largest)
+
+
+@pytest.mark.parametrize("precision", LEVELS)
+@given(shapes, st.integers(0, 2**31), st.sampled_from(FLOATS))
+def test_by_chance_each_value_goes_to_one_of_its_neighbours(
+    precision: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype
+) -> None:
+    """The same generator makes the same bits."""
+    tensor = normal(shape, seed, dtype)
+    sent = encode(tensor, precision, torch.Generator().manual_seed(seed))
+    again = encode(tensor, precision, torch.Generator().manual_seed(seed))
+    assert all(map(torch.equal, sent, again))
+    back = decode(sent, shape, precision, dtype)
+    assert bool(((back - tensor).abs() <= sent[1].to(dtype) * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("precision", LEVELS)
+def test_by_chance_a_value_on_a_level_stays_there(precision: str) -> None:
+    levels = LEVELS[precision]
+    row = torch.arange(-levels, levels + 1.0)
+    for seed in range(20):
+        sent = encode(row, precision, torch.Generator().manual_seed(seed))
+        assert torch.equal(decode(sent, row.shape, precision, row.dtype), row)
+
+
+@pytest.mark.parametrize("precision", LEVELS)
+def test_by_chance_the_mean_is_the_value(precision: str) -> None:
+    """Where rounding to the nearest is off by up to half a quantum, each time the same."""
+    draws, generator = 4000, torch.Generator().manual_seed(7)
+    tensor = torch.linspace(-1, 1, 23, dtype=torch.float64).expand(draws, 23)
+    sent = encode(tensor, precision, generator)
+    off = decode(sent, tensor.shape, precision, tensor.dtype).mean(0) - tensor[0]
+    deviation = 0.5 / LEVELS[precision] / math.sqrt(draws)  # of such a mean, at most
+    assert bool((off.abs() < 5 * deviation).all())
+    nearest = decode(encode(tensor, precision), tensor.shape, precision, tensor.dtype)
+    assert bool(((nearest[0] - tensor[0]).abs() > 10 * deviation).any())
 
 
 def test_halves_go_to_the_even_neighbour() -> None:
@@ -101,26 +142,29 @@ def test_halves_go_to_the_even_neighbour() -> None:
     assert encode(row, "int8")[0].tolist() == [127, 0, 2, 2, 0, -2, -2]
 
 
+@pytest.mark.parametrize("precision", LEVELS)
 @pytest.mark.parametrize("value", [0.0, 2.0**-149])
-def test_a_row_of_zeros_stays_one(value: float) -> None:
+def test_a_row_of_zeros_stays_one(value: float, precision: str) -> None:
     """Beside rows that are not; so does one too small to have a scale."""
     rows = torch.tensor([[0.0, value], [1.0, -2.0]])
-    quanta, scales = encode(rows, "int8")
-    assert scales[0] == 0
-    assert quanta[0].tolist() == [0, 0]
-    assert torch.equal(decode((quanta, scales), "int8", rows.dtype)[0], torch.zeros(2))
+    for generator in (None, torch.Generator()):
+        sent = encode(rows, precision, generator)
+        back = decode(sent, rows.shape, precision, rows.dtype)
+        assert torch.equal(back[0], torch.tensor([0.0, value]) if sent[1][0] else torch.zeros(2))
+        assert value or sent[1][0] == 0
 
 
-def test_the_smallest_floats_do_not_wrap_around() -> None:
+@pytest.mark.parametrize("precision", LEVELS)
+def test_the_smallest_floats_do_not_wrap_around(precision: str) -> None:
     """Their scale is one or two of the smallest steps there are."""
     rows = torch.arange(1, 600.0).unsqueeze(1) * 2.0**-149
-    back = decode(encode(rows, "int8"), "int8", rows.dtype)
+    back = decode(encode(rows, precision), rows.shape, precision, rows.dtype)
     assert bool((back >= 0).all())
     assert bool((back <= 2 * rows).all())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300])
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
 def test_what_no_such_number_can_say_is_not_sent(bad: float, precision: str) -> None:
     """NaN would become a number, and a large number infinite."""
     tensor = torch.zeros(2, 3, dtype=torch.float64)
@@ -130,6 +174,7 @@ def test_what_no_such_number_can_say_is_not_sent(bad: float, precision: str) -> 
 
 
 QUANTA, SCALES = torch.ones(2, 3, dtype=torch.int8), torch.ones(2, 1)
+PACKED = torch.ones(2, 2, dtype=torch.uint8)  # of 4 bits, 3 a row
 
 
 @pytest.mark.parametrize(
@@ -142,21 +187,28 @@ QUANTA, SCALES = torch.ones(2, 3, dtype=torch.int8), torch.ones(2, 1)
             "torch.float32 [2] and torch.float32 [2], do not fit",
         ),
         ((torch.ones(2).double(),), "float32", "torch.float64 [2]"),
-        ((torch.ones(2),), "bfloat16", "torch.bfloat16 [2]"),
+        ((torch.ones(2),), "bfloat16", "expected torch.bfloat16 [2]"),
         ((QUANTA,), "int8", "torch.float32 [2, 1]"),
-        ((SCALES, QUANTA), "int8", "torch.int8 [2, 1]"),
+        ((SCALES, QUANTA), "int8", "torch.float32 [2, 1] and torch.int8 [2, 3], do"),
         ((QUANTA, SCALES, SCALES), "int8", "torch.float32 [2, 1] and torch.float32 [2, 1]"),
         ((QUANTA, torch.ones(2)), "int8", "torch.float32 [2],"),
         ((QUANTA, torch.ones(1, 1)), "int8", "torch.float32 [1, 1],"),
         ((QUANTA, SCALES.double()), "int8", "torch.float64 [2, 1]"),
         ((QUANTA.long(), SCALES), "int8", "torch.int64 [2, 3]"),
+        ((QUANTA.repeat(3, 1), SCALES.repeat(3, 1)), "int8", "torch.int8 [6, 3]"),
+        ((QUANTA, SCALES), "int4", "torch.int8 [2, 3]"),
+        ((PACKED, SCALES), "int6", "torch.uint8 [2, 2]"),
+        ((PACKED.char(), SCALES), "int4", "torch.int8 [2, 2]"),
+        ((PACKED[:, :1], SCALES), "int4", "torch.uint8 [2, 1]"),
     ],
 )
 def test_what_does_not_fit_is_refused(
     tensors: tuple[Tensor, ...], precision: str, words: str
 ) -> None:
-    """It says what came and what should have."""
-    assert words in refused(tensors, precision)
+    """It says what came and what should have, before it has seen, or made, a value."""
+    shape = (2,) if precision in PRECISIONS[:2] else (2, 3)
+    unseen = [tensor.to("meta") for tensor in tensors]
+    assert words in refused(unseen, precision, shape)
 
 
 @pytest.mark.parametrize("bad", [-1e-30, math.nan, math.inf, -math.inf])
@@ -166,12 +218,34 @@ def test_a_bad_scale_is_refused(bad: float) -> None:
     assert "scales that are negative, NaN or infinite" in refused((QUANTA, scales), "int8")
 
 
+def test_padding_that_is_not_zero_is_refused() -> None:
+    """It would be bits that nobody counts."""
+    packed = PACKED.clone()
+    packed[1, 1] = 0x11
+    assert "padding is not zero" in refused((packed, SCALES), "int4")
+
+
+@pytest.mark.parametrize(
+    ("precision", "values"),
+    [
+        ("int8", torch.tensor([[1, -128, 1]] * 2).char()),
+        ("int6", torch.tensor([[0, 0x08, 0]] * 2, dtype=torch.uint8)),
+        ("int4", torch.tensor([[0x81, 1]] * 2, dtype=torch.uint8)),
+    ],
+)
+def test_a_value_below_all_levels_is_refused(precision: str, values: Tensor) -> None:
+    """There is one more below 0 than above, which nobody sends."""
+    words = f"values of {precision[3:]} bits below {-LEVELS[precision]}"
+    assert words in refused((values, SCALES), precision)
+
+
+@pytest.mark.parametrize("precision", LEVELS)
 @given(st.integers(0, 2**31))
-def test_rounding_twice_changes_nothing(seed: int) -> None:
+def test_rounding_twice_changes_nothing(precision: str, seed: int) -> None:
     """What was decoded is made of quanta already."""
     tensor = normal((3, 5), seed)
-    once = decode(encode(tensor, "int8"), "int8", tensor.dtype)
-    twice = decode(encode(once, "int8"), "int8", tensor.dtype)
+    once = decode(encode(tensor, precision), (3, 5), precision, tensor.dtype)
+    twice = decode(encode(once, precision), (3, 5), precision, tensor.dtype)
     torch.testing.assert_close(twice, once, rtol=1e-6, atol=0)
     assert all_finite(twice)
 

@@ -25,7 +25,8 @@ from collapipe.wire.frames import (
     num_bytes,
 )
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.int8]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
+DTYPES += [torch.int8, torch.uint8]
 HUGE = 2**32 - 1
 numbers = st.integers(0, HUGE)
 
@@ -171,7 +172,7 @@ def test_truncated_and_extended_frames_are_refused() -> None:
         (message(kind=0), "unknown kind of frame: 0"),
         (message(kind=6), "unknown kind of frame: 6"),
         (message(kind=255), "unknown kind of frame: 255"),
-        (message((6, [1])), "unknown dtype 6"),
+        (message((7, [1])), "unknown dtype 7"),
         (message((255, [])), "unknown dtype 255"),
         (message((0, [1] * (MAX_DIMENSIONS + 1))), r"too many dimensions \(9\)"),
         (message((0, [1] * 255)), r"too many dimensions \(255\)"),

@@ -13,7 +13,8 @@ from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.compression import compress_update, restore, upload_bytes
 
-ROUNDED = ["bfloat16", "int8"]
+LARGEST = {"bfloat16": 0.05, "int8": 0.05, "int6": 0.2, "int4": 0.9}  # residual of normal changes
+ROUNDED = list(LARGEST)
 
 
 def weights(seed: int) -> Tensors:
@@ -92,7 +93,7 @@ def test_what_arrived_and_the_last_residual_are_all_changes(
         changed = changed + end - start
         arrived = arrived + restore(sent, {"w": start}, precision, "unit 0")["w"] - start
     torch.testing.assert_close(arrived + residual["w"], changed, rtol=0, atol=1e-12)
-    assert residual["w"].abs().max() < 0.05  # a few per cent of a change, and it does not grow
+    assert residual["w"].abs().max() < LARGEST[precision]  # and it does not grow
 
 
 def descend(gradient: Tensor, precision: str, *, with_feedback: bool) -> Tensor:

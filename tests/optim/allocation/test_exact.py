@@ -169,8 +169,8 @@ def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
         problem.options, drift_weight=float(10 ** rng.uniform(-2.5, 0.5))
     )
     problem = dataclasses.replace(problem, options=weighted)
-    options = option_table(problem)
-    assert options.finish_s.shape == (12, 12, 5)
+    (finish_s,) = option_table(problem).finish_s
+    assert finish_s.shape == (12, 12, 5)
     best = math.inf
     queues = np.array(problem.queues)[:, np.newaxis]
     gammas = np.array(
@@ -183,8 +183,8 @@ def test_gamma_drift_equals_a_scan_of_all_deadlines(seed: int) -> None:
         ]
     )
     costs = queues * (gammas - rounds.idle(problem))
-    for deadline in options.finish_s.ravel():
-        least = np.where(options.finish_s <= deadline, costs, 1e6).min(axis=0)
+    for deadline in finish_s.ravel():
+        least = np.where(finish_s <= deadline, costs, 1e6).min(axis=0)
         drift = least[linear_sum_assignment(least)].sum()
         best = min(best, problem.options.drift_weight * deadline + drift)
     best += rounds.idle(problem) * sum(problem.queues)
@@ -235,9 +235,9 @@ def test_no_deadline_of_a_span_is_below_its_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = clusters(rng, "paper")
     options = option_table(problem)
-    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape)
+    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape[1:])
     curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
-    first = bottleneck(options.finish_s.min(axis=0))
+    first = bottleneck(options.finish_s.min(axis=(0, 1)))
     best, edges, drifts = search.prepared(curves, relaxed, first)
     for edge, drift in zip(edges, drifts, strict=True):
         assert paper_value(problem, edge) - search.weight * edge >= drift * (1 - 1e-12)

@@ -162,7 +162,7 @@ def test_no_deadline_lacks_its_cheapest_options(latency: Latency) -> None:
 
 def cheapest(curves: PowerCurves, deadline_s: float, table: OptionTable) -> np.ndarray:
     """S + p of each pair, [N, J]."""
-    found = np.full(table.limits_w.shape, np.inf)
+    found = np.full(table.limits_w.shape[1:], np.inf)
     powers, _ = curves.power(deadline_s)
     np.minimum.at(found, (curves.units, curves.channels), curves.segments + powers)
     return found

@@ -1,14 +1,16 @@
 """The decoder link: who is heard, what is refused, and that the round goes on."""
 
+import math
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,6 +25,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.transformer import TransformerSpec
 from collapipe.wire import frames
+from collapipe.wire.compression import decode
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import (
     METHOD,
@@ -442,19 +445,83 @@ def test_targets_that_nothing_is_learned_from_do_not_count(
             mine.answer(0, (HIDDEN,), MASK, targets)
 
 
-def test_nothing_is_widened_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An int8 activation is four times as large once it is read."""
-
-    def widened(*arguments: object) -> None:
-        pytest.fail("decoded")
-
-    monkeypatch.setattr("server_app.decoding.decoder.decode", widened)
+def test_nothing_is_widened_before_it_is_checked() -> None:
+    """An int8 activation is four times as large once it is read; none of these can be read."""
     mine = decoder_session(0, 3, "compression.activation=int8")
-    quanta = HIDDEN.to(torch.int8)
+    quanta, scales = HIDDEN.to("meta", torch.int8), HIDDEN[..., :1].to("meta")
     with pytest.raises(WireError, match="no step has begun"):
-        mine.answer(0, (quanta, HIDDEN[..., :1]), MASK, TARGETS)
+        mine.answer(0, (quanta, scales), MASK, TARGETS)
     mine.begin(4, 1, 4)
     with pytest.raises(WireError, match="came, expected 0"):
-        mine.answer(1, (quanta, HIDDEN[..., :1]), MASK, TARGETS)
+        mine.answer(1, (quanta, scales), MASK, TARGETS)
     with pytest.raises(WireError, match="do not fit"):
-        mine.answer(0, (quanta.repeat(3, 1, 1), HIDDEN[..., :1]), MASK, TARGETS)
+        mine.answer(0, (quanta.repeat(3, 1, 1), scales), MASK, TARGETS)
+    with pytest.raises(RuntimeError, match="meta"):  # so it would be seen
+        mine.answer(0, (quanta, scales), MASK, TARGETS)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int6", "int4"])
+def test_gradients_are_rounded_by_chance_and_drawn_again_alike(precision: str) -> None:
+    """By the server's own stream of seed, unit, step and micro-batch."""
+    exact, (first, again, other) = (
+        gradient(0, "float32"),
+        (gradient(unit, precision) for unit in (0, 0, 1)),
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, exact)
+    quantum = exact.abs().amax(-1, keepdim=True) / (2 ** (int(precision[3:]) - 1) - 1)
+    assert bool(((first - exact).abs() <= quantum * (1 + 1e-5)).all())
+
+
+def gradient(unit: int, precision: str) -> torch.Tensor:
+    """Of a session whose head is the same for every unit."""
+    torch.manual_seed(5)
+    mine = decoder_session(unit, 3, "task.max_length=5", f"compression.gradient={precision}")
+    mine.begin(4, 1, 4)
+    hidden = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    _, sent = mine.answer(0, (hidden,), MASK, TARGETS)
+    return decode(sent, (6, 8), precision, torch.float32)
+
+
+def test_a_gradient_that_no_whole_number_can_say_ends_the_run(server: DecoderLinkServer) -> None:
+    """As a loss that is not finite does: the server knows where it was."""
+    mine = decoder_session(0, 3, "task.max_length=5", "compression.gradient=int4")
+    with torch.no_grad():
+        for weight in mine.part.module.parameters():
+            weight.fill_(math.nan)
+    with pytest.raises(LinkError, match="too large for int4"):
+        train_round(server.open(mine), 0)
+    assert mine.diverged is not None and "unit 0, round 3, step 4" in mine.diverged
+
+
+@pytest.mark.parametrize("precision", ["int8", "int6", "int4"])
+def test_activations_are_rounded_by_chance_and_drawn_again_alike(
+    server: DecoderLinkServer, precision: str
+) -> None:
+    """By the unit's own stream of seed, unit, step and micro-batch, whatever was sent before."""
+
+    def seen(seed: int, micro_batches: Sequence[int]) -> dict[int, torch.Tensor]:
+        taken = dict[int, torch.Tensor]()
+        mine = decoder_session(0, 3, "task.max_length=5", f"compression.activation={precision}")
+        answered = mine.part.answer
+
+        def watched(hidden: torch.Tensor, *others: Any) -> tuple[float, torch.Tensor]:
+            taken[len(taken)] = hidden
+            return answered(hidden, *others)
+
+        mine.part.answer = watched  # type: ignore[method-assign]
+        hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
+        address = server.open(mine)
+        with DecoderLink(address, 0, 3, LIMIT, ROWS, precision) as link:
+            link.begin(DropoutKey(seed, 0, 4), [batch()] * len(micro_batches), 8)
+            for number in micro_batches:
+                link.submit(number, hidden)
+                link.answer(number)
+        server.close()
+        return taken
+
+    first, again, other = seen(0, [0, 1]), seen(0, [0, 1]), seen(1, [0, 1])
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])

@@ -1,0 +1,54 @@
+"""Schedules, run event by event, over the time that the planner expects of them.
+
+Behind the last segment stand the uplink, the head on the server and the gradients' way down. First
+the best partitions of 60 clusters of Table II, whose upload takes about as long as their pipeline
+(by itself, and with 10 s in the head and 5 s of gradients a batch); then 600 pipelines drawn at
+random, whose stages behind are as slow as a segment or slower. Columns are the least, mean and
+largest ratio; above 1 a schedule takes longer than planned.
+"""
+
+import statistics
+
+from pipeline.schedule import gpipe, one_f_one_b
+from tests.optim.schedule_runs import (
+    ALL,
+    LAWS,
+    UPLINK,
+    Case,
+    Scheduler,
+    draws,
+    papers,
+    ratios,
+    two_more_in_flight,
+)
+
+SCHEDULES: dict[str, Scheduler] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "1f1b, two more ahead": two_more_in_flight,
+}
+HEADER = f"{'':<64}{'least':>7}{'mean':>7}{'most':>7}"
+
+
+def table() -> list[str]:
+    """A line for each world, law and schedule."""
+    lines = []
+    for law in LAWS:
+        worlds: dict[str, list[Case]] = {
+            "Table II, uplink": papers(law),
+            "Table II, uplink, head, downlink": papers(law, 10.0, 5.0),
+        }
+        if law == "flow_shop":
+            worlds["random, uplink"] = draws(600, UPLINK, alike=False)
+            worlds["random, uplink, head, downlink"] = draws(600, ALL, alike=False)
+        for world, cases in worlds.items():
+            for name, schedule in SCHEDULES.items():
+                found = ratios(cases, schedule, law)
+                figures = min(found), statistics.mean(found), max(found)
+                columns = "".join(f"{each:>7.3f}" for each in figures)
+                lines.append(f"{f'{world}; {law}; {name}':<64}{columns}")
+    return lines
+
+
+if __name__ == "__main__":
+    print(HEADER, *table(), sep="\n")

@@ -1,0 +1,117 @@
+"""Pipelines with an uplink, a head and a downlink behind them, run by schedules event by event."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from collapipe.state import AffineLaw, DeviceProfile
+from optim.latency import batch_s, streamed_s, sum_and_slowest
+from optim.partition.exact import exact_partition
+from optim.problem import Latency
+from pipeline.schedule import Schedule, alternate
+from tests.optim.discrete_event import Behind, Chunk, Sender, makespan
+from tests.optim.instances import paper_like
+
+LAWS: tuple[Latency, ...] = ("bound", "flow_shop", "overlap")
+SENDERS: dict[Latency, Sender] = {"bound": "device", "flow_shop": "device", "overlap": "link"}
+UPLINK_S = 100663296 / (5e5 * np.log2(1 + 0.5 * 0.97 / 0.07))  # 67 s: channel ``paper``, a step
+
+Scheduler = Callable[[int, int], Schedule]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Chunks of both directions, m, and the stages behind the last segment."""
+
+    forward: list[Chunk]
+    backward: list[Chunk]
+    m: int
+    behind: Behind
+
+    def run(self, schedule: Scheduler, latency: Latency) -> float:
+        """Seconds of the schedule's actions, one by one."""
+        built = schedule(len(self.forward), self.m)
+        return makespan(built, self.forward, self.backward, SENDERS[latency], self.behind)
+
+    def law(self, latency: Latency) -> float:
+        """What a planner expects, which sees both directions as one chunk."""
+        laws = [
+            AffineLaw(f.compute_s + b.compute_s, 0.0, 0.0, f.hop_s + b.hop_s)
+            for f, b in zip(self.forward, self.backward, strict=True)
+        ]
+        devices = [DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws)]
+        rest = [self.m * self.behind.head_s, self.m * self.behind.gradient_s]
+        total, slowest = sum_and_slowest(devices, [1] * len(laws), self.m, self.m, latency, rest)
+        pipeline_s = total + (self.m - 1) * slowest
+        return float(streamed_s(pipeline_s, slowest, self.m, self.m * self.behind.uplink_s))
+
+
+def draws(
+    count: int,
+    stages: tuple[bool, bool, bool],
+    hops: bool = False,
+    alike: bool = True,
+) -> list[Case]:
+    """Up to eight segments, and as slow stages behind them, of those that are asked for.
+
+    ``alike``: backward takes twice as long on every device, and hops as long as forward.
+    """
+    rng, cases = np.random.default_rng(1), []
+    for _ in range(count):
+        segments, m = int(rng.integers(1, 9)), int(rng.integers(1, 17))
+        pairs = zip(
+            rng.uniform(0.1, 1, segments), rng.uniform(0.05, 1, segments) * hops, strict=True
+        )
+        forward = [Chunk(*pair) for pair in pairs]
+        factors = rng.uniform(0.3, 3, (segments, 2))
+        if alike:
+            factors[:] = 2.0, 1.0
+        backward = [
+            Chunk(chunk.compute_s * more, chunk.hop_s * longer)
+            for chunk, (more, longer) in zip(forward, factors, strict=True)
+        ]
+        behind = Behind(*(rng.uniform(0, 3, 3) * stages).tolist())
+        cases.append(Case(forward, backward, m, behind))
+    return cases
+
+
+def ratios(cases: list[Case], schedule: Scheduler, latency: Latency = "flow_shop") -> list[float]:
+    """Of each run to the law."""
+    return [case.run(schedule, latency) / case.law(latency) for case in cases]
+
+
+UPLINK, ALL = (True, False, False), (True, True, True)
+
+
+def two_more_in_flight(num_segments: int, num_micro_batches: int) -> Schedule:
+    """1F1B whose segments begin with two more forwards each."""
+    ahead = (num_segments - stage + 2 * (stage < num_segments) for stage in range(num_segments + 1))
+    return tuple(alternate(min(each, num_micro_batches), num_micro_batches) for each in ahead)
+
+
+def papers(latency: Latency, head_s: float = 0.0, gradient_s: float = 0.0) -> list[Case]:
+    """The best partitions of 60 clusters for that upload; a third of their time is forward."""
+    cases = []
+    for seed in range(60):
+        problem = replace(
+            paper_like(np.random.default_rng(seed), latency),
+            activation_s=(float(UPLINK_S),),
+            head_s=head_s,
+            gradient_s=gradient_s,
+        )
+        best = exact_partition(problem).best
+        m, size = best.num_micro_batches, problem.batch_size / best.num_micro_batches
+        chunks = [
+            Chunk(device.time.compute(held, size), device.time.hop(size))
+            for device, held in zip(problem.devices, best.blocks, strict=True)
+            if held
+        ]
+        forward = [Chunk(each.compute_s / 3, each.hop_s / 2) for each in chunks]
+        backward = [Chunk(each.compute_s * 2 / 3, each.hop_s / 2) for each in chunks]
+        behind = Behind(float(UPLINK_S) / m, head_s / m, gradient_s / m)
+        cases.append(Case(forward, backward, m, behind))
+        planned_s = batch_s(best, float(UPLINK_S))
+        assert math.isclose(cases[-1].law(latency), planned_s, rel_tol=1e-9)
+    return cases

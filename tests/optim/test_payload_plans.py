@@ -1,0 +1,124 @@
+"""Precisions are decided every round: strategies choose, plans name and costs count them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from collapipe.errors import ConfigError, InfeasibleRoundError, PlanViolationError
+from collapipe.plan import RoundPlan
+from collapipe.state import Payload
+from optim.baselines import AllUnits
+from optim.cost import round_cost
+from optim.dssra import Dssra
+from optim.planner import RoundRequest
+from optim.verify import verify_plan
+from tests.optim.drawn_requests import drawn_request
+
+SHARES = {"float32": 1.0, "int8": 0.26, "int4": 0.13}
+ERRORS = {"float32": 0.0, "int8": 5e-4, "int4": 4e-3}
+DRIFTS = pytest.mark.parametrize("drift", ["gamma", "paper"])
+
+
+def offering(asked: RoundRequest, names: tuple[str, ...] = tuple(SHARES)) -> RoundRequest:
+    """The request of units that may send activations in these precisions."""
+    clusters = []
+    for state in asked.clusters:
+        payloads = tuple(
+            Payload(
+                name,
+                "float32",
+                state.uplink.model_bits,
+                SHARES[name] * state.uplink.activation_bits,
+                ERRORS[name],
+            )
+            for name in names
+        )
+        clusters.append(replace(state, uplink=replace(state.uplink, payloads=payloads)))
+    return replace(asked, clusters=tuple(clusters))
+
+
+def planned(asked: RoundRequest, strategy: Dssra | AllUnits) -> RoundPlan:
+    plan = strategy.plan_round(asked, np.random.default_rng(0))
+    verify_plan(plan, asked)
+    return plan
+
+
+@DRIFTS
+@pytest.mark.parametrize("preset", ["paper", "edge"])
+def test_plans_say_what_is_sent_and_costs_are_of_that(preset: str, drift: str) -> None:
+    sent = set()
+    for seed in range(4):
+        asked = offering(drawn_request(preset, seed))
+        strategy = Dssra(drift=drift, drift_weight=1.0)
+        plan = planned(asked, strategy)
+        cost = round_cost(plan, asked, strategy.latency, "none", "streamed")
+        for cluster, spent in zip(plan.clusters, cost.clusters, strict=True):
+            assert cluster.uplink is not None
+            assert cluster.uplink.upload == "float32"
+            assert spent.upload_s == pytest.approx(cluster.uplink.upload_s, rel=1e-9)
+            assert spent.finish_s == pytest.approx(cluster.uplink.finish_s, rel=1e-9)
+            sent.add(cluster.uplink.activation)
+        assert len(plan.error_queues) == len(asked.clusters)
+    assert sent > {"int4"} or sent == {"int4"}
+
+
+@DRIFTS
+def test_rounds_after_each_other_keep_to_the_budget(drift: str) -> None:
+    """Precisions alternate: what a coarse one owes, finer ones repay."""
+    asked, strategy = offering(drawn_request("paper", 1)), Dssra(drift=drift, drift_weight=1.0)
+    units = {state.unit: place for place, state in enumerate(asked.clusters)}
+    spent, rounds, sent = np.zeros(len(units)), 40, set()
+    for _ in range(rounds):
+        plan = planned(asked, strategy)
+        for cluster in plan.clusters:
+            assert cluster.uplink is not None and cluster.uplink.activation is not None
+            spent[units[cluster.unit]] += ERRORS[cluster.uplink.activation]
+            sent.add(cluster.uplink.activation)
+        asked = replace(asked, queues=plan.queues, error_queues=plan.error_queues)
+    assert len(sent) > 1
+    assert "int4" in sent
+    owed = strategy.error_budget * np.array(asked.error_queues)
+    assert (spent <= strategy.error_budget * rounds + owed + 1e-12).all()
+    assert spent.max() <= 1.5 * strategy.error_budget * rounds
+
+
+def test_strategies_without_queues_keep_to_it_in_each_round() -> None:
+    for seed in range(4):
+        asked = offering(drawn_request("paper", seed, num_units=4))
+        plan = planned(asked, AllUnits())
+        names = {each.uplink.activation for each in plan.clusters if each.uplink}
+        assert names
+        assert names <= {"float32", "int8"}
+        assert "int8" in names  # where it takes time
+
+
+def test_a_round_that_only_fewer_bits_make_feasible() -> None:
+    """Energy pays for all that is sent, and float32 is too much of it."""
+    asked = drawn_request("paper", 0)
+    clusters = tuple(
+        replace(state, uplink=replace(state.uplink, activation_bits=2e8, energy_j=10.0))
+        for state in asked.clusters
+    )
+    asked = replace(asked, clusters=clusters)
+    with pytest.raises(InfeasibleRoundError, match=r"\bC8\b"):
+        planned(asked, Dssra())
+    with pytest.raises(InfeasibleRoundError, match=r"\bC8\b"):
+        planned(offering(asked, ("float32",)), Dssra())
+    plan = planned(offering(asked), Dssra())
+    assert plan.clusters
+    assert all(each.uplink and each.uplink.activation != "float32" for each in plan.clusters)
+
+
+def test_algorithm_3_chooses_none() -> None:
+    with pytest.raises(ConfigError, match=r"strategy\.solver=paper.*compression\.activation"):
+        planned(offering(drawn_request("paper", 0)), Dssra(solver="paper"))
+
+
+def test_a_plan_with_what_no_unit_offered_is_refused() -> None:
+    asked = offering(drawn_request("edge", 0))
+    plan = planned(asked, Dssra())
+    first, *others = plan.clusters
+    forged = replace(first, uplink=replace(first.uplink, activation="int6"))
+    with pytest.raises(PlanViolationError, match="int6"):
+        verify_plan(replace(plan, clusters=(forged, *others)), asked)
