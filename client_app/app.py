@@ -139,7 +139,8 @@ def _control_unit(context: Context) -> ControlUnit:
 def _cached_weights(parts: tuple[tuple[str, str], ...]) -> Tensors:
     store = FrozenStore(default_folder())
     named = [prefixed(part, store.load(name)) for part, name in parts]
-    return {name: tensor for tensors in named for name, tensor in tensors.items()}
+    # copies, for a product's last bits may depend on how its operands are aligned in memory
+    return {name: tensor.clone() for tensors in named for name, tensor in tensors.items()}
 
 
 @functools.lru_cache(maxsize=64)  # a process may serve many units, and each many rounds

@@ -22,6 +22,7 @@ from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.activation_store import ActivationStore, activation_folder
+from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import (
     HeadPart,
@@ -124,15 +125,13 @@ class ControlUnit:
 
     def stem_rows(self, kept: Tensor | None) -> StemRows:
         """The account of a round, where ``kept`` is what the last one left, if anything."""
-        settings, adapter, rows = self._settings, self._settings.adapter, len(self._lengths)
-        limit = 0
-        if isinstance(adapter, LoraSettings) and adapter.cache:
-            limit = adapter.cache_bytes
-        number = settings.model.dim * getattr(torch, settings.pipeline.dtype).itemsize
+        settings, adapter, spec = self._settings, self._settings.adapter, self._settings.model
+        further = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
+        row_bytes = spec.dim * getattr(torch, settings.pipeline.dtype).itemsize
         return StemRows(
-            np.asarray(self._lengths, np.int64) * number,
-            np.zeros(rows, np.bool_) if kept is None else kept.numpy(),
-            limit,
+            (np.asarray(self._lengths, np.int64) + further) * row_bytes,
+            np.zeros(len(self._lengths), np.bool_) if kept is None else kept.numpy(),
+            adapter.cache_bytes if isinstance(adapter, LoraSettings) and adapter.cache else 0,
         )
 
     def train(

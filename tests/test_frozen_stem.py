@@ -4,16 +4,23 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from federated import run
+from federated import TINY, UNEVEN, grid_of, run, train
 from full_disk import full_disk
+from huggingface import folder, without_dropout
 from pytest import LogCaptureFixture, MonkeyPatch
 from torch import Tensor
 
+from collapipe import config
+from collapipe.cli.export import export_run
+from collapipe.errors import ConfigError
 from collapipe.models.activation_store import ActivationStore
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.runs.model import load_model
 
 STEM = ("adapter=lora", "adapter.last_blocks=2", "model.dropout=0.2", "adapter.dropout=0.1")
 ALONE = ("federation.num_units=1", "task.train_rows=12", "federation.rounds=3")  # 2 steps an epoch
@@ -145,3 +152,57 @@ def test_a_full_disk_costs_time_and_nothing_else(
         assert differing(run(tmp_path, *STEM, *ALONE, CACHED), uncached) == set()
     assert files() == []
     assert caplog.text.count("no more activations are kept") == 3  # once a round
+
+
+def test_a_pipeline_behind_a_stem_ends_where_one_device_does(tmp_path: Path) -> None:
+    exact = (*STEM, "pipeline.dtype=float64", "model.dropout=0", "adapter.dropout=0", UNEVEN)
+    piped = run(tmp_path / "piped", *exact, CACHED, "pipeline.num_segments=2")
+    whole = run(tmp_path / "whole", *exact, "framework=vanilla_fl")
+    assert differing(piped, whole)  # in another order of sums
+    for name, weight in whole.items():
+        torch.testing.assert_close(piped[name], weight, rtol=0, atol=1e-9, msg=name)
+
+
+def test_an_export_knows_no_stem(tmp_path: Path) -> None:
+    """T5's table of positions passes stem and blocks, and files of the cache."""
+    name = folder(tmp_path, "t5", **without_dropout("t5"))
+    options = [option for option in TINY if not option.startswith("model.")]
+    options += ["model=huggingface", f"model.name={name}", "task.max_length=18", *ALONE]
+    options += [
+        "adapter=lora",
+        "adapter.last_blocks=2",
+        CACHED,
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    settings = config.load_overrides(options)
+    train(grid_of(settings, options, None), settings)
+    export_run(tmp_path / "run", tmp_path / "out", ())
+    settings, model, tokenizer = load_model(tmp_path / "run")
+    plain = HuggingFaceSpec(str(tmp_path / "out"), pretrained=True)
+    exported = SplitModel(cast(ModelSpec, plain), tokenizer.vocabulary).eval()
+    batch = settings.task.inputs(["Dienstag", "Montag, 14:05"], tokenizer).batch([0, 1])
+    with torch.no_grad():
+        found, expected = (m.encode(batch.inputs, batch.mask) for m in (exported, model))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.zero_()
+        begun = model.encode(batch.inputs, batch.mask)
+    rounding, learned = ((each - expected)[batch.mask].abs().max() for each in (found, begun))
+    assert 100 * rounding < learned
+    assert len(files()) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["adapter.last_blocks=7"], r"adapter\.last_blocks=7: .* 1 … 6"),
+        (["adapter.last_blocks=0"], r"adapter\.last_blocks=0: must be at least 1"),
+        (["adapter.cache=true"], r"adapter\.cache=true: .* set adapter\.last_blocks"),
+        (["adapter.last_blocks=1", "pipeline.num_segments=2"], r"more than adapter\.last_blocks=1"),
+        (["adapter.last_blocks=2", "framework=splitfed"], r"framework\.cut=1: .* null"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(options: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        config.load_overrides(["adapter=lora", *options])
+    assert "\n" not in str(caught.value)
