@@ -1,11 +1,13 @@
 """What CollaPipe learns beside an ordinary single-process loop on the same batches.
 
     python benchmarks/learning.py mr_en --data ../shared/data --seeds 5
+    python benchmarks/learning.py mr_en --data ../shared/data --precisions int8 int4 auto
 
-For each seed both sides start from the same weights and see the same samples; the loop takes the
-union of the units' batches in each step. Two jobs run at a time, on one thread each. Prints a table
-with the paired 95 % interval of the difference (Student's t), writes ``EXPERIMENT.json`` and
-``EXPERIMENT.png`` with the curves; a job whose result is there already is not run again.
+For each seed all sides start from the same weights and see the same samples; the loop takes the
+union of the units' batches in each step. With ``--precisions`` CollaPipe runs in each of them, too.
+Two jobs run at a time, on one thread each. Prints a table with the paired 95 % interval of the
+difference (Student's t), writes ``EXPERIMENT.json`` and ``EXPERIMENT.png`` with the curves; a job
+whose result is there already is not run again.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from collapipe.config import load_overrides
 from collapipe.runs.rows import load_splits
 from server_app.evaluation import Evaluator
 
-SIDES = "ordinary", "collapipe"
+ORDINARY, FLOAT32 = "ordinary", "collapipe"
 _LOOP = "--loop"  # this script in a process of its own
 
 
@@ -39,18 +41,19 @@ def main() -> None:
     folder = arguments.output.resolve() / arguments.experiment
     folder.mkdir(parents=True, exist_ok=True)
     shared = [f"experiment={arguments.experiment}", *sources(arguments), *arguments.overrides]
-    jobs = [(side, seed) for seed in range(arguments.seeds) for side in SIDES]
+    sides = [ORDINARY, FLOAT32, *arguments.precisions]
+    jobs = [(side, seed) for seed in range(arguments.seeds) for side in sides]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         done = list(pool.map(lambda job: run(*job, shared, arguments.loop, folder), jobs))
     results = {
-        side: [r for (name, _), r in zip(jobs, done, strict=True) if name == side] for side in SIDES
+        side: [r for (name, _), r in zip(jobs, done, strict=True) if name == side] for side in sides
     }
     summary = compare(results)
     written = {
         "experiment": arguments.experiment,
         "overrides": shared,
         "loop": arguments.loop,
-        **summary,
+        "sides": summary,
         **results,
         "machine": machine(),
     }
@@ -68,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("outputs/learning"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--precisions", nargs="*", default=[], help="values of compression")
     parser.add_argument("--loop", nargs="*", default=[], help="options of the loop alone")
     parser.add_argument("overrides", nargs="*", help="options of both sides")
     return parser.parse_intermixed_args()
@@ -89,16 +93,17 @@ def sources(arguments: argparse.Namespace) -> list[str]:
 def run(side: str, seed: int, shared: list[str], loop: list[str], folder: Path) -> dict:
     """One side with one seed, in a process of its own."""
     run_dir = folder / f"{side}-{seed}"
-    overrides = [*shared, f"seed={seed}"]
+    precision = [] if side in (ORDINARY, FLOAT32) else [f"compression={side}"]
+    overrides = [*shared, *precision, f"seed={seed}"]
     if not finished(run_dir, [*overrides, *loop]):
-        if side == "ordinary":
+        if side == ORDINARY:
             command = [sys.executable, __file__, _LOOP, str(run_dir), *overrides, *loop]
         else:
             own = f"hydra.run.dir='{run_dir}'"
             command = [sys.executable, "-m", "collapipe", "run", *overrides, own]
         with (folder / f"{side}-{seed}.log").open("w") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
-        if side == "collapipe":
+        if side != ORDINARY:
             (run_dir / "result.json").write_text(json.dumps(from_run(run_dir)))
         remember(run_dir, [*overrides, *loop])
     result = json.loads((run_dir / "result.json").read_text())
@@ -149,40 +154,39 @@ def from_run(run_dir: Path) -> dict:
         "signature": score["signature"],
         "curve": [(line["round"], line["metric"]["value"]) for line in lines if "metric" in line],
         "wall_s": summary["wall_s"],
+        "bytes_up": summary["bytes_up"],
     }
 
 
-def compare(results: dict[str, list[dict]]) -> dict[str, object]:
-    """Mean of each side; mean difference and its paired 95 % interval."""
-    loop, federated = (np.array([r["test"] for r in results[side]]) for side in SIDES)
-    difference = federated - loop
-    summary: dict[str, object] = {
-        "metric": results["ordinary"][0]["metric"],
-        "signature": results["ordinary"][0]["signature"],
-        "mean_ordinary": float(loop.mean()),
-        "mean_collapipe": float(federated.mean()),
-        "difference": float(difference.mean()),
-    }
-    if len(difference) > 1:
-        half = stats.sem(difference) * stats.t.ppf(0.975, len(difference) - 1)
-        summary["interval"] = [float(difference.mean() - half), float(difference.mean() + half)]
+def compare(results: dict[str, list[dict]]) -> dict[str, dict[str, object]]:
+    """Each side's mean; its mean difference to the loop, and its paired 95 % interval."""
+    tests = {side: np.array([r["test"] for r in found]) for side, found in results.items()}
+    summary: dict[str, dict[str, object]] = {}
+    for side, values in tests.items():
+        difference = values - tests[ORDINARY]
+        summary[side] = {"mean": float(values.mean()), "difference": float(difference.mean())}
+        if len(difference) > 1 and side != ORDINARY:
+            half = stats.sem(difference) * stats.t.ppf(0.975, len(difference) - 1)
+            low, high = (float(difference.mean() + each) for each in (-half, half))
+            summary[side]["interval"] = [low, high]
     return summary
 
 
-def table(experiment: str, results: dict[str, list[dict]], summary: dict) -> None:
-    print(f"\n{experiment}: test {summary['metric']} ({summary['signature']})")
-    print(f"{'seed':>6} {'ordinary':>10} {'collapipe':>10} {'difference':>11} {'seconds':>14}")
-    pairs = zip(results["ordinary"], results["collapipe"], strict=True)
-    for seed, (loop, federated) in enumerate(pairs):
-        seconds = f"{loop['wall_s']:.0f} / {federated['wall_s']:.0f}"
-        difference = federated["test"] - loop["test"]
-        values = f"{loop['test']:>10.4f} {federated['test']:>10.4f} {difference:>+11.4f}"
-        print(f"{seed:>6} {values} {seconds:>14}")
-    means = f"{summary['mean_ordinary']:>10.4f} {summary['mean_collapipe']:>10.4f}"
-    print(f"{'mean':>6} {means} {summary['difference']:>+11.4f}")
-    if "interval" in summary:
-        low, high = summary["interval"]
-        print(f"paired 95 % interval of the difference: {low:+.4f} to {high:+.4f}")
+def table(experiment: str, results: dict[str, list[dict]], summary: dict[str, dict]) -> None:
+    one = results[ORDINARY][0]
+    print(f"\n{experiment}: test {one['metric']} ({one['signature']}), MB sent up, and seconds")
+    print(
+        f"{'side':<12}{'mean':>9}{'to the loop':>13}{'paired 95 %':>22}{'MB up':>9}{'s':>7}  seeds"
+    )
+    for side, found in results.items():
+        values, wall = summary[side], np.mean([each["wall_s"] for each in found])
+        low, high = values.get("interval", (np.nan, np.nan))
+        sent = np.mean([each.get("bytes_up", np.nan) for each in found]) / 1e6
+        tests = ", ".join(f"{each['test']:.4f}" for each in found)
+        print(
+            f"{side:<12}{values['mean']:>9.4f}{values['difference']:>+13.4f}"
+            f"{f'{low:+.4f} … {high:+.4f}':>22}{sent:>9.1f}{wall:>7.0f}  {tests}"
+        )
 
 
 def draw(experiment: str, results: dict[str, list[dict]], path: Path) -> None:
@@ -192,12 +196,13 @@ def draw(experiment: str, results: dict[str, list[dict]], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for side, colour, style in (("ordinary", "black", "--"), ("collapipe", "C0", "-")):
-        for number, result in enumerate(results[side]):
+    for place, (side, found) in enumerate(results.items()):
+        colour, style = ("black", "--") if side == ORDINARY else (f"C{place - 1}", "-")
+        for number, result in enumerate(found):
             rounds, values = zip(*result["curve"], strict=True)
             label = side if number == 0 else None
             axes.plot(rounds, values, style, color=colour, alpha=0.6, label=label)
-    metric = results["ordinary"][0]["metric"]
+    metric = results[ORDINARY][0]["metric"]
     axes.set(xlabel="round", ylabel=f"validation {metric}", title=experiment)
     axes.grid(alpha=0.3)
     axes.legend()

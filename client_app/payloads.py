@@ -34,27 +34,27 @@ def payloads(
     """All that ``auto`` leaves open, those with the least error first.
 
     The errors of both add up: what rounding takes from an upload counts, though error feedback
-    gives it back later. ``activation_bits`` is None for a unit that sends no activations.
+    gives it back later. A precision that is set, not chosen, counts as exact. ``activation_bits``
+    is None for a unit that sends no activations.
     """
     activations = _choices(compression.activation, ACTIVATION_ERRORS)
     if activation_bits is None:
-        activations = ["float32"]
+        activations = {"float32": 0.0}
+    uploads = _choices(compression.upload, UPLOAD_ERRORS)
     offered = (
         Payload(
             activation,
             upload,
             model_bits(upload),
             activation_bits(activation) if activation_bits else 0.0,
-            ACTIVATION_ERRORS[activation] + UPLOAD_ERRORS[upload],
+            activations[activation] + uploads[upload],
         )
-        for activation, upload in itertools.product(
-            activations, _choices(compression.upload, UPLOAD_ERRORS)
-        )
+        for activation, upload in itertools.product(activations, uploads)
     )
     return tuple(sorted(offered, key=lambda each: each.gradient_error))
 
 
 def _choices(
     precision: Precision | Literal["auto"], among: Mapping[Precision, float]
-) -> list[Precision]:
-    return list(among) if precision == "auto" else [precision]
+) -> Mapping[Precision, float]:
+    return among if precision == "auto" else {precision: 0.0}

@@ -98,7 +98,7 @@ class Payload:
     upload: Precision
     model_bits: float
     activation_bits: float
-    gradient_error: float  # ρ = E‖Δg‖²/‖g‖², what rounding does to the gradient
+    gradient_error: float  # ρ = E‖Δg‖²/φ², what rounding does to the gradient
 
     def __post_init__(self) -> None:
         _check_within(self, ("model_bits", "activation_bits", "gradient_error"))
@@ -108,8 +108,8 @@ class Payload:
 class Uplink:
     """A control unit's way to the edge server.
 
-    With ``payloads`` the scheduler chooses one of them, of which ``model_bits`` and
-    ``activation_bits`` repeat the first; without any they are all that can be sent.
+    With ``payloads`` the scheduler chooses one of them; ``model_bits`` and ``activation_bits``
+    repeat the first, which is exact. Without any they are all that can be sent.
     """
 
     max_power_w: float  # P_n^max
@@ -152,6 +152,11 @@ class Uplink:
         if len(self.payloads) > _MOST_PAYLOADS:
             raise ConfigError(
                 f"Uplink: {len(self.payloads)} payloads; at most {_MOST_PAYLOADS} are possible"
+            )
+        if self.payloads and self.payloads[0].gradient_error:
+            raise ConfigError(
+                f"Uplink: gradient_error={self.payloads[0].gradient_error} of the first payload; "
+                "it must be 0, for a unit must be able to keep any budget"
             )
 
 

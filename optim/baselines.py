@@ -74,6 +74,7 @@ class AllUnits:
     fading: str = "none"  # see ``RoundOptions``
     uplink: str = "streamed"  # likewise
     energy: str = "all"  # likewise
+    error_budget: float = 1e-3  # ρ̄, which no unit's ρ exceeds in any round
 
     def __post_init__(self) -> None:
         check_choice("strategy.partition", self.partition, PARTITIONS)
@@ -115,6 +116,7 @@ class AllUnits:
             fading=self.fading,
             uplink=self.uplink,
             energy=self.energy,
+            error_budget=self.error_budget,
         )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from collapipe.errors import ConfigError
 from collapipe.state import Channel
-from optim.problem import Allocation, Floats, RoundOptions, RoundProblem
+from optim.problem import Allocation, Floats, Ints, RoundOptions, RoundProblem
 from optim.radio.channel import Links
 
 # Γ may exceed Γ^max by this, relative: by rounding, not by choice.
@@ -123,7 +123,7 @@ def round_objective(problem: RoundProblem, allocations: Sequence[Allocation]) ->
     """V·max(finish) over the scheduled units, plus the drift of the queues.
 
     The drift is Σ Y_n·Γ_n over all N units, or eq. (32)'s Σ Y_n·(S_n + p_n) over the scheduled;
-    and Σ Q_n·ρ_n/ρ̄ of what they send in fewer bits.
+    and that of the queues Q_n of what they send in fewer bits.
     """
     makespan, queues = max(each.finish_s for each in allocations), problem.queues
     drift: float
@@ -132,15 +132,24 @@ def round_objective(problem: RoundProblem, allocations: Sequence[Allocation]) ->
     else:
         gammas = round_gammas(problem, allocations)
         drift = sum(queue * gamma for queue, gamma in zip(queues, gammas, strict=True))
-    prices = error_prices(problem).tolist()
-    drift += sum(prices[each.unit] * each.gradient_error for each in allocations)
+    drift += sum(float(error_drift(problem, a.unit, a.gradient_error)) for a in allocations)
     return problem.options.drift_weight * makespan + drift
 
 
-def error_prices(problem: RoundProblem) -> Floats:
-    """Q_n/ρ̄, what a unit's ρ costs in the drift, [N]; 0 where no queues are kept."""
-    queues = problem.error_queues or (0.0,) * len(problem.uplinks)
-    return np.array(queues, dtype=np.float64) / problem.options.error_budget
+def error_drift(problem: RoundProblem, unit: Ints | int, gradient_error: Floats | float) -> Floats:
+    """½(Q_n(t+1)² - Q_n'(t+1)²), what ρ_n adds to the drift, broadcast; Q_n' is with ρ_n = 0.
+
+    The drift itself, not its usual bound Q_n·ρ_n/ρ̄, which charges nothing while Q_n = 0 for what
+    may take many rounds to repay. 0 where no queues are kept.
+    """
+    if not problem.error_queues:
+        return np.zeros(np.broadcast_shapes(np.shape(unit), np.shape(gradient_error)))
+    queue = np.array(problem.error_queues, dtype=np.float64)[unit]
+    after, spared = (
+        np.maximum(queue + np.asarray(spent) / problem.options.error_budget - 1.0, 0.0)
+        for spent in (gradient_error, 0.0)
+    )
+    return np.asarray((np.square(after) - np.square(spared)) / 2)
 
 
 def next_queues(

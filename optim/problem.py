@@ -144,7 +144,7 @@ class RoundProblem:
     """The joint problem of a round of N units, once each cluster's front is known.
 
     The points' times are those of all local steps of the round. With ``error_queues`` a unit's
-    payload adds Q_n·ρ/ρ̄ to the drift; without any its ρ is at most ρ̄ in each round.
+    ρ adds to their drift; without any it is at most ρ̄ in each round.
     """
 
     fronts: tuple[tuple[Partition, ...], ...]  # empty: cannot hold the model this round

@@ -27,6 +27,7 @@ from server_app.checkpoints.file import CheckpointFolder
         ["decoder.mode=shared", "channel.num_channels=1"],  # one unit a round: no order of arrival
         ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
         ["compression=int8", "compression.gradient=int4"],
+        ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"],  # other precisions in each round
         ["framework=pipeline", "channel.num_channels=1"],
         ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
         ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],

@@ -31,14 +31,16 @@ _PAPER = {RIVAL: 15.09, "titanic": 18.94, "pipeline": 40.55}
 ENVIRONMENTS = ("static", "jitter")
 _ACTIVATIONS, _ADAPTERS = "activations too", "adapters"
 _UPLOADS: Mapping[str, Overrides] = {_ACTIVATIONS: (), _ADAPTERS: ("channel.activation_bits=0",)}
-_FLOAT32_BITS = 100663296  # of a local step's activations: 64 samples × 64 tokens × 768 × 32 bit
-PAYLOADS: Mapping[str, float] = {
-    "float32": 1.0,
-    "bfloat16": 0.5,
-    "int8": 0.25 + 1 / 768,  # a scale of 32 bits for each token
-    "head on the control unit": 0.0,
+_WIDTH = "model.dim=768"  # of a token: what its scale adds to few bits
+PAYLOADS: Mapping[str, Overrides] = {
+    "float32": (),
+    "bfloat16": ("compression.activation=bfloat16",),
+    "int8": ("compression.activation=int8", _WIDTH),
+    "chosen": ("compression.activation=auto", _WIDTH),
+    "chosen, adapters too": ("compression=auto", _WIDTH),
+    "head on the control unit": ("channel.activation_bits=0",),
 }
-"""Of ``_FLOAT32_BITS``, by what activations are sent in."""
+"""Precisions of what is sent; chosen by the scheduler, within the error that a round may have."""
 FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0)
 """Of the uplinks' bandwidth."""
 Runs = Mapping[str, RunHistory]
@@ -85,11 +87,10 @@ def worlds() -> dict[str, Overrides]:
         for uploads, options in _UPLOADS.items()
         for name in LABELS
     }
-    bits = {each: f"channel.activation_bits={PAYLOADS[each] * _FLOAT32_BITS}" for each in PAYLOADS}
-    sent = {**bits, LABELS[RIVAL]: f"framework={RIVAL}"}
-    for (what, option), factor in itertools.product(sent.items(), FACTORS):
+    sent: dict[str, Overrides] = {**PAYLOADS, LABELS[RIVAL]: (f"framework={RIVAL}",)}
+    for (what, options), factor in itertools.product(sent.items(), FACTORS):
         bandwidth = f"channel.bandwidth_hz=[{0.4e6 * factor},{0.6e6 * factor}]"
-        found[scaled(what, factor)] = option, "environment=static", bandwidth
+        found[scaled(what, factor)] = *options, "environment=static", bandwidth
     return found
 
 

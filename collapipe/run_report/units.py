@@ -4,6 +4,7 @@ drift; and what the convergence bound assumes."""
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from collapipe.run_report.charts import Kind, Row, Series, cells, lines
 from collapipe.run_report.drawing import COLOURS, colour
 from collapipe.run_report.html import Markup, charts, details, join, note, table
 from collapipe.runs.reading import Run
+from collapipe.state import Precision
 
 _TRAINED, _SCHEDULED = Kind("trained", "cell c0"), Kind("took part", "cell c0")
 _FAILED = Kind("failed", "cell c1", 0.5, 0.5)
@@ -121,7 +123,25 @@ def radio(run: Run) -> Markup:
         charts(lines("Transmit power", "round", "watts", [spread([*powers.items()])], zero=True)),
         table(columns, rows, "Channels and powers of each unit"),
         note("As planned, with modelled channels. The last columns count uploads."),
+        *(_precisions(run, each) for each in ("activation", "upload")),
     )
+
+
+def _precisions(run: Run, what: str) -> Markup | None:
+    """In which precision who sent its activations, or its upload, where the scheduler chose it."""
+    found = [
+        (cluster.unit, line.round, str(getattr(cluster.uplink, what)))
+        for line in run.rounds
+        for cluster in line.plan.clusters
+        if cluster.uplink and cluster.uplink.activation
+    ]
+    names = [name for name in get_args(Precision) if name in {each[2] for each in found}]
+    share = 1 / max(len(names), 1)
+    kinds = {
+        name: Kind(name, f"cell {colour(n)}", n * share, share) for n, name in enumerate(names)
+    }
+    boxes = [(unit, number, kinds[name]) for unit, number, name in found]
+    return _by_round(run, f"Precision of each {what}", boxes, {}) if boxes else None
 
 
 def _range(values: Sequence[float], unit: str) -> tuple[str, str]:
@@ -151,6 +171,8 @@ def queues(run: Run) -> Markup:
     if not run.keeps_queues:
         return join(note("The strategy keeps no queues."), assumed if rows else None)
     after = [(float(line.round), line.queues) for line in run.rounds if line.queues]
+    owed = [(float(n.round), n.plan.error_queues) for n in run.rounds if n.plan.error_queues]
+    owed = owed if any(any(queues) for _, queues in owed) else []
     limit = run.option("strategy.gamma_max")
     bound = float(limit) if isinstance(limit, int | float) else None
     gammas = dict(drifts(run, bound))
@@ -161,6 +183,7 @@ def queues(run: Run) -> Markup:
         charts(
             _by_unit("Virtual queues Y after each round", "Y", after),
             _by_unit("Drift Γ, mean of the rounds so far", "Γ", mean_drift, bound),
+            _by_unit("Queues Q of what rounding costs the gradient", "Q", owed),
         ),
         note(told) if run.num_units > _MOST_LINES else None,
         assumed if rows else None,

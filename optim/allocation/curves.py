@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from optim.allocation.options import FrontPoints, OptionTable
-from optim.convergence import error_prices
 from optim.problem import Bools, Floats, Ints, RoundProblem
 from optim.radio.channel import Fading, required_snr, upload_time
 
@@ -16,7 +15,7 @@ _ROUNDING = 1e-9
 class PowerCurves:
     """Feasible options, ordered by unit, channel, payload and point.
 
-    An option costs Y·(S + p(D)) + Q·ρ/ρ̄.
+    An option costs Y·(S + p(D)) and what its ρ adds to the drift.
 
     A deadline has to be kept on two lines: once the first micro-batch is through, what is left of
     the uploads follows the pipeline's pace, or the pipeline that of the uploads. Whichever asks for
@@ -35,7 +34,7 @@ class PowerCurves:
             self.enter_s,  # outside these deadlines another of the front is better, with as many
             self.leave_s,  # segments at most
             self.segments,
-            self.errors,  # Q·ρ/ρ̄
+            self.error_costs,
             self.floors_w,  # the least power that C11 allows
             self.limits_w,  # p̄
             self.queues,  # Y of the unit
@@ -75,7 +74,7 @@ class PowerCurves:
 
     def costs(self, power_w: Floats) -> Floats:
         """What the options add to the drift with these powers."""
-        return np.asarray(self.queues * (self.segments + power_w) + self.errors)
+        return np.asarray(self.queues * (self.segments + power_w) + self.error_costs)
 
     def power(self, deadline_s: Floats | float) -> tuple[Floats, Floats]:
         """The least p that finishes by the deadline, or by each option's own; and dp/dD.
@@ -118,7 +117,7 @@ def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
         finish[tuple(places)],
         *_useful(point, activation_bits, link.model_bits),
         point.segments,
-        error_prices(problem)[units] * options.gradient_errors[payloads, units, 0],
+        options.error_costs[payloads, units, 0],
         options.floors_w[payloads, points, units, channels],
         options.limits_w[at],
         np.array(problem.queues)[units],

@@ -14,7 +14,7 @@ import numpy as np
 
 from optim.allocation.matching import Matching, min_cost_matching, missing_cost
 from optim.allocation.options import Choice, OptionTable
-from optim.convergence import error_prices, gamma_changes, idle_gamma
+from optim.convergence import gamma_changes, idle_gamma
 from optim.problem import Floats, Ints, RoundProblem
 
 
@@ -27,7 +27,7 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     pairs, limits = options.pairs.at(*of_payloads), options.limits_w[of_payloads]
     errors = options.gradient_errors[of_payloads]
     costs = gamma_changes(limits, pairs, segments, problem, errors)
-    costs = costs + error_prices(problem)[:, np.newaxis] * errors
+    costs = costs + options.error_costs[of_payloads]
     costs = np.where(np.isfinite(finish), costs, 0.0)
     lined_up = -1, *costs.shape[2:]  # payload after payload
     points, finish, costs = (each.reshape(lined_up) for each in (points, finish, costs))

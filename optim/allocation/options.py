@@ -10,12 +10,19 @@ import numpy as np
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
 from collapipe.state import Payload, Uplink
-from optim.convergence import gamma_power, interference_error, round_objective, scheduled_gamma
+from optim.convergence import (
+    error_drift,
+    gamma_power,
+    interference_error,
+    round_objective,
+    scheduled_gamma,
+)
 from optim.latency import streamed_s
 from optim.problem import Allocation, Floats, Ints, RoundProblem, RoundSolution
 from optim.radio.channel import Links, payload_links, power_limits
 
-_PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26))  # of float32, with their scales
+# Shares of float32, with the scales of rows.
+_PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26), ("int6", 0.2), ("int4", 0.14))
 _figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest_s")
 
 
@@ -27,6 +34,7 @@ class OptionTable:
     pairs: Links  # [Q, N, J]
     points: "FrontPoints"  # [I, N, 1]
     gradient_errors: Floats  # ρ of a unit's payload, [Q, N, 1]
+    error_costs: Floats  # what it adds to the drift, [Q, N, 1]
     limits_w: Floats  # p̄, the highest power, [Q, N, J]; 0 where infeasible at any power
     floors_w: Floats  # the least power that keeps C11, [Q, I, N, J]; zeros where it is not asked
     finish_s: Floats  # pipeline and upload at p̄, [Q, I, N, J]; infinite where infeasible
@@ -92,7 +100,8 @@ def option_table(problem: RoundProblem) -> OptionTable:
         each = pairs.at(slice(None), np.newaxis)
         floors = gamma_power(points.segments, each, problem, errors[:, np.newaxis])
         finish = np.where(floors <= of_payloads, finish, np.inf)
-    table = OptionTable(pairs, points, errors, limits, floors, finish)
+    error_costs = error_drift(problem, np.arange(errors.shape[1])[:, np.newaxis], errors)
+    table = OptionTable(pairs, points, errors, error_costs, limits, floors, finish)
     if not np.isfinite(finish).any():
         raise InfeasibleRoundError(_reason(problem, table))
     return table

@@ -72,7 +72,7 @@ def allowed_payloads(problem: RoundProblem, unit: int) -> Sequence[Payload | Non
     """What a unit may send: where no queues are kept, nothing beyond the budget of ρ."""
     most = math.inf if problem.error_queues else problem.options.error_budget
     offered = problem.uplinks[unit].payloads
-    return [each for each in offered if each.gradient_error <= most] if offered else [None]
+    return [each for each in offered if each.gradient_error <= most] or [None]
 
 
 def per(amount: Floats, rate: Floats) -> Floats:
@@ -149,10 +149,15 @@ def idle_gamma(problem: RoundProblem) -> float:
 def penalties(
     units: Ints, pairs: UplinkPairs, power_w: Floats, segments: Ints, problem: RoundProblem
 ) -> Floats:
-    """What scheduled units add to the drift: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32); Q·ρ/ρ̄."""
-    queues, lacking = np.array(problem.queues)[units], np.zeros(len(problem.uplinks))
-    prices = np.array(problem.error_queues or lacking)[units] / problem.options.error_budget
-    of_errors = prices * pairs.gradient_error
+    """What scheduled units add to the drift: Y·Γ, or Y·(S + p) under ``paper`` (eq. 32).
+
+    And half of what ρ adds to the square of Q(t+1).
+    """
+    queues, of_errors = np.array(problem.queues)[units], 0.0
+    if problem.error_queues:
+        before = np.array(problem.error_queues)[units] - 1
+        owed = before + pairs.gradient_error / problem.options.error_budget
+        of_errors = (np.maximum(owed, 0) ** 2 - np.maximum(before, 0) ** 2) / 2
     if problem.options.drift == "gamma":
         return queues * gammas(pairs, power_w, segments, problem) + of_errors
     return queues * (segments + power_w) + of_errors

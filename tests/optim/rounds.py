@@ -220,11 +220,15 @@ def gradient_error(problem: RoundProblem, unit: int) -> float:
 
 
 def error_drift(problem: RoundProblem, units: Iterable[int]) -> float:
-    """Q·ρ/ρ̄ of these units."""
-    if not problem.error_queues:
-        return 0.0
-    sent = sum(problem.error_queues[unit] * gradient_error(problem, unit) for unit in units)
-    return sent / problem.options.error_budget
+    """Half of what the errors of these units add to the squares of their queues."""
+    total = 0.0
+    for unit in units if problem.error_queues else ():
+        queue, budget = problem.error_queues[unit], problem.options.error_budget
+        repaid, owed = (
+            max(queue + error / budget - 1, 0) for error in (0, gradient_error(problem, unit))
+        )
+        total += (owed**2 - repaid**2) / 2
+    return total
 
 
 def best_of_payloads(problem: RoundProblem) -> tuple[int, float]:

@@ -50,7 +50,7 @@ def test_plans_say_what_is_sent_and_costs_are_of_that(preset: str, drift: str) -
     sent = set()
     for seed in range(4):
         asked = offering(drawn_request(preset, seed))
-        strategy = Dssra(drift=drift, drift_weight=1.0)
+        strategy = Dssra(drift=drift, drift_weight=30.0)
         plan = planned(asked, strategy)
         cost = round_cost(plan, asked, strategy.latency, "none", "streamed")
         for cluster, spent in zip(plan.clusters, cost.clusters, strict=True):
@@ -60,13 +60,13 @@ def test_plans_say_what_is_sent_and_costs_are_of_that(preset: str, drift: str) -
             assert spent.finish_s == pytest.approx(cluster.uplink.finish_s, rel=1e-9)
             sent.add(cluster.uplink.activation)
         assert len(plan.error_queues) == len(asked.clusters)
-    assert sent > {"int4"} or sent == {"int4"}
+    assert preset == "edge" or "int4" in sent  # there uploads take little time
 
 
 @DRIFTS
 def test_rounds_after_each_other_keep_to_the_budget(drift: str) -> None:
     """Precisions alternate: what a coarse one owes, finer ones repay."""
-    asked, strategy = offering(drawn_request("paper", 1)), Dssra(drift=drift, drift_weight=1.0)
+    asked, strategy = offering(drawn_request("paper", 1)), Dssra(drift=drift, drift_weight=30.0)
     units = {state.unit: place for place, state in enumerate(asked.clusters)}
     spent, rounds, sent = np.zeros(len(units)), 40, set()
     for _ in range(rounds):

@@ -57,7 +57,7 @@ def small() -> Iterator[None]:
         patch.setattr(fig11, "SOLVERS", solvers)
         patch.setattr(frameworks, "ROUNDS", 1)
         patch.setattr(frameworks, "FACTORS", (1.0,))
-        patch.setattr(frameworks, "PAYLOADS", {"bfloat16": 0.5})
+        patch.setattr(frameworks, "PAYLOADS", {"int4": ("compression.activation=int4",)})
         patch.setattr(frameworks, "ENVIRONMENTS", ("static",))
         patch.setattr(fig07_fig08, "ROUNDS", 2)
         patch.setattr(fig07_fig08, "CLUSTERS", 2)

@@ -96,6 +96,22 @@ def test_what_arrived_and_the_last_residual_are_all_changes(
     assert residual["w"].abs().max() < LARGEST[precision]  # and it does not grow
 
 
+@given(st.lists(st.sampled_from(["float32", *ROUNDED]), min_size=1, max_size=6))
+def test_so_they_are_where_each_round_has_its_own_precision(precisions: list[str]) -> None:
+    """And with float32 nothing is owed any more."""
+    generator = torch.Generator().manual_seed(0)
+    changed = arrived = torch.zeros(4, 6, dtype=torch.float64)
+    residual: Tensors = {}
+    for precision in precisions:
+        start, end = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64)
+        sent, residual = compress_update({"w": start}, {"w": end}, residual, precision)
+        changed = changed + end - start
+        arrived = arrived + restore(sent, {"w": start}, precision, "unit 0")["w"] - start
+        owed = residual.get("w", torch.zeros(4, 6, dtype=torch.float64))
+        torch.testing.assert_close(arrived + owed, changed, rtol=0, atol=1e-12)
+    assert (precisions[-1] == "float32") == (not residual)
+
+
 def descend(gradient: Tensor, precision: str, *, with_feedback: bool) -> Tensor:
     """Where a hundred rounds against a constant gradient lead from 0."""
     weight, residual = {"w": torch.zeros_like(gradient)}, {}

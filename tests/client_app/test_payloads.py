@@ -1,0 +1,68 @@
+"""What a scheduler may choose from."""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from client_app.payloads import ACTIVATION_ERRORS, UPLOAD_ERRORS, payloads
+from collapipe.errors import ConfigError
+from collapipe.sections import CompressionSettings
+from collapipe.state import Payload, Precision, Uplink
+
+NAMES = get_args(Precision)
+
+
+def bits(precision: str) -> float:
+    return {"float32": 32.0, "bfloat16": 16.0}.get(precision) or float(precision[-1])
+
+
+def offered(upload: Any, activation: Any, *, linked: bool = True) -> tuple[Payload, ...]:
+    settings = CompressionSettings(upload, activation, "float32")
+    return payloads(settings, bits, (lambda precision: 10 * bits(precision)) if linked else None)
+
+
+def test_every_precision_has_an_error_that_grows_as_bits_fall() -> None:
+    for errors in (ACTIVATION_ERRORS, UPLOAD_ERRORS):
+        assert sorted(errors) == sorted(NAMES)
+        by_bits = [errors[name] for name in sorted(NAMES, key=bits, reverse=True)]
+        assert by_bits == sorted(by_bits)
+        assert by_bits[0] == 0
+
+
+def test_all_pairs_are_offered_the_exact_one_first() -> None:
+    found = offered("auto", "auto")
+    assert {(each.activation, each.upload) for each in found} == {
+        (a, u) for a in NAMES for u in NAMES
+    }
+    assert len(found) == 25
+    assert [each.gradient_error for each in found] == sorted(each.gradient_error for each in found)
+    for each in found:
+        assert (each.model_bits, each.activation_bits) == (
+            bits(each.upload),
+            10 * bits(each.activation),
+        )
+    Uplink(1.0, 1.0, 32.0, 320.0, (1.0,), payloads=found)  # is one that a unit may report
+
+
+@pytest.mark.parametrize("precision", NAMES)
+def test_what_is_set_counts_as_exact(precision: str) -> None:
+    for found in (offered(precision, "auto"), offered("auto", precision)):
+        assert len(found) == 5
+        assert found[0].gradient_error == 0
+    (one,) = offered(precision, precision)
+    assert one == Payload(precision, precision, bits(precision), 10 * bits(precision), 0.0)
+
+
+def test_a_unit_without_a_link_chooses_its_upload() -> None:
+    found = offered("auto", "auto", linked=False)
+    assert [each.upload for each in found] == sorted(NAMES, key=bits, reverse=True)
+    assert {(each.activation, each.activation_bits) for each in found} == {("float32", 0.0)}
+
+
+def test_an_uplink_whose_payloads_all_have_errors_is_refused() -> None:
+    uplink = Uplink(1.0, 1.0, 32.0, 320.0, (1.0,))
+    with pytest.raises(ConfigError, match="gradient_error"):
+        replace(uplink, payloads=offered("auto", "auto")[1:])
+    with pytest.raises(ConfigError, match="65 payloads"):
+        replace(uplink, payloads=offered("auto", "auto")[:1] * 65)

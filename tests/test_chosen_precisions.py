@@ -1,0 +1,69 @@
+"""Precisions that the scheduler chooses, through server, units and decoder link."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federated import run
+from test_fewer_bits import states
+
+from collapipe.errors import ConfigError
+
+SLOW = ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=4")
+# An epoch of one step, always of the same rows in one micro-batch: all of equal length.
+STEP = (
+    "federation.local_steps=1",
+    "data.max_train_samples=24",
+    "batch_size=8",
+    "pipeline.num_micro_batches=1",
+)
+
+
+def rounds(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_is_sent_is_what_was_chosen(tmp_path: Path) -> None:
+    """To the byte, in each round."""
+    run(tmp_path, *SLOW, *STEP)
+    uplinks, sent = [state.uplink for state in states(tmp_path, *SLOW, *STEP)], set()
+    for line in rounds(tmp_path):
+        bits = 0.0
+        for cluster in line["plan"]["clusters"]:
+            names = cluster["uplink"]["activation"], cluster["uplink"]["upload"]
+            payload = uplinks[cluster["unit"]].payload(*names)
+            bits += payload.model_bits + payload.activation_bits
+            sent.add(names)
+        assert line["plan"]["clusters"]
+        assert bits == 8 * line["bytes_up"]
+        assert len(line["plan"]["error_queues"]) == 3
+    assert len(sent) > 1
+    assert sent > {("float32", "float32")} or ("float32", "float32") not in sent
+
+
+def test_a_budget_that_allows_nothing_ends_like_float32(tmp_path: Path) -> None:
+    """To the bit."""
+    strategy = ("strategy=all", "federation.rounds=2")
+    exact = run(tmp_path / "exact", *strategy)
+    chosen = run(tmp_path / "auto", *strategy, "compression=auto", "strategy.error_budget=1e-12")
+    assert all(torch.equal(chosen[name], exact[name]) for name in exact)
+
+
+@pytest.mark.parametrize("strategy", [("strategy=even",), ("strategy=dssra_paper",)])
+def test_a_strategy_that_chooses_none_is_refused(tmp_path: Path, strategy: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"compression\.activation"):
+        run(tmp_path, "compression=auto", *strategy)
+    assert not (tmp_path / "metrics.jsonl").exists() or not rounds(tmp_path)
+
+
+def test_a_head_at_home_leaves_the_upload_to_choose(tmp_path: Path) -> None:
+    run(tmp_path, *SLOW, "decoder.mode=control_unit")
+    sent = {
+        (cluster["uplink"]["activation"], cluster["uplink"]["upload"])
+        for line in rounds(tmp_path)
+        for cluster in line["plan"]["clusters"]
+    }
+    assert {activation for activation, _ in sent} == {"float32"}
+    assert {upload for _, upload in sent} - {"float32"}
