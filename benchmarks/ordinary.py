@@ -52,7 +52,7 @@ class Ordinary:
         settings = self.settings
         for step in range(settings.federation.total_steps):
             rows = [
-                [shard[row] for row in self._rows(unit, step)]
+                [shard[row] for row in self.rows(unit, step)]
                 for unit, shard in enumerate(self.shards)
             ]
             if unions:
@@ -81,7 +81,8 @@ class Ordinary:
                 each_batch(batch.num_targets, time.perf_counter() - start)
             each_step(step, float(loss.detach()))
 
-    def _rows(self, unit: int, step: int) -> list[int]:
+    def rows(self, unit: int, step: int) -> list[int]:
+        """The unit's rows of a global step, by their places among its own."""
         settings = self.settings
         seed = derive(settings.seed, "data", unit)
         shard = self.shards[unit]

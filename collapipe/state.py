@@ -153,11 +153,6 @@ class Uplink:
             raise ConfigError(
                 f"Uplink: {len(self.payloads)} payloads; at most {_MOST_PAYLOADS} are possible"
             )
-        if self.payloads and self.payloads[0].gradient_error:
-            raise ConfigError(
-                f"Uplink: gradient_error={self.payloads[0].gradient_error} of the first payload; "
-                "it must be 0, for a unit must be able to keep any budget"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +180,12 @@ class ClusterState:
             raise ConfigError(
                 f"unit {self.unit}: {len(self.devices)} devices with {len(names)} names; "
                 f"1 to {_MOST_DEVICES} are possible, each with a name of its own"
+            )
+        if self.uplink and self.uplink.payloads and self.uplink.payloads[0].gradient_error:
+            raise ConfigError(
+                f"unit {self.unit}: the first payload has gradient_error="
+                f"{self.uplink.payloads[0].gradient_error}; it must be 0, so that any budget can "
+                "be kept"
             )
 
 

@@ -12,7 +12,7 @@ from collapipe.cli.run import run_job
 from collapipe.errors import DataError
 
 TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.decay=constant")
-TWO_NODES += ("federation.checkpoint_every=1",)
+TWO_NODES += ("federation.checkpoint_every=1", "compression=int4", "compression.gradient=int6")
 
 
 def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_process(

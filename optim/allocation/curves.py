@@ -21,14 +21,15 @@ class PowerCurves:
     the uploads follows the pipeline's pace, or the pipeline that of the uploads. Whichever asks for
     the higher rate decides.
 
-    ``options`` are unit n, channel j, payload q and place in the unit's front of each, [4, O],
-    ``figures`` all attributes from ``finish_s`` on, [15, O]: one array, since a search takes some
-    of the options over and over.
+    ``options`` are places among all units, channels, payloads and points, of which there are
+    ``shape``; ``figures`` all attributes from ``finish_s`` on, [15, O]: one array, since a search
+    takes some of the options over and over.
     """
 
-    def __init__(self, options: Ints, figures: Floats, fading: Fading) -> None:
-        self.options, self.figures, self.fading = options, figures, fading
-        self.units, self.channels, self.payloads, self.points = options
+    def __init__(
+        self, options: Ints, shape: tuple[int, ...], figures: Floats, fading: Fading
+    ) -> None:
+        self.options, self.shape, self.figures, self.fading = options, shape, figures, fading
         (
             self.finish_s,  # the first deadline that an option can keep, at full power
             self.enter_s,  # outside these deadlines another of the front is better, with as many
@@ -46,14 +47,21 @@ class PowerCurves:
             self.all_nat_seconds,  # (z + θ)·ln 2/B
             self.all_fastest_s,
         ) = figures
-        self.starts = _starts(options[:2])  # of the options of each pair (n, j)
+        pairs = options // (shape[2] * shape[3])
+        self.starts = _starts(pairs)  # of the options of each pair (n, j)
+        self.pairs = pairs[self.starts]  # n·J + j
 
     def __len__(self) -> int:
-        return len(self.units)
+        return len(self.options)
+
+    @property
+    def places(self) -> tuple[Ints, ...]:
+        """Unit n, channel j, payload q and place in the unit's front of each option."""
+        return tuple(np.unravel_index(self.options, self.shape))
 
     def take(self, which: Bools | Ints) -> "PowerCurves":
         """Some of the options."""
-        return PowerCurves(self.options[:, which], self.figures[:, which], self.fading)
+        return PowerCurves(self.options[which], self.shape, self.figures[:, which], self.fading)
 
     def within(self, start_s: float, stop_s: float) -> "PowerCurves":
         """Those that can be of use from a deadline up to, and without, another."""
@@ -61,7 +69,7 @@ class PowerCurves:
             return self
         # An option with fewer segments that is always in time may cost less even at full power.
         always = np.where(self.finish_s <= start_s, self.segments + self.limits_w, np.inf)
-        starts = _starts(self.options[:3])  # those of a payload: their ρ is the same
+        starts = _starts(self.options // self.shape[3])  # of those of a payload: ρ is the same
         sizes = np.diff(starts, append=len(self))
         enough = np.repeat(np.minimum.reduceat(always, starts), sizes)
         useful = (self.enter_s < stop_s) & (start_s < self.leave_s)
@@ -97,15 +105,15 @@ class PowerCurves:
 
 
 def _starts(groups: Ints) -> Ints:
-    """Where each group of equal columns begins."""
-    changes = (groups[:, 1:] != groups[:, :-1]).any(axis=0)
-    return np.concatenate([[0], np.flatnonzero(changes) + 1])
+    """Where each group of equal numbers begins; of none at all at 0."""
+    return np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])[: len(groups)]
 
 
 def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     """All feasible options of the problem."""
     pairs, of, finish = options.pairs, options.points, options.finish_s.transpose(2, 3, 0, 1)
-    units, channels, payloads, points = places = np.array(np.nonzero(np.isfinite(finish)))
+    places = np.flatnonzero(np.isfinite(finish))
+    units, channels, payloads, points = each = np.unravel_index(places, finish.shape)
     at = payloads, units, channels
     point, link = of.at(points, units), pairs.at(*at)
     share = 1 / point.num_micro_batches
@@ -114,7 +122,7 @@ def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
     rates = link.rates(options.limits_w[at])
     nats_per_bit = math.log(2) / link.bandwidth_hz
     figures = (
-        finish[tuple(places)],
+        finish[each],
         *_useful(point, activation_bits, link.model_bits),
         point.segments,
         options.error_costs[payloads, units, 0],
@@ -129,7 +137,7 @@ def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
         link.upload_bits * nats_per_bit,
         upload_time(link.upload_bits, rates),
     )
-    return PowerCurves(places, np.array(figures), pairs.fading)
+    return PowerCurves(places, finish.shape, np.array(figures), pairs.fading)
 
 
 def _useful(

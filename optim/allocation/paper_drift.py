@@ -34,7 +34,7 @@ def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: f
     curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
     best, bound = search.best(curves, relaxed, first, stop_at)
     powers, _ = best.curves.power(best.deadline_s)
-    units, channels, payloads, points = best.curves.options
+    units, channels, payloads, points = best.curves.places
     return Choice(units, channels, payloads, points, powers, bound)
 
 
@@ -143,7 +143,7 @@ class DeadlineSearch:
 
     def improved(self, best: SlowRound, curves: PowerCurves, chosen: Ints) -> SlowRound:
         """The better of ``best`` and the chosen options at their best deadline."""
-        key = curves.options[:, chosen].tobytes()
+        key = curves.options[chosen].tobytes()
         if key in self.seen:
             return best
         self.seen.add(key)
@@ -156,15 +156,15 @@ class DeadlineSearch:
         least = np.minimum.reduceat(costs, curves.starts)
         missing = missing_cost(least, min(self.shape))
         pairs = np.full(self.shape, missing)
-        pairs[curves.units[curves.starts], curves.channels[curves.starts]] = least
+        pairs.flat[curves.pairs] = least
         return min_cost_matching(pairs, missing)
 
     def cheapest(self, curves: PowerCurves, costs: Floats, matching: Matching) -> Ints:
         """The options that the matching's costs are of."""
-        chosen = []
-        for unit, channel in zip(matching.units, matching.channels, strict=True):
-            (pair,) = np.nonzero((curves.units == unit) & (curves.channels == channel))
-            chosen.append(pair[costs[pair].argmin()])
+        pairs = matching.units * self.shape[1] + matching.channels
+        found, stops = np.searchsorted(curves.pairs, pairs), np.append(curves.starts, len(curves))
+        ranges = zip(curves.starts[found].tolist(), stops[found + 1].tolist(), strict=True)
+        chosen = [start + costs[start:stop].argmin() for start, stop in ranges]
         return np.array(chosen, dtype=np.intp)
 
     def valley(self, chosen: PowerCurves) -> SlowRound:

@@ -8,7 +8,7 @@ import pytest
 from client_app.payloads import ACTIVATION_ERRORS, UPLOAD_ERRORS, payloads
 from collapipe.errors import ConfigError
 from collapipe.sections import CompressionSettings
-from collapipe.state import Payload, Precision, Uplink
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
 
 NAMES = get_args(Precision)
 
@@ -60,9 +60,11 @@ def test_a_unit_without_a_link_chooses_its_upload() -> None:
     assert {(each.activation, each.activation_bits) for each in found} == {("float32", 0.0)}
 
 
-def test_an_uplink_whose_payloads_all_have_errors_is_refused() -> None:
+def test_a_unit_whose_payloads_all_have_errors_is_refused() -> None:
     uplink = Uplink(1.0, 1.0, 32.0, 320.0, (1.0,))
+    inexact = replace(uplink, payloads=offered("auto", "auto")[1:])
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0))
     with pytest.raises(ConfigError, match="gradient_error"):
-        replace(uplink, payloads=offered("auto", "auto")[1:])
+        ClusterState(0, (device,), 1, inexact)
     with pytest.raises(ConfigError, match="65 payloads"):
         replace(uplink, payloads=offered("auto", "auto")[:1] * 65)

@@ -164,5 +164,6 @@ def cheapest(curves: PowerCurves, deadline_s: float, table: OptionTable) -> np.n
     """S + p of each pair, [N, J]."""
     found = np.full(table.limits_w.shape[1:], np.inf)
     powers, _ = curves.power(deadline_s)
-    np.minimum.at(found, (curves.units, curves.channels), curves.segments + powers)
+    units, channels, _, _ = curves.places
+    np.minimum.at(found, (units, channels), curves.segments + powers)
     return found
