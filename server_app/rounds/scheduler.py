@@ -162,7 +162,7 @@ class Scheduler:
         self.state = replace(
             before,
             queues=_next_queues(before.queues, decision.plan, losses),
-            error_queues=decision.plan.error_queues or before.error_queues,
+            error_queues=_next_error_queues(before.error_queues, decision.plan, losses),
             losses=_updated(before.losses, losses),
             estimates=estimates,
             observation=observation or before.observation,
@@ -177,6 +177,7 @@ class Scheduler:
             skipped=decision.skipped,
             excluded=decision.excluded,
             queues=self.state.queues,
+            error_queues=self.state.error_queues,
             estimates=self.state.estimates,
             **trained,
         )
@@ -267,6 +268,19 @@ def _next_queues(
     waiting = plan.idle_queues or plan.queues
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
     return _updated(plan.queues, {unit: waiting[unit] for unit in failed})
+
+
+def _next_error_queues(
+    queues: tuple[float, ...], plan: RoundPlan, finished: Collection[int]
+) -> tuple[float, ...]:
+    """Q_n(t+1): who was scheduled and failed sent nothing that counts, and in a round that is
+    skipped nobody did; strategies without queues change none."""
+    before = queues or (0.0,) * len(plan.error_queues)
+    spared = tuple(max(queue - 1.0, 0.0) for queue in before)
+    if not plan.error_queues:
+        return queues if plan.clusters else spared
+    failed = {cluster.unit for cluster in plan.clusters} - set(finished)
+    return _updated(plan.error_queues, {unit: spared[unit] for unit in failed})
 
 
 def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:
