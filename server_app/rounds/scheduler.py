@@ -13,7 +13,7 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
-from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
+from collapipe.state import Channel, ClusterState, Estimates, Payload, unknown_cluster
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost
 from optim.planner import Planner, RoundRequest
@@ -200,13 +200,31 @@ class Scheduler:
                 )
 
     def _checked(self, reported: Reported) -> Reported:
-        """A failure in place of a cluster whose uplink has other channels than this run."""
+        """A failure in place of a cluster whose uplink has other channels than this run, or other
+        precisions."""
         if isinstance(reported, Failure) or reported.uplink is None:
             return reported
         gains, expected = len(reported.uplink.gains), len(self._channels)
-        if gains == expected:
-            return reported
-        return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
+        if gains != expected:
+            return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
+        compression, offered = self._settings.compression, reported.uplink.payloads
+        if compression.decided != bool(offered) or not all(map(self._allows, offered)):
+            names = ", ".join(f"{each.activation}/{each.upload}" for each in offered[:3])
+            return Failure(
+                "WireError",
+                f"offers activations and uploads in {names or 'no precisions'}, expected "
+                f"compression.activation={compression.activation}, "
+                f"compression.upload={compression.upload}",
+            )
+        return reported
+
+    def _allows(self, payload: Payload) -> bool:
+        """Whether its precisions are set, or left to the scheduler."""
+        compression = self._settings.compression
+        activation = compression.activation if self._settings.server_has_heads else "float32"
+        return compression.upload in (payload.upload, "auto") and (
+            activation in (payload.activation, "auto")
+        )
 
     def _request(self, round_: int) -> RoundRequest:
         settings, state = self._settings, self.state

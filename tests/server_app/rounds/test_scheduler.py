@@ -242,6 +242,26 @@ def test_a_round_that_is_skipped_repays_what_is_owed(tmp_path: Path) -> None:
     assert own.state.error_queues == (1.5, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), offering(1)),
+        (("compression=auto",), cluster(1)),
+        (("compression.activation=auto",), offering(1)),
+        (("compression.upload=auto",), offering(1)),
+    ],
+)
+def test_a_unit_that_offers_what_nobody_asked_for_sits_out(
+    tmp_path: Path, options: tuple[str, ...], told: ClusterState
+) -> None:
+    """It must neither choose what the configuration sets, nor end the run of the others."""
+    overrides = [*MOBILE, "environment=static", "federation.num_units=2", *options]
+    settings, _ = settings_of(tmp_path / "unused", overrides)
+    own = Scheduler(settings, [cluster(0), told])
+    assert own.excluded[1].kind == "WireError"
+    assert "compression.activation=" in own.excluded[1].message
+
+
 def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
     """The real ClientApp, but ``unit`` tells another state, so many times."""
     told = [0]
