@@ -106,8 +106,9 @@ class RoundReport:
     of the units' phases begin with ``unit/``; ``wall_s`` from the run's start to the round's end.
     ``clock_s`` is of all rounds so far, modelled or, with ``clock: real``, as measured; ``cost`` is
     always modelled. ``train_loss`` is the mean over the units' steps, weighted as the aggregation
-    weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed; empty
-    without a scheduler's. ``estimates`` are those after this round.
+    weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed, and
+    ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's.
+    ``estimates`` are those after this round.
     """
 
     round: int
@@ -131,6 +132,7 @@ class RoundReport:
     target_tokens: Count = 0
     evaluation_loss: float | None = None
     metric: Score | None = None
+    error_queues: tuple[float, ...] = ()
 
     @property
     def costs(self) -> dict[int, ClusterCost]:

@@ -158,7 +158,8 @@ def _rows(
         yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
     uplink, state = cluster.uplink, states[cluster.unit].uplink
     if uplink and state and streamed:
-        sent_s = state.activation_share * uplink.upload_s / request.local_steps
+        sent = state.sending(state.payload(uplink.activation, uplink.upload))
+        sent_s = sent.activation_share * uplink.upload_s / request.local_steps
         for each in stages_behind(problem, partition, sent_s):
             boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
             yield Row(f"unit {cluster.unit}, {each.name}", boxes)

@@ -15,7 +15,7 @@ from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
-from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
+from collapipe.state import Channel, ClusterState, Estimates, Payload, unknown_cluster
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
@@ -167,7 +167,7 @@ class Scheduler:
         self.state = replace(
             before,
             queues=_next_queues(before.queues, decision.plan, losses),
-            error_queues=decision.plan.error_queues or before.error_queues,
+            error_queues=_next_error_queues(before.error_queues, decision.plan, losses),
             losses=_updated(before.losses, losses),
             estimates=estimates,
             observation=observation or before.observation,
@@ -182,6 +182,7 @@ class Scheduler:
             skipped=decision.skipped,
             excluded=decision.excluded,
             queues=self.state.queues,
+            error_queues=self.state.error_queues,
             estimates=self.state.estimates,
             **trained,
         )
@@ -217,13 +218,31 @@ class Scheduler:
                 )
 
     def _checked(self, reported: Reported) -> Reported:
-        """A failure in place of a cluster whose uplink has other channels than this run."""
+        """A failure in place of a cluster whose uplink has other channels than this run, or other
+        precisions."""
         if isinstance(reported, Failure) or reported.uplink is None:
             return reported
         gains, expected = len(reported.uplink.gains), len(self._channels)
-        if gains == expected:
-            return reported
-        return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
+        if gains != expected:
+            return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
+        compression, offered = self._settings.compression, reported.uplink.payloads
+        if compression.decided != bool(offered) or not all(map(self._allows, offered)):
+            names = ", ".join(f"{each.activation}/{each.upload}" for each in offered[:3])
+            return Failure(
+                "WireError",
+                f"offers activations and uploads in {names or 'no precisions'}, expected "
+                f"compression.activation={compression.activation}, "
+                f"compression.upload={compression.upload}",
+            )
+        return reported
+
+    def _allows(self, payload: Payload) -> bool:
+        """Whether its precisions are set, or left to the scheduler."""
+        compression = self._settings.compression
+        activation = compression.activation if self._settings.server_has_heads else "float32"
+        return compression.upload in (payload.upload, "auto") and (
+            activation in (payload.activation, "auto")
+        )
 
     def _request(self, round_: int) -> RoundRequest:
         settings, state = self._settings, self.state
@@ -285,6 +304,19 @@ def _next_queues(
     waiting = plan.idle_queues or plan.queues
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
     return _updated(plan.queues, {unit: waiting[unit] for unit in failed})
+
+
+def _next_error_queues(
+    queues: tuple[float, ...], plan: RoundPlan, finished: Collection[int]
+) -> tuple[float, ...]:
+    """Q_n(t+1): who was scheduled and failed sent nothing that counts, and in a round that is
+    skipped nobody did; strategies without queues change none."""
+    before = queues or (0.0,) * len(plan.error_queues)
+    spared = tuple(max(queue - 1.0, 0.0) for queue in before)
+    if not plan.error_queues:
+        return queues if plan.clusters else spared
+    failed = {cluster.unit for cluster in plan.clusters} - set(finished)
+    return _updated(plan.error_queues, {unit: spared[unit] for unit in failed})
 
 
 def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:
