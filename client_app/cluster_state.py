@@ -50,13 +50,15 @@ def _model_bits(settings: Settings, vocabulary: Vocabulary, precision: str) -> f
     """θ_n^enc: the preset's, which is that of float32, or what is really sent."""
     if not settings.framework.aggregate:  # it travels here to be evaluated, there never
         return 0.0
-    spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
-    real, exact = (
-        upload_bits(spec, vocabulary, each, dtype, with_head=not settings.server_has_heads)
-        for each in (precision, FLOAT32)
-    )
-    preset = settings.channel.model_bits
-    return real if preset is None else preset * real / exact
+
+    def sent(precision: str, dtype: torch.dtype) -> float:
+        with_head = not settings.server_has_heads
+        return upload_bits(settings.model, vocabulary, precision, dtype, with_head)
+
+    real, preset = sent(precision, getattr(torch, settings.pipeline.dtype)), settings.channel
+    if preset.model_bits is None:
+        return real
+    return preset.model_bits * real / sent(FLOAT32, torch.float32)
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:

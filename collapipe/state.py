@@ -10,6 +10,7 @@ _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
 _MOST_NAME = 64  # characters of a device's name, which is printed
 _MOST_PAYLOADS = 64
+_MOST_ERROR = 1.0  # of a gradient, relative: sending nothing is as good
 
 Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
 """In which a tensor travels, see ``collapipe.wire.compression``; of these float32 is its own."""
@@ -101,7 +102,18 @@ class Payload:
     gradient_error: float  # ρ = E‖Δg‖²/φ², what rounding does to the gradient
 
     def __post_init__(self) -> None:
-        _check_within(self, ("model_bits", "activation_bits", "gradient_error"))
+        _check_within(self, ("model_bits", "activation_bits"))
+        _check_within(self, ("gradient_error",), _MOST_ERROR)
+
+    @property
+    def precisions(self) -> tuple[Precision, Precision]:
+        """Of activations and upload."""
+        return self.activation, self.upload
+
+    @property
+    def bits(self) -> tuple[float, float]:
+        """Of the model and of activations."""
+        return self.model_bits, self.activation_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +135,15 @@ class Uplink:
 
     def payload(self, activation: str | None, upload: str | None) -> Payload | None:
         """The payload in these precisions; None where precisions are fixed, or it has no such."""
-        named = (
-            each for each in self.payloads if (each.activation, each.upload) == (activation, upload)
-        )
+        named = (each for each in self.payloads if each.precisions == (activation, upload))
         return next(named, None)
 
     def sending(self, payload: Payload | None) -> "Uplink":
         """The uplink of a unit that sends this; with None what it sends anyway."""
         if payload is None:
             return self
-        bits = payload.model_bits, payload.activation_bits
-        return replace(self, model_bits=bits[0], activation_bits=bits[1], payloads=())
+        model_bits, activation_bits = payload.bits
+        return replace(self, model_bits=model_bits, activation_bits=activation_bits, payloads=())
 
     @property
     def activation_share(self) -> float:
@@ -144,7 +154,8 @@ class Uplink:
     def __post_init__(self) -> None:
         times, amounts = ("head_s", "gradient_s"), ("model_bits", "activation_bits")
         _check_within(self, ("max_power_w", "energy_j", *amounts, *times))
-        if not (self.max_power_w or self.model_bits or self.activation_bits):
+        sent = (self.model_bits, self.activation_bits), *(each.bits for each in self.payloads)
+        if not (self.max_power_w or all(map(any, sent))):
             raise ConfigError("Uplink: neither power nor anything to send; a unit may have none")
         for gain in self.gains:
             if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
@@ -153,6 +164,8 @@ class Uplink:
             raise ConfigError(
                 f"Uplink: {len(self.payloads)} payloads; at most {_MOST_PAYLOADS} are possible"
             )
+        if len({each.precisions for each in self.payloads}) < len(self.payloads):
+            raise ConfigError("Uplink: two payloads in the same precisions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +194,8 @@ class ClusterState:
                 f"unit {self.unit}: {len(self.devices)} devices with {len(names)} names; "
                 f"1 to {_MOST_DEVICES} are possible, each with a name of its own"
             )
-        if self.uplink and self.uplink.payloads and self.uplink.payloads[0].gradient_error:
-            raise ConfigError(
-                f"unit {self.unit}: the first payload has gradient_error="
-                f"{self.uplink.payloads[0].gradient_error}; it must be 0, so that any budget can "
-                "be kept"
-            )
+        if self.uplink and self.uplink.payloads:
+            _check_first(self.unit, self.uplink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +212,21 @@ def unknown_cluster(unit: int) -> ClusterState:
     """Stands for a cluster of which nothing usable is known: it can hold no block."""
     device = DeviceProfile("unknown", AffineLaw(0.0, 0.0, 0.0, 0.0), max_blocks=0)
     return ClusterState(unit, (device,), 0)
+
+
+def _check_first(unit: int, uplink: Uplink) -> None:
+    """Of an uplink's payloads: it is what is sent where none is chosen, and keeps any budget."""
+    first = uplink.payloads[0]
+    if first.gradient_error:
+        raise ConfigError(
+            f"unit {unit}: the first payload has gradient_error={first.gradient_error}; it must "
+            "be 0, so that any budget can be kept"
+        )
+    if first.bits != (uplink.model_bits, uplink.activation_bits):
+        raise ConfigError(
+            f"unit {unit}: the first payload has {first.model_bits} and {first.activation_bits} "
+            f"bits, the uplink {uplink.model_bits} and {uplink.activation_bits}; they must be alike"
+        )
 
 
 def _check_count(what: str, count: int) -> None:

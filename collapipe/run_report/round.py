@@ -24,6 +24,7 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, Partition
 from optim.timeline import stages_behind, timeline
 
+_STEM = Kind("frozen stem", "fill c3")
 _PIPELINE = Kind("pipeline, all local steps", "fill c0")
 _UPLOAD = Kind("upload, after the pipeline", "fill c1", 0.25, 0.5)
 _STREAMED = Kind("upload, head, gradients", "fill c1", 0, 0.75)
@@ -40,9 +41,11 @@ def gantt(line: RoundReport) -> Markup:
     for cluster in line.plan.clusters:
         name, cost, uplink = f"unit {cluster.unit}", costs.get(cluster.unit), cluster.uplink
         pipeline_s, upload_s, ends_s = _times(cluster, cost)
-        rest_s = None if pipeline_s is None or upload_s is None else ends_s - pipeline_s
-        both = ((_PIPELINE, pipeline_s), (_UPLOAD, rest_s))
-        parts = [(kind, value) for kind, value in both if value is not None]
+        stem_s, rest_s = cost.stem_s if cost else 0.0, None
+        if pipeline_s is not None and upload_s is not None:
+            rest_s = ends_s - stem_s - pipeline_s
+        timed = ((_STEM, stem_s or None), (_PIPELINE, pipeline_s), (_UPLOAD, rest_s))
+        parts = [(kind, value) for kind, value in timed if value is not None]
         if parts:
             failed = ", failed" if cluster.unit in line.failures else ""
             bars.append(stacked(name, parts, seconds(ends_s) + failed))
@@ -155,7 +158,8 @@ def _rows(
         yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
     uplink, state = cluster.uplink, states[cluster.unit].uplink
     if uplink and state and streamed:
-        sent_s = state.activation_share * uplink.upload_s / request.local_steps
+        sent = state.sending(state.payload(uplink.activation, uplink.upload))
+        sent_s = sent.activation_share * uplink.upload_s / request.local_steps
         for each in stages_behind(problem, partition, sent_s):
             boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
             yield Row(f"unit {cluster.unit}, {each.name}", boxes)

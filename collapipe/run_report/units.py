@@ -171,7 +171,7 @@ def queues(run: Run) -> Markup:
     if not run.keeps_queues:
         return join(note("The strategy keeps no queues."), assumed if rows else None)
     after = [(float(line.round), line.queues) for line in run.rounds if line.queues]
-    owed = [(float(n.round), n.plan.error_queues) for n in run.rounds if n.plan.error_queues]
+    owed = [(float(line.round), line.error_queues) for line in run.rounds if line.error_queues]
     owed = owed if any(any(queues) for _, queues in owed) else []
     limit = run.option("strategy.gamma_max")
     bound = float(limit) if isinstance(limit, int | float) else None

@@ -28,10 +28,10 @@ def allocate_gamma(problem: RoundProblem, options: OptionTable, stop_at: float) 
     errors = options.gradient_errors[of_payloads]
     costs = gamma_changes(limits, pairs, segments, problem, errors)
     costs = costs + options.error_costs[of_payloads]
-    costs = np.where(np.isfinite(finish), costs, 0.0)
+    costs = np.where(np.isfinite(finish), costs, np.inf)
     lined_up = -1, *costs.shape[2:]  # payload after payload
     points, finish, costs = (each.reshape(lined_up) for each in (points, finish, costs))
-    search = _Search(finish, costs, missing_cost(costs, min(costs.shape[1:])), weight)
+    search = _Search(finish, costs, weight)
     best, bound = _best(search, stop_at)
     matching = best.matching
     pairs_of = matching.units, matching.channels
@@ -78,17 +78,21 @@ class _MatchedRound:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """G(D), exactly and from below, for finish times and costs [I, N, J]."""
+    """G(D), exactly and from below, for finish times and costs [I, N, J], both infinite where an
+    option is infeasible."""
 
     finish_s: Floats
     costs: Floats
-    missing: float
     weight: float
 
     def round(self, deadline_s: float) -> _MatchedRound:
         """The cheapest of the largest rounds by the deadline; of equal costs the first payload."""
-        costs = np.where(self.finish_s <= deadline_s, self.costs, self.missing)
-        matching = min_cost_matching(costs.min(axis=0), self.missing)
+        costs = np.where(self.finish_s <= deadline_s, self.costs, np.inf)
+        least = costs.min(axis=0)
+        found = np.isfinite(least)
+        # Of these costs alone: what is missing must not dwarf them, or they are lost to rounding.
+        missing = missing_cost(least[found], min(least.shape))
+        matching = min_cost_matching(np.where(found, least, missing), missing)
         points = costs[:, matching.units, matching.channels].argmin(axis=0)
         finish = self.finish_s[points, matching.units, matching.channels]
         makespan = float(finish.max(initial=0.0))
@@ -104,12 +108,12 @@ class _Search:
         feasible = np.isfinite(finish)
         order = np.argsort(finish[feasible])
         units = np.nonzero(feasible)[1][order]
-        costs = np.where(np.isfinite(self.finish_s), self.costs, self.missing).min(axis=2)
-        least = np.full((finish.shape[1], len(order)), self.missing)
+        costs = self.costs.min(axis=2)
+        least = np.full((finish.shape[1], len(order)), np.inf)
         least[units, np.arange(len(order))] = costs[feasible][order]
         np.minimum.accumulate(least, axis=1, out=least)
         cheapest = np.partition(least, cardinality - 1, axis=0)[:cardinality]
-        possible = cheapest[-1] < self.missing
+        possible = np.isfinite(cheapest[-1])
         return finish[feasible][order][possible], cheapest.sum(axis=0)[possible]
 
     def candidates(

@@ -200,21 +200,30 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     joule_per_bit = math.log(2) / float(pairs.snr_per_watt[at])
     joule_per_bit /= problem.channels[channel].bandwidth_hz
     bits, payable = float(pairs.paid_bits[at]), uplink.energy_j / joule_per_bit
-    if uplink.payloads:
-        uplink = uplink.sending(uplink.payloads[payload])
+    sent, smallest = uplink.sending(_payload(uplink, payload)), bool(uplink.payloads)
     return (
         f"no unit can afford its upload (C8): unit {unit} on channel {channel} comes nearest, "
         f"where {bits:.4g} bits cost more than {bits * joule_per_bit:.4g} J at any power and "
-        f"energy_j is {uplink.energy_j:.4g}; {_payable(uplink, bits, payable)}or raise energy_j"
+        f"energy_j is {uplink.energy_j:.4g}; {_payable(sent, bits, payable, smallest)}or raise "
+        "energy_j"
     )
 
 
-def _payable(uplink: Uplink, bits: float, payable: float) -> str:
-    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits."""
+def _payable(uplink: Uplink, bits: float, payable: float, smallest: bool) -> str:
+    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits.
+
+    ``smallest``: it could choose its precisions, and even these are too many.
+    """
     left = payable - uplink.model_bits
     if bits == uplink.model_bits or left <= 0:
         return f"send fewer than {payable:.4g} bits (LoRA, fewer bits a parameter) "
     share = left / uplink.activation_bits
+    if smallest:
+        return (
+            f"even in the fewest bits that error_budget allows less than {share:.0%} of the "
+            "activations are feasible: take fewer local steps, send none with the head on the "
+            "control unit, count the model's bits alone (energy=adapters), "
+        )
     fewer = next((f", such as {name}" for name, part in _PRECISIONS if part < share), "")
     return (
         f"the model's {uplink.model_bits:.4g} of them and less than {share:.0%} of the others "

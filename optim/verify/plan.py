@@ -23,7 +23,7 @@ def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
     Raises ``PlanViolationError`` with the unit, the constraint that fails, and the numbers.
     """
     states = {state.unit: state for state in request.clusters}
-    for name in ("gammas", "queues", "idle_queues"):
+    for name in ("gammas", "queues", "idle_queues", "error_queues"):
         count = len(getattr(plan, name))
         if count not in (0, len(states)):
             raise violation("C10", f"{count} {name} of {len(states)} units")

@@ -10,12 +10,14 @@ from pydantic import AliasChoices, Field
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.models.cost import measure_cost
+from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
-from collapipe.state import Channel, ClusterState, Estimates, unknown_cluster
+from collapipe.state import Channel, ClusterState, Estimates, Payload, unknown_cluster
 from collapipe.wire.messages import Failure
-from optim.cost import round_cost
+from optim.cost import round_cost, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
 from optim.radio.channel import Fading
@@ -151,10 +153,13 @@ class Scheduler:
         reported: Mapping[int, Reported],
         measured_s: float,
         observation: RoundObservation | None = None,
+        stem_rows: Mapping[int, int] | None = None,
         **trained: Any,
     ) -> RoundReport:
-        """The round is over: losses and cluster states of the units that finished, and what it
-        showed. ``trained`` are the report's fields that training gives."""
+        """The round is over: losses and cluster states of the units that finished, what it showed,
+        and the rows that each unit's frozen stem computed. ``trained`` are the report's fields
+        that training gives."""
+        decision = replace(decision, cost=self._with_stem(decision, stem_rows or {}))
         modelled, before = self._settings.federation.clock == "modelled", self.state
         delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
         if observation is not None:
@@ -162,7 +167,7 @@ class Scheduler:
         self.state = replace(
             before,
             queues=_next_queues(before.queues, decision.plan, losses),
-            error_queues=decision.plan.error_queues or before.error_queues,
+            error_queues=_next_error_queues(before.error_queues, decision.plan, losses),
             losses=_updated(before.losses, losses),
             estimates=estimates,
             observation=observation or before.observation,
@@ -177,9 +182,23 @@ class Scheduler:
             skipped=decision.skipped,
             excluded=decision.excluded,
             queues=self.state.queues,
+            error_queues=self.state.error_queues,
             estimates=self.state.estimates,
             **trained,
         )
+
+    def _with_stem(self, decision: RoundDecision, rows: Mapping[int, int]) -> RoundCost:
+        """The round's cost, with what the units' frozen stems computed."""
+        settings, spec = self._settings, self._settings.model
+        if not isinstance(spec, StemSpec) or not rows:
+            return decision.cost
+        tokens = settings.task.max_length
+        block = measure_cost(spec, tokens, settings.batch_size, settings.optimizer)
+        share = block.forward_flops / (block.forward_flops + block.backward_flops)
+        states = {state.unit: state for state in decision.request.clusters}
+        blocks = spec.frozen_blocks
+        seconds = {u: stem_seconds(states[u], blocks, share, count) for u, count in rows.items()}
+        return with_stem(decision.cost, seconds)
 
     def update_states(self, reported: Mapping[int, Reported]) -> None:
         """What units report of their clusters replaces what they reported before."""
@@ -199,13 +218,31 @@ class Scheduler:
                 )
 
     def _checked(self, reported: Reported) -> Reported:
-        """A failure in place of a cluster whose uplink has other channels than this run."""
+        """A failure in place of a cluster whose uplink has other channels than this run, or other
+        precisions."""
         if isinstance(reported, Failure) or reported.uplink is None:
             return reported
         gains, expected = len(reported.uplink.gains), len(self._channels)
-        if gains == expected:
-            return reported
-        return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
+        if gains != expected:
+            return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
+        compression, offered = self._settings.compression, reported.uplink.payloads
+        if compression.decided != bool(offered) or not all(map(self._allows, offered)):
+            names = ", ".join(f"{each.activation}/{each.upload}" for each in offered[:3])
+            return Failure(
+                "WireError",
+                f"offers activations and uploads in {names or 'no precisions'}, expected "
+                f"compression.activation={compression.activation}, "
+                f"compression.upload={compression.upload}",
+            )
+        return reported
+
+    def _allows(self, payload: Payload) -> bool:
+        """Whether its precisions are set, or left to the scheduler."""
+        compression = self._settings.compression
+        activation = compression.activation if self._settings.server_has_heads else "float32"
+        return compression.upload in (payload.upload, "auto") and (
+            activation in (payload.activation, "auto")
+        )
 
     def _request(self, round_: int) -> RoundRequest:
         settings, state = self._settings, self.state
@@ -267,6 +304,19 @@ def _next_queues(
     waiting = plan.idle_queues or plan.queues
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
     return _updated(plan.queues, {unit: waiting[unit] for unit in failed})
+
+
+def _next_error_queues(
+    queues: tuple[float, ...], plan: RoundPlan, finished: Collection[int]
+) -> tuple[float, ...]:
+    """Q_n(t+1): who was scheduled and failed sent nothing that counts, and in a round that is
+    skipped nobody did; strategies without queues change none."""
+    before = queues or (0.0,) * len(plan.error_queues)
+    spared = tuple(max(queue - 1.0, 0.0) for queue in before)
+    if not plan.error_queues:
+        return queues if plan.clusters else spared
+    failed = {cluster.unit for cluster in plan.clusters} - set(finished)
+    return _updated(plan.error_queues, {unit: spared[unit] for unit in failed})
 
 
 def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:

@@ -1,9 +1,11 @@
 """States that cannot be are refused when they are made."""
 
+from dataclasses import replace
+
 import pytest
 
 from collapipe.errors import ConfigError
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 
 LAW = AffineLaw(1.0, 2.0, 3.0, 4.0)
 
@@ -51,3 +53,36 @@ def test_an_uplink_without_power_and_bits_is_none() -> None:
     with pytest.raises(ConfigError, match="neither power nor anything to send"):
         Uplink(0.0, 1.0, 0.0, 0.0, (1.0,))
     assert Uplink(0.0, 1.0, 1.0, 0.0, (1.0,)).max_power_w == 0
+
+
+EXACT = Payload("float32", "float32", 8.0, 4.0, 0.0)
+ROUGH = Payload("int4", "int4", 1.0, 0.0, 1e-3)
+OFFERING = Uplink(1.0, 1.0, 8.0, 4.0, (1.0,), payloads=(EXACT, ROUGH))
+
+
+def test_an_error_is_at_most_that_of_sending_nothing() -> None:
+    """Beside the cost of more, all other costs of a round would be lost to rounding."""
+    assert replace(ROUGH, gradient_error=1.0).gradient_error == 1
+    for error in (1.1, 1e18, float("nan")):
+        with pytest.raises(ConfigError, match="Payload: gradient_error="):
+            replace(ROUGH, gradient_error=error)
+
+
+def test_precisions_name_one_payload() -> None:
+    twin = replace(EXACT, model_bits=1.0)
+    with pytest.raises(ConfigError, match="two payloads"):
+        replace(OFFERING, payloads=(EXACT, ROUGH, twin))
+
+
+def test_without_power_each_payload_has_bits() -> None:
+    assert replace(OFFERING, max_power_w=0.0).sending(ROUGH).model_bits == 1
+    nothing = replace(ROUGH, model_bits=0.0)
+    with pytest.raises(ConfigError, match="neither power nor anything to send"):
+        replace(OFFERING, max_power_w=0.0, payloads=(EXACT, nothing))
+
+
+def test_the_first_payload_is_what_the_uplink_sends() -> None:
+    device = DeviceProfile("a", LAW)
+    assert ClusterState(3, (device,), 5, OFFERING).uplink == OFFERING
+    with pytest.raises(ConfigError, match=r"unit 3: .* must be alike"):
+        ClusterState(3, (device,), 5, replace(OFFERING, activation_bits=5.0))

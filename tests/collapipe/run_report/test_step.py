@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import made_lines
+from made_run import made_lines, write_lines
 from pydantic import TypeAdapter
 from report_page import Page
 
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 from optim.planner import RoundRequest
 
 Command = Callable[..., tuple[int, str, str]]
@@ -41,6 +41,31 @@ def test_the_step_of_each_unit_ends_when_its_law_says(
     first = min(begin for row in _rows(page.paths("fill c0")[2]) for begin, _ in row)
     shares = [(end - first) / (max(ends) - first) for end in ends]
     assert shares == pytest.approx([each / max(expected) for each in expected], abs=2e-3)
+
+
+def test_activations_are_drawn_as_long_as_the_chosen_precision_takes(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    """As those of a unit that sends nothing else."""
+    law, lines = AffineLaw(0.01, 0.002, 0.001, 0.003), list(made_lines(20))
+    devices = tuple(DeviceProfile(f"device-{n}", law) for n in range(3))
+    exact, int8 = (
+        Payload("float32", "float32", 2e6, 4e6, 0.0),
+        Payload("int8", "float32", 2e6, 1e6, 1e-5),
+    )
+    offering = Uplink(1.0, 1.0, *exact.bits, (1.0,) * 3, payloads=(exact, int8))
+    drawn = []
+    for uplink, chosen in ((offering, int8.precisions), (offering.sending(int8), (None, None))):
+        for cluster in lines[-1]["plan"]["clusters"]:
+            cluster["uplink"] |= dict(zip(("activation", "upload"), chosen, strict=True))
+        write_lines(run, lines)
+        states = tuple(ClusterState(unit, devices, 1000, uplink) for unit in range(8))
+        request = RoundRequest(20, states, 6, 64, 1, None, 4, "one_f_one_b", (), (), ())
+        data = TypeAdapter(RoundRequest).dump_json(request) + b"\n"
+        (run / "requests.jsonl.gz").write_bytes(gzip.compress(data))
+        drawn.append(report(run).paths("fill c1"))
+    assert drawn[0]
+    assert drawn[0] == drawn[1]
 
 
 def _step_s(cluster: dict[str, Any], laws: dict[str, AffineLaw]) -> float:

@@ -120,3 +120,29 @@ def test_the_mean_error_of_many_rounds_is_within_its_budget() -> None:
     assert spent.max() > 0
     assert (spent / budget - number <= np.array(problem.error_queues) + 1e-9).all()
     assert (spent / number <= 1.5 * budget).all()
+
+
+@pytest.mark.parametrize("seed", [13, 17, 50, 64])
+def test_payloads_that_nobody_would_choose_change_nothing(seed: int) -> None:
+    """Costs without measure stand beside those of other units, and some pairs are missing."""
+    rng = np.random.default_rng(seed)
+    problem = rounds.random_round(rng, "gamma", most_units=5)
+    least = replace(problem.options, error_budget=1e-14)
+    uplinks = tuple(
+        replace(up, gains=tuple((np.array(up.gains) * (rng.random(len(up.gains)) < 0.6)).tolist()))
+        for up in problem.uplinks
+    )
+    exact = tuple(Payload("float32", "float32", *_bits(up), 0.0) for up in uplinks)
+    rough = tuple(Payload("int4", "int4", *_bits(up), 5e-3) for up in uplinks)
+    queues = (0.0,) * len(uplinks)
+    problem = replace(problem, uplinks=uplinks, options=least, error_queues=queues)
+    pairs = zip(uplinks, exact, rough, strict=True)
+    offering = tuple(replace(up, payloads=tuple(payloads)) for up, *payloads in pairs)
+    solution = exact_allocation(replace(problem, uplinks=offering))
+    assert solution.certificate.objective == pytest.approx(
+        exact_allocation(problem).certificate.objective, rel=1e-9
+    )
+
+
+def _bits(uplink: Uplink) -> tuple[float, float]:
+    return uplink.model_bits, uplink.activation_bits

@@ -126,7 +126,7 @@ def test_replicas_keep_limits_on_every_device_that_is_there() -> None:
         verify_plan(sound, framework("titanic", one, other))
 
 
-@pytest.mark.parametrize("name", ["gammas", "queues", "idle_queues"])
+@pytest.mark.parametrize("name", ["gammas", "queues", "idle_queues", "error_queues"])
 def test_queues_are_of_all_units_or_there_are_none(name: str) -> None:
     sound = RoundPlan(1, (SOUND,))
     verify_plan(replace(sound, **{name: (0.5, 0.5)}), REQUEST)

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from client_app.app import app as client_app
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Uplink
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
@@ -200,6 +200,66 @@ def test_a_unit_that_tells_nonsense_sits_out_until_it_tells_sense(
     decision = own.decide(7)
     assert decision.excluded == {}
     assert 1 in {each.unit for each in decision.plan.clusters}  # its queue is the longest
+
+
+def offering(unit: int, energy_j: float = 10.0) -> ClusterState:
+    """A cluster that can hardly do without a coarse payload."""
+    exact, coarse = (
+        Payload("float32", "float32", 1e8, 1e8, 0.0),
+        Payload("int4", "int4", 1e5, 1e5, 3e-3),
+    )
+    payloads = exact, coarse
+    uplink = Uplink(0.5, energy_j, *exact.bits, (0.9, 0.8), payloads=payloads)
+    return replace(cluster(unit), uplink=uplink)
+
+
+def offered(tmp_path: Path, energy_j: float = 10.0) -> Scheduler:
+    overrides = [*MOBILE, "environment=static", "compression=auto", "federation.num_units=2"]
+    settings, _ = settings_of(tmp_path / "unused", overrides)
+    return Scheduler(settings, [offering(unit, energy_j) for unit in (0, 1)])
+
+
+def test_a_unit_that_failed_adds_nothing_to_what_coarse_ones_owe(tmp_path: Path) -> None:
+    own = offered(tmp_path)
+    play(own, 1)
+    assert own.state.error_queues == pytest.approx((2.0, 2.0))  # 3e-3 of 1e-3
+    decision = own.decide(2)
+    assert len(decision.plan.clusters) == 2
+    report = own.end(decision, {0: 1.0}, {}, 0.0)
+    assert own.state.error_queues == pytest.approx((decision.plan.error_queues[0], 1.0))
+    assert report.error_queues == own.state.error_queues
+    first = offered(tmp_path)
+    first.end(first.decide(1), {1: 1.0}, {}, 0.0)
+    assert first.state.error_queues == pytest.approx((0.0, 2.0))
+
+
+def test_a_round_that_is_skipped_repays_what_is_owed(tmp_path: Path) -> None:
+    own = offered(tmp_path, energy_j=1e-12)
+    own.resume_from(replace(own.state, error_queues=(2.5, 0.5)))
+    decision = own.decide(1)
+    assert decision.skipped
+    own.end(decision, {}, {}, 0.0)
+    assert own.state.error_queues == (1.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), offering(1)),
+        (("compression=auto",), cluster(1)),
+        (("compression.activation=auto",), offering(1)),
+        (("compression.upload=auto",), offering(1)),
+    ],
+)
+def test_a_unit_that_offers_what_nobody_asked_for_sits_out(
+    tmp_path: Path, options: tuple[str, ...], told: ClusterState
+) -> None:
+    """It must neither choose what the configuration sets, nor end the run of the others."""
+    overrides = [*MOBILE, "environment=static", "federation.num_units=2", *options]
+    settings, _ = settings_of(tmp_path / "unused", overrides)
+    own = Scheduler(settings, [cluster(0), told])
+    assert own.excluded[1].kind == "WireError"
+    assert "compression.activation=" in own.excluded[1].message
 
 
 def lying(unit: int, change: Mapping[str, str], rounds: int) -> Any:
