@@ -87,9 +87,8 @@ def option_table(problem: RoundProblem) -> OptionTable:
     options = problem.options
     pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
     points, errors = FrontPoints.of(problem), _gradient_errors(problem, len(pairs.gains))
-    if not problem.error_queues:
-        allowed = errors <= options.error_budget
-        pairs = replace(pairs, max_power_w=np.where(allowed, pairs.max_power_w, 0.0))
+    allowed = errors <= problem.largest_error
+    pairs = replace(pairs, max_power_w=np.where(allowed, pairs.max_power_w, 0.0))
     limits = power_limits(pairs)
     of_payloads = limits[:, np.newaxis]
     with np.errstate(invalid="ignore"):
@@ -200,25 +199,31 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     joule_per_bit = math.log(2) / float(pairs.snr_per_watt[at])
     joule_per_bit /= problem.channels[channel].bandwidth_hz
     bits, payable = float(pairs.paid_bits[at]), uplink.energy_j / joule_per_bit
-    if uplink.payloads:
-        uplink = uplink.sending(uplink.payloads[payload])
+    offered, most = uplink.payloads, problem.largest_error
+    sent = uplink.sending(offered[payload]) if offered else uplink
+    ways = _payable(sent, bits, payable, bool(offered)) + "or raise energy_j"
+    if any(each.gradient_error > most for each in offered):
+        ways += f", or error_budget={most:g}, which forbids fewer bits"
     return (
         f"no unit can afford its upload (C8): unit {unit} on channel {channel} comes nearest, "
         f"where {bits:.4g} bits cost more than {bits * joule_per_bit:.4g} J at any power and "
-        f"energy_j is {uplink.energy_j:.4g}; {_payable(uplink, bits, payable)}or raise energy_j"
+        f"energy_j is {uplink.energy_j:.4g}; {ways}"
     )
 
 
-def _payable(uplink: Uplink, bits: float, payable: float) -> str:
-    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits."""
+def _payable(uplink: Uplink, bits: float, payable: float, chosen: bool) -> str:
+    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits;
+    where precisions were ``chosen``, none of them is enough."""
     left = payable - uplink.model_bits
     if bits == uplink.model_bits or left <= 0:
         return f"send fewer than {payable:.4g} bits (LoRA, fewer bits a parameter) "
     share = left / uplink.activation_bits
-    fewer = next((f", such as {name}" for name, part in _PRECISIONS if part < share), "")
+    names = (name for name, part in _PRECISIONS if part < share)
+    fewer = next((f", such as {name} instead of float32" for name in names), "")
+    way = "none" if chosen else f"activations in fewer bits{fewer}, or none"
     return (
         f"the model's {uplink.model_bits:.4g} of them and less than {share:.0%} of the others "
-        f"are feasible: send activations in fewer bits{fewer}, or none with the head on the "
+        f"are feasible: send {way} with the head on the "
         "control unit, count the model's alone (energy=adapters), "
     )
 
