@@ -16,6 +16,7 @@ from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed
+from collapipe.models.split import EMBEDDING
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -26,7 +27,9 @@ from collapipe.wire.messages import Failure, Setup, TrainRequest
 app = ClientApp()
 _reading = threading.Lock()
 _log = logging.getLogger(__name__)
-_OPTIMIZER, _RESIDUAL = _KEPT = "optimizer", "residual"  # in the unit's state, as its setup is
+# in the unit's state, as its setup is
+_OPTIMIZER, _RESIDUAL, _STEM = _KEPT = "optimizer", "residual", "stem"
+_ROWS = "kept"  # the one tensor of the stem's account
 Handler = Callable[[Message, Context], Message]
 
 
@@ -105,13 +108,16 @@ def train(message: Message, context: Context) -> RecordDict:
             start = {name: tensor.clone() for name, tensor in weights.items()}
         with _reading:  # units of one process share what is read
             fixed = _cached_weights(tuple(_setup(context).frozen.items()))
-        whole = {**fixed, **weights}
-        reply, optimizer_state = unit.train(request, whole, _kept(context, _OPTIMIZER))
+        whole, stem = {**fixed, **weights}, unit.stem_rows(_kept(context, _STEM).get(_ROWS))
+        frozen, state = _setup(context).frozen, _kept(context, _OPTIMIZER)
+        reply, optimizer_state = unit.train(request, whole, state, stem, frozen.get(EMBEDDING))
         end = {name: reply.weights[name] for name in weights}
         sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
         cancellation.check()  # a round that the server has given up leaves no state
     if settings.optimizer.state == "keep":
         context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
+    if stem.kept.any():
+        context.state[_STEM] = records.pack_tensors({_ROWS: torch.from_numpy(stem.kept)})
     context.state.pop(_RESIDUAL, None)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
@@ -133,7 +139,8 @@ def _control_unit(context: Context) -> ControlUnit:
 def _cached_weights(parts: tuple[tuple[str, str], ...]) -> Tensors:
     store = FrozenStore(default_folder())
     named = [prefixed(part, store.load(name)) for part, name in parts]
-    return {name: tensor for tensors in named for name, tensor in tensors.items()}
+    # copies, for a product's last bits may depend on how its operands are aligned in memory
+    return {name: tensor.clone() for tensors in named for name, tensor in tensors.items()}
 
 
 @functools.lru_cache(maxsize=64)  # a process may serve many units, and each many rounds

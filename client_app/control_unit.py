@@ -5,18 +5,24 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
 from client_app.cluster_state import cluster_state
 from client_app.link import DecoderLink
+from client_app.stem_rows import StemRows
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.errors import NonFiniteLossError
+from collapipe.models.activation_store import ActivationStore, activation_folder
+from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import (
     HeadPart,
@@ -29,9 +35,10 @@ from collapipe.models.part import (
 )
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.stem import StemSpec
 from collapipe.report import ClusterReport
 from collapipe.runs.rows import load_shards
-from collapipe.sections import OptimizerSettings
+from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
@@ -116,23 +123,43 @@ class ControlUnit:
     def state(self) -> ClusterState:
         return cluster_state(self._settings, self._unit, self._examples, self._vocabulary)
 
+    def stem_rows(self, kept: Tensor | None) -> StemRows:
+        """The account of a round, where ``kept`` is what the last one left, if anything."""
+        settings, adapter, spec = self._settings, self._settings.adapter, self._settings.model
+        further = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
+        row_bytes = spec.dim * getattr(torch, settings.pipeline.dtype).itemsize
+        return StemRows(
+            (np.asarray(self._lengths, np.int64) + further) * row_bytes,
+            np.zeros(len(self._lengths), np.bool_) if kept is None else kept.numpy(),
+            adapter.cache_bytes if isinstance(adapter, LoraSettings) and adapter.cache else 0,
+        )
+
     def train(
-        self, request: TrainRequest, weights: Tensors, state: Tensors
+        self,
+        request: TrainRequest,
+        weights: Tensors,
+        state: Tensors,
+        stem: StemRows,
+        stem_digest: str | None,
     ) -> tuple[TrainReply, Tensors]:
         """Run the round's local steps; the reply, and the optimiser's ``state`` after them.
 
+        ``stem`` counts the rows that a frozen stem computes; ``stem_digest`` is of its weights.
         Raises ``NonFiniteLossError``, ``LinkError`` or ``CancelledRoundError``.
         """
-        settings = self._settings
+        settings, spec = self._settings, self._settings.model
+        if isinstance(spec, StemSpec) and stem.limit_bytes and stem_digest:
+            folder = activation_folder(stem_digest, spec.base)
+            spec = replace(spec, store=ActivationStore(folder, stem.limit_bytes))
         if settings.framework.unsplit:
-            model, optimizer = settings.model, settings.optimizer
-            trainer = UnsplitTrainer(model, self._vocabulary, weights, optimizer, state)
-            return self._run(request, trainer)
+            optimizer = settings.optimizer
+            trainer = UnsplitTrainer(spec, self._vocabulary, weights, optimizer, state)
+            return self._run(request, trainer, stem)
         with (
             self._head(request, weights, state) as head,
-            self._pipeline(request, head, weights, state) as pipeline,
+            self._pipeline(request, spec, head, weights, state) as pipeline,
         ):
-            return self._run(request, pipeline, head)
+            return self._run(request, pipeline, stem, head)
 
     def _head(
         self, request: TrainRequest, weights: Tensors, state: Tensors
@@ -148,9 +175,14 @@ class ControlUnit:
         return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))
 
     def _pipeline(
-        self, request: TrainRequest, head: Head, weights: Tensors, state: Tensors
+        self,
+        request: TrainRequest,
+        spec: ModelSpec,
+        head: Head,
+        weights: Tensors,
+        state: Tensors,
     ) -> Pipeline:
-        spec, optimizer = self._settings.model, self._settings.optimizer
+        optimizer = self._settings.optimizer
 
         def part(name: str, build: Callable[[], Module]) -> Part:
             return Part(name, build_empty(build, select(weights, name)), optimizer, state)
@@ -163,7 +195,11 @@ class ControlUnit:
         return Pipeline(request.plan, first, blocks, head)
 
     def _run(
-        self, request: TrainRequest, trainer: Trainer, head: Head | None = None
+        self,
+        request: TrainRequest,
+        trainer: Trainer,
+        stem: StemRows,
+        head: Head | None = None,
     ) -> tuple[TrainReply, Tensors]:
         settings, seed = self._settings, derive(self._settings.seed, "data", self._unit)
         steps = list[tuple[float, float, int, int]]()
@@ -179,6 +215,7 @@ class ControlUnit:
                     "lower optimizer.lr or set optimizer.clip_norm"
                 ) from error
             steps.append((loss, squared_norm, batch.num_samples, batch.num_targets))
+            stem.take(rows)
         weights, kept = trainer.weights(), trainer.optimizer_state()
         link_bytes = 0, 0
         if isinstance(head, DecoderLink):
@@ -191,6 +228,8 @@ class ControlUnit:
         report = ClusterReport(
             self._unit, losses, sum(samples), sum(targets), seconds, *link_bytes, squared_norms
         )
+        if isinstance(settings.model, StemSpec):
+            report = replace(report, stem_rows=stem.computed)
         return TrainReply(weights, report, self.state), kept
 
     def _step(self, trainer: Trainer, batch: Batch, step: int) -> tuple[float, float]:

@@ -2,9 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Literal
 
-from collapipe.sections import CompressionSettings
+from collapipe.sections import CompressionSettings, PrecisionOrAuto
 from collapipe.state import Payload, Precision
 
 Bits = Callable[[Precision], float]
@@ -55,6 +54,6 @@ def payloads(
 
 
 def _choices(
-    precision: Precision | Literal["auto"], among: Mapping[Precision, float]
+    precision: PrecisionOrAuto, among: Mapping[Precision, float]
 ) -> Mapping[Precision, float]:
     return among if precision == "auto" else {precision: 0.0}

@@ -37,7 +37,8 @@ class ClusterReport:
     ``losses`` of each local step are sums over target tokens divided by the tokens of the whole
     batch; ``squared_norms`` of each are ‖∇F‖² before clipping. ``seconds`` are wall time per phase
     of the control unit's thread. Bytes are the decoder link's payload: activations with masks and
-    targets up, gradients down.
+    targets up, gradients down. ``stem_rows`` are those that a frozen stem computed, by the run's
+    own account.
     """
 
     unit: int
@@ -48,6 +49,7 @@ class ClusterReport:
     link_bytes_up: int = 0
     link_bytes_down: int = 0
     squared_norms: tuple[float, ...] = ()
+    stem_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class ClusterCost:
     ``upload_s`` is τ_n^Up (eq. 11), None where the strategy planned no channel; ``device_energy_j``
     (eq. 16) has each device that takes part and has an energy law. ``finish_s`` is when both are
     done, earlier than their sum where they take place side by side; older runs have the sum only.
+    ``stem_s`` goes before all of it: a frozen stem computes the rows that are not kept.
     """
 
     unit: int
@@ -66,12 +69,13 @@ class ClusterCost:
     upload_energy_j: Amount
     device_energy_j: dict[str, Amount]
     finish_s: Amount | None = None
+    stem_s: Amount = 0.0
 
     @property
     def ends_s(self) -> float:
-        """``finish_s``, in older runs the sum of both."""
+        """``finish_s``, in older runs the sum of both; behind the stem's seconds."""
         both_s = self.pipeline_s + (self.upload_s or 0.0)
-        return both_s if self.finish_s is None else self.finish_s
+        return self.stem_s + (both_s if self.finish_s is None else self.finish_s)
 
 
 @dataclass(frozen=True, slots=True)

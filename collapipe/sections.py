@@ -18,6 +18,7 @@ CountFrom0 = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PrecisionOrAuto = Literal["float32", "bfloat16", "int8", "int6", "int4", "auto"]
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ class CompressionSettings:
     ``auto``: as the scheduler decides, for each unit and round.
     """
 
-    upload: Precision | Literal["auto"]
-    activation: Precision | Literal["auto"]
+    upload: PrecisionOrAuto
+    activation: PrecisionOrAuto
     gradient: Precision
 
     @property
@@ -182,13 +183,26 @@ class AdapterSettings:
 class LoraSettings(AdapterSettings):
     """Adapters of rank r and weight α; ``dropout`` is the probability that an input is dropped.
 
-    ``target_modules`` are last names of linear layers; None: peft's for the family.
+    ``target_modules`` are last names of linear layers; None: peft's for the family. With
+    ``last_blocks`` all before these blocks is frozen, and ``cache`` keeps what it computes of a
+    row, in ``cache_bytes`` at most.
     """
 
     rank: Count
     alpha: Positive
     dropout: Share
     target_modules: tuple[str, ...] | None
+    last_blocks: Count | None = None  # older runs have none of these
+    cache: bool = False
+    cache_bytes: Count = 2**32
+
+    def __post_init__(self) -> None:
+        if self.cache and self.last_blocks is None:
+            raise ConfigError(
+                "adapter.cache=true: with adapter.last_blocks=null every block trains, and no "
+                "activation stays the same; set adapter.last_blocks below model.num_blocks, or "
+                "adapter.cache=false"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The times that the plan itself claims are not used. Energy is eq. 16's without i
 bracket already holds both passes and both transfers (docs/optim.md).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,6 +45,24 @@ def round_cost(
         for cluster in plan.clusters
     )
     return RoundCost(max((cost.ends_s for cost in costs), default=0.0), costs)
+
+
+def with_stem(cost: RoundCost, seconds: Mapping[int, float]) -> RoundCost:
+    """``cost`` where units spend ``seconds`` on a frozen stem before their first step."""
+    costs = tuple(replace(each, stem_s=seconds.get(each.unit, 0.0)) for each in cost.clusters)
+    return RoundCost(max((each.ends_s for each in costs), default=0.0), costs)
+
+
+def stem_seconds(state: ClusterState, blocks: int, forward_share: float, rows: int) -> float:
+    """Seconds of ``rows``, one after another, in ``blocks`` frozen blocks of the cluster's fastest
+    device, and of the hop on which each activation goes back.
+
+    Of a block's time that includes backward, ``forward_share`` is forward's. A frozen embedding
+    alone takes none, as one that trains.
+    """
+    laws = [device.time for device in present_devices(state)]
+    row_s = min(forward_share * law.compute(blocks, 1) + law.hop(1) for law in laws)
+    return rows * row_s if blocks else 0.0
 
 
 def _cluster_cost(

@@ -13,6 +13,7 @@ from collapipe.batch import Batch
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, clip_scale
+from collapipe.models.split import masks_for
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors
 from pipeline import schedule
@@ -60,7 +61,8 @@ class _SegmentStage:
         step, batch = self.step, self.step.micro_batches[micro_batch]
         if self.embedding is not None:
             with step.timer.phase("embedding"):
-                activation = self.embedding.forward(micro_batch, batch.inputs, step.key)
+                masks = masks_for(self.embedding.parts[0].module, batch.mask)
+                activation = self.embedding.forward(micro_batch, batch.inputs, step.key, *masks)
         assert activation is not None
         with step.timer.phase("forward"):
             return self.segment.forward(micro_batch, activation, step.key, batch.mask)

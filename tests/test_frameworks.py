@@ -9,6 +9,7 @@ import torch
 from federated import play
 from safetensors.torch import load_file
 
+from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.runs.model import load_model
 
@@ -62,6 +63,17 @@ def test_blocks_lie_where_the_framework_wants_them(runs: dict[str, Path]) -> Non
     for line in lines(runs["splitfed"]):
         for cluster in line["plan"]["clusters"]:
             assert [each["span"]["blocks"] for each in cluster["segments"]] == [1]
+
+
+def test_every_device_is_a_user_with_rows_of_its_own(tmp_path: Path) -> None:
+    settings = load_overrides([*WORLD, "framework=vanilla_fl_devices"])
+    assert (settings.federation.num_units, settings.channel.num_channels) == (18, 18)
+    given = ("framework=vanilla_fl_devices", "federation.num_units=5", "channel.num_channels=5")
+    play(tmp_path, *WORLD, *given)
+    for line in lines(tmp_path):
+        assert line["units"] == [0, 1, 2, 3, 4]
+        assert all(cluster["segments"] == [] for cluster in line["plan"]["clusters"])
+        assert all(len(cost["device_energy_j"]) == 1 for cost in line["cost"]["clusters"])
 
 
 def test_what_is_uploaded_is_what_is_counted(runs: dict[str, Path]) -> None:

@@ -25,6 +25,7 @@ from server_app.checkpoints.file import CheckpointFolder
         ["server_optimizer=fedadam", "optimizer.state=reset"],
         ["decoder.mode=control_unit"],
         ["decoder.mode=shared", "channel.num_channels=1"],  # one unit a round: no order of arrival
+        ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
         ["compression=int8", "compression.gradient=int4"],
         ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"],  # other precisions in each round
         ["framework=pipeline", "channel.num_channels=1"],

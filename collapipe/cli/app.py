@@ -230,10 +230,10 @@ def reproduce(
 ) -> None:
     """Compute figures of the paper; tell where they agree.
 
-    FIGURE is fig04, fig05, fig07, fig08, fig11 or frameworks, together: modelled; fig06, fig09,
-    fig10 or remark2, which train, the last without data; or all. What trains goes on where it was
-    interrupted: runs in OUTPUT/runs that are finished are not run again. docs/reproduction.md has
-    the results.
+    FIGURE is fig04, fig05, fig07, fig08, spreads, fig11 or frameworks, together: modelled; fig06,
+    fig06_users, fig09, fig10 or remark2, which train, the last without data; or all. What trains
+    goes on where it was interrupted: runs in OUTPUT/runs that are finished are not run again.
+    docs/reproduction.md has the results.
     """
     from collapipe.reproduction.command import reproduce as compute
 

@@ -10,6 +10,7 @@ from collapipe.models.cut import CutSpec, uncut
 from collapipe.models.huggingface.export import check_folder, export, export_tokenizer, writing
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.lora import LoraSpec, merged
+from collapipe.models.stem import StemSpec, without_stem
 from collapipe.runs.model import load_model
 
 
@@ -27,6 +28,9 @@ def export_run(
     weights = model.state_dict()
     if isinstance(spec, CutSpec):
         spec, weights = spec.base, uncut(weights)
+    if isinstance(spec, StemSpec):
+        weights = without_stem(weights, spec.frozen_blocks)
+        spec = spec.base
     if isinstance(spec, LoraSpec):
         weights = merged(spec, tokenizer.vocabulary, weights)
         spec = spec.base

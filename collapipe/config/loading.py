@@ -169,6 +169,8 @@ def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[st
         )
     if segments > settings.model.num_blocks:
         blocks = "model.num_blocks" if settings.framework.cut is None else "framework.cut"
+        if isinstance(settings.adapter, LoraSettings) and settings.adapter.last_blocks:
+            blocks = "adapter.last_blocks"
         yield (
             f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
             "a segment holds at least one block"

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
+from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import drawing_from
 from collapipe.models.split import ModelSpec
+from collapipe.models.stem import StemSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.tokenizer import Vocabulary
@@ -44,7 +46,8 @@ def measure_cost(
     of what trains, and what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B
     fewer.
     """
-    shape, costs = torch.Size((1, tokens, spec.dim)), []
+    rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
+    shape, costs = torch.Size((1, tokens + rows, spec.dim)), []
     for index in range(min(2, spec.num_blocks)):
         with torch.device("meta"):
             block = spec.build_block(index)

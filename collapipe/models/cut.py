@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import ConfigError
 from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, through
+from collapipe.models.stem import StemSpec
 from collapipe.text.tokenizer import Vocabulary
 
 
@@ -21,6 +22,11 @@ def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:
     """
     if cut is None:
         return spec
+    if isinstance(spec, StemSpec):
+        raise ConfigError(
+            f"framework.cut={cut}: counts blocks that adapter.last_blocks={spec.num_blocks} may "
+            "have frozen; set one of the two to null"
+        )
     if cut >= spec.num_blocks:
         raise ConfigError(
             f"framework.cut={cut}: leaves none of model.num_blocks={spec.num_blocks} blocks to the "
@@ -78,17 +84,20 @@ def uncut(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(f"{HEAD}."): weight for name, weight in weights.items()}
 
 
-@functools.lru_cache(maxsize=8)  # every session of every round asks for it
 def extra_rows(spec: ModelSpec) -> int:
     """Rows that the units' last block puts behind those of the tokens, [b, s + rows, d].
 
     0 of a model that is not cut. T5's blocks hand on what they share; its last block, which takes
-    that off, is behind the cut. Found by a pass without memory.
+    that off, is behind the cut.
     """
-    if not isinstance(spec, CutSpec):
-        return 0
+    return rows_behind(spec, spec.num_blocks) if isinstance(spec, CutSpec) else 0
+
+
+@functools.lru_cache(maxsize=8)  # every session of every round asks for it
+def rows_behind(spec: ModelSpec, num_blocks: int) -> int:
+    """The same of the first ``num_blocks`` blocks, found by a pass without memory."""
     with torch.device("meta"):
-        blocks = [spec.build_block(index).eval() for index in range(spec.num_blocks)]
+        blocks = [spec.build_block(index).eval() for index in range(num_blocks)]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         empty = [block.to_empty(device="cpu") for block in blocks]
         hidden, mask = torch.zeros(1, 1, spec.dim), torch.ones(1, 1, dtype=torch.bool)

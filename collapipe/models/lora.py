@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
 from collapipe.models.split import HEAD, DerivedSpec, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
@@ -23,10 +24,24 @@ _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")
 
 
 def with_adapters(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
-    """``model``, with adapters where ``settings`` ask for them."""
+    """``model``, with adapters where ``settings`` ask for them, and behind a frozen stem where
+    they ask for those of the last blocks alone.
+
+    Raises ``ConfigError`` where there are not so many blocks.
+    """
     if not isinstance(settings, LoraSettings):
         return model
-    return LoraSpec(model, settings.rank, settings.alpha, settings.dropout, settings.target_modules)
+    options = settings.rank, settings.alpha, settings.dropout, settings.target_modules
+    last = settings.last_blocks
+    if last is None:
+        return LoraSpec(model, *options)
+    if last > model.num_blocks:
+        raise ConfigError(
+            f"adapter.last_blocks={last}: the model has {model.num_blocks} blocks; set one of "
+            f"1 … {model.num_blocks}, or null for adapters in all blocks"
+        )
+    first = model.num_blocks - last
+    return StemSpec(LoraSpec(model, *options, first), first)
 
 
 @dataclass(frozen=True)
@@ -38,13 +53,15 @@ class LoraSpec(DerivedSpec):
     model is ``base``.
 
     ``dropout`` is of an adapter's input. ``target_modules`` are last names of linear layers; None:
-    peft's for the family, queries and values of most.
+    peft's for the family, queries and values of most. Blocks before
+    ``first_block`` are frozen without adapters.
     """
 
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
     target_modules: tuple[str, ...] | None = None
+    first_block: int = 0
 
     def __post_init__(self) -> None:
         if self.target_modules is None:
@@ -69,7 +86,10 @@ class LoraSpec(DerivedSpec):
 
     def build_block(self, index: int) -> nn.Module:
         """Block ``index``, in which adapters alone train."""
-        return self._adapted(block_name(index), self.base.build_block(index))
+        block = self.base.build_block(index)
+        if index < self.first_block:
+            return block.requires_grad_(False)
+        return self._adapted(block_name(index), block)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
         """A decoder, or a causal model's last layers, with adapters; a task's head as it is.

@@ -69,6 +69,15 @@ class ModelSpec(Protocol):
         """A module that is a ``Head``."""
 
 
+class MaskedEmbedding(nn.Module):
+    """An embedding that must know what of its inputs is padding: (inputs, mask) → hidden."""
+
+
+def masks_for(embedding: nn.Module, mask: Tensor) -> tuple[Tensor, ...]:
+    """What ``embedding`` is called with behind its inputs."""
+    return (mask,) if isinstance(embedding, MaskedEmbedding) else ()
+
+
 @dataclass(frozen=True)
 class DerivedSpec:
     """What a model made out of another one, ``base``, has in common with it."""
@@ -110,12 +119,14 @@ class SplitModel(nn.Module):
 
     def encode(self, inputs: Tensor, mask: Tensor) -> Tensor:
         """The last block's activation [b, s, d], without dropout."""
-        return through(self.blocks, self.embedding(inputs), mask)
+        hidden = self.embedding(inputs, *masks_for(self.embedding, mask))
+        return through(self.blocks, hidden, mask)
 
     def loss(self, batch: Batch, key: DropoutKey) -> Tensor:
         """Sum of the target tokens' losses in one piece, with the dropout of micro-batch 0."""
         with drawing_from(key.generator(EMBEDDING, 0)):
-            hidden: Tensor = self.embedding(batch.inputs)
+            masks = masks_for(self.embedding, batch.mask)
+            hidden: Tensor = self.embedding(batch.inputs, *masks)
         for index, block in enumerate(self.blocks):
             with drawing_from(key.generator(block_name(index), 0)):
                 hidden = block(hidden, batch.mask)

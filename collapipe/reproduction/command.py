@@ -16,7 +16,16 @@ from rich.table import Table
 
 from collapipe import __version__
 from collapipe.errors import ConfigError
-from collapipe.reproduction import fig04, fig05, fig06, fig11, frameworks, remark2
+from collapipe.reproduction import (
+    fig04,
+    fig05,
+    fig06,
+    fig06_users,
+    fig11,
+    frameworks,
+    remark2,
+    spreads,
+)
 from collapipe.reproduction.drawing import STYLE
 from collapipe.reproduction.fig07_fig08 import FIG07, FIG08
 from collapipe.reproduction.fig09_fig10 import FIG09, FIG10
@@ -25,8 +34,16 @@ from collapipe.reproduction.paper_world import paper_presets
 from collapipe.reproduction.training import Training, data_folder
 from collapipe.runs.evidence import Interval
 
-_MODELLED = (fig04.FIGURE, fig05.FIGURE, FIG07, FIG08, fig11.FIGURE, frameworks.FIGURE)
-_TRAINED = (fig06.FIGURE, FIG09, FIG10, remark2.FIGURE)
+_MODELLED = (
+    fig04.FIGURE,
+    fig05.FIGURE,
+    FIG07,
+    FIG08,
+    spreads.FIGURE,
+    fig11.FIGURE,
+    frameworks.FIGURE,
+)
+_TRAINED = (fig06.FIGURE, fig06_users.FIGURE, FIG09, FIG10, remark2.FIGURE)
 _CHOICES: Mapping[str, Sequence[PaperFigure[Any]]] = {
     **{each.name: (each,) for each in (*_MODELLED, *_TRAINED)},
     "modelled": _MODELLED,
@@ -116,6 +133,6 @@ def _table(title: str, claims: Iterable[Claim]) -> Table:
 def shown(interval: Interval, unit: str) -> str:
     """Such as ``12.3 (11.0 … 13.6) %``; what has no unit, such as a loss, more precisely."""
     digits = 1 if unit else 3
-    mean, low, high = (f"{each:.{digits}f}" for each in (interval.mean, *interval.ends))
+    mean, low, high = (f"{each:z.{digits}f}" for each in (interval.mean, *interval.ends))
     ends = "" if interval.low is None else f" ({low} … {high})"
     return f"{mean}{ends} {unit}".rstrip()

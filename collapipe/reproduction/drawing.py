@@ -70,8 +70,10 @@ def panels(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
 
 
-def draw_lines(axes: Axes, series: Series, markevery: Any = None, nested: bool = False) -> None:
-    """A line of means in a band of 95 % for each label.
+def draw_lines(
+    axes: Axes, series: Series, markevery: Any = None, nested: bool = False, bands: bool = True
+) -> None:
+    """A line of means for each label, with ``bands`` in one of 95 %.
 
     Markers are apart, and with ``nested`` wide lines lie below narrow ones, so that lines on each
     other are seen to be several.
@@ -80,7 +82,8 @@ def draw_lines(axes: Axes, series: Series, markevery: Any = None, nested: bool =
     for place, (label, (x, intervals)) in enumerate(series.items()):
         mark, every = MARKS[place], max(len(x) // 5, 1)
         ends = np.transpose([each.ends for each in intervals])
-        axes.fill_between(x, *ends, color=mark.colour, alpha=0.15, linewidth=0)
+        if bands:
+            axes.fill_between(x, *ends, color=mark.colour, alpha=0.2, linewidth=0)
         axes.plot(
             x,
             [each.mean for each in intervals],

@@ -1,10 +1,10 @@
 """Fig. 4: a batch's time when the blocks are split evenly over S devices, over S and m.
 
+The paper splits evenly, S = L/δ, so that S is 1, 2, 3 or 6; those between are computed beside it.
 Devices that are alike, then drawn ones of which the S fastest are taken. Limits of memory and
 energy are left out, which would only hide a part of the picture.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,16 +17,19 @@ from collapipe.reproduction.figure import Cell, Finding, Ours, PaperFigure, Row,
 from collapipe.reproduction.paper_world import (
     BATCH_SIZE,
     TRANSFORMER_BLOCKS,
+    narrowed,
     paper_presets,
     settings,
 )
-from collapipe.runs.evidence import over_seeds, share_over_seeds
+from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
 from collapipe.state import DeviceProfile
 from optim.latency import pipeline_latency
 from optim.partition.baselines import even_blocks
 from optim.problem import Floats
 
 CLUSTERS = 60  # drawn for each seed
+SEGMENTS = (1, 2, 3, 6)  # the paper's S
+_EVERY = range(1, TRANSFORMER_BLOCKS + 1)
 _NEARLY_ALWAYS = 90  # %
 
 
@@ -41,20 +44,17 @@ def latencies(devices: Sequence[DeviceProfile]) -> Floats:
     return seconds
 
 
-def best(seconds: Floats) -> tuple[int, int]:
-    """S and m of the least latency in [S, m]."""
-    place, m = np.unravel_index(seconds.argmin(), seconds.shape)
-    return int(place) + 1, int(m) + 1
+def best(seconds: Floats, among: Sequence[int] = SEGMENTS) -> tuple[int, int]:
+    """S, one of ``among``, and m of the least latency in [S, m]."""
+    chosen = seconds[np.array(among) - 1]
+    place, m = np.unravel_index(chosen.argmin(), chosen.shape)
+    return among[int(place)], int(m) + 1
 
 
 @functools.cache
 def _alike() -> Floats:
     """Latencies [S, m] of K devices in the middle of all ranges of the preset."""
-    preset = paper_presets().cluster
-    ranges = ("relative_speed", "flops_per_s", "d2d_power_w")
-    middles: dict[str, Any] = {name: (sum(getattr(preset, name)) / 2,) * 2 for name in ranges}
-    alike = dataclasses.replace(preset, **middles)
-    return latencies(dataclasses.replace(paper_presets(), cluster=alike).devices(0))
+    return latencies(narrowed(0.0).devices(0))
 
 
 def _compute(seed: int) -> Floats:
@@ -73,21 +73,30 @@ def _rows(seed: int, drawn: Floats) -> Iterator[Row]:
 
 
 def _findings(drawn: Sequence[Floats]) -> Iterator[Finding]:
-    for axis, name, most in ((1, "m", BATCH_SIZE), (0, "S", drawn[0].shape[1])):
-        share = share_over_seeds(
-            100 * sum(1 < best(cluster)[axis] < most for cluster in each) / len(each)
-            for each in drawn
-        )
+    for axis, name, most in ((1, "m", BATCH_SIZE), (0, "S", TRANSFORMER_BLOCKS)):
         text = f"drawn clusters whose best {name} lies inside 1 < {name} < {most}"
-        paper = f"there is always an optimal {name}"
+        paper, share = f"there is always an optimal {name}", _inside(drawn, axis, most, SEGMENTS)
         yield above(text, paper, share, "%", _NEARLY_ALWAYS, or_equal=True)
+        yield Finding(f"{text}, every S", _inside(drawn, axis, most, _EVERY), "%")
+    for segments in SEGMENTS:
+        percents = (100 * float(np.mean([best(c)[0] == segments for c in each])) for each in drawn)
+        yield Finding(f"drawn clusters whose best S is {segments}", share_over_seeds(percents), "%")
     means = [each.mean(axis=0) for each in drawn]
     for devices, tables in (("alike devices", [_alike()]), ("mean of drawn clusters", means)):
-        segments, micro_batches = zip(*map(best, tables), strict=True)
-        yield Finding(f"{devices}: best S", over_seeds(segments), "devices")
-        yield Finding(f"{devices}: best m", over_seeds(micro_batches), "micro-batches")
+        for among, what in ((SEGMENTS, ""), (_EVERY, ", every S")):
+            chosen, micro_batches = zip(*(best(each, among) for each in tables), strict=True)
+            yield Finding(f"{devices}: best S{what}", over_seeds(chosen), "devices")
+            yield Finding(f"{devices}: best m{what}", over_seeds(micro_batches), "micro-batches")
         least = over_seeds(float(each.min()) for each in tables)
-        yield Finding(f"{devices}: least latency", least, "s")
+        yield Finding(f"{devices}: least latency, every S", least, "s")
+
+
+def _inside(drawn: Sequence[Floats], axis: int, most: int, among: Sequence[int]) -> Interval:
+    """How many clusters are best between the ends of S (axis 0) or m (axis 1), %."""
+    return share_over_seeds(
+        100 * sum(1 < best(cluster, among)[axis] < most for cluster in each) / len(each)
+        for each in drawn
+    )
 
 
 def _draw(drawn: Sequence[Floats], _: Ours) -> Figure:
@@ -97,11 +106,12 @@ def _draw(drawn: Sequence[Floats], _: Ours) -> Figure:
         (left, [_alike()], "(a) devices that are alike"),
         (right, means, "(b) drawn devices, the S fastest, mean"),
     ):
-        m, by_segments = range(1, BATCH_SIZE + 1), enumerate(np.swapaxes(tables, 0, 1), start=1)
-        series = {f"S={s}": (m, drawing.over_places(seconds)) for s, seconds in by_segments}
+        m, by_segments = range(1, BATCH_SIZE + 1), np.swapaxes(tables, 0, 1)
+        series = {f"S={s}": (m, drawing.over_places(by_segments[s - 1])) for s in SEGMENTS}
         drawing.draw_lines(axes, series, markevery=[0, 1, 3, 7, 15, 31, 63])
         mean = np.mean(tables, axis=0)
-        (segments, least), least_s = best(mean), float(mean.min())
+        segments, least = best(mean)
+        least_s = float(mean[segments - 1, least - 1])
         star: dict[str, Any] = {"marker": "*", "markersize": 13, "mfc": "white", "mec": "black"}
         axes.plot(least, least_s, linestyle="none", zorder=5, label="optimum", **star)
         text = f"S={segments}, m={least}: {least_s:.0f} s"

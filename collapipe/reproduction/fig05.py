@@ -1,6 +1,11 @@
-"""Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs."""
+"""Fig. 5: the best S and m of clusters with uneven devices, and what an even split costs.
+
+At these optima also what the paper assumes or states of them: that chunks tend to be equal
+(assumption 4), what a device holds (Table III), and what it spends (C9, C9').
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +17,8 @@ from collapipe.reproduction import drawing
 from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above, near
 from collapipe.reproduction.paper_world import BERT_BLOCKS, draw_cluster, settings, solve, stream
 from collapipe.runs.evidence import Interval, over_seeds, share_over_seeds
+from optim.latency import block_caps
+from optim.problem import ClusterProblem, Partition
 
 CLUSTERS = 200  # drawn for each seed, of which the paper shows three
 _PAPER = {5: 14, 4: 11, 3: 9}  # m for each S
@@ -26,6 +33,10 @@ class SolvedCluster(NamedTuple):
     latency_s: float
     even_micro_batches: int
     even_latency_s: float
+    chunk_ratio: float  # largest over smallest chunk of the optimum's devices
+    most_blocks: int  # on a device
+    most_energy_j: float  # of a device for a whole batch
+    affords_batch: int  # whether any split keeps every device's energy for a whole batch
 
 
 Clusters = Sequence[SolvedCluster]
@@ -39,7 +50,27 @@ def _solve(seed: int, number: int) -> SolvedCluster:
     cluster, rng = draw_cluster(BERT_BLOCKS, seed, number), stream(seed, "solver", number)
     best, even = solve("exact", cluster, rng)[0].best, solve("gpipe", cluster, rng, True)[0].best
     optimum = best.num_segments, best.num_micro_batches, best.latency_s
-    return SolvedCluster(*optimum, even.num_micro_batches, even.latency_s)
+    split, affords = _chunks_and_energy(cluster, best), int(_affords_batch(cluster))
+    return SolvedCluster(*optimum, even.num_micro_batches, even.latency_s, *split, affords)
+
+
+def _chunks_and_energy(cluster: ClusterProblem, best: Partition) -> tuple[float, int, float]:
+    """Largest over smallest chunk, most blocks, and the most joules for a batch of a device."""
+    size = cluster.batch_size / best.num_micro_batches
+    held = [pair for pair in zip(cluster.devices, best.blocks, strict=True) if pair[1]]
+    chunks = [device.time.chunk(blocks, size) for device, blocks in held]
+    joules = [device.energy.law.chunk(blocks, size) for device, blocks in held if device.energy]
+    return max(chunks) / min(chunks), max(best.blocks), best.num_micro_batches * max(joules)
+
+
+def _affords_batch(cluster: ClusterProblem) -> bool:
+    """Whether any split fits if E_k^max is for all micro-batches of a batch, as C9 has it."""
+    devices = tuple(
+        replace(device, energy=device.energy and replace(device.energy, scope="batch"))
+        for device in cluster.devices
+    )
+    caps = block_caps(replace(cluster, devices=devices))
+    return bool(caps.sum(axis=1).max() >= cluster.num_blocks)
 
 
 def _rows(seed: int, clusters: Clusters) -> Iterator[Row]:
@@ -67,6 +98,23 @@ def _findings(seeds: Sequence[Clusters]) -> Iterator[Finding]:
         yield Finding(f"clusters whose best S is {s}", _shares(seeds, s), "%")
     mean = over_seeds(float(np.mean([c.latency_s for c in each])) for each in seeds)
     yield Finding("mean latency of the optimum", mean, "s")
+    yield from _assumed(seeds)
+
+
+def _assumed(seeds: Sequence[Clusters]) -> Iterator[Finding]:
+    """What the paper assumes and states of its optima; memory as Table II's preset has it."""
+    medians = over_seeds(
+        100 * (float(np.median([c.chunk_ratio for c in each])) - 1) for each in seeds
+    )
+    text = "assumption 4: largest chunk above the smallest, median of the optima"
+    yield near(text, 0.0, medians, "%", 10)
+    most = over_seeds(float(np.mean([c.most_blocks for c in each])) for each in seeds)
+    yield Finding("Table III: blocks on the device that holds most, mean", most, "blocks")
+    spent = over_seeds(float(np.mean([c.most_energy_j for c in each])) for each in seeds)
+    yield Finding("C9: joules of a batch on the device that spends most, mean", spent, "J")
+    able = share_over_seeds(100 * float(np.mean([c.affords_batch for c in each])) for each in seeds)
+    text = "C9: clusters that some split fits, Table II's energy being for a whole batch"
+    yield Finding(text, able, "%")
 
 
 def _segments(seeds: Sequence[Clusters]) -> list[int]:

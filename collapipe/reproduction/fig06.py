@@ -32,7 +32,11 @@ AXES: Mapping[str, str] = {
     "devices_s": "after equal seconds on devices",
     "clock_s": "after equal seconds with uploads",
 }
-_LABELS = {"rounds": "round", "devices_s": "hours on devices", "clock_s": "hours with uploads"}
+AXIS_LABELS: Mapping[str, str] = {
+    "rounds": "round",
+    "devices_s": "hours on devices",
+    "clock_s": "hours with uploads",
+}
 _ROUNDING = 0.01  # of a loss
 _EARLY = 0.25  # of the time in which the first framework is through its rounds
 Key = tuple[str, str]  # task and framework
@@ -128,7 +132,7 @@ def _draw(seeds: Seeds, _: Ours) -> Figure:
             for name, label in FRAMEWORKS.items()
         }
         drawing.draw_lines(axes, series, nested=True)
-        axes.set(xlim=(0, None), ylim=(0, None), xlabel=_LABELS[axis])
+        axes.set(xlim=(0, None), ylim=(0, None), xlabel=AXIS_LABELS[axis])
         if axis == "rounds":
             axes.set_ylabel(f"{task}: {seeds[0][task, OWN].metric_label}")
     labels = panels[0].get_legend_handles_labels()

@@ -54,6 +54,7 @@ class MethodTimes:
     devices_s: Floats
     slowest_s: Floats  # the largest of the clusters' times on devices
     uploads_s: Floats  # what uploads add to that
+    activations_s: Floats  # of sending a batch's activations, by themselves
     adapters_s: Floats  # of sending adapters
     over_limits: int  # how many clusters exceed memory or energy
 
@@ -92,7 +93,9 @@ def _compute(seed: int, num_blocks: int) -> Times:
         devices = seconds.mean(axis=1)
         uploads = totals.mean(axis=1) + adapters.mean(axis=1) * (name != "pipeline") - devices
         found[name] = MethodTimes(
-            devices, seconds.max(axis=1), uploads, adapters.mean(axis=1), over_limits
+            *(devices, seconds.max(axis=1), uploads),
+            *(activations.mean(axis=1), adapters.mean(axis=1)),
+            over_limits,
         )
     return found
 
@@ -138,6 +141,13 @@ def _findings(seeds: Sequence[Times]) -> Iterator[Finding]:
         over_seeds(100 * (1 - _TOTALS[_UPLOADS](each[OWN]) / _one_by_one(each)) for each in seeds),
         "%",
     )
+    most_w = paper_presets().channel.max_power_w
+    for what, sent_s in (
+        ("activations of a batch", [each[OWN].activations_s for each in seeds]),
+        ("adapters", [each[OWN].adapters_s for each in seeds]),
+    ):
+        joules = over_seeds(most_w * float(each.mean()) for each in sent_s)
+        yield Finding(f"C8: joules of a unit's {what} at the largest power, mean", joules, "J")
     for other in OTHERS:
         shares = [100 * each[other].over_limits / (ROUNDS * CLUSTERS) for each in seeds]
         text = f"{LABELS[other]}: clusters whose memory or energy it exceeds"

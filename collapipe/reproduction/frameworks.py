@@ -154,7 +154,6 @@ def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
         for what in PAYLOADS
     }
     drawing.draw_lines(right, series)
-    right.axhline(0, color="black", linewidth=0.8)
     right.set(xlabel="uplinks' bandwidth [Table II's]", ylabel="total below VanillaFL's by [%]")
     right.set_title("(b) CollaPipe against VanillaFL")
     for axes in (left, right):

@@ -51,14 +51,31 @@ def paper_presets() -> PaperPresets:
     return PaperPresets(settings.build("cluster"), settings.build("channel"), options)
 
 
+@functools.cache
+def narrowed(spread: float) -> PaperPresets:
+    """The presets with the ranges of devices shrunk around their middles, which stay.
+
+    ``spread`` is the share of their width that is left: 0 makes all devices alike, 1 changes
+    nothing.
+    """
+    presets, ranges = paper_presets(), dict[str, Any]()
+    for name in ("relative_speed", "flops_per_s", "d2d_power_w"):
+        low, high = getattr(presets.cluster, name)
+        middle = (1 - spread) * (low + high) / 2
+        ranges[name] = spread * low + middle, spread * high + middle
+    return replace(presets, cluster=replace(presets.cluster, **ranges))
+
+
 def stream(seed: int, *purpose: int | str) -> np.random.Generator:
     """A generator for one purpose of one seed."""
     return np.random.default_rng(derive(seed, *purpose))
 
 
-def draw_cluster(num_blocks: int, seed: int, *purpose: int | str) -> ClusterProblem:
-    """Sub-1 of a drawn cluster under eq. (15), m up to b."""
-    devices = paper_presets().devices(seed, *purpose)
+def draw_cluster(
+    num_blocks: int, seed: int, *purpose: int | str, spread: float = 1.0
+) -> ClusterProblem:
+    """Sub-1 of a drawn cluster under eq. (15), m up to b; see ``narrowed``."""
+    devices = narrowed(spread).devices(seed, *purpose)
     return ClusterProblem(devices, num_blocks, BATCH_SIZE, BATCH_SIZE, "bound")
 
 

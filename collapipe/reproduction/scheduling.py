@@ -6,7 +6,7 @@ and channels.
 """
 
 import functools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -42,12 +42,15 @@ def total_s(run: RunHistory) -> float:
 
 
 def run_histories(
-    seed: int, rounds: int, runs: Mapping[K, tuple[Overrides, Overrides]]
+    seed: int,
+    rounds: int,
+    runs: Mapping[K, tuple[Overrides, Overrides]],
+    keep_losses: Collection[K] = (),
 ) -> dict[K, RunHistory]:
     """The rounds of each run, which is a strategy in a world.
 
     World and strategy are what sets them apart from the experiment ``fig11``; a strategy's options
-    are all under ``strategy``.
+    are all under ``strategy``. In those of ``keep_losses`` a unit has one loss for all rounds.
     """
     # What control units report is the same for all strategies; their rows, in all worlds, too.
     base = _settings(seed, ())
@@ -60,16 +63,19 @@ def run_histories(
         units = range(own.federation.num_units)
         return [cluster_state(own, unit, shards[unit], tokenizer.vocabulary) for unit in units]
 
-    going = [_run(_settings(seed, *each), rounds, states(each[0])) for each in runs.values()]
+    going = [
+        _run(_settings(seed, *each), rounds, states(each[0]), key in keep_losses)
+        for key, each in runs.items()
+    ]
     # Round by round: what all of them compute from the same devices is computed once.
     return dict(zip(runs, zip(*zip(*going, strict=True), strict=True), strict=True))
 
 
 def _run(
-    settings: Settings, rounds: int, states: Sequence[ClusterState]
+    settings: Settings, rounds: int, states: Sequence[ClusterState], keep_losses: bool
 ) -> Iterator[ScheduledRound]:
     scheduler = Scheduler(settings, states)
-    for each in dry_run(settings, scheduler, range(1, rounds + 1)):
+    for each in dry_run(settings, scheduler, range(1, rounds + 1), keep_losses):
         report = each.report
         yield ScheduledRound(
             report.cost.delay_s if report.cost else 0.0,

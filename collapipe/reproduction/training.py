@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe import config
+from collapipe.config import Settings
 from collapipe.config.composing import flattened
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.runs.reading import Run, read_run
@@ -33,12 +34,14 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of ``experiment``, with what makes it differ from the others."""
+    """A run of ``experiment``, with what makes it differ from the others: ``overrides``, and those
+    that ``derive`` makes of its settings, whatever the experiment's sizes."""
 
     experiment: Experiment
     variant: str
     seed: int
     overrides: tuple[str, ...] = ()
+    derive: Callable[[Settings], tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class Training:
         names = [job.experiment.name, *([job.experiment.full] if self.full else [])]
         data = self.data and job.experiment.data and self.data / job.experiment.data
         root = [f"data.root={config.quoted(data)}"] if data else []
-        return [f"experiment=[{','.join(names)}]", *root, *job.overrides, f"seed={job.seed}"]
+        given = [f"experiment=[{','.join(names)}]", *root, *job.overrides, f"seed={job.seed}"]
+        return [*given, *job.derive(config.load_overrides(given))] if job.derive else given
 
 
 def data_folder(given: Path | None) -> Path:

@@ -24,6 +24,7 @@ from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, Partition
 from optim.timeline import stages_behind, timeline
 
+_STEM = Kind("frozen stem", "fill c3")
 _PIPELINE = Kind("pipeline, all local steps", "fill c0")
 _UPLOAD = Kind("upload, after the pipeline", "fill c1", 0.25, 0.5)
 _STREAMED = Kind("upload, head, gradients", "fill c1", 0, 0.75)
@@ -40,9 +41,11 @@ def gantt(line: RoundReport) -> Markup:
     for cluster in line.plan.clusters:
         name, cost, uplink = f"unit {cluster.unit}", costs.get(cluster.unit), cluster.uplink
         pipeline_s, upload_s, ends_s = _times(cluster, cost)
-        rest_s = None if pipeline_s is None or upload_s is None else ends_s - pipeline_s
-        both = ((_PIPELINE, pipeline_s), (_UPLOAD, rest_s))
-        parts = [(kind, value) for kind, value in both if value is not None]
+        stem_s, rest_s = cost.stem_s if cost else 0.0, None
+        if pipeline_s is not None and upload_s is not None:
+            rest_s = ends_s - stem_s - pipeline_s
+        timed = ((_STEM, stem_s or None), (_PIPELINE, pipeline_s), (_UPLOAD, rest_s))
+        parts = [(kind, value) for kind, value in timed if value is not None]
         if parts:
             failed = ", failed" if cluster.unit in line.failures else ""
             bars.append(stacked(name, parts, seconds(ends_s) + failed))

@@ -200,7 +200,7 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     joule_per_bit /= problem.channels[channel].bandwidth_hz
     bits, payable = float(pairs.paid_bits[at]), uplink.energy_j / joule_per_bit
     offered, most = uplink.payloads, problem.largest_error
-    sent = uplink.sending(offered[payload]) if offered else uplink
+    sent = uplink.sending(_payload(uplink, payload))
     ways = _payable(sent, bits, payable, bool(offered)) + "or raise energy_j"
     if any(each.gradient_error > most for each in offered):
         ways += f", or error_budget={most:g}, which forbids fewer bits"
@@ -211,19 +211,26 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     )
 
 
-def _payable(uplink: Uplink, bits: float, payable: float, chosen: bool) -> str:
-    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits;
-    where precisions were ``chosen``, none of them is enough."""
+def _payable(uplink: Uplink, bits: float, payable: float, smallest: bool) -> str:
+    """What a unit could send for its energy, which pays for fewer than ``payable`` of its bits.
+
+    ``smallest``: it could choose its precisions, and even these are too many.
+    """
     left = payable - uplink.model_bits
     if bits == uplink.model_bits or left <= 0:
         return f"send fewer than {payable:.4g} bits (LoRA, fewer bits a parameter) "
     share = left / uplink.activation_bits
+    if smallest:
+        return (
+            f"even in the fewest bits that it may send less than {share:.0%} of the activations "
+            "are feasible: take fewer local steps, send none with the head on the control unit, "
+            "count the model's bits alone (energy=adapters), "
+        )
     names = (name for name, part in _PRECISIONS if part < share)
     fewer = next((f", such as {name} instead of float32" for name in names), "")
-    way = "none" if chosen else f"activations in fewer bits{fewer}, or none"
     return (
         f"the model's {uplink.model_bits:.4g} of them and less than {share:.0%} of the others "
-        f"are feasible: send {way} with the head on the "
+        f"are feasible: send activations in fewer bits{fewer}, or none with the head on the "
         "control unit, count the model's alone (energy=adapters), "
     )
 

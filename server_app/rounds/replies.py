@@ -70,6 +70,7 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
     possible = (
         0 < report.samples <= most_samples
         and 0 < report.target_tokens <= most_samples * settings.task.max_length
+        and 0 <= report.stem_rows <= most_samples
         and all(abs(loss) < _MOST for loss in report.losses)
         and len(report.squared_norms) == len(report.losses)
         and all(0 <= norm < _MOST for norm in report.squared_norms)

@@ -51,18 +51,19 @@ class RoundResult:
 
 
 def dry_run(
-    settings: Settings, scheduler: Scheduler, rounds: Iterable[int]
+    settings: Settings, scheduler: Scheduler, rounds: Iterable[int], keep_losses: bool = False
 ) -> Iterator[RoundResult]:
     """Decide one round after the other and count what it costs; nothing is trained.
 
     All units finish, with losses that are drawn anew in every round: strategies that look at losses
-    choose by chance. Raises as ``Scheduler.decide``.
+    choose by chance. With ``keep_losses`` each unit has one loss for all rounds, as where some
+    units' rows stay harder than others'. Raises as ``Scheduler.decide``.
     """
     for number in rounds:
         began = time.perf_counter()
         decision = scheduler.decide(number)
         plan_s = time.perf_counter() - began
-        rng = np.random.default_rng(derive(settings.seed, "losses", number))
+        rng = np.random.default_rng(derive(settings.seed, "losses", 0 if keep_losses else number))
         losses = rng.random(settings.federation.num_units).tolist()
         units = tuple(cluster.unit for cluster in decision.plan.clusters)
         report = scheduler.end(decision, dict(enumerate(losses)), {}, plan_s, units=units)

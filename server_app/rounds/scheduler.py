@@ -10,12 +10,14 @@ from pydantic import AliasChoices, Field
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.models.cost import measure_cost
+from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, unknown_cluster
 from collapipe.wire.messages import Failure
-from optim.cost import round_cost
+from optim.cost import round_cost, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
 from optim.radio.channel import Fading
@@ -151,10 +153,13 @@ class Scheduler:
         reported: Mapping[int, Reported],
         measured_s: float,
         observation: RoundObservation | None = None,
+        stem_rows: Mapping[int, int] | None = None,
         **trained: Any,
     ) -> RoundReport:
-        """The round is over: losses and cluster states of the units that finished, and what it
-        showed. ``trained`` are the report's fields that training gives."""
+        """The round is over: losses and cluster states of the units that finished, what it showed,
+        and the rows that each unit's frozen stem computed. ``trained`` are the report's fields
+        that training gives."""
+        decision = replace(decision, cost=self._with_stem(decision, stem_rows or {}))
         modelled, before = self._settings.federation.clock == "modelled", self.state
         delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
         if observation is not None:
@@ -181,6 +186,19 @@ class Scheduler:
             estimates=self.state.estimates,
             **trained,
         )
+
+    def _with_stem(self, decision: RoundDecision, rows: Mapping[int, int]) -> RoundCost:
+        """The round's cost, with what the units' frozen stems computed."""
+        settings, spec = self._settings, self._settings.model
+        if not isinstance(spec, StemSpec) or not rows:
+            return decision.cost
+        tokens = settings.task.max_length
+        block = measure_cost(spec, tokens, settings.batch_size, settings.optimizer)
+        share = block.forward_flops / (block.forward_flops + block.backward_flops)
+        states = {state.unit: state for state in decision.request.clusters}
+        blocks = spec.frozen_blocks
+        seconds = {u: stem_seconds(states[u], blocks, share, count) for u, count in rows.items()}
+        return with_stem(decision.cost, seconds)
 
     def update_states(self, reported: Mapping[int, Reported]) -> None:
         """What units report of their clusters replaces what they reported before."""

@@ -188,6 +188,7 @@ class CollaPipeStrategy(Strategy):
             {unit: reply.state for unit, reply in finished.items()},
             time.perf_counter() - now.began,
             observation,
+            {unit: each.stem_rows for unit, each in reports.items()},
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=train_loss,

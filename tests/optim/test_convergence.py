@@ -5,10 +5,13 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
+from collapipe.models.split import through
+from collapipe.models.transformer import EncoderBlock, TransformerSpec
 from collapipe.state import Channel, Uplink
 from optim.convergence import (
     gamma_power,
@@ -169,3 +172,38 @@ def test_a_step_that_is_too_long_is_named_with_its_limits() -> None:
         match=r"learning rate 5 with S=3 .* below 0\.771 \(the theorem itself says 5\.57\)",
     ):
         check_step_size(Descent(1.0, 0.1, 0.4, 5.0, 4, 60), 3)
+
+
+def test_lemma_1_fails_as_printed_wherever_s_squared_is_below_l() -> None:
+    """One unit, 12 blocks, no decoder: with S = 1, ‖∇F‖² is 12 times what eq. (20) bounds it by.
+
+    ‖∇F‖² is measured as the slope of the loss along the gradient, the bound from each block's own.
+    """
+    torch.manual_seed(0)
+    spec = TransformerSpec(dim=8, num_heads=2, feed_forward_dim=16)
+    blocks = torch.nn.ModuleList(EncoderBlock(spec) for _ in range(12)).double()
+    blocks.eval()  # no dropout
+    hidden, mask = torch.randn(2, 5, 8).double(), torch.ones(2, 5, dtype=torch.bool)
+    target = torch.randn(2, 5, 8).double()
+
+    def loss() -> torch.Tensor:
+        return (through(blocks, hidden, mask) - target).square().mean()
+
+    loss().backward()
+    weights = [each for each in blocks.parameters() if each.grad is not None]
+    gradients = [each.grad.clone() for each in weights if each.grad is not None]
+    losses = []
+    with torch.no_grad():
+        for step in (1e-9, -2e-9):
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight += step * gradient
+            losses.append(loss().item())
+    measured = (losses[0] - losses[1]) / 2e-9
+    of_blocks = [
+        sum(float(each.grad.square().sum()) for each in block.parameters() if each.grad is not None)
+        for block in blocks
+    ]
+    for segments in (1, 2, 3, 4, 6, 12):
+        bound = segments**2 / 12 * sum(of_blocks)
+        assert measured / bound == pytest.approx(12 / segments**2, rel=1e-4)
+        assert (measured <= bound) == (segments**2 >= 12)

@@ -12,9 +12,9 @@ import pytest
 from scipy.integrate import quad
 
 from collapipe.plan import ClusterPlan, RoundPlan
-from collapipe.report import RoundCost
-from collapipe.state import ClusterState, DeviceProfile
-from optim.cost import round_cost
+from collapipe.report import ClusterCost, RoundCost
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from optim.cost import round_cost, stem_seconds, with_stem
 from optim.dssra import Dssra
 from optim.planner import RoundRequest
 from tests.optim.discrete_event import Line, Station
@@ -234,3 +234,19 @@ def test_a_round_without_units_costs_nothing_and_one_without_uplinks_no_upload()
     assert cost.delay_s == max(each.pipeline_s for each in cost.clusters)
     assert [each.finish_s for each in cost.clusters] == [each.pipeline_s for each in cost.clusters]
     assert {(each.upload_s, each.upload_energy_j) for each in cost.clusters} == {(None, 0.0)}
+
+
+def test_a_stem_is_computed_row_by_row_on_the_fastest_device() -> None:
+    """And each row's activation is sent back; units begin their first step behind it."""
+    laws = [
+        AffineLaw(1.0, 0.5, 0.0, 9.0),
+        AffineLaw(2.0, 1.0, 0.25, 0.75),
+    ]  # the first sends slowly
+    devices = tuple(DeviceProfile(f"device-{k}", law) for k, law in enumerate(laws))
+    cluster = ClusterState(0, devices, 10)
+    assert stem_seconds(cluster, 4, 0.5, 7) == 7 * (0.5 * 4 * (2.0 + 1.0) + 0.25 + 0.75)
+    assert stem_seconds(cluster, 0, 0.5, 7) == stem_seconds(cluster, 4, 0.5, 0) == 0
+    costs = tuple(ClusterCost(unit, 1.0, None, 0.0, {}, 2.0 + unit) for unit in range(2))
+    late = with_stem(RoundCost(3.0, costs), {0: 5.0})
+    assert late.delay_s == 7.0
+    assert [each.ends_s for each in late.clusters] == [7.0, 3.0]

@@ -105,6 +105,11 @@ def test_a_round_that_only_fewer_bits_make_feasible() -> None:
         planned(asked, Dssra())
     with pytest.raises(InfeasibleRoundError, match=r"\bC8\b"):
         planned(offering(asked, ("float32",)), Dssra())
+    too_many = tuple(
+        replace(state, uplink=replace(state.uplink, energy_j=1.0)) for state in asked.clusters
+    )
+    with pytest.raises(InfeasibleRoundError, match=r"\bC8\b.*fewest bits"):
+        planned(offering(replace(asked, clusters=too_many)), Dssra())
     plan = planned(offering(asked), Dssra())
     assert plan.clusters
     assert all(each.uplink and each.uplink.activation != "float32" for each in plan.clusters)

@@ -61,6 +61,15 @@ def test_a_history_does_not_depend_on_the_others() -> None:
     assert other != alone
 
 
+def test_losses_that_persist_choose_the_same_units_in_every_round() -> None:
+    runs = dict.fromkeys(("anew", "persistent"), ((), ("strategy=loss_only",)))
+    histories = run_histories(3, 8, runs, keep_losses=("persistent",))
+    # In the first round nobody has a loss yet.
+    chosen = {name: {each.took_part for each in run[2:]} for name, run in histories.items()}
+    assert len(chosen["persistent"]) == 1
+    assert len(chosen["anew"]) > 1
+
+
 def test_every_round_schedules_as_many_units_as_there_are_channels() -> None:
     for history in found().values():
         assert [sum(result.took_part) for result in history] == [4] * 6
@@ -134,7 +143,8 @@ def test_frameworks_meet_the_same_devices_and_send_what_is_theirs() -> None:
 
 def test_every_payload_and_bandwidth_is_a_world() -> None:
     worlds = frameworks.worlds()
-    assert len(worlds) == 4 * len(LABELS) + 5 * len(frameworks.FACTORS)
+    payloads = len(frameworks.PAYLOADS) + 1  # and VanillaFL beside them
+    assert len(worlds) == 4 * len(LABELS) + payloads * len(frameworks.FACTORS)
     assert worlds["bfloat16; 2 times the bandwidth"] == (
         "channel.activation_bits=50331648.0",
         "environment=static",

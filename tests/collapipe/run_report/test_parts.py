@@ -1,9 +1,14 @@
 """Markup and axes."""
 
 import pytest
+from round_report import round_report
 
+from collapipe.formatting import seconds
+from collapipe.plan import ClusterPlan, RoundPlan, SegmentPlan, Span
+from collapipe.report import ClusterCost, RoundCost
 from collapipe.run_report.drawing import scale
 from collapipe.run_report.html import Markup, join, tag
+from collapipe.run_report.round import gantt
 
 
 def test_markup_escapes_all_but_itself() -> None:
@@ -49,3 +54,13 @@ def test_what_stands_beside_a_tick_is_its_value(largest: float) -> None:
     for tick, name in zip(axis.ticks, axis.names(), strict=True):
         shown = float(name.rstrip("kMG").replace(",", "")) * powers.get(name[-1], 1.0)
         assert shown == pytest.approx(tick, rel=1e-9)
+
+
+@pytest.mark.parametrize("stem_s", [0.0, 5.0])
+def test_a_frozen_stem_stands_before_the_pipeline(stem_s: float) -> None:
+    plan = RoundPlan(1, (ClusterPlan(0, (SegmentPlan("a", Span(0, 2)),), 2, "gpipe"),))
+    cost = RoundCost(4.0 + stem_s, (ClusterCost(0, 3.0, 1.0, 0.0, {}, 4.0, stem_s),))
+    drawn = str(gantt(round_report(plan=plan, cost=cost)))
+    assert ("frozen stem" in drawn) == (stem_s > 0)
+    for part in (3.0, 1.0, 4.0 + stem_s):
+        assert seconds(part) in drawn

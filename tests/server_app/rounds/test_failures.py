@@ -342,6 +342,7 @@ LIES = [
     reports(losses=[1.7e308, 1.7e308]),
     reports(samples=10**400),
     reports(samples=13),
+    reports(stem_rows=13),
     reports(target_tokens=10**15),
     reports(link_bytes_up=-5),
     reports(link_bytes_down=2**62),
@@ -368,7 +369,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     (first,) = lines(tmp_path / "run")
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
-    says = ["no round of it can have"] * 12 + ["cannot be read", "other weights"]
+    says = ["no round of it can have"] * 13 + ["cannot be read", "other weights"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out

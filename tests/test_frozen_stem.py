@@ -1,0 +1,208 @@
+"""A run behind a frozen stem ends with the same weights, bit for bit, whatever was kept of it."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from federated import TINY, UNEVEN, grid_of, run, train
+from full_disk import full_disk
+from huggingface import folder, without_dropout
+from pytest import LogCaptureFixture, MonkeyPatch
+from torch import Tensor
+
+from collapipe import config
+from collapipe.cli.export import export_run
+from collapipe.errors import ConfigError
+from collapipe.models.activation_store import ActivationStore
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.models.split import ModelSpec, SplitModel
+from collapipe.runs.model import load_model
+
+STEM = ("adapter=lora", "adapter.last_blocks=2", "model.dropout=0.2", "adapter.dropout=0.1")
+ALONE = ("federation.num_units=1", "task.train_rows=12", "federation.rounds=3")  # 2 steps an epoch
+CACHED = "adapter.cache=true"
+
+
+@pytest.fixture(scope="module")
+def uncached(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The weights of one unit's run without a cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return run(tmp_path_factory.mktemp("run"), *STEM, *ALONE)
+
+
+def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> set[str]:
+    """Names of those that are not the same to the last bit."""
+    assert found.keys() == expected.keys()
+    same = {n for n in found if found[n].numpy().tobytes() == expected[n].numpy().tobytes()}
+    return found.keys() - same
+
+
+def files() -> list[Path]:
+    """What the user's cache holds of activations."""
+    return sorted(Path(os.environ["XDG_CACHE_HOME"]).glob("collapipe/activations/*/*"))
+
+
+def rounds(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def stem_seconds(run_dir: Path) -> list[float]:
+    """Modelled, of a run of one unit."""
+    return [line["cost"]["clusters"][0]["stem_s"] for line in rounds(run_dir)]
+
+
+def test_what_was_kept_changes_no_bit(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
+    """Not in the run that keeps it, nor in one that finds all of it; both have the same clock."""
+    outcomes = []
+    for name in ("cold", "warm"):
+        assert differing(run(tmp_path / name, *STEM, *ALONE, CACHED), uncached) == set()
+        outcomes.append([(line["clock_s"], line["train_loss"]) for line in rounds(tmp_path / name)])
+        assert 0 < len(files()) <= 12
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["federation.num_units=2"],
+        ["framework=vanilla_fl", "federation.num_units=2"],
+        ["decoder.mode=control_unit", "pipeline.dtype=float64"],
+        ["compression=int8"],
+    ],
+    ids=lambda options: options[0],
+)
+def test_so_it_is_with_other_options(tmp_path: Path, options: list[str]) -> None:
+    kept, computed = (
+        run(tmp_path / name, *STEM, *options, f"adapter.cache={name}") for name in ("true", "false")
+    )
+    assert files()
+    assert differing(kept, computed) == set()
+
+
+def test_the_clock_counts_a_row_once(tmp_path: Path) -> None:
+    """Without a cache in every epoch; a local step of all rows is an epoch."""
+    options = [*STEM, *ALONE, "batch_size=12", "federation.local_steps=1"]
+    run(tmp_path / "true", *options, CACHED)
+    run(tmp_path / "false", *options)
+    each_s = stem_seconds(tmp_path / "false")[0]
+    assert each_s > 0
+    assert stem_seconds(tmp_path / "true") == [each_s, 0.0, 0.0]
+    assert stem_seconds(tmp_path / "false") == [each_s] * 3
+    for name in ("true", "false"):
+        for line in rounds(tmp_path / name):
+            (cost,) = line["cost"]["clusters"]
+            assert line["cost"]["delay_s"] == cost["stem_s"] + cost["finish_s"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"torn", None], ids=["empty", "torn", "one bit"])
+def test_a_damaged_file_is_computed_again(
+    tmp_path: Path, uncached: dict[str, Tensor], caplog: LogCaptureFixture, damage: bytes | None
+) -> None:
+    run(tmp_path / "first", *STEM, *ALONE, CACHED)
+    whole = {file: file.read_bytes() for file in files()}
+    for file, data in whole.items():
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        file.write_bytes(flipped if damage is None else damage)
+    with caplog.at_level(logging.WARNING):
+        assert differing(run(tmp_path / "again", *STEM, *ALONE, CACHED), uncached) == set()
+    assert str(files()[0]) in caplog.text
+    assert {file: file.read_bytes() for file in files()} == whole
+
+
+def test_an_activation_of_another_row_is_none(tmp_path: Path) -> None:
+    store = ActivationStore(tmp_path / "store", 10_000)
+    rows, activation = torch.tensor([[1, 2], [1, 3]]), torch.rand(2, 4)
+    store.keep(rows[0], activation)
+    (file,) = (tmp_path / "store").iterdir()
+    store.keep(rows[1], activation)
+    (other,) = {*(tmp_path / "store").iterdir()} - {file}
+    assert torch.equal(store.load(rows[0]), activation)  # type: ignore[arg-type]
+    file.replace(other)
+    assert store.load(rows[0]) is store.load(rows[1]) is None
+    assert not list((tmp_path / "store").iterdir())
+
+
+def test_no_more_than_its_bytes_are_kept(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
+    limit = 8000
+    found = run(tmp_path, *STEM, *ALONE, CACHED, f"adapter.cache_bytes={limit}")
+    assert differing(found, uncached) == set()
+    assert 0 < sum(file.stat().st_size for file in files()) <= limit
+    assert all(seconds > 0 for seconds in stem_seconds(tmp_path))  # what had no room
+
+
+def test_a_full_disk_costs_time_and_nothing_else(
+    tmp_path: Path,
+    uncached: dict[str, Tensor],
+    monkeypatch: MonkeyPatch,
+    caplog: LogCaptureFixture,
+) -> None:
+    keep = ActivationStore.keep
+
+    def without_room(store: ActivationStore, ids: Tensor, activation: Tensor) -> None:
+        with full_disk():
+            keep(store, ids, activation)
+
+    monkeypatch.setattr(ActivationStore, "keep", without_room)
+    with caplog.at_level(logging.WARNING):
+        assert differing(run(tmp_path, *STEM, *ALONE, CACHED), uncached) == set()
+    assert files() == []
+    assert caplog.text.count("no more activations are kept") == 3  # once a round
+
+
+def test_a_pipeline_behind_a_stem_ends_where_one_device_does(tmp_path: Path) -> None:
+    exact = (*STEM, "pipeline.dtype=float64", "model.dropout=0", "adapter.dropout=0", UNEVEN)
+    piped = run(tmp_path / "piped", *exact, CACHED, "pipeline.num_segments=2")
+    whole = run(tmp_path / "whole", *exact, "framework=vanilla_fl")
+    assert differing(piped, whole)  # in another order of sums
+    for name, weight in whole.items():
+        torch.testing.assert_close(piped[name], weight, rtol=0, atol=1e-9, msg=name)
+
+
+def test_an_export_knows_no_stem(tmp_path: Path) -> None:
+    """T5's table of positions passes stem and blocks, and files of the cache."""
+    name = folder(tmp_path, "t5", **without_dropout("t5"))
+    options = [option for option in TINY if not option.startswith("model.")]
+    options += ["model=huggingface", f"model.name={name}", "task.max_length=18", *ALONE]
+    options += [
+        "adapter=lora",
+        "adapter.last_blocks=2",
+        CACHED,
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    settings = config.load_overrides(options)
+    train(grid_of(settings, options, None), settings)
+    export_run(tmp_path / "run", tmp_path / "out", ())
+    settings, model, tokenizer = load_model(tmp_path / "run")
+    plain = HuggingFaceSpec(str(tmp_path / "out"), pretrained=True)
+    exported = SplitModel(cast(ModelSpec, plain), tokenizer.vocabulary).eval()
+    batch = settings.task.inputs(["Dienstag", "Montag, 14:05"], tokenizer).batch([0, 1])
+    with torch.no_grad():
+        found, expected = (m.encode(batch.inputs, batch.mask) for m in (exported, model))
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.zero_()
+        begun = model.encode(batch.inputs, batch.mask)
+    rounding, learned = ((each - expected)[batch.mask].abs().max() for each in (found, begun))
+    assert 100 * rounding < learned
+    assert len(files()) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["adapter.last_blocks=7"], r"adapter\.last_blocks=7: .* 1 … 6"),
+        (["adapter.last_blocks=0"], r"adapter\.last_blocks=0: must be at least 1"),
+        (["adapter.cache=true"], r"adapter\.cache=true: .* set adapter\.last_blocks"),
+        (["adapter.last_blocks=1", "pipeline.num_segments=2"], r"more than adapter\.last_blocks=1"),
+        (["adapter.last_blocks=2", "framework=splitfed"], r"framework\.cut=1: .* null"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(options: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        config.load_overrides(["adapter=lora", *options])
+    assert "\n" not in str(caught.value)
