@@ -55,10 +55,9 @@ def _model_bits(settings: Settings, vocabulary: Vocabulary, precision: str) -> f
         with_head = not settings.server_has_heads
         return upload_bits(settings.model, vocabulary, precision, dtype, with_head)
 
-    real, preset = sent(precision, getattr(torch, settings.pipeline.dtype)), settings.channel
-    if preset.model_bits is None:
-        return real
-    return preset.model_bits * real / sent(FLOAT32, torch.float32)
+    real = sent(precision, getattr(torch, settings.pipeline.dtype))
+    preset = settings.channel.model_bits
+    return real if preset is None else preset * real / sent(FLOAT32, torch.float32)
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:

@@ -9,7 +9,6 @@ from collapipe.errors import ConfigError
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
 _MOST_NAME = 64  # characters of a device's name, which is printed
-_MOST_PAYLOADS = 64
 _MOST_ERROR = 1.0  # of a gradient, relative: sending nothing is as good
 
 Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
@@ -160,10 +159,6 @@ class Uplink:
         for gain in self.gains:
             if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
                 raise ConfigError(f"Uplink: a gain of {gain} is none")
-        if len(self.payloads) > _MOST_PAYLOADS:
-            raise ConfigError(
-                f"Uplink: {len(self.payloads)} payloads; at most {_MOST_PAYLOADS} are possible"
-            )
         if len({each.precisions for each in self.payloads}) < len(self.payloads):
             raise ConfigError("Uplink: two payloads in the same precisions")
 

@@ -21,6 +21,7 @@ LATENCIES = get_args(Latency)
 FADINGS = ("none", "rayleigh")
 UPLINKS = ("streamed", "after")
 ENERGIES = ("all", "adapters")
+_LEAST_BUDGET = 1e-18  # of an error: its inverse is squared
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
@@ -128,9 +129,10 @@ class RoundOptions:
             value = getattr(self, field.name)
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{field.name}={value}: must be finite and not negative")
-        if not self.error_budget:
+        if self.error_budget < _LEAST_BUDGET:
             raise ConfigError(
-                "error_budget=0: must be above 0; for no error at all set compression to float32"
+                f"error_budget={self.error_budget:g}: must be at least {_LEAST_BUDGET:g}; for no "
+                "error at all set compression to float32"
             )
         if self.drift == "paper" and not self.drift_weight:
             raise ConfigError(
@@ -154,6 +156,11 @@ class RoundProblem:
     num_blocks: int  # L, for Γ
     options: RoundOptions
     error_queues: tuple[float, ...] = ()  # Q_n(t)
+
+    @property
+    def largest_error(self) -> float:
+        """The most that a unit's ρ may be in this round."""
+        return math.inf if self.error_queues else self.options.error_budget
 
 
 @dataclass(frozen=True, slots=True)

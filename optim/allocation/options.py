@@ -87,9 +87,8 @@ def option_table(problem: RoundProblem) -> OptionTable:
     options = problem.options
     pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
     points, errors = FrontPoints.of(problem), _gradient_errors(problem, len(pairs.gains))
-    if not problem.error_queues:
-        allowed = errors <= options.error_budget
-        pairs = replace(pairs, max_power_w=np.where(allowed, pairs.max_power_w, 0.0))
+    allowed = errors <= problem.largest_error
+    pairs = replace(pairs, max_power_w=np.where(allowed, pairs.max_power_w, 0.0))
     limits = power_limits(pairs)
     of_payloads = limits[:, np.newaxis]
     with np.errstate(invalid="ignore"):
@@ -200,12 +199,15 @@ def _upload(problem: RoundProblem, pairs: Links, holding: list[int]) -> str:
     joule_per_bit = math.log(2) / float(pairs.snr_per_watt[at])
     joule_per_bit /= problem.channels[channel].bandwidth_hz
     bits, payable = float(pairs.paid_bits[at]), uplink.energy_j / joule_per_bit
-    sent, smallest = uplink.sending(_payload(uplink, payload)), bool(uplink.payloads)
+    offered, most = uplink.payloads, problem.largest_error
+    sent = uplink.sending(_payload(uplink, payload))
+    ways = _payable(sent, bits, payable, bool(offered)) + "or raise energy_j"
+    if any(each.gradient_error > most for each in offered):
+        ways += f", or error_budget={most:g}, which forbids fewer bits"
     return (
         f"no unit can afford its upload (C8): unit {unit} on channel {channel} comes nearest, "
         f"where {bits:.4g} bits cost more than {bits * joule_per_bit:.4g} J at any power and "
-        f"energy_j is {uplink.energy_j:.4g}; {_payable(sent, bits, payable, smallest)}or raise "
-        "energy_j"
+        f"energy_j is {uplink.energy_j:.4g}; {ways}"
     )
 
 
@@ -220,11 +222,12 @@ def _payable(uplink: Uplink, bits: float, payable: float, smallest: bool) -> str
     share = left / uplink.activation_bits
     if smallest:
         return (
-            f"even in the fewest bits that error_budget allows less than {share:.0%} of the "
-            "activations are feasible: take fewer local steps, send none with the head on the "
-            "control unit, count the model's bits alone (energy=adapters), "
+            f"even in the fewest bits that it may send less than {share:.0%} of the activations "
+            "are feasible: take fewer local steps, send none with the head on the control unit, "
+            "count the model's bits alone (energy=adapters), "
         )
-    fewer = next((f", such as {name}" for name, part in _PRECISIONS if part < share), "")
+    names = (name for name, part in _PRECISIONS if part < share)
+    fewer = next((f", such as {name} instead of float32" for name in names), "")
     return (
         f"the model's {uplink.model_bits:.4g} of them and less than {share:.0%} of the others "
         f"are feasible: send activations in fewer bits{fewer}, or none with the head on the "

@@ -108,11 +108,28 @@ def test_a_round_that_only_fewer_bits_make_feasible() -> None:
     too_many = tuple(
         replace(state, uplink=replace(state.uplink, energy_j=1.0)) for state in asked.clusters
     )
-    with pytest.raises(InfeasibleRoundError, match=r"\bC8\b.*error_budget"):
+    with pytest.raises(InfeasibleRoundError, match=r"\bC8\b.*fewest bits"):
         planned(offering(replace(asked, clusters=too_many)), Dssra())
     plan = planned(offering(asked), Dssra())
     assert plan.clusters
     assert all(each.uplink and each.uplink.activation != "float32" for each in plan.clusters)
+
+
+@pytest.mark.parametrize(("budget", "forbids"), [(1e-2, False), (1e-6, True)])
+def test_who_has_chosen_the_fewest_bits_is_not_told_to_choose_fewer(
+    budget: float, forbids: bool
+) -> None:
+    """Only a budget of errors may stand in the way."""
+    asked = drawn_request("paper", 0, num_units=2)
+    clusters = tuple(
+        replace(state, uplink=replace(state.uplink, activation_bits=2e8, energy_j=2.0))
+        for state in asked.clusters
+    )
+    asked = replace(asked, clusters=clusters)
+    with pytest.raises(InfeasibleRoundError, match=r"\bC8\b") as caught:
+        planned(offering(asked), AllUnits(error_budget=budget))
+    assert "such as" not in str(caught.value)
+    assert ("error_budget" in str(caught.value)) == forbids
 
 
 def test_algorithm_3_chooses_none() -> None:
@@ -127,3 +144,13 @@ def test_a_plan_with_what_no_unit_offered_is_refused() -> None:
     forged = replace(first, uplink=replace(first.uplink, activation="int6"))
     with pytest.raises(PlanViolationError, match="int6"):
         verify_plan(replace(plan, clusters=(forged, *others)), asked)
+
+
+@pytest.mark.parametrize("budget", [0.0, 1e-200])
+def test_a_budget_has_a_size(budget: float) -> None:
+    """The square of what an error is of it must be a number."""
+    for strategy in (Dssra, AllUnits):
+        with pytest.raises(ConfigError, match=r"^strategy\.error_budget="):
+            strategy(error_budget=budget)
+    asked = offering(drawn_request("paper", 0))
+    assert planned(asked, Dssra(error_budget=1e-18)).clusters
