@@ -47,7 +47,7 @@ def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocab
 
 
 def _model_bits(settings: Settings, vocabulary: Vocabulary, precision: str) -> float:
-    """θ_n^enc: the preset's, which is that of float32, or what is really sent."""
+    """θ_n^enc: what is really sent, or the preset's share of what float32 would be."""
     if not settings.framework.aggregate:  # it travels here to be evaluated, there never
         return 0.0
 
@@ -55,9 +55,10 @@ def _model_bits(settings: Settings, vocabulary: Vocabulary, precision: str) -> f
         with_head = not settings.server_has_heads
         return upload_bits(settings.model, vocabulary, precision, dtype, with_head)
 
-    real = sent(precision, getattr(torch, settings.pipeline.dtype))
     preset = settings.channel.model_bits
-    return real if preset is None else preset * real / sent(FLOAT32, torch.float32)
+    if preset is None:
+        return sent(precision, getattr(torch, settings.pipeline.dtype))
+    return preset * sent(precision, torch.float32) / sent(FLOAT32, torch.float32)
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:

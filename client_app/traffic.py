@@ -31,9 +31,9 @@ class LinkFormat:
     rows: RowsRead  # that travel
 
     def share(self, precision: str) -> float:
-        """Of an activation's bits in float32."""
+        """Of an activation's bits in float32, in which a preset has them."""
         row = 1, self.dim
-        return num_bytes(row, self.dtype, precision) / num_bytes(row, torch.float32, FLOAT32)
+        return num_bytes(row, torch.float32, precision) / num_bytes(row, torch.float32, FLOAT32)
 
     def answers(self, micro_batches: Sequence[Batch]) -> int:
         """Bytes of the frames with each micro-batch's loss and gradient."""

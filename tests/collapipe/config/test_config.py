@@ -188,6 +188,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
     "collapipe": {},
     "collapipe_no_ss": {"partition": "no_segment_scheduling"},
     "vanilla_fl": {"partition": "vanilla_fl", "unsplit": True},
+    "vanilla_fl_devices": {"partition": "vanilla_fl", "unsplit": True},
     "pipeline": {"partition": "pipeline", "aggregate": False},
     "titanic": {"partition": "titanic"},
     "splitfed": {"cut": 1},
