@@ -40,13 +40,13 @@ def payloads(
     if activation_bits is None:
         activations = {"float32": 0.0}
     uploads = _choices(compression.upload, UPLOAD_ERRORS)
+    # Once for each precision: what a link will carry is counted on batches.
+    sizes = {each: activation_bits(each) if activation_bits else 0.0 for each in activations}
+    weights = {each: model_bits(each) for each in uploads}
     offered = (
         Payload(
-            activation,
-            upload,
-            model_bits(upload),
-            activation_bits(activation) if activation_bits else 0.0,
-            activations[activation] + uploads[upload],
+            *(activation, upload, weights[upload], sizes[activation]),
+            gradient_error=activations[activation] + uploads[upload],
         )
         for activation, upload in itertools.product(activations, uploads)
     )

@@ -18,7 +18,7 @@ CountFrom0 = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PrecisionOrAuto = Literal["float32", "bfloat16", "int8", "int6", "int4", "auto"]
+PrecisionOrAuto = Literal[Precision, "auto"]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """Precisions that the scheduler chooses, through server, units and decoder link."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from federated import run
-from test_fewer_bits import states
+from test_fewer_bits import rounds, states
 
 from collapipe.errors import ConfigError
 
@@ -19,10 +17,6 @@ STEP = (
     "batch_size=8",
     "pipeline.num_micro_batches=1",
 )
-
-
-def rounds(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_what_is_sent_is_what_was_chosen(tmp_path: Path) -> None:

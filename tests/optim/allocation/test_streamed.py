@@ -18,7 +18,7 @@ from optim.allocation.exact import exact_allocation
 from optim.allocation.options import OptionTable, option_table
 from optim.cluster_plan import activation_times
 from optim.partition.exact import exact_partition
-from optim.problem import ClusterProblem, Latency, Partition, RoundProblem
+from optim.problem import Allocation, ClusterProblem, Latency, Partition, RoundProblem
 from optim.verify import verify_cluster, verify_round
 from tests.optim import rounds
 from tests.optim.partition_references import EveryPartition
@@ -92,21 +92,26 @@ def random_round(
     return Round(clusters, replace(problem, num_blocks=sizes[0], options=options))
 
 
-def check(drawn: Round) -> Counter[str]:
-    """What the answer is by both ways, and some of what made it difficult."""
-    most, least = rounds.best_by_enumeration(drawn.of_all())
-    problem = drawn.of_fronts()
+def best_allocations(problem: RoundProblem, most: int, least: float) -> tuple[Allocation, ...]:
+    """The verified answer, which schedules the most units at the least cost; none for nobody."""
     if not most:
         with pytest.raises(InfeasibleRoundError):
             exact_allocation(problem)
-        return Counter()
+        return ()
     solution = exact_allocation(problem)
     verify_round(solution, problem)
     assert len(solution.allocations) == most
     assert solution.certificate.objective == pytest.approx(least, rel=1e-9, abs=1e-12)
     assert 0 <= solution.certificate.gap <= 1e-9
-    seen = Counter({"feasible": 1})
-    for each in solution.allocations:
+    return solution.allocations
+
+
+def check(drawn: Round) -> Counter[str]:
+    """What the answer is by both ways, and some of what made it difficult."""
+    problem = drawn.of_fronts()
+    allocations = best_allocations(problem, *rounds.best_by_enumeration(drawn.of_all()))
+    seen = Counter({"feasible": 1} if allocations else {})
+    for each in allocations:
         alone = exact_partition(drawn.clusters[each.unit])
         kept = {(point.blocks, point.num_micro_batches) for point in alone.front}
         chosen = each.partition.blocks, each.partition.num_micro_batches
