@@ -1,13 +1,18 @@
 """Precisions that the scheduler chooses, through server, units and decoder link."""
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from federated import run
 from test_fewer_bits import rounds, states
 
+from client_app import app as client_app
+from client_app import payloads
 from collapipe.errors import ConfigError
+from collapipe.tensors import Tensors
 
 SLOW = ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=4")
 # An epoch of one step, always of the same rows in one micro-batch: all of equal length.
@@ -43,6 +48,26 @@ def test_a_budget_that_allows_nothing_ends_like_float32(tmp_path: Path) -> None:
     exact = run(tmp_path / "exact", *strategy)
     chosen = run(tmp_path / "auto", *strategy, "compression=auto", "strategy.error_budget=1e-12")
     assert all(torch.equal(chosen[name], exact[name]) for name in exact)
+
+
+def test_after_an_exact_upload_nothing_is_owed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it repaid is not sent again."""
+    compress, calls = client_app.compress_update, list[tuple[str, bool]]()
+
+    def seen(start: Tensors, end: Tensors, residual: Tensors, precision: str) -> Any:
+        calls.append((precision, bool(residual)))
+        return compress(start, end, residual, precision)
+
+    monkeypatch.setattr(client_app, "compress_update", seen)
+    monkeypatch.setattr(payloads, "UPLOAD_ERRORS", {"float32": 0.0, "int8": 2e-3})
+    upload = ("compression.upload=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=6")
+    run(tmp_path, *upload, "federation.num_units=1", "strategy.drift_weight=0.2")
+    following = list(itertools.pairwise(calls))
+    owes = {before: owed for (before, _), (_, owed) in following}
+    assert owes == {"int8": True, "float32": False}
+    assert ("float32", True) in calls  # it repaid something
 
 
 @pytest.mark.parametrize("strategy", [("strategy=even",), ("strategy=dssra_paper",)])
