@@ -16,7 +16,7 @@ from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed
-from collapipe.models.split import EMBEDDING
+from collapipe.models.split import EMBEDDING, HEAD
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -110,18 +110,28 @@ def train(message: Message, context: Context) -> RecordDict:
             fixed = _cached_weights(tuple(_setup(context).frozen.items()))
         whole, stem = {**fixed, **weights}, unit.stem_rows(_kept(context, _STEM).get(_ROWS))
         frozen, state = _setup(context).frozen, _kept(context, _OPTIMIZER)
+        state |= records.unpack_head_state(message.content)
         reply, optimizer_state = unit.train(request, whole, state, stem, frozen.get(EMBEDDING))
         end = {name: reply.weights[name] for name in weights}
         sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
         cancellation.check()  # a round that the server has given up leaves no state
+    head_state: Tensors = {}
     if settings.optimizer.state == "keep":
+        if settings.chooses_heads:  # the server keeps it, who says where it is needed next
+            head_state, optimizer_state = _head_and_rest(optimizer_state)
         context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
     if stem.kept.any():
         context.state[_STEM] = records.pack_tensors({_ROWS: torch.from_numpy(stem.kept)})
     context.state.pop(_RESIDUAL, None)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
-    return records.pack_reply(replace(reply, weights=sent))
+    return records.pack_reply(replace(reply, weights=sent, head_state=head_state))
+
+
+def _head_and_rest(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    heads = {name for name in tensors if name.startswith(f"{HEAD}.")}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in heads}
+    return {name: tensors[name] for name in heads}, rest
 
 
 def _setup(context: Context) -> Setup:

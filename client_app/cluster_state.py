@@ -1,15 +1,19 @@
 """What a unit reports of its cluster: devices, rows, and the bits that it will upload."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from client_app.payloads import payloads
+from client_app.payloads import Sending, payloads
 from client_app.traffic import LinkTraffic
 from collapipe.config import Settings
 from collapipe.devices.presets import ClusterPreset
-from collapipe.models.cost import measure_cost, upload_bits
+from collapipe.errors import ConfigError
+from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upload_bits
 from collapipe.seeds import derive
-from collapipe.state import ClusterState, Uplink
+from collapipe.state import BlockCost, ClusterState, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.compression import FLOAT32
@@ -25,40 +29,96 @@ def cluster_state(
     )
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
     uplink = _uplink(settings, unit, examples, vocabulary)
+    if settings.units_have_heads and not settings.framework.unsplit:
+        head_s = _head_seconds(settings, vocabulary, cluster, cost, unit)
+        if settings.chooses_heads:
+            uplink = replace(uplink, control_unit_head_s=head_s)
+        else:
+            uplink = replace(uplink, head_s=head_s)
     return ClusterState(unit, devices, len(examples.lengths), uplink)
 
 
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:
     """With all payloads that the scheduler may choose from, else with the one that is set."""
     traffic = LinkTraffic.of(settings, unit, examples) if settings.server_has_heads else None
-    offered = payloads(
-        settings.compression,
-        lambda precision: _model_bits(settings, vocabulary, precision),
-        traffic.up_bits if traffic else None,
-    )
+    offered = payloads(settings.compression, tuple(_ways(settings, vocabulary, traffic)))
     return settings.channel.draw_uplink(
         model_bits=offered[0].model_bits,
         activation_bits=offered[0].activation_bits,
         gradient_bits=traffic.down_bits if traffic else 0.0,
         num_samples=settings.federation.local_steps * settings.batch_size if traffic else 0,
         rng=_generator(settings, "uplink", unit),
-        payloads=offered if settings.compression.decided else (),
+        payloads=offered if settings.chooses_payloads else (),
     )
 
 
-def _model_bits(settings: Settings, vocabulary: Vocabulary, precision: str) -> float:
-    """θ_n^enc: what is really sent, or the preset's share of what float32 would be."""
+def _ways(
+    settings: Settings, vocabulary: Vocabulary, traffic: LinkTraffic | None
+) -> Iterator[Sending]:
+    """What the unit sends with its head on the server, and with its head here."""
+    chosen = settings.chooses_heads
+    if traffic:
+
+        def on_server(precision: str) -> float:
+            return _model_bits(settings, vocabulary, precision, with_head=False)
+
+        yield Sending("server" if chosen else None, on_server, traffic.up_bits)
+    if settings.units_have_heads:
+
+        def here(precision: str) -> float:
+            return _model_bits(settings, vocabulary, precision, with_head=True)
+
+        yield Sending("control_unit" if chosen else None, here, None)
+
+
+def _model_bits(
+    settings: Settings, vocabulary: Vocabulary, precision: str, with_head: bool
+) -> float:
+    """θ_n^enc: what is really sent, or the preset's share of what float32 would be.
+
+    A head whose place is chosen takes its optimiser's memory along. A preset's figure is then that
+    of a unit whose head is on the server.
+    """
     if not settings.framework.aggregate:  # it travels here to be evaluated, there never
         return 0.0
+    travels = with_head and settings.chooses_heads and settings.optimizer.state == "keep"
 
-    def sent(precision: str, dtype: torch.dtype) -> float:
-        with_head = not settings.server_has_heads
+    def sent(precision: str, dtype: torch.dtype, with_head: bool) -> float:
         return upload_bits(settings.model, vocabulary, precision, dtype, with_head)
+
+    def state(dtype: torch.dtype) -> float:
+        memory = settings.model, vocabulary, settings.optimizer, dtype
+        return head_state_bits(*memory) if travels else 0.0
 
     preset = settings.channel.model_bits
     if preset is None:
-        return sent(precision, getattr(torch, settings.pipeline.dtype))
-    return preset * sent(precision, torch.float32) / sent(FLOAT32, torch.float32)
+        dtype = getattr(torch, settings.pipeline.dtype)
+        return sent(precision, dtype, with_head) + state(dtype)
+    whole = sent(precision, torch.float32, with_head) + state(torch.float32)
+    return preset * whole / sent(FLOAT32, torch.float32, not settings.server_has_heads)
+
+
+def _head_seconds(
+    settings: Settings,
+    vocabulary: Vocabulary,
+    cluster: ClusterPreset,
+    cost: BlockCost,
+    unit: int,
+) -> float:
+    """Of all local steps of a round in a head on the control unit, by its FLOPs in blocks."""
+    law = cluster.control_unit(cost, unit)
+    if law is None and settings.chooses_heads:
+        raise ConfigError(
+            f"decoder.mode=auto: how fast the control unit of unit {unit} is, is not known; set "
+            "cluster.control_unit_… of the preset, or control_unit in the inventory, or choose "
+            "decoder.mode=per_cluster or control_unit"
+        )
+    if law is None:
+        return 0.0
+    flops = head_flops(settings.model, vocabulary, settings.task.max_length)
+    blocks = flops / (cost.forward_flops + cost.backward_flops)
+    step_s = blocks * law.compute(1, settings.batch_size)
+    return settings.federation.local_steps * step_s
 
 
 def _generator(settings: Settings, purpose: str, unit: int) -> np.random.Generator:

@@ -1,10 +1,11 @@
-"""What a unit could send in a round: its payloads in all precisions that a scheduler may choose."""
+"""What a unit could send in a round: all payloads that a scheduler may choose."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from collapipe.sections import CompressionSettings, PrecisionOrAuto
-from collapipe.state import Payload, Precision
+from collapipe.state import HeadPlace, Payload, Precision
 
 Bits = Callable[[Precision], float]
 """Of what is sent in a precision."""
@@ -27,30 +28,38 @@ UPLOAD_ERRORS: Mapping[Precision, float] = {
 }
 
 
-def payloads(
-    compression: CompressionSettings, model_bits: Bits, activation_bits: Bits | None
-) -> tuple[Payload, ...]:
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What a unit sends with its head in one place; no activations if the head is on the unit."""
+
+    head: HeadPlace | None  # None: the scheduler does not decide it
+    model_bits: Bits
+    activation_bits: Bits | None
+
+
+def payloads(compression: CompressionSettings, ways: Sequence[Sending]) -> tuple[Payload, ...]:
     """All that ``auto`` leaves open, those with the least error first.
 
-    The errors of both add up: what rounding takes from an upload counts, though error feedback
-    gives it back later. A precision that is set, not chosen, counts as exact. ``activation_bits``
-    is None for a unit that sends no activations.
+    The errors of both precisions add up: what rounding takes from an upload counts, though error
+    feedback gives it back later. A precision that is set, not chosen, counts as exact.
     """
+    offered = itertools.chain.from_iterable(_payloads(compression, way) for way in ways)
+    return tuple(sorted(offered, key=lambda each: each.gradient_error))
+
+
+def _payloads(compression: CompressionSettings, way: Sending) -> Iterator[Payload]:
     activations = _choices(compression.activation, ACTIVATION_ERRORS)
-    if activation_bits is None:
-        activations = {"float32": 0.0}
+    if way.activation_bits is None:
+        activations = _choices("float32", ACTIVATION_ERRORS)
     uploads = _choices(compression.upload, UPLOAD_ERRORS)
     # Once for each precision: what a link will carry is counted on batches.
-    sizes = {each: activation_bits(each) if activation_bits else 0.0 for each in activations}
-    weights = {each: model_bits(each) for each in uploads}
-    offered = (
-        Payload(
-            *(activation, upload, weights[upload], sizes[activation]),
-            gradient_error=activations[activation] + uploads[upload],
-        )
-        for activation, upload in itertools.product(activations, uploads)
-    )
-    return tuple(sorted(offered, key=lambda each: each.gradient_error))
+    sent = way.activation_bits or (lambda _: 0.0)
+    sizes = {each: sent(each) for each in activations}
+    weights = {each: way.model_bits(each) for each in uploads}
+    for activation, upload in itertools.product(activations, uploads):
+        error = activations[activation] + uploads[upload]
+        bits = weights[upload], sizes[activation]
+        yield Payload(activation, upload, *bits, gradient_error=error, head=way.head)
 
 
 def _choices(

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from collapipe.errors import ConfigError
-from collapipe.state import Precision
+from collapipe.state import HeadPlace, Precision
 
 Amount = Annotated[float, Field(ge=0)]  # checked where it is read from a file or a message
 
@@ -68,8 +68,8 @@ class UplinkPlan:
 
     ``finish_s`` is when the unit is done; before ``latency_s`` and ``upload_s`` of its plan
     together, where it uploads while its pipeline runs. None in plans of older versions.
-    ``activation`` and ``upload`` are the precisions of what it sends, None where the configuration
-    fixes them.
+    ``activation`` and ``upload`` are the precisions of what it sends, ``head`` where its head
+    trains; each is None where the configuration fixes it.
     """
 
     channel: int
@@ -78,6 +78,7 @@ class UplinkPlan:
     finish_s: Amount | None = None
     activation: Precision | None = None
     upload: Precision | None = None
+    head: HeadPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.inventory.file import Cluster, Inventory
-from optim.cluster_plan import activation_times
+from collapipe.state import HeadPlace
+from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
 from optim.latency import block_caps, model_too_large, round_up
 from optim.problem import (
@@ -18,7 +19,7 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
 )
-from optim.radio.channel import links, power_limits
+from optim.radio.channel import links, payload_links, power_limits
 from optim.solvers import cluster_solver, round_solver
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round
@@ -28,14 +29,40 @@ _SEED = 0  # of the one baseline that draws its devices
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCluster:
-    """A cluster, its problem and its answer; ``allocation`` is None without a part in a round."""
+class SolvedCluster:
+    """A cluster's problem with the head in one of its places, and its answer."""
 
-    cluster: Cluster
     problem: ClusterProblem
     solution: ClusterSolution
+    head: HeadPlace | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCluster:
+    """A cluster, solved for each place that its head may have.
+
+    ``allocation`` is None without a part in a round.
+    """
+
+    cluster: Cluster
+    solved: tuple[SolvedCluster, ...]
     allocation: Allocation | None = None
     uplink: str = "streamed"  # see ``RoundOptions``
+
+    @property
+    def problem(self) -> ClusterProblem:
+        """With the head where the round has it."""
+        return self._chosen.problem
+
+    @property
+    def solution(self) -> ClusterSolution:
+        """Likewise."""
+        return self._chosen.solution
+
+    @property
+    def _chosen(self) -> SolvedCluster:
+        head = self.allocation.partition.head if self.allocation else self.solved[0].head
+        return next(each for each in self.solved if each.head == head)
 
     @property
     def partition(self) -> Partition:
@@ -67,7 +94,7 @@ class PlannedCluster:
         uplink, allocation = self.cluster.uplink, self.allocation
         if uplink is None or allocation is None:
             return 0.0
-        return uplink.activation_share * allocation.upload_s
+        return uplink.sending(allocation.payload).activation_share * allocation.upload_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,33 +149,57 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
 def _plan_cluster(
     inventory: Inventory, cluster: Cluster, activation_s: tuple[float, ...], solver: str
 ) -> PlannedCluster:
-    section, num_blocks = inventory.section, inventory.model.num_blocks
-    problem = ClusterProblem(
+    solved = []
+    for head in head_places(cluster.uplink):
+        taking = (0.0,) if head == "control_unit" else activation_s
+        problem = _problem(inventory, cluster, taking, head)
+        solution = _solution(inventory, cluster, problem, solver)
+        front = tuple(replace(point, head=head) for point in solution.front)
+        best = replace(solution.best, head=head)
+        solved.append(SolvedCluster(problem, replace(solution, front=front, best=best), head))
+    return PlannedCluster(cluster, tuple(solved))
+
+
+def _problem(
+    inventory: Inventory,
+    cluster: Cluster,
+    activation_s: tuple[float, ...],
+    head: HeadPlace | None,
+) -> ClusterProblem:
+    section, uplink = inventory.section, cluster.uplink and cluster.uplink.with_head(head)
+    return ClusterProblem(
         cluster.profiles,
-        num_blocks,
+        inventory.model.num_blocks,
         section.batch_size,
         section.most_micro_batches,
         section.latency,
         activation_s,
-        cluster.uplink.head_s if cluster.uplink else 0.0,
-        cluster.uplink.gradient_s if cluster.uplink else 0.0,
+        uplink.head_s if uplink else 0.0,
+        uplink.gradient_s if uplink else 0.0,
     )
+
+
+def _solution(
+    inventory: Inventory, cluster: Cluster, problem: ClusterProblem, solver: str
+) -> ClusterSolution:
     try:
         solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
     except InfeasibleRoundError as error:
         reason = error
-        if not (block_caps(problem).sum(axis=1) >= num_blocks).any():
+        if not (block_caps(problem).sum(axis=1) >= problem.num_blocks).any():
             reason = model_too_large(problem, _limits(cluster, inventory.model.block_bytes))
         raise inventory.document.error(cluster.loc, str(reason)) from error
     verify_cluster(solution, problem)
-    return PlannedCluster(cluster, problem, solution)
+    return solution
 
 
 def _plan_round(
     inventory: Inventory, planned: tuple[PlannedCluster, ...], solver: str
 ) -> JointRound:
     problem = RoundProblem(
-        fronts=tuple(each.solution.front for each in planned),
+        fronts=tuple(
+            tuple(point for each in p.solved for point in each.solution.front) for p in planned
+        ),
         uplinks=inventory.uplinks,
         channels=inventory.channels,
         queues=inventory.section.round.queues or (0.0,) * len(planned),
@@ -189,9 +240,10 @@ def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:
     """No cluster can afford an upload: the nearest to it, and what full power takes."""
     options = problem.options
-    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
-    if power_limits(pairs).any():
+    radio = problem.uplinks, problem.channels, options.fading, options.energy
+    if power_limits(payload_links(*radio)).any():
         return ConfigError(f"{inventory.document.file}: round: {why}")
+    pairs = links(*radio)
     needed = pairs.energies(pairs.max_power_w)
     lacking = needed / pairs.energy_j
     unit, channel = (int(place) for place in np.unravel_index(lacking.argmin(), lacking.shape))

@@ -143,9 +143,12 @@ class FederationSettings:
 
 @dataclass(frozen=True)
 class DecoderSettings:
-    """Who trains the head within a round, and how."""
+    """Who trains the head within a round, and how.
 
-    mode: Literal["per_cluster", "shared", "control_unit"]
+    ``auto``: as the scheduler decides, for each unit and round, on the server or on the unit.
+    """
+
+    mode: Literal["per_cluster", "shared", "control_unit", "auto"]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ _MOST_ERROR = 1.0  # of a gradient, relative: sending nothing is as good
 
 Precision = Literal["float32", "bfloat16", "int8", "int6", "int4"]
 """In which a tensor travels, see ``collapipe.wire.compression``; of these float32 is its own."""
+HeadPlace = Literal["server", "control_unit"]
+"""Where a unit's head trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +94,23 @@ class BlockCost:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a unit sends in a round if it sends it in these precisions."""
+    """What a unit sends in a round if it sends it in these precisions, with its head there."""
 
     activation: Precision
     upload: Precision
     model_bits: float
     activation_bits: float
     gradient_error: float  # ρ = E‖Δg‖²/φ², what rounding does to the gradient
+    head: HeadPlace | None = None  # None: it stands where the configuration says
 
     def __post_init__(self) -> None:
         _check_within(self, ("model_bits", "activation_bits"))
         _check_within(self, ("gradient_error",), _MOST_ERROR)
 
     @property
-    def precisions(self) -> tuple[Precision, Precision]:
-        """Of activations and upload."""
-        return self.activation, self.upload
+    def choice(self) -> tuple[Precision, Precision, HeadPlace | None]:
+        """What tells it from a unit's other payloads."""
+        return self.activation, self.upload, self.head
 
     @property
     def bits(self) -> tuple[float, float]:
@@ -128,21 +131,32 @@ class Uplink:
     model_bits: float  # θ_n^enc: the tunable parameters, sent once a round
     activation_bits: float  # z_n^enc: activations and targets of all local steps of a round
     gains: tuple[float, ...]  # h_{n,j}, linear, for each channel j
-    head_s: float = 0.0  # seconds of all local steps of a round in the head on the edge server
+    head_s: float = 0.0  # seconds of all local steps of a round in the head, where it stands
     gradient_s: float = 0.0  # and of their gradients on the way down; 0: not counted
     payloads: tuple[Payload, ...] = ()
+    # ``head_s`` of a head on the control unit, where payloads have one there
+    control_unit_head_s: float = 0.0
 
-    def payload(self, activation: str | None, upload: str | None) -> Payload | None:
-        """The payload in these precisions; None where precisions are fixed, or it has no such."""
-        named = (each for each in self.payloads if each.precisions == (activation, upload))
-        return next(named, None)
+    def payload(
+        self, activation: str | None, upload: str | None, head: str | None
+    ) -> Payload | None:
+        """The payload of these choices; None where nothing is chosen, or it has no such."""
+        chosen = activation, upload, head
+        return next((each for each in self.payloads if each.choice == chosen), None)
 
     def sending(self, payload: Payload | None) -> "Uplink":
         """The uplink of a unit that sends this; with None what it sends anyway."""
         if payload is None:
             return self
         model_bits, activation_bits = payload.bits
-        return replace(self, model_bits=model_bits, activation_bits=activation_bits, payloads=())
+        sent = replace(self, model_bits=model_bits, activation_bits=activation_bits, payloads=())
+        return sent.with_head(payload.head)
+
+    def with_head(self, place: HeadPlace | None) -> "Uplink":
+        """With the times of a head there."""
+        if place != "control_unit":
+            return self
+        return replace(self, head_s=self.control_unit_head_s, gradient_s=0.0)
 
     @property
     def activation_share(self) -> float:
@@ -151,7 +165,8 @@ class Uplink:
         return self.activation_bits / bits if bits else 0.0
 
     def __post_init__(self) -> None:
-        times, amounts = ("head_s", "gradient_s"), ("model_bits", "activation_bits")
+        times = "head_s", "gradient_s", "control_unit_head_s"
+        amounts = "model_bits", "activation_bits"
         _check_within(self, ("max_power_w", "energy_j", *amounts, *times))
         sent = (self.model_bits, self.activation_bits), *(each.bits for each in self.payloads)
         if not (self.max_power_w or all(map(any, sent))):
@@ -159,8 +174,8 @@ class Uplink:
         for gain in self.gains:
             if not (gain == 0 or 1 / _MOST <= gain <= _MOST):
                 raise ConfigError(f"Uplink: a gain of {gain} is none")
-        if len({each.precisions for each in self.payloads}) < len(self.payloads):
-            raise ConfigError("Uplink: two payloads in the same precisions")
+        if len({each.choice for each in self.payloads}) < len(self.payloads):
+            raise ConfigError("Uplink: two payloads in the same precisions and with the same head")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile, Uplink
+from collapipe.state import Channel, ClusterState, DeviceProfile, HeadPlace, Uplink
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
     Allocation,
@@ -108,9 +108,10 @@ def fronts(
 ) -> tuple[Front, ...]:
     """All clusters' verified fronts; empty for one that cannot hold the model and sits out.
 
-    Points have the K devices of their cluster, and times of all local steps of the round. With
-    ``options`` they are the fastest for what the uplinks may take in that round. ``order``,
-    ``most`` and what is raised are those of ``of_each``.
+    Points have the K devices of their cluster, and times of all local steps of the round; where the
+    head's place is chosen, those of one place stand behind those of the other. With ``options``
+    they are the fastest for what the uplinks may take in that round. ``order``, ``most`` and what
+    is raised are those of ``of_each``.
     """
     times = dict[int, tuple[float, ...]]()
     if options:
@@ -119,10 +120,34 @@ def fronts(
         times = dict(zip(units, found, strict=True))
 
     def front(cluster: ClusterState) -> Front:
-        problem = cluster_problem(request, cluster, latency, times.get(cluster.unit, (0.0,)))
-        return _front(request, cluster, problem, solve, rng)
+        found = list[Partition]()
+        for head in head_places(cluster.uplink):
+            taking = (0.0,) if head == "control_unit" else times.get(cluster.unit, (0.0,))
+            there = _with_head(cluster, head)
+            problem = cluster_problem(request, there, latency, taking)
+            points = _front(request, there, problem, solve, rng)
+            found += (replace(point, head=head) for point in points)
+        return tuple(found)
 
     return tuple(front or () for front in of_each(request, front, order, most))
+
+
+def head_places(uplink: Uplink | None) -> tuple[HeadPlace | None, ...]:
+    """Where a unit's head may train, as its payloads say."""
+    offered = uplink.payloads if uplink else ()
+    return tuple(dict.fromkeys(each.head for each in offered)) or (None,)
+
+
+def _with_head(cluster: ClusterState, place: HeadPlace | None) -> ClusterState:
+    return replace(cluster, uplink=cluster.uplink and cluster.uplink.with_head(place))
+
+
+def as_planned(cluster: ClusterState, planned: UplinkPlan | None) -> ClusterState:
+    """A cluster whose uplink sends nothing but what its plan has chosen, if anything."""
+    if planned is None or cluster.uplink is None:
+        return cluster
+    chosen = cluster.uplink.payload(planned.activation, planned.upload, planned.head)
+    return replace(cluster, uplink=cluster.uplink.sending(chosen))
 
 
 def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
@@ -256,8 +281,8 @@ def solve_round(
 
 def _uplink_plan(given: Allocation) -> UplinkPlan:
     sent = given.payload
-    precisions = (sent.activation, sent.upload) if sent else ()
-    return UplinkPlan(given.channel, given.power_w, given.upload_s, given.finish_s, *precisions)
+    chosen = sent.choice if sent else ()
+    return UplinkPlan(given.channel, given.power_w, given.upload_s, given.finish_s, *chosen)
 
 
 def cluster_plan(

@@ -12,7 +12,7 @@ import numpy as np
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.state import Channel, ClusterState
-from optim.cluster_plan import cluster_problem
+from optim.cluster_plan import as_planned, cluster_problem
 from optim.latency import partition_of, streamed_s
 from optim.planner import RoundRequest, present_devices
 from optim.problem import Latency
@@ -73,6 +73,7 @@ def _cluster_cost(
     fading: Fading,
     uplink: str,
 ) -> ClusterCost:
+    state = as_planned(state, cluster.uplink)
     if cluster.segments:
         step = _pipelined(cluster, state, request, latency)
     else:
@@ -123,8 +124,7 @@ def _upload(
 ) -> tuple[float, float]:
     """Seconds of the activations and of the model at the planned power, τ_n^Up (eq. 11)."""
     assert state.uplink is not None, "a verified plan has no channel for a unit without an uplink"
-    uplink = state.uplink.sending(state.uplink.payload(planned.activation, planned.upload))
-    uplink = replace(uplink, gains=(uplink.gains[planned.channel],))
+    uplink = replace(state.uplink, gains=(state.uplink.gains[planned.channel],))
     pair = links([uplink], [channels[planned.channel]], fading, energy="all")
     activation_s, model_s = pair.parts(np.array(planned.power_w))
     return float(activation_s.item()), float(model_s.item())

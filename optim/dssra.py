@@ -63,8 +63,8 @@ class Dssra(RoundOptions):
     def _plan(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
         if self.solver != "exact" and any(c.uplink and c.uplink.payloads for c in request.clusters):
             raise ConfigError(
-                f"strategy.solver={self.solver}: chooses no precision; set compression.activation "
-                "and compression.upload, or solver=exact"
+                f"strategy.solver={self.solver}: chooses no payload; set compression.activation, "
+                "compression.upload and decoder.mode, or solver=exact"
             )
         name, exact = request.partition or self.solver, _exact(self.time_limit_s)
         splitter = exact if name == "exact" else cluster_solver(name)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from collapipe.errors import ConfigError
 from collapipe.plan import Certificate
-from collapipe.state import Channel, DeviceProfile, Payload, Uplink
+from collapipe.state import Channel, DeviceProfile, HeadPlace, Payload, Uplink
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,7 +46,7 @@ class ClusterProblem:
     max_micro_batches: int
     latency: Latency  # the law of the pipeline's time, see ``optim.latency``
     activation_s: tuple[float, ...] = (0.0,)  # on the uplink while the pipeline runs, ascending
-    head_s: float = 0.0  # in the head, behind the uplink
+    head_s: float = 0.0  # in the head, behind the uplink if there is one
     gradient_s: float = 0.0  # the gradients' way down, behind the head
 
 
@@ -57,7 +57,8 @@ class Partition:
     ``latency_s`` is Σ + (m - 1)·M with Σ the sum of all stages and M the slowest, without the
     uplink, which is a stage of its own: see ``optim.latency.streamed_s``. ``replicated``: every
     device holds the whole encoder and trains b/K samples (VanillaFL): no pipeline, S = 1.
-    ``over_limits``: found as if memory and energy were unlimited.
+    ``over_limits``: found as if memory and energy were unlimited. ``head``: the times are those
+    with the head there, so that only payloads with such a head go with it.
     """
 
     blocks: tuple[int, ...]  # δ_k for each of the K devices, 0 for those left out
@@ -67,6 +68,7 @@ class Partition:
     replicated: bool = False
     over_limits: bool = False
     fastest_s: tuple[float, float] = (0.0, math.inf)  # another is faster for all times outside
+    head: HeadPlace | None = None  # None: it stands where the configuration says
 
     @property
     def num_segments(self) -> int:

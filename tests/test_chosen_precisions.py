@@ -32,7 +32,7 @@ def test_what_is_sent_is_what_was_chosen(tmp_path: Path) -> None:
         bits = 0.0
         for cluster in line["plan"]["clusters"]:
             names = cluster["uplink"]["activation"], cluster["uplink"]["upload"]
-            payload = uplinks[cluster["unit"]].payload(*names)
+            payload = uplinks[cluster["unit"]].payload(*names, None)
             bits += payload.model_bits + payload.activation_bits
             sent.add(names)
         assert line["plan"]["clusters"]

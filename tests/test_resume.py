@@ -9,6 +9,7 @@ from federated import TINY, rewritten
 from flwr.app import Context, Message, RecordDict
 from resumed import SMALL, World, differing, outcome, tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_chosen_heads import turning
 from typer.testing import CliRunner
 
 from client_app.app import app as units
@@ -28,6 +29,7 @@ from server_app.checkpoints.file import CheckpointFolder
         ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
         ["compression=int8", "compression.gradient=int4"],
         ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"],  # other precisions in each round
+        list(turning()),
         ["framework=pipeline", "channel.num_channels=1"],
         ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
         ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],

@@ -136,10 +136,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             "strategy.fading=rayleigh with environment.fading=rayleigh: gains that fade in every "
             "round would be averaged over fading again; set one of them to none"
         )
-    if cut is not None and mode == "control_unit":
+    if cut is not None and mode in ("control_unit", "auto"):
         yield (
             f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
-            f"but decoder.mode={mode} keeps that on the units; set decoder.mode=per_cluster"
+            f"but decoder.mode={mode} has that on units; set decoder.mode=per_cluster"
         )
     if settings.federation.clock == "real" and not settings.framework.train:
         yield (

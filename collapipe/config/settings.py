@@ -20,6 +20,7 @@ from hydra.utils import get_class
 from collapipe import sections
 from collapipe.config.composing import value_at
 from collapipe.errors import CollaPipeError, ConfigError, one_line
+from collapipe.plan import UplinkPlan
 from collapipe.validation import typed
 
 if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
@@ -65,8 +66,29 @@ class Settings:
 
     @property
     def server_has_heads(self) -> bool:
-        """Whether units send activations to the server, which trains the head on them."""
+        """Whether units may send activations to the server, which trains heads on them."""
         return not self.framework.unsplit and self.decoder.mode != "control_unit"
+
+    @property
+    def units_have_heads(self) -> bool:
+        """Whether units may train heads of their own."""
+        return not self.server_has_heads or self.decoder.mode == "auto"
+
+    @property
+    def chooses_heads(self) -> bool:
+        """Whether the scheduler decides where a unit's head trains."""
+        return self.server_has_heads and self.units_have_heads
+
+    @property
+    def chooses_payloads(self) -> bool:
+        """Whether the scheduler decides what units send."""
+        return self.compression.decided or self.chooses_heads
+
+    def unit_has_head(self, uplink: UplinkPlan | None) -> bool:
+        """Whether a unit with this plan trains its head by itself."""
+        if self.chooses_heads:
+            return uplink is not None and uplink.head == "control_unit"
+        return self.units_have_heads
 
     @functools.cached_property
     def planner(self) -> Any:

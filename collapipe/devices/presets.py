@@ -11,6 +11,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.dataclasses import dataclass
 
 from collapipe.devices.hardware import PhysicalDevice, from_db, from_dbm
+from collapipe.errors import ConfigError
 from collapipe.sections import Count, Positive
 from collapipe.sections import NotNegative as Amount
 from collapipe.state import (
@@ -51,6 +52,9 @@ class ClusterPreset(Protocol):
     ) -> tuple[DeviceProfile, ...]:
         """The devices of unit n, for blocks of ``cost``; the same generator gives the same ones."""
 
+    def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
+        """Seconds of such blocks on the control unit of unit n; None: they are not counted."""
+
 
 @dataclass(frozen=True)
 class _DrawnCluster:
@@ -73,6 +77,11 @@ class SyntheticCluster(_DrawnCluster):
 
     block_s: Range  # of a block, for each sample
     hop_s: Range  # of a hop, for each sample
+    control_unit_block_s: Amount | None = None  # of a block, for each sample, on the control unit
+
+    def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
+        block_s = self.control_unit_block_s
+        return None if block_s is None else AffineLaw(block_s, 0.0, 0.0, 0.0)
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         block_s, hop_s = rng.uniform(*self.block_s), rng.uniform(*self.hop_s)
@@ -95,6 +104,12 @@ class PaperCluster(_DrawnCluster):
     noise_dbm_per_hz: Decibels  # N_0
     energy_j: Positive  # E_k^max for each micro-batch (C9')
     max_blocks: Annotated[int, Field(ge=0)]  # in a device's memory (C7)
+    control_unit_flops_per_s: Positive | None = None
+
+    def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
+        if (speed := self.control_unit_flops_per_s) is None:
+            return None
+        return AffineLaw(self.forward_flops / speed, self.backward_flops / speed, 0.0, 0.0)
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         # Table II gives times and memory by themselves, whatever a block costs.
@@ -133,6 +148,21 @@ class HardwareCluster(_DrawnCluster):
     energy_j: Positive  # of a batch (C9)
     launch_s: Amount  # of a block, for each micro-batch
     hop_latency_s: Amount  # of a hop, for each micro-batch
+    control_unit_kind: str | None = None  # the name of one of the kinds
+
+    def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
+        """Raises ``ConfigError`` where it is none of the kinds."""
+        if self.control_unit_kind is None:
+            return None
+        kind = next((each for each in self.kinds if each.name == self.control_unit_kind), None)
+        if kind is None:
+            raise ConfigError(
+                f"cluster.control_unit_kind={self.control_unit_kind}: must be null or one of "
+                f"{', '.join(each.name for each in self.kinds)}"
+            )
+        flops_per_s = kind.flops_per_s * sum(self.available) / 2
+        flops = cost.forward_flops + cost.backward_flops
+        return AffineLaw(flops / flops_per_s, self.launch_s, 0.0, 0.0)
 
     def _device(self, number: int, cost: BlockCost, rng: np.random.Generator) -> DeviceProfile:
         kind = self.kinds[rng.integers(len(self.kinds))]

@@ -8,7 +8,7 @@ import numpy as np
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import Cluster, read_inventory
-from collapipe.state import BlockCost, DeviceProfile
+from collapipe.state import AffineLaw, BlockCost, DeviceProfile
 
 # To check a file before the model is known.
 _PLACEHOLDER_COST = transformer_block_cost(512, 2048, 64, 64)
@@ -38,6 +38,10 @@ class InventoryCluster:
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
         return self._clusters(cost, unit + 1)[-1].profiles
+
+    def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
+        """As the file's ``control_unit`` of the cluster describes it."""
+        return self._clusters(cost, unit + 1)[-1].control_unit
 
     def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
         """The first of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""

@@ -1,7 +1,7 @@
 """An inventory: somebody's boxes in a YAML file, read into the laws and limits of planning."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from collapipe.devices.hardware import PhysicalDevice, from_db
@@ -10,11 +10,13 @@ from collapipe.inventory.model import Model, read_model
 from collapipe.inventory.schema import (
     MOST_BLOCKS,
     ClusterSection,
+    ControlUnitSection,
     DeviceSection,
     InventorySection,
+    UplinkSection,
 )
 from collapipe.inventory.yaml_file import Document, Loc, load
-from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, Uplink
+from collapipe.state import AffineLaw, BlockCost, Channel, DeviceProfile, Payload, Uplink
 
 _FIGURES_FOR = {  # what a device's key needs of the model
     "flops_per_s": ("forward_flops", "backward_flops"),
@@ -36,6 +38,7 @@ class Cluster:
     devices: tuple[PhysicalDevice, ...]
     profiles: tuple[DeviceProfile, ...]
     uplink: Uplink | None  # None: no joint round
+    control_unit: AffineLaw | None  # seconds of a block there; None: the file does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,17 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
         Channel(each.bandwidth_hz, each.interference_w, from_db(each.noise_dbm_per_hz) / 1e3)
         for each in section.channels
     )
-    clusters = (_cluster(document, n, each, model) for n, each in enumerate(section.clusters))
+    clusters = (
+        _cluster(document, n, each, model, section.batch_size)
+        for n, each in enumerate(section.clusters)
+    )
     notes = tuple(_notes(document, section))
     return Inventory(document, section, model, tuple(clusters), tuple(channels), notes)
 
 
-def _cluster(document: Document, place: int, section: ClusterSection, model: Model) -> Cluster:
+def _cluster(
+    document: Document, place: int, section: ClusterSection, model: Model, batch_size: int
+) -> Cluster:
     devices, profiles, uplink = [], [], None
     for k, each in enumerate(section.devices):
         loc = ("clusters", place, "devices", k)
@@ -88,21 +96,46 @@ def _cluster(document: Document, place: int, section: ClusterSection, model: Mod
             profiles.append(devices[-1].profile(model.cost))
         except ConfigError as error:
             raise document.error(loc, f"{error}; check the units of its keys") from error
-    if given := section.uplink:
-        gains = tuple(map(from_db, given.gain_db))
-        uplink = Uplink(
-            given.power_w,
-            given.energy_j,
-            given.upload_bits,
-            given.activation_bits,
-            gains,
-            given.head_s,
-            given.gradient_s,
-        )
-    return Cluster(("clusters", place), section.name, tuple(devices), tuple(profiles), uplink)
+    control_unit = _control_unit(document, place, section.control_unit, model)
+    if section.uplink:
+        uplink = _uplink(section.uplink, model, control_unit, batch_size)
+    held = tuple(devices), tuple(profiles)
+    return Cluster(("clusters", place), section.name, *held, uplink, control_unit)
 
 
-def _check_figures(document: Document, loc: Loc, section: DeviceSection, model: Model) -> None:
+def _control_unit(
+    document: Document, place: int, section: ControlUnitSection | None, model: Model
+) -> AffineLaw | None:
+    if section is None:
+        return None
+    _check_figures(document, ("clusters", place, "control_unit"), section, model)
+    block_s = section.block_s
+    if section.flops_per_s is not None:
+        block_s = (model.cost.forward_flops + model.cost.backward_flops) / section.flops_per_s
+    return AffineLaw(block_s or 0.0, 0.0, 0.0, 0.0)
+
+
+def _uplink(
+    given: UplinkSection, model: Model, control_unit: AffineLaw | None, batch_size: int
+) -> Uplink:
+    """With the head's two places to choose from, where the file says what it costs there."""
+    gains = tuple(map(from_db, given.gain_db))
+    bits = given.upload_bits, given.activation_bits
+    limits = given.power_w, given.energy_j
+    uplink = Uplink(*limits, *bits, gains, given.head_s, given.gradient_s)
+    if control_unit is None or model.head_blocks is None or model.head_bits is None:
+        return uplink
+    payloads = (
+        Payload("float32", "float32", *bits, gradient_error=0.0, head="server"),
+        Payload("float32", "float32", bits[0] + model.head_bits, 0.0, 0.0, "control_unit"),
+    )
+    head_s = model.head_blocks * control_unit.compute(1, batch_size)
+    return replace(uplink, payloads=payloads, control_unit_head_s=head_s)
+
+
+def _check_figures(
+    document: Document, loc: Loc, section: DeviceSection | ControlUnitSection, model: Model
+) -> None:
     """Refuse a key for which the model lacks figures, naming all of those."""
     given = [key for key in _FIGURES_FOR if key in section.model_fields_set]
     needed = dict.fromkeys(name for key in given for name in _FIGURES_FOR[key])

@@ -30,6 +30,8 @@ class Model:
 
     num_blocks: int
     figures: Mapping[str, float]
+    head_blocks: float | None = None
+    head_bits: float | None = None
 
     @property
     def cost(self) -> BlockCost:
@@ -49,14 +51,15 @@ def read_model(document: Document, section: ModelSection, batch_size: int) -> Mo
     or a hub id; of these two the configuration alone is read. Raises ``ConfigError``.
     """
     given = {name: value for name, value in section if name in _FIGURES and value is not None}
+    head = section.head_blocks, section.head_bits
     if section.name is None and section.family is None:
-        return Model(_described(document, section), given)
+        return Model(_described(document, section), given, *head)
     tokens = section.tokens or TOKENS
     if section.name in _KNOWN:
         num_blocks, cost = _by_size(document, section, _KNOWN[section.name], tokens, batch_size)
     else:
         num_blocks, cost = _counted(document, section, tokens, batch_size)
-    return Model(num_blocks, {**asdict(cost), **given})
+    return Model(num_blocks, {**asdict(cost), **given}, *head)
 
 
 def _described(document: Document, section: ModelSection) -> int:

@@ -85,6 +85,21 @@ class ModelSection(Section):
     activation_bits: Positive | None = None
     gradient_bits: Positive | None = None
     block_bytes: Positive | None = None
+    head_blocks: Positive | None = None  # the head's work, in that of a block
+    head_bits: NotNegative | None = None  # of its weights, and all that travels with them
+
+
+class ControlUnitSection(Section):
+    """``control_unit``: how fast it is, by a block's measured seconds for a sample or by FLOPs."""
+
+    block_s: Positive | None = None
+    flops_per_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.block_s is None) == (self.flops_per_s is None):
+            raise PlacedError((), "needs one of block_s and flops_per_s")
+        return self
 
 
 class ChunkSection(Section):
@@ -152,6 +167,7 @@ class ClusterSection(Section):
 
     name: Text
     devices: list[DeviceSection] = Field(min_length=1)
+    control_unit: ControlUnitSection | None = None
     uplink: UplinkSection | None = None
 
     def faults(self, num_channels: int) -> Iterator[tuple[Loc, str]]:

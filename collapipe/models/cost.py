@@ -4,6 +4,7 @@ import functools
 from collections.abc import Iterable
 from dataclasses import astuple
 from inspect import unwrap
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_f
 
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import drawing_from
-from collapipe.models.split import ModelSpec
+from collapipe.models.part import moments, state_like
+from collapipe.models.split import Head, ModelSpec
 from collapipe.models.stem import StemSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
@@ -20,6 +22,7 @@ from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.compression import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32
+_ADAMW = 2  # moments of a weight
 _aten = torch.ops.aten
 _ATTENTION = {  # the CPU's fused kernel, which torch's own table of FLOPs lacks
     _aten._scaled_dot_product_flash_attention_for_cpu: unwrap(sdpa_flop),
@@ -85,16 +88,39 @@ def _measure(
     own = _storages([*block.parameters(), *block.buffers()])
     stash = sum((own | _storages(saved)).values()) - sum(own.values())
     trained = sum(weight.nbytes for weight in block.parameters() if weight.requires_grad)
-    # Numbers beside each one that trains.
-    moments = 2 if optimizer is None or optimizer.name == "adamw" else int(optimizer.momentum > 0)
+    count = _ADAMW if optimizer is None else len(moments(optimizer))
     cost = BlockCost(
         forward_flops=float(forward.get_total_flops()),
         backward_flops=float(backward.get_total_flops()),
         activation_bits=float(out.numel() * _FLOAT_BITS),
         gradient_bits=float(out.numel() * _FLOAT_BITS),
-        block_bytes=float(sum(own.values()) + (1 + moments) * trained + batch_size * stash),
+        block_bytes=float(sum(own.values()) + (1 + count) * trained + batch_size * stash),
     )
     return out.shape, cost
+
+
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
+def head_flops(spec: ModelSpec, vocabulary: Vocabulary, tokens: int) -> float:
+    """FLOPs of the head, counted as ``measure_cost``'s, for a sample of ``tokens`` tokens and as
+    many targets."""
+    head = cast(Head, spec.build_head(vocabulary).train())
+    hidden = torch.zeros(1, tokens, spec.dim, requires_grad=True)
+    mask = torch.ones(1, tokens, dtype=torch.bool)
+    targets = torch.zeros(1, 1 if spec.head == "pooled" else tokens, dtype=torch.int64)
+    with _counter() as counter, drawing_from(torch.Generator()):
+        head.loss(hidden, mask, targets).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops())
+
+
+@functools.lru_cache(maxsize=8)  # every unit of a process asks for it
+def head_state_bits(
+    spec: ModelSpec, vocabulary: Vocabulary, optimizer: OptimizerSettings, dtype: torch.dtype
+) -> float:
+    """What the optimiser remembers of the head, which computes in ``dtype``, after its steps."""
+    with torch.device("meta"):
+        weights = spec.build_head(vocabulary).to(dtype).named_parameters()
+    trained = {name: weight for name, weight in weights if weight.requires_grad}
+    return 8.0 * sum(each.nbytes for each in state_like(optimizer, trained).values())
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -43,6 +43,24 @@ def step_at(rate: float, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+def moments(settings: OptimizerSettings) -> tuple[str, ...]:
+    """What the optimiser remembers of a weight once it has stepped, each of the weight's shape."""
+    if settings.name == "sgd":
+        return ("momentum_buffer",) if settings.momentum else ()
+    return "exp_avg", "exp_avg_sq"
+
+
+def state_like(settings: OptimizerSettings, weights: Mapping[str, Tensor]) -> Tensors:
+    """Tensors without values, as ``optimizer_state`` has them of weights that all have stepped."""
+    like: Tensors = {}
+    for name, weight in weights.items():
+        empty = torch.empty_like(weight, device="meta")
+        like |= {f"{name}/{key}": empty for key in moments(settings)}
+        if settings.name == "adamw":
+            like[f"{name}/step"] = torch.empty((), device="meta")
+    return like
+
+
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
     """State tensors by the names of the parameters they belong to, ``weight/exp_avg``."""
     return {

@@ -19,7 +19,7 @@ from collapipe.run_report.charts import Kind, Row, rows, stacked
 from collapipe.run_report.html import Markup, join, note, table
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
-from optim.cluster_plan import cluster_problem
+from optim.cluster_plan import as_planned, cluster_problem
 from optim.planner import RoundRequest
 from optim.problem import LATENCIES, Latency, Partition
 from optim.timeline import stages_behind, timeline
@@ -140,7 +140,8 @@ def _rows(
     states = {state.unit: state for state in request.clusters}
     if cluster.unit not in states:
         raise ConfigError(f"round {request.round}: {REQUESTS} does not know unit {cluster.unit}")
-    problem = cluster_problem(request, states[cluster.unit], latency)
+    state = as_planned(states[cluster.unit], cluster.uplink)
+    problem = cluster_problem(request, state, latency)
     if cluster.segments:
         known = {device.name: device for device in problem.devices}
         names = [segment.device for segment in cluster.segments]
@@ -156,10 +157,8 @@ def _rows(
         boxes = [((_ODD, _EVEN)[n % 2], (start, start + stage.compute_s)) for n, start in starts]
         boxes += [(_SENT, (start, start + stage.hop_s)) for start in stage.hops]
         yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
-    uplink, state = cluster.uplink, states[cluster.unit].uplink
-    if uplink and state and streamed:
-        sent = state.sending(state.payload(uplink.activation, uplink.upload))
-        sent_s = sent.activation_share * uplink.upload_s / request.local_steps
+    if cluster.uplink and state.uplink and streamed:
+        sent_s = state.uplink.activation_share * cluster.uplink.upload_s / request.local_steps
         for each in stages_behind(problem, partition, sent_s):
             boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
             yield Row(f"unit {cluster.unit}, {each.name}", boxes)

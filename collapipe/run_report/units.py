@@ -123,25 +123,25 @@ def radio(run: Run) -> Markup:
         charts(lines("Transmit power", "round", "watts", [spread([*powers.items()])], zero=True)),
         table(columns, rows, "Channels and powers of each unit"),
         note("As planned, with modelled channels. The last columns count uploads."),
-        *(_precisions(run, each) for each in ("activation", "upload")),
+        *(_chosen(run, what, *rest) for what, *rest in _CHOSEN),
     )
 
 
-def _precisions(run: Run, what: str) -> Markup | None:
-    """In which precision who sent its activations, or its upload, where the scheduler chose it."""
+def _chosen(run: Run, what: str, title: str, among: Sequence[str]) -> Markup | None:
+    """What the scheduler chose for whom, where it did."""
     found = [
-        (cluster.unit, line.round, str(getattr(cluster.uplink, what)))
+        (cluster.unit, line.round, str(choice))
         for line in run.rounds
         for cluster in line.plan.clusters
-        if cluster.uplink and cluster.uplink.activation
+        if cluster.uplink and (choice := getattr(cluster.uplink, what))
     ]
-    names = [name for name in get_args(Precision) if name in {each[2] for each in found}]
+    names = [name for name in among if name in {each[2] for each in found}]
     share = 1 / max(len(names), 1)
     kinds = {
         name: Kind(name, f"cell {colour(n)}", n * share, share) for n, name in enumerate(names)
     }
     boxes = [(unit, number, kinds[name]) for unit, number, name in found]
-    return _by_round(run, f"Precision of each {what}", boxes, {}) if boxes else None
+    return _by_round(run, title, boxes, {}) if boxes else None
 
 
 def _range(values: Sequence[float], unit: str) -> tuple[str, str]:

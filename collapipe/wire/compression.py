@@ -112,8 +112,8 @@ def compress_update(
     """What travels, and what it lacks: the ``residual`` of the unit's next upload.
 
     ``start`` are the weights as they came, a copy: training changes tensors in place. ``residual``
-    is empty before the first upload. With float32 the weights ``end`` are sent, with what was
-    lacking until then.
+    is empty before the first upload; what it has of weights that do not travel this time, it keeps.
+    With float32 the weights ``end`` are sent, with what was lacking until then.
 
     Changes are rounded to the nearest, which is a contraction: ‖x − decode(encode(x))‖ < ‖x‖, for
     a row's largest value is exact and no other one's error exceeds itself. That keeps residuals
@@ -121,17 +121,15 @@ def compress_update(
     larger than the row, and would grow from round to round. Raises
     ``NonFiniteLossError`` that names the tensor where a change is NaN or infinite.
     """
-    if precision == FLOAT32:
-        return {name: _repaid(value, residual.get(name)) for name, value in end.items()}, {}
     sent: Tensors = {}
-    lacking: Tensors = {}
+    lacking = {name: value for name, value in residual.items() if name not in end}
+    if precision == FLOAT32:
+        return {name: _repaid(value, residual.get(name)) for name, value in end.items()}, lacking
     for name, value in end.items():
         if not value.is_floating_point():
             sent[name] = value
             continue
-        change = value - start[name]
-        if residual:
-            change += residual[name]
+        change = _repaid(value - start[name], residual.get(name))
         try:
             encoded = encode(change, precision)
         except NonFiniteLossError as error:
@@ -153,7 +151,7 @@ def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tenso
     Raises ``WireError`` that names ``sender`` and the tensor unless names, shapes and dtypes are
     those expected and all values finite.
     """
-    _check_like(sent, _expected(start, precision), sender)
+    check_like(sent, _expected(start, precision), sender)
     restored: Tensors = {}
     for name, value in start.items():
         try:
@@ -216,7 +214,7 @@ def _named(layouts: Sequence[Layout]) -> str:
     return " and ".join(f"{dtype} {list(shape)}" for dtype, shape in layouts)
 
 
-def _check_like(tensors: Tensors, expected: Tensors, sender: str) -> None:
+def check_like(tensors: Tensors, expected: Tensors, sender: str) -> None:
     """Raise ``WireError`` unless names, shapes and dtypes are those expected."""
     if tensors.keys() != expected.keys():
         odd = sorted(tensors.keys() ^ expected.keys())

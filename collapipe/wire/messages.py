@@ -1,7 +1,7 @@
 """Messages between server and units, before they become Flower's records."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
@@ -33,8 +33,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
-    """The server's message to a unit, without its weights; ``link`` is None where the unit
-    has the head."""
+    """The server's message to a unit, without tensors; ``link`` is None where the unit has the
+    head."""
 
     round: int
     plan: ClusterPlan
@@ -62,8 +62,12 @@ class StateReply:
 
 @dataclass(frozen=True, slots=True)
 class TrainReply:
-    """A unit's answer after its round; ``state`` as in ``StateReply``."""
+    """A unit's answer after its round; ``state`` as in ``StateReply``.
+
+    ``head_state`` is what the optimiser of a head remembers that may train elsewhere next time.
+    """
 
     weights: Tensors
     report: ClusterReport
     state: ClusterState | Failure
+    head_state: Tensors = field(default_factory=dict)

@@ -28,6 +28,7 @@ FROZEN = "query.frozen"
 KEEP = "query.keep"
 RESTORE = "query.restore"
 TRAIN = "train"
+_HEAD_STATE = "head_state"
 _HEADER = re.compile(  # what numpy and we write for numbers in C order
     rb"\x93NUMPY\x01\x00(?P<length>..)"
     rb"\{'descr': '(?P<dtype>[<|][biuf]\d)', 'fortran_order': False, "
@@ -73,14 +74,24 @@ def unpack_groups(content: RecordDict) -> dict[str, Tensors]:
 def pack_reply(reply: TrainReply) -> RecordDict:
     """A unit's answer to a ``train`` message."""
     answer = UnitReply(reply.report.unit, _json(reply.state), reply.report)
-    return pack(answer, weights=pack_tensors(reply.weights))
+    return pack(answer, weights=pack_tensors(reply.weights), **pack_head_state(reply.head_state))
+
+
+def pack_head_state(tensors: Tensors) -> dict[str, ArrayRecord]:
+    """What goes with the weights of a head that has trained; nothing for another."""
+    return {_HEAD_STATE: pack_tensors(tensors)} if tensors else {}
+
+
+def unpack_head_state(content: RecordDict) -> Tensors:
+    return unpack_record(content, _HEAD_STATE) if _HEAD_STATE in content else {}
 
 
 def unpack_reply(content: RecordDict) -> TrainReply:
     answer = unpack(UnitReply, content)
     if answer.report is None:
         raise WireError("reply without a report")
-    return TrainReply(unpack_record(content, "weights"), answer.report, _own_state(answer))
+    weights, head_state = unpack_record(content, "weights"), unpack_head_state(content)
+    return TrainReply(weights, answer.report, _own_state(answer), head_state)
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:

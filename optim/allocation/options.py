@@ -1,6 +1,7 @@
 """What each unit could do on each channel, as arrays, and a choice of them as an answer."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from time import perf_counter
@@ -9,7 +10,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from collapipe.plan import Certificate
-from collapipe.state import Payload, Uplink
+from collapipe.state import HeadPlace, Payload, Uplink
 from optim.convergence import (
     error_drift,
     gamma_power,
@@ -23,6 +24,7 @@ from optim.radio.channel import Links, payload_links, power_limits
 
 # Shares of float32, with the scales of rows.
 _PRECISIONS = (("bfloat16", 0.5), ("int8", 0.26), ("int6", 0.2), ("int4", 0.14))
+_HEADS: Mapping[HeadPlace | None, int] = {None: 0, "server": 1, "control_unit": 2}
 _figures = attrgetter("latency_s", "num_segments", "num_micro_batches", "slowest_s")
 
 
@@ -53,17 +55,19 @@ class FrontPoints:
     slowest_s: Floats  # of a micro-batch; 0 where uploads wait for the pipeline
     first_s: Floats  # there is a faster one for any a below, of as many segments at most
     last_s: Floats  # and above
+    heads: Floats  # where the head stands, as ``_HEADS`` numbers it
 
     @classmethod
     def of(cls, problem: RoundProblem) -> "FrontPoints":
         """Those of the problem's fronts."""
         fronts, waits = problem.fronts, problem.options.uplink == "after"
-        figures = np.zeros((6, len(fronts), max(map(len, fronts), default=0)))
+        figures = np.zeros((7, len(fronts), max(map(len, fronts), default=0)))
         figures[0], figures[2] = np.inf, 1.0
         for unit, front in enumerate(fronts):
             if front:
                 figures[:4, unit, : len(front)] = np.array([_figures(point) for point in front]).T
-                figures[4:, unit, : len(front)] = np.array([each.fastest_s for each in front]).T
+                figures[4:6, unit, : len(front)] = np.array([each.fastest_s for each in front]).T
+                figures[6, unit, : len(front)] = [_HEADS[each.head] for each in front]
         figures[3] *= not waits
         return cls(*figures.transpose(0, 2, 1)[..., np.newaxis])
 
@@ -86,14 +90,15 @@ def option_table(problem: RoundProblem) -> OptionTable:
     """
     options = problem.options
     pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
-    points, errors = FrontPoints.of(problem), _gradient_errors(problem, len(pairs.gains))
+    points, (errors, heads) = FrontPoints.of(problem), _of_payloads(problem, len(pairs.gains))
     allowed = errors <= problem.largest_error
     pairs = replace(pairs, max_power_w=np.where(allowed, pairs.max_power_w, 0.0))
     limits = power_limits(pairs)
     of_payloads = limits[:, np.newaxis]
     with np.errstate(invalid="ignore"):
         seconds = (each[:, np.newaxis] for each in pairs.parts(limits))
-        finish = np.where(of_payloads > 0, points.finish(*seconds), np.inf)
+        possible = (of_payloads > 0) & (points.heads == heads[:, np.newaxis])
+        finish = np.where(possible, points.finish(*seconds), np.inf)
     floors = np.zeros(finish.shape)
     if options.hard_gamma:
         each = pairs.at(slice(None), np.newaxis)
@@ -106,12 +111,13 @@ def option_table(problem: RoundProblem) -> OptionTable:
     return table
 
 
-def _gradient_errors(problem: RoundProblem, most: int) -> Floats:
-    """ρ of each unit's payloads, [Q, N, 1]; 0 of those that it lacks."""
-    errors = np.zeros((most, len(problem.uplinks), 1))
+def _of_payloads(problem: RoundProblem, most: int) -> Floats:
+    """ρ of each unit's payloads and where their heads stand, [2, Q, N, 1]; 0 of those it lacks."""
+    figures = np.zeros((2, most, len(problem.uplinks), 1))
     for unit, uplink in enumerate(problem.uplinks):
-        errors[: len(uplink.payloads), unit, 0] = [each.gradient_error for each in uplink.payloads]
-    return errors
+        for place, each in enumerate(uplink.payloads):
+            figures[:, place, unit, 0] = each.gradient_error, _HEADS[each.head]
+    return figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,12 @@ def _check_uplink(uplink: UplinkPlan, state: ClusterState, num_channels: int) ->
             "C3", f"channel {uplink.channel} of {num_channels}; the unit told {len(gains)} gains"
         )
     assert state.uplink is not None  # it has gains
-    sent = uplink.activation, uplink.upload
-    if sent != (None, None) and state.uplink.payload(*sent) is None:
-        raise violation("payload", f"activations in {sent[0]} and upload in {sent[1]}, not offered")
+    sent = uplink.activation, uplink.upload, uplink.head
+    if any(sent) and state.uplink.payload(*sent) is None:
+        raise violation(
+            "payload",
+            f"activations in {sent[0]}, upload in {sent[1]}, head on {sent[2]}: not offered",
+        )
     limit_w = state.uplink.max_power_w
     if not uplink.power_w >= 0 or exceeds(uplink.power_w, limit_w):
         raise violation("C6", f"{uplink.power_w:.12g} W of {limit_w:.12g} W")

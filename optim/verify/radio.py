@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collapipe.state import Payload
-from optim.problem import Bools, Floats, Ints, RoundOptions, RoundProblem
+from optim.problem import Bools, Floats, Ints, Partition, RoundOptions, RoundProblem
 
 # Nodes t = e^s of the trapezoidal rule, which meets ∫ e^{-t} ρ/(1 + ρt) dt within 1e-14 for mean
 # signal-to-noise ratios ρ from 1e-8 to 1e10.
@@ -199,8 +199,7 @@ def _feasible(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Bools:
 
 def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floats:
     """Least power with Γ ≤ Γ^max at the front's smallest S, W; infinite where none is enough."""
-    options = problem.options
-    fewest = np.array([front[0].num_segments if front else 0 for front in problem.fronts])
+    options, fewest = problem.options, np.array([_fewest(front) for front in problem.fronts])
     noise = 1 + pairs.gradient_error
     spread = (
         options.kappa * options.gradient_bound * (fewest[:, None] ** 2 / problem.num_blocks + noise)
@@ -209,3 +208,10 @@ def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floa
     signal = per(np.array(options.kappa * options.interference_constant_w), left)
     power = np.maximum(per(signal - pairs.interference_w, pairs.gain), 0.0)
     return np.where(options.gamma_max * ease < spread, math.inf, power)
+
+
+def _fewest(front: Sequence[Partition]) -> int:
+    """The smallest S, wherever the head is; 0 of an empty front."""
+    heads = {point.head for point in front}
+    with_each = [[p.num_segments for p in front if p.head == head] for head in heads]
+    return max(map(min, with_each), default=0)

@@ -87,6 +87,11 @@ def _check_place(given: Allocation, before: Sequence[Allocation], problem: Round
             raise violation("order", f"unit {unit} comes after unit {other.unit}")
     if given.payload not in radio.allowed_payloads(problem, unit):
         raise violation("payload", f"unit {unit} sends {given.payload}, which it may not")
+    head = given.payload.head if given.payload else None
+    if given.partition.head != head:
+        raise violation(
+            "head", f"unit {unit} is planned with a head on {given.partition.head}, not on {head}"
+        )
     if given.partition not in problem.fronts[unit]:
         raise violation(
             "C1", f"unit {unit}: blocks {given.partition.blocks} are no point of its front"

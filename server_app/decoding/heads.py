@@ -24,7 +24,8 @@ class Heads:
 
     Without a ``link`` there are none: units have heads of their own. ``frozen`` names weights that
     do not train: sessions share them. ``states`` are the optimisers', which last from round to
-    round, keyed by unit; only those of units that finished are kept.
+    round, keyed by unit; only those of units that finished are kept. A head whose place the
+    scheduler chooses has its state here, too, while it trains on its unit.
     """
 
     settings: Settings
@@ -44,11 +45,13 @@ class Heads:
     ) -> dict[int, LinkAddress]:
         """A session for each unit, from the model that its round starts from, and how to reach it.
 
-        ``plans`` say in which precisions units send. A shared head is the first unit's, whose model
-        is then everybody's.
+        ``plans`` say in which precisions units send, and who has the head by itself. A shared head
+        is the first unit's, whose model is then everybody's.
         """
         if self.link is None:
             return {}
+        away = {each.unit for each in plans if self.settings.unit_has_head(each.uplink)}
+        models = {unit: model for unit, model in models.items() if unit not in away}
         first = next(iter(models.values()), {})
         self._initial_head = prefixed(HEAD, select(first, HEAD))
         turn: AbstractContextManager[object] = threading.Lock() if self._shared else nullcontext()
@@ -92,11 +95,13 @@ class Heads:
         failed = self._sessions.keys() - set(finished)
         return self._initial_head if failed else self.weights(next(iter(self._sessions)))
 
-    def keep_states(self, units: Collection[int]) -> None:
-        """Remember the optimisers of the units that finished."""
+    def keep_states(self, units: Mapping[int, Tensors]) -> None:
+        """Remember the optimisers of the units that finished, with what those told that had the
+        head."""
         failed = self._sessions.keys() - set(units)
         if self.settings.optimizer.state == "reset" or (self._shared and failed):
             return
+        self.states |= {unit: told for unit, told in units.items() if told}
         for unit, session in self._sessions.items():
             if unit in units:
                 owner = _SHARED if self._shared else unit

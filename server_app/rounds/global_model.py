@@ -31,16 +31,16 @@ class GlobalModel:
         """What a unit's next round starts from."""
         return self.own_models.get(unit, self.weights)
 
-    def names(self) -> set[str]:
-        """Names of the weights that units get and return."""
-        names, linked = self.weights.keys() - self.frozen, self._settings.server_has_heads
-        return {name for name in names if not (linked and name.startswith(f"{HEAD}."))}
+    def names(self, with_head: bool) -> set[str]:
+        """Names of the weights that a unit gets and returns, ``with_head`` if that trains there."""
+        names = self.weights.keys() - self.frozen
+        return {name for name in names if with_head or not name.startswith(f"{HEAD}.")}
 
     def frozen_parts(self) -> dict[str, Tensors]:
         """Frozen weights of the parts that units hold: part → tensors."""
         weights = {name: self.weights[name] for name in self.weights if name in self.frozen}
         blocks = map(block_name, range(self._settings.model.num_blocks))
-        head = [] if self._settings.server_has_heads else [HEAD]
+        head = [HEAD] if self._settings.units_have_heads else []
         parts = {name: select(weights, name) for name in (EMBEDDING, *blocks, *head)}
         return {name: tensors for name, tensors in parts.items() if tensors}
 

@@ -9,12 +9,14 @@ from flwr.app import Message, RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import WireError
+from collapipe.models.part import state_like
+from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, all_finite
 from collapipe.wire import records
-from collapipe.wire.compression import restore
+from collapipe.wire.compression import check_like, restore
 from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
@@ -44,7 +46,9 @@ def received(
         reply = records.unpack_reply(content)
         upload = settings.compression.of(plan.uplink).upload
         check_report(reply.report, plan.unit, seen, settings)
-        return replace(reply, weights=restore(reply.weights, sent, upload, f"unit {plan.unit}"))
+        sender = f"unit {plan.unit}"
+        check_head_state(reply.head_state, plan, sent, settings)
+        return replace(reply, weights=restore(reply.weights, sent, upload, sender))
 
     reply, factor = answered(message, whole), settings.federation.channel_noise
     if isinstance(reply, Failure) or not factor:
@@ -53,6 +57,20 @@ def received(
     variance = noise_variance(plan, request, constant_w, factor)
     seed = derive(settings.seed, "channel_noise", request.round, plan.unit)
     return replace(reply, weights=with_noise(reply.weights, variance, seed))
+
+
+def check_head_state(state: Tensors, plan: ClusterPlan, sent: Tensors, settings: Settings) -> None:
+    """Raise ``WireError`` unless it is what an optimiser remembers of the weights of the head that
+    were ``sent``; nothing where none were, or where nobody else would go on with it."""
+    moves = settings.chooses_heads and settings.unit_has_head(plan.uplink)
+    stepped = {name.rpartition("/")[0] for name in state}  # one that is not used never does
+    heads = {name: sent[name] for name in stepped & sent.keys() if name.startswith(f"{HEAD}.")}
+    kept = heads if moves and settings.optimizer.state == "keep" else {}
+    check_like(state, state_like(settings.optimizer, kept), f"unit {plan.unit}")
+    for name, tensor in state.items():
+        positive = name.endswith(("/exp_avg_sq", "/step"))
+        if not all_finite(tensor) or (positive and bool((tensor < 0).any())):
+            raise WireError(f"unit {plan.unit} sent {name} with values that no optimiser has")
 
 
 def check_report(report: ClusterReport, unit: int, seen: int | None, settings: Settings) -> None:

@@ -16,6 +16,7 @@ from collapipe.plan import RoundPlan
 from collapipe.report import RoundCost, RoundReport
 from collapipe.seeds import derive
 from collapipe.state import Channel, ClusterState, Estimates, Payload, unknown_cluster
+from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
@@ -131,7 +132,7 @@ class Scheduler:
                 f"{type(plan).__name__}, expected a RoundPlan"
             )
         verify_plan(plan, request)
-        self._check_precisions(plan)
+        self._check_chosen(plan)
         excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
         # by the laws that the strategy plans by, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
@@ -205,43 +206,56 @@ class Scheduler:
         checked = {unit: self._checked(told) for unit, told in reported.items()}
         self.state = replace(self.state, reported=_updated(self.state.reported, checked))
 
-    def _check_precisions(self, plan: RoundPlan) -> None:
-        """Raise ``ConfigError`` where the strategy was to choose precisions and did not."""
-        compression = self._settings.compression
+    def _check_chosen(self, plan: RoundPlan) -> None:
+        """Raise ``ConfigError`` where the strategy was to choose precisions, or where heads train,
+        and did not."""
+        settings = self._settings
         for cluster in plan.clusters:
-            if compression.of(cluster.uplink).decided:
+            chosen = cluster.uplink and cluster.uplink.activation
+            if settings.chooses_payloads and not chosen:
                 raise ConfigError(
-                    f"compression.activation={compression.activation}, "
-                    f"compression.upload={compression.upload}: the strategy chose none for unit "
-                    f"{cluster.unit}; set them, or take a strategy that does: dssra with "
-                    "solver=exact, or all with as many channels as units"
+                    f"{self._left_open}: the strategy chose nothing for unit {cluster.unit}; set "
+                    "them, or take a strategy that does: dssra with solver=exact, or all with as "
+                    "many channels as units"
                 )
 
+    @property
+    def _left_open(self) -> str:
+        """The options of what units send."""
+        compression, decoder = self._settings.compression, self._settings.decoder
+        return (
+            f"compression.activation={compression.activation}, "
+            f"compression.upload={compression.upload}, decoder.mode={decoder.mode}"
+        )
+
     def _checked(self, reported: Reported) -> Reported:
-        """A failure in place of a cluster whose uplink has other channels than this run, or other
-        precisions."""
+        """A failure in place of a cluster whose uplink has other channels than this run, or offers
+        other payloads."""
         if isinstance(reported, Failure) or reported.uplink is None:
             return reported
         gains, expected = len(reported.uplink.gains), len(self._channels)
         if gains != expected:
             return Failure("WireError", f"reported {gains} channel gains, expected {expected}")
-        compression, offered = self._settings.compression, reported.uplink.payloads
-        if compression.decided != bool(offered) or not all(map(self._allows, offered)):
-            names = ", ".join(f"{each.activation}/{each.upload}" for each in offered[:3])
+        offered = reported.uplink.payloads
+        if self._settings.chooses_payloads != bool(offered) or not all(map(self._allows, offered)):
+            names = ", ".join("/".join(map(str, each.choice)) for each in offered[:3])
             return Failure(
                 "WireError",
-                f"offers activations and uploads in {names or 'no precisions'}, expected "
-                f"compression.activation={compression.activation}, "
-                f"compression.upload={compression.upload}",
+                f"offers activations, uploads and heads {names or 'without a choice'}, expected "
+                f"{self._left_open}",
             )
         return reported
 
     def _allows(self, payload: Payload) -> bool:
-        """Whether its precisions are set, or left to the scheduler."""
-        compression = self._settings.compression
-        activation = compression.activation if self._settings.server_has_heads else "float32"
-        return compression.upload in (payload.upload, "auto") and (
-            activation in (payload.activation, "auto")
+        """Whether its precisions, and the place of its head, are set or left to the scheduler."""
+        settings, compression = self._settings, self._settings.compression
+        places = ("server", "control_unit") if settings.chooses_heads else (None,)
+        sends = settings.server_has_heads and payload.head != "control_unit"
+        activation = compression.activation if sends else FLOAT32
+        return (
+            payload.head in places
+            and compression.upload in (payload.upload, "auto")
+            and activation in (payload.activation, "auto")
         )
 
     def _request(self, round_: int) -> RoundRequest:

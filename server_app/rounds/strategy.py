@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
-from collapipe.report import ClusterReport, RoundReport
+from collapipe.report import RoundReport
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
@@ -146,14 +146,18 @@ class CollaPipeStrategy(Strategy):
         clusters = decision.plan.clusters
         models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
         links = self._heads.open(round_, models, decision.plan.clusters)
-        names, own = self.model.names(), self.model.own_models
-        sent = {u: {k: t for k, t in model.items() if k in names} for u, model in models.items()}
-        common, messages = records.select_arrays(arrays, names), []
+        own, messages, sent = self.model.own_models, [], dict[int, Tensors]()
+        with_head = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
+        names = {there: self.model.names(there) for there in set(with_head.values())}
+        common = {there: records.select_arrays(arrays, each) for there, each in names.items()}
         for cluster in clusters:
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
+            there = with_head[unit]
+            sent[unit] = {name: t for name, t in models[unit].items() if name in names[there]}
             request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
-            weights = records.pack_tensors(sent[unit]) if unit in own else common
-            content, node = records.pack(request, weights=weights), self._units.nodes[unit]
+            weights = records.pack_tensors(sent[unit]) if unit in own else common[there]
+            state = records.pack_head_state(self._heads.states.get(unit, {}) if there else {})
+            content, node = records.pack(request, weights=weights, **state), self._units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
         self._round = _Round(decision, sent, began, planned, time.perf_counter())
         return messages
@@ -181,7 +185,7 @@ class CollaPipeStrategy(Strategy):
             if moved is not None:
                 squared_norm = np.mean([np.mean(each.squared_norms) for each in reports.values()])
                 observation = RoundObservation(float(squared_norm), train_loss, moved)
-        self._heads.keep_states(finished)
+        self._heads.keep_states({unit: each.head_state for unit, each in finished.items()})
         report = self._scheduler.end(
             now.decision,
             losses,
@@ -192,7 +196,7 @@ class CollaPipeStrategy(Strategy):
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=train_loss,
-            **self._totals(reports, now),
+            **self._totals(finished, now),
         )
         if observation is not None:
             arrays = self._arrays = records.pack_tensors(self.model.weights)
@@ -267,22 +271,22 @@ class CollaPipeStrategy(Strategy):
         optimizer = model.server_optimizer.state
         return TrainingState(model.weights, model.own_models, optimizer, heads, self._units.kept())
 
-    def _totals(self, finished: Mapping[int, ClusterReport], now: _Round) -> dict[str, Any]:
+    def _totals(self, finished: Mapping[int, TrainReply], now: _Round) -> dict[str, Any]:
         """Fields of the round's report that are sums or means over units."""
-        reports = list(finished.values())
+        reports = [reply.report for reply in finished.values()]
         phases = sorted({phase for report in reports for phase in report.seconds})
-        one = next((now.sent[unit] for unit in finished), {})  # all get as many weights
-        down, compression = records.num_bytes(one), self._settings.compression
-        up = {
-            each.unit: upload_bytes(one, compression.of(each.uplink).upload)
-            for each in now.decision.plan.clusters
-            if each.unit in finished
-        }
+        plans = {each.unit: each for each in now.decision.plan.clusters}
+        down, up, compression = 0, 0, self._settings.compression
+        for unit, reply in finished.items():
+            sent, precision = now.sent[unit], compression.of(plans[unit].uplink).upload
+            down += records.num_bytes(sent) + reply.report.link_bytes_down
+            up += upload_bytes(sent, precision) + reply.report.link_bytes_up
+            up += records.num_bytes(reply.head_state)
         return {
             "samples": sum(report.samples for report in reports),
             "target_tokens": sum(report.target_tokens for report in reports),
-            "bytes_up": sum(up[report.unit] + report.link_bytes_up for report in reports),
-            "bytes_down": sum(down + report.link_bytes_down for report in reports),
+            "bytes_up": up,
+            "bytes_down": down,
             "seconds": {
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
                 for p in phases

@@ -37,7 +37,7 @@ def test_a_presets_bits_are_those_of_float32(computed: str) -> None:
     told = uplink("channel=paper", "compression=auto", f"pipeline.dtype={computed}")
     single = uplink("channel=paper", "compression=auto")
     for payload in told.payloads:
-        like = single.payload(*payload.precisions)
+        like = single.payload(*payload.choice)
         assert like is not None
         assert payload.bits == like.bits
     assert single.payloads[0].bits == (9.6e6, 2 * 64 * 64 * 768 * 32)

@@ -232,13 +232,18 @@ def error_drift(problem: RoundProblem, units: Iterable[int]) -> float:
 
 
 def best_of_payloads(problem: RoundProblem) -> tuple[int, float]:
-    """``best_by_enumeration`` of all rounds in which each unit has but one of its payloads."""
+    """``best_by_enumeration`` of all rounds in which each unit has but one of its payloads, and
+    of its front what has the head where that has it."""
     offered = (uplink.payloads for uplink in problem.uplinks)
     found = []
     for sent in itertools.product(*offered):
         pairs = zip(problem.uplinks, sent, strict=True)
         fixed = tuple(replace(up.sending(each), payloads=(each,)) for up, each in pairs)
-        found.append(best_by_enumeration(replace(problem, uplinks=fixed)))
+        fronts = tuple(
+            tuple(point for point in front if point.head == each.head)
+            for front, each in zip(problem.fronts, sent, strict=True)
+        )
+        found.append(best_by_enumeration(replace(problem, uplinks=fixed, fronts=fronts)))
     most = max(number for number, _ in found)
     return most, min(least for number, least in found if number == most)
 

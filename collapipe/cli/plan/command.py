@@ -104,6 +104,7 @@ def _unit(planned: PlannedCluster) -> dict[str, Any]:
     split = _split(planned, allocation.partition)
     return {
         "cluster": planned.cluster.name,
+        "head": allocation.partition.head,
         "channel": allocation.channel,
         "power_w": allocation.power_w,
         "pipeline_s": split.pop("latency_s"),

@@ -22,7 +22,7 @@ from collapipe.formatting import (
 from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
-from optim.radio.channel import links, power_limits
+from optim.radio.channel import links, payload_links, power_limits
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
 
@@ -102,6 +102,7 @@ def _summary(
         ("hop", "" if partition.replicated else _hop(problem, segments)),
         ("busy", f"computing{_IDLING if with_idling else ''}"),
         ("a batch", f"{seconds(partition.latency_s)}; {_how(problem, partition)}"),
+        ("head", _head(planned)),
         ("certainty", _certainty(planned)),
         ("slowest", _slowest(planned)),
         ("even split", _even(problem, partition)),
@@ -129,6 +130,14 @@ def _how(problem: ClusterProblem, partition: Partition) -> str:
         f"S = {counted(partition.num_segments, 'segment')}, m = {counted(count, 'micro-batch')} "
         f"of {_samples(size)}"
     )
+
+
+def _head(planned: PlannedCluster) -> str:
+    """Where the round has the head; empty where there is no choice."""
+    places = {"server": "the edge server", "control_unit": "the control unit"}
+    if not planned.allocation or planned.partition.head is None:
+        return ""
+    return f"on {places[planned.partition.head]}, chosen by the round"
 
 
 def _samples(number: str) -> str:
@@ -260,8 +269,9 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
 def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
     """Who sits the round out, and whether it could have taken part."""
     problem, options = joint.problem, joint.problem.options
-    pairs = links(problem.uplinks, problem.channels, options.fading, options.energy)
-    possible = power_limits(pairs).max(axis=1) > 0
+    radio = problem.uplinks, problem.channels, options.fading, options.energy
+    pairs = links(*radio)
+    possible = power_limits(payload_links(*radio)).max(axis=(0, 2)) > 0
     needed = (pairs.energy_j / pairs.budgets).min(axis=1)
     at_full_power = pairs.energies(pairs.max_power_w).min(axis=1)
     return [

@@ -55,9 +55,9 @@ def test_activations_are_drawn_as_long_as_the_chosen_precision_takes(
     )
     offering = Uplink(1.0, 1.0, *exact.bits, (1.0,) * 3, payloads=(exact, int8))
     drawn = []
-    for uplink, chosen in ((offering, int8.precisions), (offering.sending(int8), (None, None))):
+    for uplink, chosen in ((offering, int8.choice), (offering.sending(int8), (None, None, None))):
         for cluster in lines[-1]["plan"]["clusters"]:
-            cluster["uplink"] |= dict(zip(("activation", "upload"), chosen, strict=True))
+            cluster["uplink"] |= dict(zip(("activation", "upload", "head"), chosen, strict=True))
         write_lines(run, lines)
         states = tuple(ClusterState(unit, devices, 1000, uplink) for unit in range(8))
         request = RoundRequest(20, states, 6, 64, 1, None, 4, "one_f_one_b", (), (), ())
