@@ -15,7 +15,7 @@ from collapipe.run_report.charts import Kind, Row, Series, cells, lines
 from collapipe.run_report.drawing import COLOURS, colour
 from collapipe.run_report.html import Markup, charts, details, join, note, table
 from collapipe.runs.reading import Run
-from collapipe.state import Precision
+from collapipe.state import HeadPlace, Precision
 
 _TRAINED, _SCHEDULED = Kind("trained", "cell c0"), Kind("took part", "cell c0")
 _FAILED = Kind("failed", "cell c1", 0.5, 0.5)
@@ -31,6 +31,11 @@ _ASSUMED = {
     "Γ max": "gamma_max",
     "V, 1/s": "drift_weight",
 }
+_CHOSEN = (
+    ("activation", "Precision of each activation", get_args(Precision)),
+    ("upload", "Precision of each upload", get_args(Precision)),
+    ("head", "Where each head trained", get_args(HeadPlace)),
+)
 _Rows = Sequence[tuple[float, Sequence[float]]]  # round, a value of each unit
 
 
@@ -123,7 +128,7 @@ def radio(run: Run) -> Markup:
         charts(lines("Transmit power", "round", "watts", [spread([*powers.items()])], zero=True)),
         table(columns, rows, "Channels and powers of each unit"),
         note("As planned, with modelled channels. The last columns count uploads."),
-        *(_chosen(run, what, *rest) for what, *rest in _CHOSEN),
+        *(_chosen(run, *each) for each in _CHOSEN),
     )
 
 
