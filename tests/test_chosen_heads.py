@@ -78,12 +78,8 @@ def places(run_dir: Path) -> list[list[str]]:
 
 
 def turning(name: str = "Turning", where: str = "[server,control_unit]") -> tuple[str, ...]:
-    own = (
-        "strategy=even",
-        f"strategy._target_=test_chosen_heads.{name}",
-        f"+strategy.places={where}",
-    )
-    return "decoder.mode=auto", "federation.rounds=4", *own
+    plugin = f"strategy._target_=test_chosen_heads.{name}", f"+strategy.places={where}"
+    return "decoder.mode=auto", "strategy=even", *plugin
 
 
 @OPTIMIZERS

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from client_app.payloads import ACTIVATION_ERRORS, UPLOAD_ERRORS, payloads
+from client_app.payloads import ACTIVATION_ERRORS, UPLOAD_ERRORS, Sending, payloads
 from collapipe.errors import ConfigError
 from collapipe.sections import CompressionSettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
@@ -19,7 +19,11 @@ def bits(precision: str) -> float:
 
 def offered(upload: Any, activation: Any, *, linked: bool = True) -> tuple[Payload, ...]:
     settings = CompressionSettings(upload, activation, "float32")
-    return payloads(settings, bits, (lambda precision: 10 * bits(precision)) if linked else None)
+    return payloads(settings, (Sending(None, bits, _ten_times if linked else None),))
+
+
+def _ten_times(precision: str) -> float:
+    return 10 * bits(precision)
 
 
 def test_every_precision_has_an_error_that_grows_as_bits_fall() -> None:
@@ -68,3 +72,16 @@ def test_a_unit_whose_payloads_all_have_errors_is_refused() -> None:
         ClusterState(0, (device,), 1, inexact)
     with pytest.raises(ConfigError, match="two payloads"):
         replace(uplink, payloads=offered("auto", "auto")[:1] * 65)
+
+
+def test_both_places_of_a_head_are_offered_the_server_first() -> None:
+    settings = CompressionSettings("auto", "auto", "float32")
+    ways = Sending("server", bits, _ten_times), Sending("control_unit", _ten_times, None)
+    found = payloads(settings, ways)
+    assert len({each.choice for each in found}) == len(found) == 25 + 5
+    assert [each.gradient_error for each in found] == sorted(each.gradient_error for each in found)
+    assert found[0].choice == ("float32", "float32", "server")
+    there = [each for each in found if each.head == "control_unit"]
+    assert {each.activation for each in there} == {"float32"}
+    assert all(each.bits == (10 * bits(each.upload), 0.0) for each in there)
+    assert all(each.gradient_error == UPLOAD_ERRORS[each.upload] for each in there)

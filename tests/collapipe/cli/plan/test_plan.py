@@ -220,7 +220,7 @@ def test_a_joint_round_has_its_names_and_adds_up(answer: Callable[..., Any]) -> 
     }  # fmt: skip
     (unit,) = joint["units"]
     assert unit.keys() == {
-        "cluster", "channel", "power_w", "pipeline_s", "upload_s", "total_s", "segments",
+        "cluster", "head", "channel", "power_w", "pipeline_s", "upload_s", "total_s", "segments",
         "num_segments", "num_micro_batches",
     }  # fmt: skip
     assert (unit["cluster"], unit["channel"], joint["idle"]) == ("workshop", 0, [])
