@@ -19,7 +19,7 @@ from optim.problem import (
     RoundProblem,
     RoundSolution,
 )
-from optim.radio.channel import links, payload_links, power_limits
+from optim.radio.channel import payload_links, power_limits
 from optim.solvers import cluster_solver, round_solver
 from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round
@@ -60,8 +60,15 @@ class PlannedCluster:
         return self._chosen.solution
 
     @property
+    def fastest(self) -> SolvedCluster:
+        """With the head where its pipeline is fastest, whatever a round makes of it."""
+        return min(self.solved, key=lambda each: each.solution.best.latency_s)
+
+    @property
     def _chosen(self) -> SolvedCluster:
-        head = self.allocation.partition.head if self.allocation else self.solved[0].head
+        if self.allocation is None:
+            return self.fastest
+        head = self.allocation.partition.head
         return next(each for each in self.solved if each.head == head)
 
     @property
@@ -127,6 +134,11 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
 
     Raises ``ConfigError`` where no plan exists.
     """
+    if solver == "paper" and any(cluster.chooses_head for cluster in inventory.clusters):
+        raise ConfigError(
+            f"{inventory.document.file}: --solver paper decides not where heads train; leave out "
+            "control_unit, or take --solver exact"
+        )
     times: list[tuple[float, ...]] = [(0.0,)] * len(inventory.clusters)
     if inventory.channels:
         options = _round_options(inventory)
@@ -243,14 +255,16 @@ def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigE
     radio = problem.uplinks, problem.channels, options.fading, options.energy
     if power_limits(payload_links(*radio)).any():
         return ConfigError(f"{inventory.document.file}: round: {why}")
-    pairs = links(*radio)
-    needed = pairs.energies(pairs.max_power_w)
+    pairs = payload_links(*radio)
+    offered = pairs.max_power_w > 0
+    needed = np.where(offered, pairs.energies(pairs.max_power_w), np.inf)
     lacking = needed / pairs.energy_j
-    unit, channel = (int(place) for place in np.unravel_index(lacking.argmin(), lacking.shape))
+    nearest = np.unravel_index(lacking.argmin(), lacking.shape)
+    _, unit, channel = map(int, nearest)
     cluster, uplink = inventory.clusters[unit], problem.uplinks[unit]
     return inventory.document.error(
         (*cluster.loc, "uplink", "energy_j"),
         f"no cluster can afford its upload; nearest to it is {cluster.name} on channel {channel}: "
-        f"{pairs.paid_bits[unit, channel]:.4g} bits at power_w={uplink.max_power_w:g} take "
-        f"{round_up(float(needed[unit, channel]))} J; give it these, or send fewer bits",
+        f"{pairs.paid_bits[nearest]:.4g} bits at power_w={uplink.max_power_w:g} take "
+        f"{round_up(float(needed[nearest]))} J; give it these, or send fewer bits",
     )

@@ -120,8 +120,9 @@ def fronts(
         times = dict(zip(units, found, strict=True))
 
     def front(cluster: ClusterState) -> Front:
-        found = list[Partition]()
+        found, before = list[Partition](), rng.bit_generator.state
         for head in head_places(cluster.uplink):
+            rng.bit_generator.state = before  # the same draws: they must not favour a place
             taking = (0.0,) if head == "control_unit" else times.get(cluster.unit, (0.0,))
             there = _with_head(cluster, head)
             problem = cluster_problem(request, there, latency, taking)

@@ -114,7 +114,11 @@ def test_without_activations_they_are_so_exactly(tmp_path: Path) -> None:
     run(tmp_path, *stays)
     uplinks = [state.uplink for state in states(tmp_path, *stays)]
     planned = [up.payload("float32", "float32", "control_unit").model_bits for up in uplinks]
-    assert [8 * line["bytes_up"] for line in rounds(tmp_path)] == [sum(planned)] * 4
+    played = rounds(tmp_path)
+    assert [8 * line["bytes_up"] for line in played] == [sum(planned)] * 4
+    first, *others = [8 * line["bytes_down"] for line in played]
+    assert others == [sum(planned)] * 3  # they get what they have sent
+    assert first < sum(planned)  # when there was nothing to remember yet
 
 
 class Damaging(ClientApp):

@@ -23,6 +23,7 @@ _FIGURES_FOR = {  # what a device's key needs of the model
     "d2d_rate_bps": ("activation_bits", "gradient_bits"),
     "memory_bytes": ("block_bytes",),
 }
+_HEAD = ("head_blocks", "head_bits")
 _ENERGY_PAIRS = (  # neither says anything alone
     ("energy_j", "power_w", "the watts that the device draws"),
     ("power_w", "energy_j", "the joules that a batch may take"),
@@ -39,6 +40,11 @@ class Cluster:
     profiles: tuple[DeviceProfile, ...]
     uplink: Uplink | None  # None: no joint round
     control_unit: AffineLaw | None  # seconds of a block there; None: the file does not say
+
+    @property
+    def chooses_head(self) -> bool:
+        """Whether a round decides where its head trains."""
+        return self.uplink is not None and bool(self.uplink.payloads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +163,16 @@ def _notes(document: Document, section: InventorySection) -> Iterator[str]:
                     loc = ("clusters", n, "devices", k, key)
                     why = f"not planned with, since {other} is missing; add {what}"
                     yield str(document.error(loc, why))
+    yield from _notes_of_heads(document, section)
+
+
+def _notes_of_heads(document: Document, section: InventorySection) -> Iterator[str]:
+    """Where a round that could place heads lacks what it needs for that."""
+    places: list[Loc] = [("model", key) for key in _HEAD]
+    given: list[Loc] = [loc for loc in places if getattr(section.model, str(loc[1])) is not None]
+    lacking = [f"model.{key}" for key in _HEAD if ("model", key) not in given]
+    units = [n for n, cluster in enumerate(section.clusters) if cluster.control_unit]
+    lacking += [] if units else ["control_unit of a cluster"]
+    given += [("clusters", n, "control_unit") for n in units]
+    for loc in given if section.channels and lacking else ():
+        yield str(document.error(loc, f"not planned with: it needs {' and '.join(lacking)}"))

@@ -4,11 +4,12 @@ import functools
 from collections.abc import Iterable
 from dataclasses import astuple
 from inspect import unwrap
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 from collapipe.models.cut import rows_behind
@@ -28,7 +29,7 @@ _ATTENTION = {  # the CPU's fused kernel, which torch's own table of FLOPs lacks
     _aten._scaled_dot_product_flash_attention_for_cpu: unwrap(sdpa_flop),
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: unwrap(sdpa_backward_flop),
 }
-_counter = functools.partial(FlopCounterMode, display=False, custom_mapping=_ATTENTION)
+flop_counter = functools.partial(FlopCounterMode, display=False, custom_mapping=_ATTENTION)
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it
@@ -78,12 +79,12 @@ def _measure(
         return tensor
 
     with (
-        _counter() as forward,
+        flop_counter() as forward,
         torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
         drawing_from(torch.Generator()),
     ):
         out = block(hidden, mask)
-    with _counter() as backward:
+    with flop_counter() as backward:
         out.backward(torch.ones_like(out))
     own = _storages([*block.parameters(), *block.buffers()])
     stash = sum((own | _storages(saved)).values()) - sum(own.values())
@@ -103,13 +104,31 @@ def _measure(
 def head_flops(spec: ModelSpec, vocabulary: Vocabulary, tokens: int) -> float:
     """FLOPs of the head, counted as ``measure_cost``'s, for a sample of ``tokens`` tokens and as
     many targets."""
-    head = cast(Head, spec.build_head(vocabulary).train())
-    hidden = torch.zeros(1, tokens, spec.dim, requires_grad=True)
-    mask = torch.ones(1, tokens, dtype=torch.bool)
-    targets = torch.zeros(1, 1 if spec.head == "pooled" else tokens, dtype=torch.int64)
-    with _counter() as counter, drawing_from(torch.Generator()):
-        head.loss(hidden, mask, targets).backward()  # type: ignore[no-untyped-call]
+    with torch.device("meta"):
+        head = spec.build_head(vocabulary).train()
+    with FakeTensorMode(allow_non_fake_inputs=True), _AllTargets():  # type: ignore[no-untyped-call]
+        head = head.to_empty(device="cpu")
+        hidden = torch.zeros(1, tokens, spec.dim, requires_grad=True)
+        mask = torch.ones(1, tokens, dtype=torch.bool)
+        targets = torch.zeros(1, 1 if spec.head == "pooled" else tokens, dtype=torch.int64)
+        with flop_counter() as counter, drawing_from(torch.Generator()):
+            cast(Head, head).loss(hidden, mask, targets).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops())
+
+
+class _AllTargets(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What depends on values, which fake tensors lack: masks pick all rows, and scalars are 0."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _aten._local_scalar_dense.default:
+            return 0
+        if func is _aten.index.Tensor:
+            picked, (mask, *_) = args
+            if mask is not None and mask.dtype == torch.bool:
+                return picked.flatten(0, mask.dim() - 1)
+        return func(*args, **(kwargs or {}))
 
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it

@@ -35,11 +35,12 @@ from server_app.units import Units
 @dataclass(frozen=True, slots=True)
 class _Round:
     """What is open between sending a round's messages and aggregating their replies: what each unit
-    of the plan got, and ``time.perf_counter`` at the begin, after the decision, and when all
-    messages were made."""
+    of the plan got, weights and a head's optimiser memory, and ``time.perf_counter`` at the begin,
+    after the decision, and when all messages were made."""
 
     decision: RoundDecision
     sent: dict[int, Tensors]
+    head_states: dict[int, Tensors]
     began: float
     planned: float
     left: float
@@ -146,7 +147,8 @@ class CollaPipeStrategy(Strategy):
         clusters = decision.plan.clusters
         models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
         links = self._heads.open(round_, models, decision.plan.clusters)
-        own, messages, sent = self.model.own_models, [], dict[int, Tensors]()
+        own, messages = self.model.own_models, []
+        sent, states = dict[int, Tensors](), dict[int, Tensors]()
         with_head = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
         names = {there: self.model.names(there) for there in set(with_head.values())}
         common = {there: records.select_arrays(arrays, each) for there, each in names.items()}
@@ -156,10 +158,11 @@ class CollaPipeStrategy(Strategy):
             sent[unit] = {name: t for name, t in models[unit].items() if name in names[there]}
             request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
             weights = records.pack_tensors(sent[unit]) if unit in own else common[there]
-            state = records.pack_head_state(self._heads.states.get(unit, {}) if there else {})
+            states[unit] = self._heads.states.get(unit, {}) if there else {}
+            state = records.pack_head_state(states[unit])
             content, node = records.pack(request, weights=weights, **state), self._units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
-        self._round = _Round(decision, sent, began, planned, time.perf_counter())
+        self._round = _Round(decision, sent, states, began, planned, time.perf_counter())
         return messages
 
     def aggregate_train(
@@ -280,6 +283,7 @@ class CollaPipeStrategy(Strategy):
         for unit, reply in finished.items():
             sent, precision = now.sent[unit], compression.of(plans[unit].uplink).upload
             down += records.num_bytes(sent) + reply.report.link_bytes_down
+            down += records.num_bytes(now.head_states[unit])
             up += upload_bytes(sent, precision) + reply.report.link_bytes_up
             up += records.num_bytes(reply.head_state)
         return {

@@ -59,9 +59,10 @@ def _json_answer(plan: InventoryPlan) -> dict[str, Any]:
     clusters = [
         {
             "name": planned.cluster.name,
-            **_split(planned, planned.solution.best),
-            **_certificate(planned.solution.certificate, "lower_bound_s"),
-            "front": [_point(point) for point in planned.solution.front],
+            "head": planned.fastest.head,
+            **_split(planned, planned.fastest.solution.best),
+            **_certificate(planned.fastest.solution.certificate, "lower_bound_s"),
+            "front": [_point(point) for point in planned.fastest.solution.front],
         }
         for planned in plan.clusters
     ]

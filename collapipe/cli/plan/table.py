@@ -22,7 +22,7 @@ from collapipe.formatting import (
 from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
-from optim.radio.channel import links, payload_links, power_limits
+from optim.radio.channel import payload_links, power_limits
 from optim.solvers import cluster_solver
 from optim.timeline import SegmentTimes
 
@@ -269,11 +269,12 @@ def _round_row(planned: PlannedCluster, joint: JointRound, unit: int) -> tuple[s
 def _idlers(plan: InventoryPlan, joint: JointRound) -> list[str]:
     """Who sits the round out, and whether it could have taken part."""
     problem, options = joint.problem, joint.problem.options
-    radio = problem.uplinks, problem.channels, options.fading, options.energy
-    pairs = links(*radio)
-    possible = power_limits(payload_links(*radio)).max(axis=(0, 2)) > 0
-    needed = (pairs.energy_j / pairs.budgets).min(axis=1)
-    at_full_power = pairs.energies(pairs.max_power_w).min(axis=1)
+    pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
+    possible, offered = power_limits(pairs).max(axis=(0, 2)) > 0, pairs.max_power_w > 0
+    needed, at_full_power = (
+        np.where(offered, joules, np.inf).min(axis=(0, 2))
+        for joules in (pairs.energy_j / pairs.budgets, pairs.energies(pairs.max_power_w))
+    )
     return [
         f"{planned.cluster.name}: "
         + (

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +111,53 @@ def test_a_speed_in_flops_needs_the_blocks(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace(", forward_flops: 1.0e9", ""))
     with pytest.raises(ConfigError, match=r"control_unit\.flops_per_s.*forward_flops"):
         read_inventory(file)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "lines"),
+    [
+        (", head_blocks: 0.1", "{block_s: 0.1}", [2, 8]),
+        (", head_bits: 1.0e+5", "", [2]),
+        (", head_blocks: 0.1, head_bits: 1.0e+5", "", [2, 2]),
+        ("", "{block_s: 0.1}", [8]),
+        (", head_blocks: 0.1, head_bits: 1.0e+5", "{block_s: 0.1}", []),
+        ("", "", []),
+    ],
+)
+def test_what_is_not_planned_with_is_noted(
+    tmp_path: Path, model: str, cluster: str, lines: list[int]
+) -> None:
+    notes = read_inventory(inventory(tmp_path, model, cluster)).notes
+    assert [int(note.split(":")[1]) for note in notes] == lines
+
+
+HEAD = ", head_blocks: 0.1, head_bits: 1.0e+5"
+
+
+def test_a_solver_that_decides_no_place_is_refused(tmp_path: Path) -> None:
+    """Where the head could only be on the control unit, too: the server's activations are dear."""
+    file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=8e9)
+    assert planned(file)[1] == "control_unit"
+    with pytest.raises(ConfigError, match=r"paper.*control_unit"):
+        plan_inventory(read_inventory(file), "paper")
+
+
+def test_too_little_energy_is_that_of_the_cheapest_place(tmp_path: Path) -> None:
+    file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=8e9)
+    file.write_text(file.read_text().replace("energy_j: 100,", "energy_j: 1.0e-9,"))
+    with pytest.raises(ConfigError, match=r"2\.1e\+06 bits") as caught:
+        planned(file)
+    enough = re.findall(r"take (\S+) J", str(caught.value))[0]
+    file.write_text(file.read_text().replace("energy_j: 1.0e-9,", f"energy_j: {enough},"))
+    assert planned(file)[1] == "control_unit"
+
+
+def test_a_clusters_own_plan_is_its_fastest_whatever_the_round_makes_of_it(tmp_path: Path) -> None:
+    latencies = []
+    for sent in (1.0, 8e6):  # for which the server, and the control unit, is better
+        file = inventory(tmp_path, HEAD, "{block_s: 0.03}", sent=sent)
+        answer = json.loads(CliRunner().invoke(app, ["plan", str(file), "--json"]).stdout)
+        latencies.append(answer["clusters"][0]["latency_s"])
+        assert answer["clusters"][0]["head"] == "server"
+        assert answer["round"]["units"][0]["head"] == ("server" if sent == 1 else "control_unit")
+    assert latencies[0] == pytest.approx(latencies[1])

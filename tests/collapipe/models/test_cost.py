@@ -1,6 +1,8 @@
 """A block's cost, counted without memory, is what real blocks of all families take."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -10,11 +12,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from collapipe.devices.hardware import transformer_block_cost
-from collapipe.models.cost import measure_cost, upload_bits
+from collapipe.models.cost import flop_counter, head_flops, measure_cost, upload_bits
 from collapipe.models.dropout import drawing_from
 from collapipe.models.lora import LoraSpec
 from collapipe.models.part import Part
-from collapipe.models.split import HEAD, ModelSpec, SplitModel
+from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel
 from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
@@ -25,6 +27,7 @@ SPEC = TransformerSpec(
     num_blocks=3, num_decoder_blocks=1, dim=32, num_heads=4, feed_forward_dim=80, norm="post"
 )
 VOCABULARY = Vocabulary(size=70, pad=0, bos=1, eos=2)
+LABELLED = replace(VOCABULARY, num_labels=3)
 TOKENS = 7
 OPTIMIZERS = {
     "adamw": optimizer_settings(),
@@ -74,10 +77,18 @@ def test_memory_grows_with_what_is_kept_for_each_sample() -> None:
     assert stash > 2 * 12 * SPEC.feed_forward_dim * 4  # both sides of the feed-forward's ReLU
 
 
+@pytest.mark.parametrize(("name", "head"), [("ours", "decoder"), *CASES])
+def test_the_flops_of_a_head_are_those_of_a_real_one(tmp_path: Path, name: str, head: str) -> None:
+    base = SPEC if name == "ours" else spec_of(tmp_path, name, head)
+    for spec in (base, LoraSpec(base, rank=2)):
+        assert head_flops(spec, LABELLED, TOKENS) == real_head_flops(spec)
+
+
 def test_counting_needs_no_memory() -> None:
     dim = 2**20  # whose weights no machine holds
     spec = TransformerSpec(num_blocks=2, dim=dim, num_heads=8, feed_forward_dim=dim)
     assert measure_cost(spec, 4, 1).block_bytes > 6 * 4 * 4 * dim**2
+    assert head_flops(spec, VOCABULARY, 4) > 6 * 4 * 4 * dim**2
 
 
 def test_counting_draws_nothing_from_the_global_generator(tmp_path: Path) -> None:
@@ -85,6 +96,8 @@ def test_counting_draws_nothing_from_the_global_generator(tmp_path: Path) -> Non
     before = torch.get_rng_state()
     measure_cost(SPEC, 4, 1)
     measure_cost(spec_of(tmp_path, "bert", "tokens"), 4, 1)
+    head_flops(SPEC, VOCABULARY, 4)
+    head_flops(spec_of(tmp_path, "bert", "tokens"), LABELLED, 4)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -92,6 +105,17 @@ def test_the_upload_is_what_a_unit_returns() -> None:
     model = SplitModel(SPEC, VOCABULARY)
     numbers = sum(t.numel() for name, t in model.state_dict().items() if not name.startswith(HEAD))
     assert upload_bits(SPEC, VOCABULARY, FLOAT32) == 32 * numbers
+
+
+def real_head_flops(spec: ModelSpec) -> float:
+    """Counted on weights and values."""
+    head = cast(Head, spec.build_head(LABELLED).train())
+    hidden = torch.randn(1, TOKENS, spec.dim, requires_grad=True)
+    targets = torch.zeros(1, 1 if spec.head == "pooled" else TOKENS, dtype=torch.int64)
+    mask = torch.ones(1, TOKENS, dtype=torch.bool)
+    with flop_counter() as counter, drawing_from(torch.Generator()):
+        head.loss(hidden, mask, targets).backward()
+    return float(counter.get_total_flops())
 
 
 def dearest(spec: ModelSpec, optimizer: OptimizerSettings) -> BlockCost:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
-from collapipe.state import ClusterState, Payload
+from collapipe.state import ClusterState, HeadPlace, Payload
 from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import fronts
 from optim.partition.exact import exact_partition
 from optim.planner import RoundRequest
 from optim.problem import Latency, Partition, RoundProblem
+from optim.solvers import cluster_solver
 from optim.verify import verify_round
 from tests.optim import rounds
 from tests.optim.allocation.test_streamed import (
@@ -22,8 +23,9 @@ from tests.optim.allocation.test_streamed import (
     every_partition,
     random_round,
 )
+from tests.optim.drawn_requests import drawn_request
 
-PLACES = "server", "control_unit"
+PLACES: tuple[HeadPlace, ...] = ("server", "control_unit")
 
 
 def offering(rng: np.random.Generator, drawn: Round) -> Round:
@@ -116,6 +118,23 @@ def test_the_best_places(drift: str, count: int, latency: Latency) -> None:
             chosen[each.partition.head] += 1
             assert each.partition.head == each.payload.head
     assert set(chosen) == set(PLACES)
+
+
+def test_a_split_by_chance_is_the_same_in_both_places() -> None:
+    """As without a choice, and so for the units behind."""
+    asked, solve = drawn_request("paper", 0), cluster_solver("no_segment_scheduling")
+    offered = []
+    for state in asked.clusters:
+        assert state.uplink is not None
+        bits = state.uplink.model_bits, state.uplink.activation_bits
+        payloads = tuple(Payload("float32", "float32", *bits, 0.0, head) for head in PLACES)
+        offered.append(replace(state, uplink=replace(state.uplink, payloads=payloads)))
+    fixed = fronts(asked, "overlap", solve, np.random.default_rng(0))
+    asked = replace(asked, clusters=tuple(offered))
+    chosen = fronts(asked, "overlap", solve, np.random.default_rng(0))
+    held = [[[point.blocks for point in front] for front in found] for found in (fixed, chosen)]
+    assert held[1] == [2 * blocks for blocks in held[0]]
+    assert any(held[0])
 
 
 def test_a_verifier_refuses_times_of_a_head_that_stands_elsewhere() -> None:

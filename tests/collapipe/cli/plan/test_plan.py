@@ -195,8 +195,8 @@ def test_json_has_the_names_that_scripts_rely_on(answer: Callable[..., Any]) -> 
     assert told.keys() == {"version", "clusters"}
     (cluster,) = told["clusters"]
     assert cluster.keys() == {
-        "name", "num_segments", "num_micro_batches", "latency_s", "segments", "lower_bound_s",
-        "gap", "solver", "solve_time_s", "front",
+        "name", "head", "num_segments", "num_micro_batches", "latency_s", "segments",
+        "lower_bound_s", "gap", "solver", "solve_time_s", "front",
     }  # fmt: skip
     assert cluster["name"] == "workshop"
     assert [segment["device"] for segment in cluster["segments"]] == ["pi-1", "jetson"]
