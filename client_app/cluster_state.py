@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
-from client_app.payloads import Sending, payloads
+from client_app.payloads import Placement, payloads
 from client_app.traffic import LinkTraffic
 from collapipe.config import Settings
 from collapipe.devices.presets import ClusterPreset
 from collapipe.errors import ConfigError
 from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upload_bits
 from collapipe.seeds import derive
-from collapipe.state import BlockCost, ClusterState, Uplink
+from collapipe.state import AffineLaw, BlockCost, ClusterState, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.compression import FLOAT32
@@ -41,7 +42,7 @@ def cluster_state(
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:
     """With all payloads that the scheduler may choose from, else with the one that is set."""
     traffic = LinkTraffic.of(settings, unit, examples) if settings.server_has_heads else None
-    offered = payloads(settings.compression, tuple(_ways(settings, vocabulary, traffic)))
+    offered = payloads(settings.compression, tuple(_placements(settings, vocabulary, traffic)))
     return settings.channel.draw_uplink(
         model_bits=offered[0].model_bits,
         activation_bits=offered[0].activation_bits,
@@ -52,23 +53,23 @@ def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocab
     )
 
 
-def _ways(
+def _placements(
     settings: Settings, vocabulary: Vocabulary, traffic: LinkTraffic | None
-) -> Iterator[Sending]:
-    """What the unit sends with its head on the server, and with its head here."""
+) -> Iterator[Placement]:
+    """What the unit sends with its head on the server, and on the unit itself."""
     chosen = settings.chooses_heads
     if traffic:
 
         def on_server(precision: str) -> float:
             return _model_bits(settings, vocabulary, precision, with_head=False)
 
-        yield Sending("server" if chosen else None, on_server, traffic.up_bits)
+        yield Placement("server" if chosen else None, on_server, traffic.up_bits)
     if settings.units_have_heads:
 
-        def here(precision: str) -> float:
+        def on_unit(precision: str) -> float:
             return _model_bits(settings, vocabulary, precision, with_head=True)
 
-        yield Sending("control_unit" if chosen else None, here, None)
+        yield Placement("control_unit" if chosen else None, on_unit, None)
 
 
 def _model_bits(
@@ -83,8 +84,7 @@ def _model_bits(
         return 0.0
     travels = with_head and settings.chooses_heads and settings.optimizer.state == "keep"
 
-    def sent(precision: str, dtype: torch.dtype, with_head: bool) -> float:
-        return upload_bits(settings.model, vocabulary, precision, dtype, with_head)
+    sent = partial(upload_bits, settings.model, vocabulary)
 
     def state(dtype: torch.dtype) -> float:
         memory = settings.model, vocabulary, settings.optimizer, dtype
@@ -106,7 +106,8 @@ def _head_seconds(
     unit: int,
 ) -> float:
     """Of all local steps of a round in a head on the control unit, by its FLOPs in blocks."""
-    law = cluster.control_unit(cost, unit)
+    told = getattr(cluster, "control_unit", None)  # which older plug-ins lack
+    law: AffineLaw | None = told(cost, unit) if told else None
     if law is None and settings.chooses_heads:
         raise ConfigError(
             f"decoder.mode=auto: how fast the control unit of unit {unit} is, is not known; set "

@@ -25,6 +25,7 @@ from optim.timeline import SegmentTimes, StageTimes, stages_behind, timeline
 from optim.verify import verify_cluster, verify_round
 
 EXACT = "exact"
+_PLACE_NOTHING = "paper", "vanilla_fl"  # Algorithm 3, and replicas that have no head behind them
 _SEED = 0  # of the one baseline that draws its devices
 
 
@@ -134,10 +135,10 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
 
     Raises ``ConfigError`` where no plan exists.
     """
-    if solver == "paper" and any(cluster.chooses_head for cluster in inventory.clusters):
+    if solver in _PLACE_NOTHING and any(each.chooses_head for each in inventory.clusters):
         raise ConfigError(
-            f"{inventory.document.file}: --solver paper decides not where heads train; leave out "
-            "control_unit, or take --solver exact"
+            f"{inventory.document.file}: --solver {solver} does not decide where heads train; "
+            "leave out control_unit, or take --solver exact"
         )
     times: list[tuple[float, ...]] = [(0.0,)] * len(inventory.clusters)
     if inventory.channels:
@@ -178,7 +179,7 @@ def _problem(
     activation_s: tuple[float, ...],
     head: HeadPlace | None,
 ) -> ClusterProblem:
-    section, uplink = inventory.section, cluster.uplink and cluster.uplink.with_head(head)
+    section, uplink = inventory.section, cluster.uplink and cluster.uplink.placed(head)
     return ClusterProblem(
         cluster.profiles,
         inventory.model.num_blocks,

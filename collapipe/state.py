@@ -106,6 +106,11 @@ class Payload:
     def __post_init__(self) -> None:
         _check_within(self, ("model_bits", "activation_bits"))
         _check_within(self, ("gradient_error",), _MOST_ERROR)
+        if self.head == "control_unit" and self.activation_bits:
+            raise ConfigError(
+                f"Payload: {self.activation_bits} bits of activations, though the head is on the "
+                "control unit; expected 0"
+            )
 
     @property
     def choice(self) -> tuple[Precision, Precision, HeadPlace | None]:
@@ -150,10 +155,10 @@ class Uplink:
             return self
         model_bits, activation_bits = payload.bits
         sent = replace(self, model_bits=model_bits, activation_bits=activation_bits, payloads=())
-        return sent.with_head(payload.head)
+        return sent.placed(payload.head)
 
-    def with_head(self, place: HeadPlace | None) -> "Uplink":
-        """With the times of a head there."""
+    def placed(self, place: HeadPlace | None) -> "Uplink":
+        """With the times of a head in that place."""
         if place != "control_unit":
             return self
         return replace(self, head_s=self.control_unit_head_s, gradient_s=0.0)

@@ -29,7 +29,7 @@ from optim.verify import verify_cluster, verify_round
 T = TypeVar("T")
 Front = tuple[Partition, ...]
 
-_CAPACITY = 512  # the latest fronts, some MB
+_CAPACITY = 1024  # the latest fronts, some MB: two of a unit whose head has a choice
 _fronts: OrderedDict[tuple[ClusterProblem, ClusterSolver], Front] = OrderedDict()
 
 
@@ -124,9 +124,9 @@ def fronts(
         for head in head_places(cluster.uplink):
             rng.bit_generator.state = before  # the same draws: they must not favour a place
             taking = (0.0,) if head == "control_unit" else times.get(cluster.unit, (0.0,))
-            there = _with_head(cluster, head)
-            problem = cluster_problem(request, there, latency, taking)
-            points = _front(request, there, problem, solve, rng)
+            placed = _placed(cluster, head)
+            problem = cluster_problem(request, placed, latency, taking)
+            points = _front(request, placed, problem, solve, rng)
             found += (replace(point, head=head) for point in points)
         return tuple(found)
 
@@ -139,8 +139,8 @@ def head_places(uplink: Uplink | None) -> tuple[HeadPlace | None, ...]:
     return tuple(dict.fromkeys(each.head for each in offered)) or (None,)
 
 
-def _with_head(cluster: ClusterState, place: HeadPlace | None) -> ClusterState:
-    return replace(cluster, uplink=cluster.uplink and cluster.uplink.with_head(place))
+def _placed(cluster: ClusterState, place: HeadPlace | None) -> ClusterState:
+    return replace(cluster, uplink=cluster.uplink and cluster.uplink.placed(place))
 
 
 def as_planned(cluster: ClusterState, planned: UplinkPlan | None) -> ClusterState:

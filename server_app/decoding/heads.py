@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from collapipe.config import Settings
+from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.plan import ClusterPlan
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, all_finite
 from collapipe.text.tokenizer import Vocabulary
-from collapipe.wire.messages import LinkAddress
+from collapipe.wire.messages import Failure, LinkAddress
 from server_app.decoding.decoder import DecoderSession, OnStep
 from server_app.decoding.link import DecoderLinkServer
 
@@ -87,6 +88,15 @@ class Heads:
     def weights(self, unit: int) -> Tensors:
         """The head that the unit's session trained."""
         return self._sessions[unit].part.weights() if unit in self._sessions else {}
+
+    def failure(self, unit: int) -> Failure | None:
+        """Why the head that the unit's session trained cannot be averaged; None: it can be."""
+        weights = {} if self._shared else self.weights(unit)
+        odd = next((name for name, each in weights.items() if not all_finite(each)), None)
+        if odd is None:
+            return None
+        why = f"round {self._sessions[unit].round}: {odd} is NaN or infinite; lower optimizer.lr"
+        return Failure(NonFiniteLossError.__name__, why)
 
     def common_weights(self, finished: Collection[int]) -> Tensors:
         """A shared head; as it was at first if a unit failed, for its steps cannot be undone."""

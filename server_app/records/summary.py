@@ -171,11 +171,13 @@ def sent(history: History) -> dict[str, str]:
 
 
 def _partition(plan: ClusterPlan) -> str:
-    """Such as ``2 phone-1 + 4 laptop-2; m=4``."""
+    """Such as ``2 phone-1 + 4 laptop-2; m=4``, and where the head was if that was chosen."""
     if not plan.segments:
         return "the whole model on each device"
     held = " + ".join(f"{segment.span.blocks} {segment.device}" for segment in plan.segments)
-    return f"{held}; m={plan.num_micro_batches}"
+    place = plan.uplink.head if plan.uplink else None
+    head = f"; head on the {place.replace('_', ' ')}" if place else ""
+    return f"{held}; m={plan.num_micro_batches}{head}"
 
 
 def opening(settings: Settings, folder: RunFolder) -> str:

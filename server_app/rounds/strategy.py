@@ -149,16 +149,16 @@ class CollaPipeStrategy(Strategy):
         links = self._heads.open(round_, models, decision.plan.clusters)
         own, messages = self.model.own_models, []
         sent, states = dict[int, Tensors](), dict[int, Tensors]()
-        with_head = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
-        names = {there: self.model.names(there) for there in set(with_head.values())}
-        common = {there: records.select_arrays(arrays, each) for there, each in names.items()}
+        on_unit = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
+        names = {has_head: self.model.names(has_head) for has_head in set(on_unit.values())}
+        common = {has: records.select_arrays(arrays, each) for has, each in names.items()}
         for cluster in clusters:
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
-            there = with_head[unit]
-            sent[unit] = {name: t for name, t in models[unit].items() if name in names[there]}
+            has_head = on_unit[unit]
+            sent[unit] = {name: t for name, t in models[unit].items() if name in names[has_head]}
             request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
-            weights = records.pack_tensors(sent[unit]) if unit in own else common[there]
-            states[unit] = self._heads.states.get(unit, {}) if there else {}
+            weights = records.pack_tensors(sent[unit]) if unit in own else common[has_head]
+            states[unit] = self._heads.states.get(unit, {}) if has_head else {}
             state = records.pack_head_state(states[unit])
             content, node = records.pack(request, weights=weights, **state), self._units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
@@ -232,6 +232,8 @@ class CollaPipeStrategy(Strategy):
             message, sent = came_from.get(self._units.nodes[each.unit]), now.sent[each.unit]
             request, settings = now.decision.request, self._settings
             outcomes[each.unit] = received(message, each, sent, seen, request, settings)
+            if isinstance(outcomes[each.unit], TrainReply):
+                outcomes[each.unit] = self._heads.failure(each.unit) or outcomes[each.unit]
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
         if diverged := self._heads.diverged():

@@ -68,6 +68,13 @@ def test_an_error_is_at_most_that_of_sending_nothing() -> None:
             replace(ROUGH, gradient_error=error)
 
 
+def test_a_head_on_the_control_unit_is_sent_no_activations() -> None:
+    there = replace(EXACT, activation_bits=0.0, head="control_unit")
+    assert there.choice == ("float32", "float32", "control_unit")
+    with pytest.raises(ConfigError, match=r"4.0 bits of activations"):
+        replace(there, activation_bits=4.0)
+
+
 def test_precisions_name_one_payload() -> None:
     twin = replace(EXACT, model_bits=1.0)
     with pytest.raises(ConfigError, match="two payloads"):

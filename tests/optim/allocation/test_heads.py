@@ -127,7 +127,10 @@ def test_a_split_by_chance_is_the_same_in_both_places() -> None:
     for state in asked.clusters:
         assert state.uplink is not None
         bits = state.uplink.model_bits, state.uplink.activation_bits
-        payloads = tuple(Payload("float32", "float32", *bits, 0.0, head) for head in PLACES)
+        payloads = (
+            Payload("float32", "float32", *bits, 0.0, "server"),
+            Payload("float32", "float32", bits[0], 0.0, 0.0, "control_unit"),
+        )
         offered.append(replace(state, uplink=replace(state.uplink, payloads=payloads)))
     fixed = fronts(asked, "overlap", solve, np.random.default_rng(0))
     asked = replace(asked, clusters=tuple(offered))
