@@ -191,6 +191,11 @@ class Cut:
         """The activation's rows that travel."""
         return self._hidden.detach()[self._read]
 
+    @property
+    def counts(self) -> Tensor:
+        """How many of them are of each sample."""
+        return self._read.sum(1)
+
     def _forward(self) -> Tensor:
         model = self._one.model
         with drawing_from(self._key.generator(EMBEDDING, 0)):

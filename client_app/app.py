@@ -28,7 +28,8 @@ app = ClientApp()
 _reading = threading.Lock()
 _log = logging.getLogger(__name__)
 # in the unit's state, as its setup is
-_OPTIMIZER, _RESIDUAL, _STEM = _KEPT = "optimizer", "residual", "stem"
+_KEPT = "optimizer", "residual", "stem", "activations", "last_activations"
+_OPTIMIZER, _RESIDUAL, _STEM, *_ACTIVATIONS = _KEPT
 _ROWS = "kept"  # the one tensor of the stem's account
 Handler = Callable[[Message, Context], Message]
 
@@ -85,6 +86,8 @@ def restore(message: Message, context: Context) -> RecordDict:
     groups = records.unpack_groups(message.content)
     if not groups.keys() <= set(_KEPT):
         raise WireError(f"only {', '.join(_KEPT)} can be restored")
+    for key in groups.keys() & set(_ACTIVATIONS):
+        _control_unit(context).activation_memory(groups[key])  # which raises where it cannot be
     for key in _KEPT:
         context.state.pop(key, None)
     for key, tensors in groups.items():
@@ -111,7 +114,11 @@ def train(message: Message, context: Context) -> RecordDict:
         whole, stem = {**fixed, **weights}, unit.stem_rows(_kept(context, _STEM).get(_ROWS))
         frozen, state = _setup(context).frozen, _kept(context, _OPTIMIZER)
         state |= records.unpack_head_state(message.content)
-        reply, optimizer_state = unit.train(request, whole, state, stem, frozen.get(EMBEDDING))
+        coder = None
+        if settings.compression.feedback and request.link is not None:
+            coder = unit.change_coder(request, *(_kept(context, key) for key in _ACTIVATIONS))
+        digest = frozen.get(EMBEDDING)
+        reply, optimizer_state = unit.train(request, whole, state, stem, digest, coder)
         end = {name: reply.weights[name] for name in weights}
         sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
         cancellation.check()  # a round that the server has given up leaves no state
@@ -122,6 +129,9 @@ def train(message: Message, context: Context) -> RecordDict:
         context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
     if stem.kept.any():
         context.state[_STEM] = records.pack_tensors({_ROWS: torch.from_numpy(stem.kept)})
+    if coder is not None:  # whether the round counts, the next request says
+        for key, memory in zip(_ACTIVATIONS, (coder.known, coder.arrived), strict=True):
+            context.state[key] = records.pack_tensors(memory.pack())
     context.state.pop(_RESIDUAL, None)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)

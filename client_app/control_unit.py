@@ -43,6 +43,7 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer, Vocabulary
+from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import TrainReply, TrainRequest
 from pipeline.engine import PhaseTimer, Pipeline
 from pipeline.head import LocalHead
@@ -118,6 +119,13 @@ class ControlUnit:
                 "unit %d has %d rows, fewer than batch_size=%d: each step takes all of them",
                 *(unit, len(self._lengths), settings.batch_size),
             )
+        if settings.compression.feedback:
+            tokens = RowsRead.by(settings.model).most(self._lengths)
+            most = tokens * settings.model.dim * getattr(torch, settings.pipeline.dtype).itemsize
+            _log.info(
+                "unit %d: compression.feedback=true keeps %s bytes here, and as many on the server",
+                *(unit, f"{most:,}"),
+            )
 
     @functools.cached_property
     def state(self) -> ClusterState:
@@ -134,6 +142,18 @@ class ControlUnit:
             adapter.cache_bytes if isinstance(adapter, LoraSettings) and adapter.cache else 0,
         )
 
+    def activation_memory(self, kept: Tensors) -> ActivationMemory:
+        """What was ``kept`` of activations. Raises ``WireError`` where it is not of this model."""
+        dtype = getattr(torch, self._settings.pipeline.dtype)
+        return ActivationMemory.unpack(kept, self._settings.model.dim, dtype)
+
+    def change_coder(self, request: TrainRequest, known: Tensors, later: Tensors) -> ChangeCoder:
+        """The round's, where activations of earlier rounds are ``known``; ``later`` are those of
+        the last one, of which the unit does not know yet whether it counts."""
+        memory, last = map(self.activation_memory, (known, later))
+        agreed = memory.agreed(last, request.remembered)
+        return ChangeCoder(agreed, request.round, len(self._lengths))
+
     def train(
         self,
         request: TrainRequest,
@@ -141,10 +161,12 @@ class ControlUnit:
         state: Tensors,
         stem: StemRows,
         stem_digest: str | None,
+        coder: ChangeCoder | None = None,
     ) -> tuple[TrainReply, Tensors]:
         """Run the round's local steps; the reply, and the optimiser's ``state`` after them.
 
         ``stem`` counts the rows that a frozen stem computes; ``stem_digest`` is of its weights.
+        ``coder`` is that of the link, where changes of activations travel.
         Raises ``NonFiniteLossError``, ``LinkError`` or ``CancelledRoundError``.
         """
         settings, spec = self._settings, self._settings.model
@@ -156,21 +178,21 @@ class ControlUnit:
             trainer = UnsplitTrainer(spec, self._vocabulary, weights, optimizer, state)
             return self._run(request, trainer, stem)
         with (
-            self._head(request, weights, state) as head,
+            self._head(request, weights, state, coder) as head,
             self._pipeline(request, spec, head, weights, state) as pipeline,
         ):
             return self._run(request, pipeline, stem, head)
 
     def _head(
-        self, request: TrainRequest, weights: Tensors, state: Tensors
+        self, request: TrainRequest, weights: Tensors, state: Tensors, coder: ChangeCoder | None
     ) -> AbstractContextManager[Head]:
         """The link to the server's head, or a head here on the unit: targets do not leave it."""
         settings, vocabulary = self._settings, self._vocabulary
         if request.link is not None:
             limit, rows = settings.link.max_message_bytes, RowsRead.by(settings.model)
             compression = settings.compression.of(request.plan.uplink)
-            precisions = compression.activation, compression.gradient
-            return DecoderLink(request.link, self._unit, request.round, limit, rows, *precisions)
+            how = compression.activation, compression.gradient, coder
+            return DecoderLink(request.link, self._unit, request.round, limit, rows, *how)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
         return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))
 
@@ -206,7 +228,7 @@ class ControlUnit:
         for step in settings.federation.steps_of(request.round):
             cancellation.check()
             rows = batch_rows(self._lengths, settings.batch_size, step, seed)
-            batch = self._examples.batch(rows.tolist())
+            batch = replace(self._examples.batch(rows.tolist()), rows=torch.from_numpy(rows))
             try:
                 loss, squared_norm = self._step(trainer, batch, step)
             except NonFiniteLossError as error:

@@ -17,6 +17,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.wire import frames
 from collapipe.wire.compression import FLOAT32, decode, encode
+from collapipe.wire.feedback import ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import METHOD, SERVER_NAME, channel_options, credentials
 from collapipe.wire.messages import LinkAddress
@@ -40,7 +41,8 @@ def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
 
 class DecoderLink:
     """A ``HeadStage`` that streams activations to the server and gets losses and gradients back; of
-    both the rows that the head reads, in the precisions ``activation`` and ``gradient``.
+    both the rows that the head reads, in the precisions ``activation`` and ``gradient``. With a
+    ``coder`` activations may travel as changes.
 
     Raises ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
     """
@@ -54,11 +56,12 @@ class DecoderLink:
         rows: RowsRead,
         activation: str = FLOAT32,
         gradient: str = FLOAT32,
+        coder: ChangeCoder | None = None,
     ) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self._round, self._rows = round_, rows
-        self._activation, self._gradient = activation, gradient
+        self._activation, self._gradient, self._coder = activation, gradient, coder
         self._step = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
@@ -90,8 +93,13 @@ class DecoderLink:
         sent = hidden.detach()[read]
         self._submitted[micro_batch] = sent, read
         generator = self._key.generator("activation", micro_batch)
-        tensors = *encode(sent, self._activation, generator), batch.mask, batch.targets
-        self._send(FrameKind.ACTIVATION, micro_batch, *tensors)
+        if self._coder is None:
+            parts = encode(sent, self._activation, generator)
+        else:
+            assert batch.rows is not None
+            counts = read.sum(1)
+            parts = self._coder.encode(sent, batch.rows, counts, self._activation, generator)
+        self._send(FrameKind.ACTIVATION, micro_batch, *parts, batch.mask, batch.targets)
 
     def ready(self, micro_batch: int) -> bool:
         while micro_batch not in self._answers and not self._incoming.empty():

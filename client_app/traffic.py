@@ -29,6 +29,7 @@ class LinkFormat:
     dtype: torch.dtype  # in which the model computes
     gradient: str  # in which precision gradients come
     rows: RowsRead  # that travel
+    feedback: bool = False  # numbers of the samples travel with them
 
     def share(self, precision: str) -> float:
         """Of an activation's bits in float32, in which a preset has them."""
@@ -53,6 +54,7 @@ class LinkFormat:
         for part in micro_batches:
             shape = (self._count(part), self.dim)
             others = [(torch.bool, part.mask.shape), (torch.int64, part.targets.shape)]
+            others += [(torch.int64, part.mask.shape[:1])] if self.feedback else []
             size += frames.num_bytes([*layout(shape, self.dtype, precision), *others])
         return size
 
@@ -85,8 +87,9 @@ class LinkTraffic:
     def of(cls, settings: Settings, unit: int, examples: Examples) -> "LinkTraffic":
         """Of the unit's own rows."""
         spec, dtype = settings.model, getattr(torch, settings.pipeline.dtype)
-        gradient, rows = settings.compression.gradient, RowsRead.by(spec)
-        form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, gradient, rows)
+        compression, rows = settings.compression, RowsRead.by(spec)
+        precision, feedback = compression.gradient, compression.feedback
+        form = LinkFormat(spec.num_blocks + 1, spec.dim, dtype, precision, rows, feedback)
         preset, sampled = settings.channel.activation_bits, list[Sequence[Batch]]()
         if preset is None:
             seed, parts = derive(settings.seed, "data", unit), settings.pipeline.num_micro_batches

@@ -21,11 +21,14 @@ class Batch:
         bool [b, s], True where ``inputs`` holds a token.
     targets
         int64 [b, t], what is to be predicted; ``IGNORED`` where there is nothing.
+    rows
+        int64 [b], the samples' places among the unit's; None: nobody has told.
     """
 
     inputs: Tensor
     mask: Tensor
     targets: Tensor
+    rows: Tensor | None = None
 
     @property
     def num_samples(self) -> int:

@@ -156,12 +156,14 @@ class CompressionSettings:
     """In how many bits units send the weights that they trained, and activations, and in how many
     the server answers with gradients.
 
-    ``auto``: as the scheduler decides, for each unit and round.
+    ``auto``: as the scheduler decides, for each unit and round. ``feedback``: of a row's activation
+    the change since it was last sent, where that is less.
     """
 
     upload: PrecisionOrAuto
     activation: PrecisionOrAuto
     gradient: Precision
+    feedback: bool = False  # older runs have none
 
     @property
     def decided(self) -> bool:

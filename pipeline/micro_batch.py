@@ -21,7 +21,8 @@ def split(batch: Batch, num_micro_batches: int) -> list[Batch]:
 def _gather(batch: Batch, rows: Tensor) -> Batch:
     mask, targets = batch.mask[rows], batch.targets[rows]
     sources, width = _used(mask), _used(targets != IGNORED)
-    return Batch(batch.inputs[rows, :sources], mask[:, :sources], targets[:, :width])
+    places = None if batch.rows is None else batch.rows[rows]
+    return Batch(batch.inputs[rows, :sources], mask[:, :sources], targets[:, :width], places)
 
 
 def _used(mask: Tensor) -> int:

@@ -6,6 +6,7 @@ from collapipe import config
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
 from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from server_app.decoding.decoder import DecoderSession
 
 VOCABULARY = Vocabulary(20, 0, 1, 2)
@@ -25,11 +26,13 @@ _OPTIONS = (
 
 
 def decoder_session(unit: int, round_: int, *overrides: str) -> DecoderSession:
-    """A head of its own; no other unit's steps are waited for."""
+    """A head of its own; no other unit's steps are waited for. The unit has three rows."""
     settings = config.load_overrides([*_OPTIONS, *overrides])
     part = HeadPart(HEAD, settings.model.build_head(VOCABULARY), settings.optimizer)
+    coder = ChangeCoder(ActivationMemory(), round_, 3)
     return DecoderSession(
         *(settings, unit, round_, VOCABULARY.size, part, nullcontext(), lambda *step: None),
         activation=settings.compression.activation,
         gradient=settings.compression.gradient,
+        coder=coder if settings.compression.feedback else None,
     )

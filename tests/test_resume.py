@@ -29,6 +29,8 @@ from server_app.checkpoints.file import CheckpointFolder
         ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
         ["compression=int8", "compression.gradient=int4"],
         ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"],  # other precisions in each round
+        ["compression.feedback=true", "compression=int4", "model.dropout=0"],
+        [*turning(), "compression.feedback=true", "model.dropout=0"],
         list(turning()),
         ["framework=pipeline", "channel.num_channels=1"],
         ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],

@@ -141,6 +141,12 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             f"framework.cut={cut}: the blocks behind it are trained with the head on the server, "
             f"but decoder.mode={mode} has that on units; set decoder.mode=per_cluster"
         )
+    if settings.compression.feedback and not settings.server_has_heads:
+        yield (
+            "compression.feedback=true: no activations are sent with decoder.mode=control_unit, or "
+            f"with framework={settings.framework.name} where that trains unsplit models; set "
+            "compression.feedback=false"
+        )
     if settings.federation.clock == "real" and not settings.framework.train:
         yield (
             "federation.clock=real: with framework.train=false nothing is trained that could be "

@@ -5,6 +5,7 @@ gradient is 0. Loss, gradients and weights are the same bits as if all had been 
 head does not read reaches the loss through factors of exactly 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,12 @@ class RowsRead:
             read[:, : labels.shape[1]] = labels != IGNORED
         extra = torch.ones(len(mask), self.extra, dtype=torch.bool)
         return torch.cat([read, extra], dim=1)
+
+    def most(self, lengths: Sequence[int]) -> int:
+        """Rows that travel of samples of these ``lengths``, all together, at most."""
+        count = len(lengths)
+        tokens = {"first": count, "every": count * max(lengths)}.get(self.reads, sum(lengths))
+        return tokens + count * self.extra
 
 
 def scattered(rows: Tensor, read: Tensor) -> Tensor:

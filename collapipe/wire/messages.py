@@ -34,12 +34,13 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
     """The server's message to a unit, without tensors; ``link`` is None where the unit has the
-    head."""
+    head. The server remembers activations of the unit since the round ``remembered``; 0: none."""
 
     round: int
     plan: ClusterPlan
     timeout_s: float
     link: LinkAddress | None
+    remembered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collapipe.models.part import HeadPart, clip_scale
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import HEAD
 from collapipe.wire.compression import FLOAT32, decode, encode, layout
+from collapipe.wire.feedback import ChangeCoder
 
 OnStep = Callable[[int, int, float, int], None]  # unit, step, loss, samples
 
@@ -40,7 +41,7 @@ class DecoderSession:
     are the precisions of what comes and of what answers. ``turn`` is held from the begin to the end
     of a step: where units share a head, their gradients must not mix. Nothing here is kept unless
     ``complete`` is True at the round's end; ``target_tokens`` counts those of the finished steps,
-    and an activation comes as ``activation_tensors``.
+    and an activation comes as ``activation_tensors``, with a ``coder`` perhaps as its change.
     """
 
     settings: Settings
@@ -52,6 +53,7 @@ class DecoderSession:
     on_step: OnStep
     activation: str = FLOAT32
     gradient: str = FLOAT32
+    coder: ChangeCoder | None = None
     complete: bool = False
     target_tokens: int = 0
     diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
@@ -63,7 +65,8 @@ class DecoderSession:
         self._steps = self.settings.federation.steps_of(self.round)
         self._rows = RowsRead.by(spec)
         self._dtype = next(self.part.module.parameters()).dtype
-        self.activation_tensors = len(layout((0, spec.dim), self._dtype, self.activation))
+        parts = layout((0, spec.dim), self._dtype, self.activation)
+        self.activation_tensors = len(parts) + (self.coder is not None)
 
     @property
     def in_step(self) -> bool:
@@ -93,8 +96,7 @@ class DecoderSession:
         if micro_batch != step.answered or micro_batch >= step.num_micro_batches:
             raise WireError(f"micro-batch {micro_batch} came, expected {step.answered}")
         read = self._check(mask, targets)
-        shape = int(read.sum()), self.settings.model.dim
-        hidden = scattered(decode(sent, shape, self.activation, self._dtype), read)
+        hidden = scattered(self._decoded(sent, read.sum(1)), read)
         key = DropoutKey(self.settings.seed, self.unit, step.number)
         loss, gradient = self.part.answer(
             hidden, mask, targets, step.target_tokens, key.generator(HEAD, micro_batch)
@@ -144,6 +146,13 @@ class DecoderSession:
         if self._step is not None:
             self.part.forget_gradients()
             self._leave_step()
+
+    def _decoded(self, sent: Sequence[Tensor], counts: Tensor) -> Tensor:
+        """The rows [n, d] that came, ``counts`` [b] of each sample."""
+        dim, how = self.settings.model.dim, (self.activation, self._dtype)
+        if self.coder is not None:
+            return self.coder.decode(sent, counts, dim, *how)
+        return decode(sent, (int(counts.sum()), dim), *how)
 
     def _check_finite(self, what: str, value: float, step: _OpenStep) -> bool:
         if math.isfinite(value):

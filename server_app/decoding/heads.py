@@ -12,6 +12,7 @@ from collapipe.models.split import HEAD, build_empty
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors, all_finite
 from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import Failure, LinkAddress
 from server_app.decoding.decoder import DecoderSession, OnStep
 from server_app.decoding.link import DecoderLinkServer
@@ -26,7 +27,8 @@ class Heads:
     Without a ``link`` there are none: units have heads of their own. ``frozen`` names weights that
     do not train: sessions share them. ``states`` are the optimisers', which last from round to
     round, keyed by unit; only those of units that finished are kept. A head whose place the
-    scheduler chooses has its state here, too, while it trains on its unit.
+    scheduler chooses has its state here, too, while it trains on its unit. ``memories`` are what
+    arrived of the units' activations, with ``compression.feedback``; kept likewise.
     """
 
     settings: Settings
@@ -35,6 +37,7 @@ class Heads:
     on_step: OnStep
     frozen: Collection[str]
     states: dict[int, Tensors] = field(default_factory=dict)
+    memories: dict[int, ActivationMemory] = field(default_factory=dict)
     _sessions: dict[int, DecoderSession] = field(default_factory=dict)
     _initial_head: Tensors = field(default_factory=dict)
 
@@ -42,12 +45,17 @@ class Heads:
         self._shared = self.link is not None and self.settings.decoder.mode == "shared"
 
     def open(
-        self, round_: int, models: Mapping[int, Tensors], plans: Collection[ClusterPlan]
+        self,
+        round_: int,
+        models: Mapping[int, Tensors],
+        plans: Collection[ClusterPlan],
+        num_rows: Mapping[int, int],
     ) -> dict[int, LinkAddress]:
         """A session for each unit, from the model that its round starts from, and how to reach it.
 
-        ``plans`` say in which precisions units send, and who has the head by itself. A shared head
-        is the first unit's, whose model is then everybody's.
+        ``plans`` say in which precisions units send, and who has the head by itself; ``num_rows``
+        are those of the units' shards. A shared head is the first unit's, whose model is then
+        everybody's.
         """
         if self.link is None:
             return {}
@@ -66,8 +74,15 @@ class Heads:
                 *(settings, unit, round_, num_classes, part, turn, self.on_step),
                 activation=compression.activation,
                 gradient=compression.gradient,
+                coder=ChangeCoder(self.remembered(unit), round_, num_rows[unit])
+                if compression.feedback
+                else None,
             )
         return {unit: self.link.open(each) for unit, each in self._sessions.items()}
+
+    def remembered(self, unit: int) -> ActivationMemory:
+        """What arrived of the unit's activations in the rounds that it finished."""
+        return self.memories.get(unit, ActivationMemory())
 
     def close(self) -> None:
         """The round is over: streams end, wherever they are, and nothing changes any more."""
@@ -107,7 +122,10 @@ class Heads:
 
     def keep_states(self, units: Mapping[int, Tensors]) -> None:
         """Remember the optimisers of the units that finished, with what those told that had the
-        head."""
+        head, and what arrived of their activations."""
+        for unit, session in self._sessions.items():
+            if unit in units and session.coder is not None:
+                self.memories[unit] = session.coder.known.after(session.coder.arrived)
         failed = self._sessions.keys() - set(units)
         if self.settings.optimizer.state == "reset" or (self._shared and failed):
             return

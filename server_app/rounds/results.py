@@ -21,8 +21,8 @@ class TrainingState:
     """What training has come to; all empty in a run that does not train.
 
     ``weights`` and ``own_models`` as ``GlobalModel`` has them; the memories of the server's
-    optimiser and, by unit, of the heads' ones; and what each unit keeps: its optimiser's memory,
-    and what its compressed uploads have lacked so far.
+    optimiser and, by unit, of the heads' ones; what each unit keeps: its optimiser's memory, and
+    what its compressed uploads have lacked so far; and the server's ``activations`` of each unit.
     """
 
     weights: Tensors = field(default_factory=dict)
@@ -30,6 +30,7 @@ class TrainingState:
     server_optimizer: Tensors = field(default_factory=dict)
     heads: dict[int, Tensors] = field(default_factory=dict)
     units: dict[int, Kept] = field(default_factory=dict)
+    activations: dict[int, Tensors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -21,6 +22,7 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.compression import upload_bytes
+from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import Failure, TrainReply, TrainRequest
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
@@ -146,7 +148,8 @@ class CollaPipeStrategy(Strategy):
         self._load(arrays)
         clusters = decision.plan.clusters
         models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
-        links = self._heads.open(round_, models, decision.plan.clusters)
+        num_rows = {each.unit: each.num_samples for each in decision.request.clusters}
+        links = self._heads.open(round_, models, decision.plan.clusters, num_rows)
         own, messages = self.model.own_models, []
         sent, states = dict[int, Tensors](), dict[int, Tensors]()
         on_unit = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
@@ -156,7 +159,8 @@ class CollaPipeStrategy(Strategy):
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
             has_head = on_unit[unit]
             sent[unit] = {name: t for name, t in models[unit].items() if name in names[has_head]}
-            request = TrainRequest(round_, cluster, timeout_s, links.get(unit))
+            remembered = self._heads.remembered(unit).round
+            request = TrainRequest(round_, cluster, timeout_s, links.get(unit), remembered)
             weights = records.pack_tensors(sent[unit]) if unit in own else common[has_head]
             states[unit] = self._heads.states.get(unit, {}) if has_head else {}
             state = records.pack_head_state(states[unit])
@@ -269,12 +273,19 @@ class CollaPipeStrategy(Strategy):
         self._scheduler.resume_from(then)
         self._scheduler.update_states(missing)
         self._heads.states = dict(training.heads)
+        dim, dtype = self._settings.model.dim, getattr(torch, self._settings.pipeline.dtype)
+        self._heads.memories = {
+            unit: ActivationMemory.unpack(tensors, dim, dtype)
+            for unit, tensors in training.activations.items()
+        }
         self._units.restore(training.units)
 
     def _training_state(self) -> TrainingState:
         model, heads = self.model, self._heads.states
         optimizer = model.server_optimizer.state
-        return TrainingState(model.weights, model.own_models, optimizer, heads, self._units.kept())
+        kept, memories = self._units.kept(), self._heads.memories
+        activations = {unit: memory.pack() for unit, memory in memories.items()}
+        return TrainingState(model.weights, model.own_models, optimizer, heads, kept, activations)
 
     def _totals(self, finished: Mapping[int, TrainReply], now: _Round) -> dict[str, Any]:
         """Fields of the round's report that are sums or means over units."""

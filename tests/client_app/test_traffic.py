@@ -18,6 +18,7 @@ from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.wire import compression, frames
+from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
 from pipeline.micro_batch import split
 from server_app.decoding.link import DecoderLinkServer
@@ -31,6 +32,7 @@ forms = st.builds(
     st.sampled_from([torch.float32, torch.float64]),
     precisions,
     st.builds(RowsRead, st.sampled_from(["first", "labelled", "real", "every"]), st.integers(0, 2)),
+    st.booleans(),
 )
 sizes = st.integers(1, 6)
 
@@ -48,8 +50,9 @@ class Rows:
 
     def batch(self, rows: Sequence[int]) -> Batch:
         sources = [[3] * self.sources[row] for row in rows]
+        places = torch.tensor(list(rows))
         targets = [[4] * self.targets[row] + [IGNORED] * (row % 3) for row in rows]
-        return Batch(padded(sources, 0), mask_of(sources), padded(targets, IGNORED))
+        return Batch(padded(sources, 0), mask_of(sources), padded(targets, IGNORED), places)
 
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
         raise NotImplementedError
@@ -71,7 +74,9 @@ def sent(form: LinkFormat, micro_batches: Sequence[Batch], precision: str) -> tu
         samples, tokens = part.mask.shape
         hidden = torch.randn(samples, tokens + form.rows.extra, form.dim).to(form.dtype)
         hidden = hidden[form.rows.of(part.mask, part.targets)]
-        up += length(*compression.encode(hidden, precision), part.mask, part.targets)
+        numbers = [torch.zeros(samples).long()] if form.feedback else []
+        parts = compression.encode(hidden, precision)
+        up += length(*numbers, *parts, part.mask, part.targets)
         loss = torch.zeros((), dtype=torch.float64)
         down += length(loss, *compression.encode(hidden, form.gradient))
     return up, down
@@ -114,16 +119,21 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("num_micro_batches", [1, 2])
-def test_a_round_is_as_long_as_the_links_own_count(num_micro_batches: int, precision: str) -> None:
-    """Between a real unit and a real server."""
+@pytest.mark.parametrize("feedback", [False, True])
+def test_a_round_is_as_long_as_the_links_own_count(
+    num_micro_batches: int, precision: str, feedback: bool
+) -> None:
+    """Between a real unit and a real server; of rows 0 and 1 changes travel the second time."""
     down = PRECISIONS[-1 - PRECISIONS.index(precision)]
-    form = LinkFormat(3, 8, torch.float32, down, RowsRead("real"))
+    form = LinkFormat(3, 8, torch.float32, down, RowsRead("real"), feedback)
     batches = [Rows([5, 3, 2], [2, 4, 1]).batch([0, 1, 2]), Rows([1, 1], [3, 3]).batch([0, 1])]
     options = f"compression.activation={precision}", f"compression.gradient={down}"
+    options += (f"compression.feedback={str(feedback).lower()}",)
     session = decoder_session(0, 1, "task.max_length=9", *options)
+    coder = ChangeCoder(ActivationMemory(), 1, 3) if feedback else None
     with (
         DecoderLinkServer(link_settings(), 1) as server,
-        DecoderLink(server.open(session), 0, 1, 2**20, form.rows, precision, down) as link,
+        DecoderLink(server.open(session), 0, 1, 2**20, form.rows, precision, down, coder) as link,
     ):
         for step, batch in enumerate(batches):
             parts = split(batch, num_micro_batches)

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.state import Estimates, unknown_cluster
+from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import (
     PROGRESS,
@@ -72,6 +73,7 @@ def learned() -> TrainingState:
         server_optimizer={"embedding.weight/exp_avg": torch.tensor([math.nan, -0.0, 1e-45])},
         heads={-1: {"a/exp_avg": common[0]}, 2: {"a/exp_avg": torch.zeros(0)}},
         units={0: {"optimizer": {"b.c/step": torch.tensor(1.0)}, "residual": {"b.c": common[1]}}},
+        activations={1: ActivationMemory(7, {4: common, 0: common[:0]}).pack()},
     )
 
 

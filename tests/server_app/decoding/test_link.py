@@ -245,6 +245,40 @@ def test_a_stream_that_makes_no_sense_ends_with_the_reason_and_leaves_no_trace(
     assert all(parameter.grad is None for parameter in mine.part.module.parameters())
 
 
+NUMBERS = torch.tensor([~0, ~2])
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ((HIDDEN, MASK, TARGETS), "expected 4"),
+        ((MASK, HIDDEN, MASK, TARGETS), "row numbers"),
+        ((NUMBERS.double(), HIDDEN, MASK, TARGETS), "row numbers"),
+        ((NUMBERS[:1], HIDDEN, MASK, TARGETS), "row numbers"),
+        ((torch.tensor([~0, ~3]), HIDDEN, MASK, TARGETS), "0 … 2"),
+        ((torch.tensor([~0, ~0]), HIDDEN, MASK, TARGETS), "0 … 2"),
+        ((torch.tensor([~0, 2]), HIDDEN, MASK, TARGETS), "row 2"),
+        ((NUMBERS, HIDDEN[:5], MASK, TARGETS), "do not fit"),
+        ((NUMBERS, HIDDEN, MASK, TARGETS + 19), "outside of 0 … 19"),
+    ],
+)
+def test_rows_that_the_unit_has_not_end_the_stream_and_are_not_remembered(
+    server: DecoderLinkServer, tensors: tuple[torch.Tensor, ...], says: str
+) -> None:
+    mine = decoder_session(0, 3, "task.max_length=5", "compression.feedback=true")
+    address = server.open(mine)
+    frame = good(FrameKind.ACTIVATION, *tensors)
+    with dial(address) as channel:
+        call = channel.stream_stream(METHOD)(
+            iter([BEGIN, frame]), metadata=credentials(0, address.token)
+        )
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert says in refused.value.details()
+    assert mine.coder is not None and not mine.coder.arrived.rows
+
+
 def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     with (
