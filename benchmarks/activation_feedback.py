@@ -2,12 +2,13 @@
 
     python benchmarks/activation_feedback.py
 
-Trains the small Transformers of ``gradient_error.py`` on few rows, so that they come back often, without
-dropout and with it. Before every step the batch's gradient of all encoder weights g is taken through
-the cut with activations rounded as they are sent: whole, and as ``compression.feedback`` sends them, with
-a memory that goes through the whole training. Prints ρ = E‖g_q − g‖² / φ² of each epoch, summed over its
-batches; φ² is the largest ‖g‖² of an epoch's batches in the mean. And of how many rows the
-change was sent. ``activation_feedback.json`` has all.
+Trains the small Transformers of ``gradient_error.py`` on few rows, so that they come back often,
+without dropout and with it. Before every step the batch's gradient of all encoder weights g is
+taken through the cut with activations rounded as they are sent: whole, and as
+``compression.feedback`` sends them, with a memory that goes through the whole training. Prints
+ρ = E‖g_q − g‖² / φ² of each epoch, a mean over its batches, where φ² is the largest mean ‖g‖² of an
+epoch's; the means over all epochs but the first; and of how many rows the change was sent.
+``activation_feedback.json`` has all.
 """
 
 import argparse
@@ -109,18 +110,18 @@ def measured(one: Ordinary) -> Figures:
 
 
 def table(name: str, figures: Figures) -> dict[str, list[float]]:
-    """ρ whole, ρ with changes, and the share of rows of which the change was sent."""
+    """ρ whole, ρ with changes, each with its mean, and of how many rows the change was sent."""
     print(f"\n{name}\n{'epoch':16}" + "".join(f"{epoch + 1:>9}" for epoch in range(EPOCHS)))
     shown = dict[str, list[float]]()
     for precision in CHANCE:
         shown[f"{precision}, whole"] = figures.ratios(precision, False)
         shown[f"{precision}, changes"] = figures.ratios(precision, True)
     for kind, ratios in shown.items():
-        print(f"{kind:16}" + "".join(f"{each:>9.1e}" for each in ratios))
+        mean = sum(ratios[1:]) / (EPOCHS - 1)
+        print(f"{kind:16}" + "".join(f"{each:>9.1e}" for each in ratios) + f"{mean:>12.1e}")
     for precision, shares in figures.changes.items():
         shown[f"{precision}, sent as changes"] = shares
         print(f"{precision + ', sent':16}" + "".join(f"{each:>9.0%}" for each in shares))
-    print("", end="", flush=True)
     return shown
 
 

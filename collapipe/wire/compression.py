@@ -4,11 +4,12 @@ A row is the last dimension: of an activation a token, of a weight matrix an out
 and truth values always travel as they are.
 
 Activations, and the gradients that answer them, are encoded once and what rounding takes from them
-is gone: each belongs to other samples, so there is no next message of the same tensor that could
-repay it. So they are rounded up or down by chance, in the mean to what they are (QSGD: Alistarh et
-al., 2017). Of weights their change since the round began is encoded, and what rounding takes from
-it stays with the unit, which adds it to its next one: so nothing is lost for ever, however small
-a round's change is (error feedback: Seide et al., 2014; Karimireddy et al., 2019).
+is gone, for the next one belongs to other samples; only where both ends remember what arrived of
+every row (``collapipe.wire.feedback``) it is repaid, an epoch later. So they are rounded up or down
+by chance, in the mean to what they are (QSGD: Alistarh et al., 2017). Of weights their change since
+the round began is encoded, and what rounding takes from it stays with the unit, which adds it to
+its next one: so nothing is lost for ever, however small a round's change is (error feedback: Seide
+et al., 2014; Karimireddy et al., 2019).
 """
 
 import math
