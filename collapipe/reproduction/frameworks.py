@@ -153,7 +153,7 @@ def _draw(seeds: Sequence[Runs], ours: Ours) -> Figure:
         what: (FACTORS, [ours[_AGAINST_RIVAL.format(scaled(what, each))] for each in FACTORS])
         for what in PAYLOADS
     }
-    drawing.draw_lines(right, series)
+    drawing.draw_lines(right, series, bands=False)  # which all overlap; the table has them
     right.set(xlabel="uplinks' bandwidth [Table II's]", ylabel="total below VanillaFL's by [%]")
     right.set_title("(b) CollaPipe against VanillaFL")
     for axes in (left, right):
