@@ -15,7 +15,7 @@ from collapipe import cancellation, config
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
-from collapipe.models.part import prefixed
+from collapipe.models.part import prefixed, select
 from collapipe.models.split import EMBEDDING, HEAD
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -125,7 +125,8 @@ def train(message: Message, context: Context) -> RecordDict:
     head_state: Tensors = {}
     if settings.optimizer.state == "keep":
         if settings.chooses_heads:  # the server keeps it, who says where it is needed next
-            head_state, optimizer_state = _head_and_rest(optimizer_state)
+            head_state = prefixed(HEAD, select(optimizer_state, HEAD))
+            optimizer_state = {k: t for k, t in optimizer_state.items() if k not in head_state}
         context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
     if stem.kept.any():
         context.state[_STEM] = records.pack_tensors({_ROWS: torch.from_numpy(stem.kept)})
@@ -136,12 +137,6 @@ def train(message: Message, context: Context) -> RecordDict:
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
     return records.pack_reply(replace(reply, weights=sent, head_state=head_state))
-
-
-def _head_and_rest(tensors: Tensors) -> tuple[Tensors, Tensors]:
-    heads = {name for name in tensors if name.startswith(f"{HEAD}.")}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in heads}
-    return {name: tensors[name] for name in heads}, rest
 
 
 def _setup(context: Context) -> Setup:

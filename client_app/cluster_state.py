@@ -58,17 +58,12 @@ def _placements(
 ) -> Iterator[Placement]:
     """What the unit sends with its head on the server, and on the unit itself."""
     chosen = settings.chooses_heads
+    model_bits = partial(_model_bits, settings, vocabulary)
     if traffic:
-
-        def on_server(precision: str) -> float:
-            return _model_bits(settings, vocabulary, precision, with_head=False)
-
+        on_server = partial(model_bits, with_head=False)
         yield Placement("server" if chosen else None, on_server, traffic.up_bits)
     if settings.units_have_heads:
-
-        def on_unit(precision: str) -> float:
-            return _model_bits(settings, vocabulary, precision, with_head=True)
-
+        on_unit = partial(model_bits, with_head=True)
         yield Placement("control_unit" if chosen else None, on_unit, None)
 
 

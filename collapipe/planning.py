@@ -253,10 +253,9 @@ def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
 def _no_upload(inventory: Inventory, problem: RoundProblem, why: str) -> ConfigError:
     """No cluster can afford an upload: the nearest to it, and what full power takes."""
     options = problem.options
-    radio = problem.uplinks, problem.channels, options.fading, options.energy
-    if power_limits(payload_links(*radio)).any():
+    pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)
+    if power_limits(pairs).any():
         return ConfigError(f"{inventory.document.file}: round: {why}")
-    pairs = payload_links(*radio)
     offered = pairs.max_power_w > 0
     needed = np.where(offered, pairs.energies(pairs.max_power_w), np.inf)
     lacking = needed / pairs.energy_j

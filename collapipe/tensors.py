@@ -6,6 +6,11 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 
 
+def not_finite(tensors: Tensors) -> str | None:
+    """The first name of a tensor with a value that is NaN or infinite; None: there is none."""
+    return next((name for name, tensor in tensors.items() if not all_finite(tensor)), None)
+
+
 def all_finite(tensor: Tensor) -> bool:
     """Whether no value is NaN or infinite, in one pass and without a copy."""
     if not tensor.numel():

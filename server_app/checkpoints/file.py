@@ -46,7 +46,11 @@ _NAME = re.compile(r"[0-9]{6,}")
 _ODD = (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError, CollaPipeError)
 # How many keys lead to the tensors of each part of ``TrainingState``.
 _KEYS = {
-    **{"weights": 0, "server_optimizer": 0, "own_models": 1, "heads": 1, "units": 2},
+    "weights": 0,
+    "server_optimizer": 0,
+    "own_models": 1,
+    "heads": 1,
+    "units": 2,
     "activations": 1,
 }
 

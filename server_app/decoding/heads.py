@@ -10,7 +10,7 @@ from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.plan import ClusterPlan
-from collapipe.tensors import Tensors, all_finite
+from collapipe.tensors import Tensors, not_finite
 from collapipe.text.tokenizer import Vocabulary
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import Failure, LinkAddress
@@ -107,8 +107,7 @@ class Heads:
     def failure(self, unit: int) -> Failure | None:
         """Why the head that the unit's session trained cannot be averaged; None: it can be."""
         weights = {} if self._shared else self.weights(unit)
-        odd = next((name for name, each in weights.items() if not all_finite(each)), None)
-        if odd is None:
+        if (odd := not_finite(weights)) is None:
             return None
         why = f"round {self._sessions[unit].round}: {odd} is NaN or infinite; lower optimizer.lr"
         return Failure(NonFiniteLossError.__name__, why)

@@ -11,7 +11,7 @@ from collapipe.errors import NonFiniteLossError
 from collapipe.models.part import select
 from collapipe.models.split import EMBEDDING, HEAD, block_name
 from collapipe.sections import ServerOptimizerSettings
-from collapipe.tensors import Tensors, all_finite
+from collapipe.tensors import Tensors, not_finite
 
 
 class GlobalModel:
@@ -80,8 +80,7 @@ class GlobalModel:
 
 
 def _check_finite(model: Tensors, whose: str) -> None:
-    odd = next((name for name, tensor in model.items() if not all_finite(tensor)), None)
-    if odd is not None:
+    if (odd := not_finite(model)) is not None:
         raise NonFiniteLossError(
             f"{whose} {odd} is NaN or infinite after the aggregation; "
             "lower optimizer.lr or server_optimizer.lr"
