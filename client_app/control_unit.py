@@ -45,8 +45,9 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer, Vocabulary
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import TrainReply, TrainRequest
-from pipeline.engine import PhaseTimer, Pipeline
+from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
+from pipeline.timer import PhaseTimer
 
 _log = logging.getLogger(__name__)
 

@@ -1,110 +1,20 @@
 """The pipeline of one cluster for one round: segments from a plan, batches in, weights out."""
 
-import time
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from torch import Tensor
-
-from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, clip_scale
-from collapipe.models.split import masks_for
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors
 from pipeline import schedule
 from pipeline.head import HeadStage
+from pipeline.inline import run_inline
 from pipeline.micro_batch import split
-from pipeline.schedule import BACKWARD, FORWARD, Action, Schedule
 from pipeline.segment import Segment
-
-
-class PhaseTimer:
-    """Adds up the seconds spent inside ``timer.phase(name)``."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside as ``name``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start
-
-
-@dataclass
-class _BatchStep:
-    """What the stages share while one batch passes them."""
-
-    key: DropoutKey
-    micro_batches: Sequence[Batch]
-    timer: PhaseTimer
-
-
-@dataclass
-class _SegmentStage:
-    """A segment; the first one has the control unit's embedding before it, and gets None to go
-    forward. ``ready``: whether an action would run without waiting for another machine."""
-
-    segment: Segment
-    step: _BatchStep
-    embedding: Segment | None = None
-
-    def forward(self, micro_batch: int, activation: Tensor | None) -> Tensor:
-        step, batch = self.step, self.step.micro_batches[micro_batch]
-        if self.embedding is not None:
-            with step.timer.phase("embedding"):
-                masks = masks_for(self.embedding.parts[0].module, batch.mask)
-                activation = self.embedding.forward(micro_batch, batch.inputs, step.key, *masks)
-        assert activation is not None
-        with step.timer.phase("forward"):
-            return self.segment.forward(micro_batch, activation, step.key, batch.mask)
-
-    def backward(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
-        assert gradient is not None
-        with self.step.timer.phase("backward"):
-            sent = self.segment.backward(micro_batch, gradient)
-        if self.embedding is None:
-            return sent
-        assert sent is not None
-        with self.step.timer.phase("embedding"):
-            return self.embedding.backward(micro_batch, sent)
-
-    def ready(self, action: Action) -> bool:
-        return True
-
-
-@dataclass
-class _LastStage:
-    """The head; forward hands over, backward gets None and waits for the answer."""
-
-    head: HeadStage
-    step: _BatchStep
-    loss: float = 0.0
-
-    def forward(self, micro_batch: int, activation: Tensor | None) -> None:
-        assert activation is not None
-        with self.step.timer.phase("head"):
-            self.head.submit(micro_batch, activation)
-
-    def backward(self, micro_batch: int, gradient: Tensor | None) -> Tensor:
-        with self.step.timer.phase("head"):
-            loss, answered = self.head.answer(micro_batch)
-        self.loss += loss
-        return answered
-
-    def ready(self, action: Action) -> bool:
-        return action.kind != BACKWARD or self.head.ready(action.micro_batch)
-
-
-_Stage = _SegmentStage | _LastStage
+from pipeline.stage import EmbeddingStage, LastStage, SegmentStage
+from pipeline.timer import PhaseTimer
 
 
 class Pipeline:
@@ -117,12 +27,7 @@ class Pipeline:
     def __init__(
         self, plan: ClusterPlan, embedding: Part, blocks: Sequence[Part], head: HeadStage
     ) -> None:
-        covered = sum(segment.span.blocks for segment in plan.segments)
-        if covered != len(blocks):
-            raise ConfigError(
-                f"unit {plan.unit}: the plan's segments hold {covered} of {len(blocks)} blocks; "
-                "a plan must place every block"
-            )
+        check_covers(plan, len(blocks))
         self._plan, self._head = plan, head
         self._parts = [embedding, *blocks]
         self._embedding = Segment([embedding])
@@ -143,14 +48,13 @@ class Pipeline:
     def run(self, batch: Batch, key: DropoutKey) -> float:
         """Forward and backward of a batch; its loss, a sum over target tokens divided by them."""
         micro_batches = split(batch, self._plan.num_micro_batches)
-        step = _BatchStep(key, micro_batches, self.timer)
-        head = _LastStage(self._head, step)
-        first, *others = self.segments
-        front = [_SegmentStage(first, step, self._embedding)]
-        stages: list[_Stage] = [*front, *(_SegmentStage(segment, step) for segment in others), head]
+        inputs = [(each.inputs, each.mask) for each in micro_batches]
+        embedding = EmbeddingStage(self._embedding, key, inputs, self.timer)
+        segments = [SegmentStage(segment, key, self.timer) for segment in self.segments]
+        head = LastStage(self._head, self.timer)
         self._head.begin(key, micro_batches, batch.num_targets)
-        actions = schedule.build(self._plan.schedule, len(self.segments), len(micro_batches))
-        _run_inline(actions, stages)
+        first, *others = schedule.build(self._plan.schedule, len(segments), len(micro_batches))
+        run_inline((first, first, *others), (embedding, *segments), head)
         return head.loss
 
     def step(self, rate: float, clip_norm: float | None) -> float:
@@ -176,29 +80,11 @@ class Pipeline:
         return {k: v for part in self._parts for k, v in part.optimizer_state().items()}
 
 
-def _run_inline(actions: Schedule, stages: Sequence[_Stage]) -> None:
-    """Run every action once, all stages in one thread.
-
-    A tensor that a device would send is put into a box; an action can run when what it needs is
-    there. The stage nearest to the head goes first, so that activations leave for the decoder as
-    early as the schedule allows, and segments compute while the decoder does. Raises
-    ``CancelledRoundError`` between two actions when asked to.
-    """
-    pending = [deque(each) for each in actions]
-    boxes: list[dict[Action, Tensor | None]] = [{} for _ in stages]
-    # The first stage's forwards and the last one's backwards wait for no other stage.
-    boxes[0] |= {action: None for action in actions[0] if action.kind == FORWARD}
-    boxes[-1] |= {action: None for action in actions[-1] if action.kind == BACKWARD}
-    while any(pending):
-        cancellation.check()
-        able = [s for s in reversed(range(len(stages))) if pending[s] and pending[s][0] in boxes[s]]
-        # If none is ready, nothing is left but to wait for the head's answer.
-        stage = next((s for s in able if stages[s].ready(pending[s][0])), able[-1])
-        action = pending[stage].popleft()
-        received = boxes[stage].pop(action)
-        forward = action.kind == FORWARD
-        run = stages[stage].forward if forward else stages[stage].backward
-        sent = run(action.micro_batch, received)
-        neighbour = stage + 1 if forward else stage - 1
-        if 0 <= neighbour < len(stages):
-            boxes[neighbour][action] = sent
+def check_covers(plan: ClusterPlan, num_blocks: int) -> None:
+    """Raise ``ConfigError`` for a plan that does not place every block."""
+    covered = sum(segment.span.blocks for segment in plan.segments)
+    if covered != num_blocks:
+        raise ConfigError(
+            f"unit {plan.unit}: the plan's segments hold {covered} of {num_blocks} blocks; "
+            "a plan must place every block"
+        )

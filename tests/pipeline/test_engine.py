@@ -363,6 +363,28 @@ def test_every_stage_runs_its_actions_in_their_order(name: str) -> None:
     assert logs == [list(map(str, actions)) for actions in build(name, 2, 3)]
 
 
+class _SlowHead(_LoggingHead):
+    """Is never ready: who asks for an answer waits for it."""
+
+    def ready(self, micro_batch: int) -> bool:
+        """Never."""
+        return False
+
+
+def test_activations_leave_before_the_answers_to_earlier_ones_come() -> None:
+    """As far as the segments' schedule allows: GPipe's for all, 1F1B's for two."""
+    for name, expected in {"gpipe": "F0 F1 F2 F3 F4 B0", "one_f_one_b": "F0 F1 B0 F2 B1"}.items():
+        log: list[str] = []
+        split = cluster(
+            plan_of((1, 3), 5, name),
+            transformer(),
+            fresh(transformer(), torch.float64).state_dict(),
+            head_of=lambda part, log=log: _SlowHead(part, log),  # type: ignore[misc]
+        )
+        split.pipeline.run(ragged(), KEY)
+        assert log[: len(expected.split())] == expected.split()
+
+
 @pytest.fixture
 def scope() -> Iterator[Cancellation]:
     """A scope that can be cancelled."""

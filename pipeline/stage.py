@@ -1,0 +1,116 @@
+"""A stage runs its list of actions, in one order, whatever carries its tensors."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.split import masks_for
+from pipeline.head import HeadStage
+from pipeline.schedule import BACKWARD, FORWARD, Action
+from pipeline.segment import Segment
+from pipeline.timer import PhaseTimer
+
+Passed = tuple[Tensor, ...]
+"""What one stage hands to the next: (activation [b, s, d], mask [b, s]) forward, (gradient [b, s,
+d],) backward; empty where nothing is handed over, or from outside of the pipeline."""
+
+
+class Stage(Protocol):
+    """What computes an action."""
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        """What the stage behind it gets."""
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        """What the stage before it gets."""
+
+
+class Ports(Protocol):
+    """Where what an action needs comes from, and where what it makes goes to."""
+
+    def holds(self, action: Action) -> bool:
+        """Whether ``receive`` would return at once."""
+
+    def receive(self, action: Action) -> Passed:
+        """What ``action`` needs; waits for it."""
+
+    def send(self, action: Action, made: Passed) -> None:
+        """Hand on what ``action`` made; does not wait."""
+
+
+def run_stage(actions: Sequence[Action], stage: Stage, ports: Ports) -> Iterator[Action]:
+    """Run ``actions`` in their order. Yields each one before it runs.
+
+    Who runs several stages in one thread goes on with one whose ports hold what the action needs;
+    who has one stage goes on at once, and waits in ``Ports.receive``.
+    """
+    for action in actions:
+        yield action
+        received = ports.receive(action)
+        run = stage.forward if action.kind == FORWARD else stage.backward
+        ports.send(action, run(action.micro_batch, received))
+
+
+class EmbeddingStage:
+    """The control unit's embedding, in front of the first segment."""
+
+    def __init__(
+        self, segment: Segment, key: DropoutKey, inputs: Sequence[Passed], timer: PhaseTimer
+    ) -> None:
+        self._segment, self._key, self._timer = segment, key, timer
+        self._inputs = inputs  # token ids [b, s] and mask [b, s] of each micro-batch
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        ids, mask = self._inputs[micro_batch]
+        with self._timer.phase("embedding"):
+            masks = masks_for(self._segment.parts[0].module, mask)
+            return self._segment.forward(micro_batch, ids, self._key, *masks), mask
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        with self._timer.phase("embedding"):
+            self._segment.backward(micro_batch, *received)
+        return ()
+
+
+class SegmentStage:
+    """A segment of the encoder."""
+
+    def __init__(self, segment: Segment, key: DropoutKey, timer: PhaseTimer) -> None:
+        self._segment, self._key, self._timer = segment, key, timer
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        activation, mask = received
+        with self._timer.phase("forward"):
+            return self._segment.forward(micro_batch, activation, self._key, mask), mask
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        with self._timer.phase("backward"):
+            gradient = self._segment.backward(micro_batch, *received)
+        assert gradient is not None  # activations have one
+        return (gradient,)
+
+
+class LastStage:
+    """The head: forward hands over, backward waits for the answer."""
+
+    def __init__(self, head: HeadStage, timer: PhaseTimer) -> None:
+        self._head, self._timer = head, timer
+        self.loss = 0.0
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        activation, _ = received
+        with self._timer.phase("head"):
+            self._head.submit(micro_batch, activation)
+        return ()
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        with self._timer.phase("head"):
+            loss, gradient = self._head.answer(micro_batch)
+        self.loss += loss
+        return (gradient,)
+
+    def ready(self, action: Action) -> bool:
+        """Whether ``action`` would not wait for the head."""
+        return action.kind != BACKWARD or self._head.ready(action.micro_batch)
