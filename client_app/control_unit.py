@@ -47,6 +47,7 @@ from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import TrainReply, TrainRequest
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
+from pipeline.inline import inline_pipeline
 from pipeline.timer import PhaseTimer
 
 _log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ class ControlUnit:
             part(block_name(index), functools.partial(spec.build_block, index))
             for index in range(spec.num_blocks)
         ]
-        return Pipeline(request.plan, first, blocks, head)
+        return inline_pipeline(request.plan, first, blocks, head)
 
     def _run(
         self,

@@ -44,6 +44,14 @@ class LinkError(CollaPipeError):
     """The decoder link broke, was refused or was closed."""
 
 
+class StageError(CollaPipeError):
+    """A device of the cluster is gone, or cannot go on."""
+
+    def __init__(self, device: str, cause: str) -> None:
+        super().__init__(f"{device}: {cause}")
+        self.device, self.cause = device, cause
+
+
 class CancelledRoundError(CollaPipeError):
     """The round's time ended, or the run was stopped, before the work was done."""
 

@@ -1,12 +1,82 @@
-"""The inline transport: all stages of a batch in one thread, tensors handed over in boxes."""
+"""The inline transport: all segments in the control unit's thread, tensors handed over in boxes."""
 
 from collections.abc import Sequence
 
-from collapipe import cancellation
-from pipeline.schedule import FORWARD, Action, Schedule
-from pipeline.stage import LastStage, Passed, Stage, run_stage
+from collapipe.errors import ConfigError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import Part
+from collapipe.plan import ClusterPlan
+from collapipe.tensors import Tensors
+from pipeline import schedule
+from pipeline.engine import Pipeline
+from pipeline.head import HeadStage
+from pipeline.interleave import StageRun, head_runs, interleave
+from pipeline.schedule import FORWARD, Action
+from pipeline.segment import Segment
+from pipeline.stage import LastStage, Passed, SegmentStage, Stage
+from pipeline.timer import PhaseTimer
 
 _Box = dict[Action, Passed]
+
+
+def inline_pipeline(
+    plan: ClusterPlan, embedding: Part, blocks: Sequence[Part], head: HeadStage
+) -> Pipeline:
+    """A cluster's pipeline in one thread; see ``InlineSegments``."""
+    timer = PhaseTimer()
+    segments = InlineSegments(plan, blocks, timer)
+    return Pipeline(plan.num_micro_batches, embedding, segments, head, timer)
+
+
+class InlineSegments:
+    """A plan's segments of ``blocks``, the encoder's L parts in order.
+
+    Raises ``ConfigError`` for a plan that does not place every block.
+    """
+
+    def __init__(self, plan: ClusterPlan, blocks: Sequence[Part], timer: PhaseTimer) -> None:
+        covered = sum(segment.span.blocks for segment in plan.segments)
+        if covered != len(blocks):
+            raise ConfigError(
+                f"unit {plan.unit}: the plan's segments hold {covered} of {len(blocks)} blocks; "
+                "a plan must place every block"
+            )
+        self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
+        self.segments = [
+            Segment([blocks[index] for index in segment.span.indices()])
+            for segment in plan.segments
+        ]
+
+    def run(
+        self, embedding: Stage, head: LastStage, key: DropoutKey, num_micro_batches: int
+    ) -> None:
+        segments = [SegmentStage(segment, key, self._timer) for segment in self.segments]
+        first, *others = schedule.build(self._schedule, len(segments), num_micro_batches)
+        boxes: list[_Box] = [{} for _ in range(len(segments) + 2)]
+        boxes[0] |= {action: () for action in first if action.kind == FORWARD}  # waits for nobody
+        outside: _Box = {}  # in front of the embedding, behind the head
+        around = zip(boxes, [outside, *boxes], [*boxes[1:], outside], strict=False)
+        ports = [_Boxes(*each) for each in around]
+        lists = first, first, *others[:-1]
+        before = map(StageRun, lists, (embedding, *segments), ports)
+        interleave([*before, *head_runs(others[-1], head, ports[-1])])
+
+    def squared_norms(self) -> list[float]:
+        return [block.squared_norm() for block in self._blocks]
+
+    def step(self, rate: float, scale: float) -> None:
+        for block in self._blocks:
+            block.step(rate, scale)
+
+    def weights(self) -> Tensors:
+        return {k: v for block in self._blocks for k, v in block.weights().items()}
+
+    def optimizer_state(self) -> Tensors:
+        return {k: v for block in self._blocks for k, v in block.optimizer_state().items()}
+
+    def forget(self) -> None:
+        for segment in self.segments:
+            segment.forget()
 
 
 class _Boxes:
@@ -23,49 +93,3 @@ class _Boxes:
 
     def send(self, action: Action, made: Passed) -> None:
         (self._behind if action.kind == FORWARD else self._before)[action] = made
-
-
-class _Answers(_Boxes):
-    """Ports of the head's backwards, which need its answer."""
-
-    def __init__(self, before: _Box, last: LastStage) -> None:
-        super().__init__({}, before, {})
-        self._last = last
-
-    def holds(self, action: Action) -> bool:
-        return self._last.ready(action)
-
-    def receive(self, action: Action) -> Passed:
-        return ()
-
-
-def run_inline(actions: Schedule, stages: Sequence[Stage], last: LastStage) -> None:
-    """Run every action of ``stages`` and of the ``last`` one behind them once.
-
-    The stage nearest to the head goes first, so that activations leave for the decoder as early as
-    the schedule allows, and segments compute while the decoder does; nor do they wait there for its
-    answers to those before them. Raises ``CancelledRoundError`` between two actions when asked to.
-    """
-    outside: _Box = {}  # in front of the first stage
-    boxes: list[_Box] = [{} for _ in actions]
-    # The first stage's forwards wait for no other.
-    boxes[0] |= {action: () for action in actions[0] if action.kind == FORWARD}
-    befores, behinds = [outside, *boxes], [*boxes[1:], outside]
-    ports: list[_Boxes] = [_Boxes(*each) for each in zip(boxes, befores, behinds, strict=False)]
-    lists = [*actions[:-1], [each for each in actions[-1] if each.kind == FORWARD]]
-    runs = [run_stage(*each) for each in zip(lists, (*stages, last), ports, strict=True)]
-    ports.append(_Answers(boxes[-2], last))
-    answers = [each for each in actions[-1] if each.kind != FORWARD]
-    runs.append(run_stage(answers, last, ports[-1]))
-    waiting = {place: action for place, run in enumerate(runs) if (action := next(run, None))}
-    while waiting:
-        cancellation.check()
-        able = (place for place in reversed(range(len(runs))) if place in waiting)
-        able = (place for place in able if ports[place].holds(waiting[place]))
-        # If none can, nothing is left but to wait for the head's answer.
-        place = next(able, len(runs) - 1)
-        action = next(runs[place], None)
-        if action is None:
-            del waiting[place]
-        else:
-            waiting[place] = action

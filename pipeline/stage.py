@@ -62,6 +62,10 @@ class EmbeddingStage:
         self._segment, self._key, self._timer = segment, key, timer
         self._inputs = inputs  # token ids [b, s] and mask [b, s] of each micro-batch
 
+    def forget(self) -> None:
+        """Drop what a step that was given up has left behind."""
+        self._segment.forget()
+
     def forward(self, micro_batch: int, received: Passed) -> Passed:
         ids, mask = self._inputs[micro_batch]
         with self._timer.phase("embedding"):

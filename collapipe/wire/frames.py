@@ -3,7 +3,7 @@
 Everything is checked against the bytes that really came before a tensor is made, so a message can
 claim any size and costs nothing but its own length. Layout, little-endian:
 
-    "CPF1" | kind u8 | tensors u8 | 0 u16 | round u32 | step u32 | micro-batch u32
+    "CPF2" | kind u8 | tensors u8 | epoch u16 | round u32 | step u32 | micro-batch u32
     per tensor: dtype u8 | dimensions u8 | 0 u16 | sizes u32 each
     zeros up to a multiple of 8, then each tensor's bytes, each followed by zeros likewise
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 
-MAGIC = b"CPF1"
+MAGIC = b"CPF2"
 MAX_TENSORS = 8
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**40  # also of an empty tensor's other sizes, whose strides torch multiplies
@@ -42,17 +42,30 @@ class FrameKind(IntEnum):
     GRADIENT = 3  # loss of a micro-batch and the gradient of its activation
     NORMS = 4  # squared gradient norms of the sender's parts, in their order
     BYE = 5  # the round's steps are done
+    LOAD = 6  # a segment's description, as JSON
+    PART = 7  # name of a part, and what it starts with, as safetensors
+    READY = 8  # what was asked for is done
+    OPEN = 9  # dial the next device
+    STEP = 10  # learning rate and the gradients' factor
+    STATE = 11  # send what the parts hold
+    CREDIT = 12  # the receiver has taken a tensor
+    FAILED = 13  # why the sender cannot go on, as JSON
+    ALIVE = 14  # seconds that the action under way has taken
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A kind, where it belongs, and up to ``MAX_TENSORS`` tensors."""
+    """A kind, where it belongs, and up to ``MAX_TENSORS`` tensors.
+
+    ``epoch`` counts the plans of a round: a cluster that lost a device begins another.
+    """
 
     kind: FrameKind
     round: int
     step: int
     micro_batch: int
     tensors: tuple[Tensor, ...] = ()
+    epoch: int = 0
 
 
 def encode(frame: Frame) -> bytes:
@@ -61,7 +74,8 @@ def encode(frame: Frame) -> bytes:
         raise WireError(f"a frame holds at most {MAX_TENSORS} tensors, got {len(frame.tensors)}")
     head = [
         _HEADER.pack(
-            MAGIC, frame.kind, len(frame.tensors), 0, frame.round, frame.step, frame.micro_batch
+            *(MAGIC, frame.kind, len(frame.tensors), frame.epoch),
+            *(frame.round, frame.step, frame.micro_batch),
         )
     ]
     bodies = []
@@ -79,7 +93,7 @@ def decode(data: bytes) -> Frame:
     """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation."""
     if len(data) < _HEADER.size:
         raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
-    magic, kind, count, _, round_, step, micro_batch = _HEADER.unpack_from(data)
+    magic, kind, count, epoch, round_, step, micro_batch = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise WireError(f"not a frame: starts with {magic!r}, expected {MAGIC!r}")
     if kind not in FrameKind.__members__.values():
@@ -90,7 +104,8 @@ def decode(data: bytes) -> Frame:
     expected = num_bytes(layouts)
     if len(data) != expected:
         raise WireError(f"frame of {len(data)} bytes; its header says {expected}")
-    return Frame(FrameKind(kind), round_, step, micro_batch, _tensors(data, offset, layouts))
+    tensors = _tensors(data, offset, layouts)
+    return Frame(FrameKind(kind), round_, step, micro_batch, tensors, epoch)
 
 
 def num_bytes(layouts: Sequence[Layout]) -> int:

@@ -24,8 +24,10 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead
+from pipeline.inline import InlineSegments, inline_pipeline
 from pipeline.micro_batch import split as micro_batches_of
 from pipeline.schedule import SCHEDULES, build
+from pipeline.segment import Segment
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
 NUM_BLOCKS, NUM_SAMPLES = 4, 5
@@ -48,6 +50,13 @@ class Cluster:
     pipeline: Pipeline
     head: HeadPart
     model: SplitModel
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Those of the inline transport."""
+        inline = self.pipeline._segments
+        assert isinstance(inline, InlineSegments)
+        return inline.segments
 
     def train(self, batch: Batch, steps: Sequence[int], clip_norm: float | None) -> None:
         """A few steps on the same batch."""
@@ -101,7 +110,7 @@ def cluster(
     ]
     embedding = Part(EMBEDDING, modules[EMBEDDING], settings, state)
     head = HeadPart(HEAD, modules[HEAD], settings, state)
-    return Cluster(Pipeline(plan, embedding, blocks, head_of(head)), head, model)
+    return Cluster(inline_pipeline(plan, embedding, blocks, head_of(head)), head, model)
 
 
 def ragged(num_samples: int = NUM_SAMPLES) -> Batch:
@@ -290,7 +299,7 @@ def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
     }
     for schedule, peaks in expected.items():
         split = cluster(plan_of(cut, num_micro_batches, schedule), spec, weights)
-        counters = [_LiveOutputs(segment.parts[-1].module) for segment in split.pipeline.segments]
+        counters = [_LiveOutputs(segment.parts[-1].module) for segment in split.segments]
         split.pipeline.run(batch, KEY)
         assert [counter.peak for counter in counters] == peaks
 
@@ -357,7 +366,7 @@ def test_every_stage_runs_its_actions_in_their_order(name: str) -> None:
         fresh(transformer(), torch.float64).state_dict(),
         head_of=lambda part: _LoggingHead(part, logs[-1]),
     )
-    for segment, log in zip(split.pipeline.segments, logs, strict=False):
+    for segment, log in zip(split.segments, logs, strict=False):
         log_passes(segment.parts[-1].module, log)
     split.pipeline.run(ragged(), KEY)
     assert logs == [list(map(str, actions)) for actions in build(name, 2, 3)]
@@ -408,7 +417,7 @@ def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Can
         fresh(transformer(), torch.float64).state_dict(),
         head_of=head_of,
     )
-    lasts = [segment.parts[-1].module for segment in split.pipeline.segments]
+    lasts = [segment.parts[-1].module for segment in split.segments]
     outputs = [_LiveOutputs(module) for module in (split.model.embedding, *lasts)]
     for module in lasts:
         log_passes(module, log)
@@ -446,4 +455,4 @@ def test_a_plan_that_leaves_blocks_out_is_refused() -> None:
     ]
     head = LocalHead(HeadPart(HEAD, modules[HEAD], optimizer_settings()))
     with pytest.raises(ConfigError, match=f"unit 3: .* hold 1 of {len(parts) - 1} blocks"):
-        Pipeline(plan, parts[0], parts[1:], head)
+        inline_pipeline(plan, parts[0], parts[1:], head)

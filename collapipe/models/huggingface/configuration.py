@@ -67,6 +67,15 @@ def read(name: str | None, kind: str | None = None) -> Any:
         ) from error
 
 
+@functools.lru_cache(maxsize=8)
+def portable_fields(kind: str) -> dict[str, Any]:
+    """What a family's configuration has beside names, versions and places of code: field → what
+    transformers has for it."""
+    own = CONFIG_MAPPING[kind]().to_dict()
+    about = "architectures", "auto_map", "dtype", "model_type", "transformers_version"
+    return {name: value for name, value in own.items() if name not in about and name[0] != "_"}
+
+
 def _refusal(message: str) -> ConfigError:
     return ConfigError(f"{message}; {SUPPORTED}")
 

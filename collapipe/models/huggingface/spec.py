@@ -5,7 +5,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from collapipe.errors import ConfigError, one_line
-from collapipe.models.huggingface.configuration import SUPPORTED, change, fit, hub_silence, read
+from collapipe.models.huggingface.configuration import (
+    SUPPORTED,
+    change,
+    fit,
+    hub_silence,
+    portable_fields,
+    read,
+)
 from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Names
 from collapipe.models.huggingface.heads import TiedOutput
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
@@ -127,6 +134,34 @@ class HuggingFaceSpec:
         """The map between the original's names and ours."""
         assert self.num_blocks is not None
         return Names(self._family, self.num_blocks)
+
+    def portable(self) -> dict[str, Any]:
+        """Family, sizes and what the configuration changes of the family's own: what a machine
+        without the folder, or without the hub, builds the same parts from. No weights."""
+        family, config = self.own_config.model_type, self.own_config.to_dict()
+        default = portable_fields(family)
+        changed = {name: config[name] for name in default if config.get(name) != default[name]}
+        return {
+            "family": family,
+            "num_blocks": self.num_blocks,
+            "head": self.head,
+            "config": changed,
+        }
+
+    @classmethod
+    def from_portable(cls, values: Mapping[str, Any]) -> "HuggingFaceSpec":
+        """The model of ``portable``. Raises ``ConfigError`` for a family or field that it never
+        names, or a value that is none; nothing is looked up outside of transformers."""
+        family, config = str(values["family"]), values["config"]
+        if family not in FAMILIES or values.keys() != {"family", "num_blocks", "head", "config"}:
+            raise ConfigError(f"model.family={family[:40]}: unknown; {SUPPORTED}")
+        known = portable_fields(family)
+        for name, value in config.items():
+            if name not in known or not isinstance(value, str | int | float | list | dict | None):
+                raise ConfigError(
+                    f"model.config.{name[:40]}: a {family} has no such field or value"
+                )
+        return cls(None, family, int(values["num_blocks"]), str(values["head"]), dict(config))
 
     @functools.cached_property
     def own_config(self) -> Any:

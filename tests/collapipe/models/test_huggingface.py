@@ -28,6 +28,7 @@ from collapipe.models.split import HEAD, ModelSpec, SplitModel, build_empty
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
+from pipeline.inline import inline_pipeline
 
 KEY = DropoutKey(seed=5, unit=1, step=7)
 
@@ -55,7 +56,7 @@ def pipeline_of(
     spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]
     segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
     plan = ClusterPlan(KEY.unit, segments, micro_batches, "one_f_one_b")
-    return Pipeline(plan, embedding, blocks, LocalHead(head)), model
+    return inline_pipeline(plan, embedding, blocks, LocalHead(head)), model
 
 
 def cut_of(spec: HuggingFaceSpec) -> tuple[int, ...]:

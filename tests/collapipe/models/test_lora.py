@@ -36,6 +36,7 @@ from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.text.tokenizer import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
+from pipeline.inline import inline_pipeline
 
 PAGE = Path(__file__).parents[3] / "docs/lora.md"
 KEY = DropoutKey(seed=5, unit=1, step=7)
@@ -84,7 +85,7 @@ def pipeline_of(
     spans = [Span(a, b) for a, b in zip(accumulate(cut[:-1], initial=0), cut, strict=True)]
     segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
     plan = ClusterPlan(KEY.unit, segments, 3, "one_f_one_b")
-    return Pipeline(plan, embedding, blocks, LocalHead(head)), model
+    return inline_pipeline(plan, embedding, blocks, LocalHead(head)), model
 
 
 def trained_names(spec: ModelSpec) -> set[str]:

@@ -167,7 +167,7 @@ def test_truncated_and_extended_frames_are_refused() -> None:
     ("data", "words"),
     [
         (b"", "truncated frame: 0 bytes"),
-        (b"CPF2" + message()[4:], "not a frame"),
+        (b"CPF1" + message()[4:], "not a frame"),
         (b"GET / HTTP/1.1\r\nHost: somewhere\r\n", "not a frame"),
         (message(kind=0), "unknown kind of frame: 0"),
         (message(kind=6), "unknown kind of frame: 6"),

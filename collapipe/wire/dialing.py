@@ -1,0 +1,54 @@
+"""How a stream of frames is opened to another machine."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from collapipe.errors import LinkError, one_line
+from collapipe.wire.link import channel_options
+from collapipe.wire.streams import PIECE_BYTES, FrameStream
+
+CONNECT_S = 10.0  # for a handshake on a busy machine
+MESSAGE_BYTES = PIECE_BYTES + 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """Opens channels with ``credentials``; None: without encryption, on loopback alone."""
+
+    credentials: grpc.ChannelCredentials | None
+
+    def channel(self, address: str, server_name: str) -> grpc.Channel:
+        """A connection to ``address``, whose certificate is to be that of ``server_name``."""
+        options = channel_options(MESSAGE_BYTES)
+        if self.credentials is None:
+            return grpc.insecure_channel(address, options=options)
+        name = ("grpc.ssl_target_name_override", server_name)
+        return grpc.secure_channel(address, self.credentials, options=[*options, name])
+
+
+def open_stream(
+    channel: grpc.Channel,
+    method: str,
+    peer: str,
+    max_bytes: int,
+    arrived: threading.Event,
+    metadata: Sequence[tuple[str, str]] = (),
+) -> FrameStream:
+    """A stream that the other end has accepted. Raises ``LinkError`` where it does not."""
+    stream = FrameStream(peer, max_bytes, arrived)
+    call = channel.stream_stream(method)(
+        stream.outgoing(), metadata=tuple(metadata), wait_for_ready=False
+    )
+    stream.on_close(call.cancel)
+    late = threading.Timer(CONNECT_S, call.cancel)
+    late.start()
+    call.initial_metadata()  # which the other end sends when it has accepted
+    late.cancel()
+    if not call.is_active():
+        stream.close()
+        raise LinkError(f"{peer}: {call.code().name}: {one_line(call.details())}")
+    threading.Thread(target=stream.feed, args=(call,), daemon=True, name=f"from {peer}").start()
+    return stream

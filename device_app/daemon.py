@@ -1,0 +1,172 @@
+"""The daemon: a port, one control unit at a time, and the streams of a segment's neighbours."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from collapipe.errors import ConfigError, LinkError
+from collapipe.wire.dialing import MESSAGE_BYTES, Dialer, open_stream
+from collapipe.wire.link import channel_options
+from collapipe.wire.segments import BEFORE, BEHIND, CONTROL, HOP, SESSION, SIDE, Neighbour
+from collapipe.wire.streams import FrameStream
+from device_app.session import Session
+
+_STREAMS = 16  # at once: a control unit's, neighbours', those of an epoch that ends, strangers'
+_MOST_FRAME_BYTES = 2**32
+_GOODBYE_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSettings:
+    """What the owner of a device says of it."""
+
+    name: str
+    listen: str
+    memory_bytes: float
+
+
+class Daemon:
+    """Serves for as long as the context is open; ``address`` has the port that is listened on.
+
+    Raises ``ConfigError`` where the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        credentials: grpc.ServerCredentials | None,
+        dialer: Dialer,
+    ) -> None:
+        self._settings, self._dialer = settings, dialer
+        self._session: Session | None = None
+        self._lock = threading.Lock()
+        self._leaving = threading.Event()
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve"),
+            maximum_concurrent_rpcs=_STREAMS,
+            options=[
+                *channel_options(MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
+            ],
+        )
+        served = {CONTROL: self._control, HOP: self._hop}
+        handlers = {
+            path: grpc.stream_stream_rpc_method_handler(each) for path, each in served.items()
+        }
+        self._server.add_generic_rpc_handlers((_Methods(handlers),))
+        wanted = settings.listen
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(wanted)
+            else:
+                port = self._server.add_secure_port(wanted, credentials)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--listen {wanted}: cannot listen there ({error}); choose another port"
+            ) from error
+        self.address = f"{wanted.rpartition(':')[0]}:{port}"
+
+    def __enter__(self) -> "Daemon":
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        self._server.stop(_GOODBYE_S).wait()
+
+    def leave(self) -> None:
+        """Finish the action under way and tell the control unit."""
+        self._leaving.set()
+        session = self._session
+        if session is not None:
+            session.arrived.set()
+
+    def _control(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        arrived = threading.Event()
+        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
+        stream = FrameStream(f"control unit {context.peer()}", limit, arrived)
+        session = Session(stream, self._settings.memory_bytes, self._dial, arrived, self._leaving)
+        with self._occupied(session, context):
+            yield from self._carried(stream, messages, context, session.run)
+
+    def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        asked = dict(context.invocation_metadata())
+        session, side = self._session, asked.get(SIDE, "")
+        if (
+            session is None
+            or side not in (BEFORE, BEHIND)
+            or not session.accepts(asked.get(SESSION, ""))
+        ):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
+            return
+        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
+        stream = FrameStream(f"the stage {side} ({context.peer()})", limit, session.arrived)
+        try:
+            session.attach(side, stream)
+        except LinkError as error:
+            context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        yield from self._carried(stream, messages, context)
+
+    def _carried(
+        self,
+        stream: FrameStream,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+        *work: object,
+    ) -> Iterator[bytes]:
+        """Both ways of a stream that was accepted; ``work`` runs beside it."""
+        context.send_initial_metadata(())
+        threads = [threading.Thread(target=stream.feed, args=(messages,), daemon=True)]
+        threads += [threading.Thread(target=each, daemon=True) for each in work]  # type: ignore[arg-type]
+        for thread in threads:
+            thread.start()
+        context.add_callback(stream.close)
+        yield from stream.outgoing()
+        for thread in threads[1:]:
+            thread.join()
+
+    @contextmanager
+    def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:
+        """This session and no other, for as long as it lasts."""
+        with self._lock:
+            taken = self._session
+            if taken is None:
+                self._session = session
+        if taken is not None:
+            unit = f" unit {taken.held.description.unit}" if taken.held else " another control unit"
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._settings.name} works for{unit}; wait, or take another device",
+            )
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._session = None
+
+    def _dial(self, neighbour: Neighbour, session: str) -> FrameStream:
+        """The stream to the next stage."""
+        running = self._session
+        assert running is not None
+        channel = self._dialer.channel(neighbour.address, neighbour.name)
+        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
+        said = (SESSION, session), (SIDE, BEFORE)
+        peer = f"{neighbour.name} ({neighbour.address})"
+        stream = open_stream(channel, HOP, peer, limit, running.arrived, said)
+        stream.on_close(channel.close)
+        return stream
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(call.method)

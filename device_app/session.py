@@ -1,0 +1,270 @@
+"""A control unit's hold on this device: one segment after another, a step at a time."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import LinkError, WireError, one_line
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.segments import (
+    BEFORE,
+    Neighbour,
+    SegmentDescription,
+    Trouble,
+    as_bytes,
+    as_tensor,
+    packed,
+    unpacked,
+)
+from collapipe.wire.streams import FrameStream
+from device_app.held_segment import HeldSegment
+from pipeline.remote.ports import Fence, HopError, StreamPorts
+from pipeline.schedule import Action
+from pipeline.stage import Passed, SegmentStage, run_stage
+from pipeline.timer import PhaseTimer
+
+ALIVE_S = 1.0  # between two signs of life
+_MOST_MICRO_BATCHES = 4096
+_log = logging.getLogger(__name__)
+Dial = Callable[[Neighbour, str], FrameStream]
+
+
+class Interrupted(Exception):  # noqa: N818 - nothing is wrong
+    """The control unit, or who ends the daemon, wants something else than the step under way."""
+
+
+@dataclass
+class Neighbours:
+    """Streams to the stages around a segment, as they are opened."""
+
+    before: FrameStream | None = None
+    behind: FrameStream | None = None
+
+    def close(self) -> None:
+        for stream in (self.before, self.behind):
+            if stream is not None:
+                stream.close()
+
+
+@dataclass
+class Session:
+    """Obeys the frames of ``control`` in the order in which they come.
+
+    A step ends when a frame of the control unit comes in between: it never sends one but to give
+    the step up. ``arrived`` is set by every stream of the session, and when ``leaving`` is.
+    """
+
+    control: FrameStream
+    memory_bytes: float
+    dial: Dial
+    arrived: threading.Event
+    leaving: threading.Event
+    held: HeldSegment | None = None
+    neighbours: Neighbours = field(default_factory=Neighbours)
+    _busy_since: float | None = None
+
+    def run(self) -> None:
+        """Until the control unit says goodbye or is gone, or the daemon leaves."""
+        done = threading.Event()
+        threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
+        try:
+            while (frame := self._next()) is not None:
+                self._obey(frame)
+        except LinkError as error:
+            _log.info("%s", error)
+        except Interrupted:
+            self._tell(LinkError("this device is leaving"), None)
+        finally:
+            done.set()
+            self.neighbours.close()
+            self.control.close()
+
+    def accepts(self, session: str) -> bool:
+        """Whether the segment's streams have this secret."""
+        return self.held is not None and self.held.description.session == session
+
+    def attach(self, side: str, stream: FrameStream) -> None:
+        """Take the stream of a neighbour who dialled. Raises ``LinkError`` for a second one."""
+        taken = self.neighbours.before if side == BEFORE else self.neighbours.behind
+        if taken is not None:
+            raise LinkError(f"there is a stream from {side} already")
+        if side == BEFORE:
+            self.neighbours.before = stream
+        else:
+            self.neighbours.behind = stream
+
+    def _next(self) -> Frame | None:
+        """The next command; None: goodbye."""
+        self._wait(self.control.waiting, interruptible=False)
+        frame = self.control.receive(0)
+        if frame.kind == FrameKind.BYE:
+            self.control.send(frame)
+            return None
+        return frame
+
+    def _obey(self, frame: Frame) -> None:
+        commands = {
+            FrameKind.LOAD: self._load,
+            FrameKind.PART: self._part,
+            FrameKind.OPEN: self._open,
+            FrameKind.BEGIN: self._begin,
+            FrameKind.STEP: self._step,
+            FrameKind.STATE: self._send_state,
+        }
+        try:
+            if frame.kind not in commands:
+                raise WireError(f"a control unit does not send {frame.kind.name}")
+            commands[frame.kind](frame)
+        except Interrupted:
+            self._give_up()
+            if self.leaving.is_set():
+                raise
+        except Exception as error:  # reported, and the daemon stays
+            self._give_up()
+            self._tell(error, frame)
+
+    def _load(self, frame: Frame) -> None:
+        self.neighbours.close()
+        self.neighbours, self.held = Neighbours(), None
+        description = unpacked(SegmentDescription, _only(frame, 1)[0])
+        self.held = HeldSegment(description, self.memory_bytes)
+        span = description.span
+        _log.info(
+            "unit %d, round %d: blocks %d … %d, stage %d of %d",
+            *(description.unit, description.round, span.first, span.stop - 1),
+            *(description.stage + 1, description.num_segments),
+        )
+        self._answer(frame, FrameKind.READY)
+
+    def _part(self, frame: Frame) -> None:
+        name, data = _only(frame, 2)
+        held = self._held(frame)
+        held.add(as_bytes(name).decode("ascii", "replace"), as_bytes(data))
+        if held.complete:
+            self._answer(frame, FrameKind.READY)
+
+    def _open(self, frame: Frame) -> None:
+        description = self._held(frame).description
+        if description.next is not None and description.next_session is not None:
+            self.neighbours.behind = self.dial(description.next, description.next_session)
+        self._answer(frame, FrameKind.READY)
+
+    def _begin(self, frame: Frame) -> None:
+        """Forward and backward of a batch; then the norms, and the seconds of each action."""
+        held = self._held(frame)
+        m = int(_only(frame, 1)[0])
+        if not held.complete or not 1 <= m <= _MOST_MICRO_BATCHES:
+            raise WireError(f"a step of {m} micro-batches begins, but blocks are missing")
+        d = held.description
+        fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, held.dtype)
+        around = self.neighbours.before, self.neighbours.behind
+        if None in around:
+            raise LinkError("a neighbour has not dialled yet")
+        ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), self)
+        stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
+        for _ in run_stage(held.actions(m), stage, ports):
+            self._check()
+        norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
+        self._answer(frame, FrameKind.NORMS, norms, ports.table())
+
+    def _step(self, frame: Frame) -> None:
+        held = self._held(frame)
+        rate, scale = _only(frame, 1)[0].tolist()
+        held.step(rate, scale)
+        every = held.description.replicate_every
+        if every and (frame.step + 1) % every == 0:
+            self._send_parts(frame)
+
+    def _send_state(self, frame: Frame) -> None:
+        self._send_parts(frame)
+
+    def _send_parts(self, frame: Frame) -> None:
+        for name, data in self._held(frame).packed_parts():
+            self._answer(frame, FrameKind.PART, as_tensor(name.encode()), as_tensor(data))
+
+    def _held(self, frame: Frame) -> HeldSegment:
+        if self.held is None:
+            raise WireError(f"{frame.kind.name} without a segment")
+        d = self.held.description
+        if (frame.round, frame.epoch) != (d.round, d.epoch):
+            raise WireError(f"{frame.kind.name} of round {frame.round}, epoch {frame.epoch}")
+        return self.held
+
+    def _answer(self, frame: Frame, kind: FrameKind, *tensors: Tensor) -> None:
+        self.control.send(Frame(kind, frame.round, frame.step, 0, tensors, frame.epoch))
+
+    def _tell(self, error: Exception, frame: Frame | None) -> None:
+        side = error.side if isinstance(error, HopError) else None
+        trouble = Trouble(type(error).__name__, one_line(error), side)
+        _log.warning("%s: %s", trouble.kind, trouble.message)
+        round_, step, epoch = (frame.round, frame.step, frame.epoch) if frame else (0, 0, 0)
+        self.control.send(Frame(FrameKind.FAILED, round_, step, 0, (packed(trouble),), epoch))
+
+    def _give_up(self) -> None:
+        self._busy_since = None
+        if self.held is not None:
+            self.held.forget()
+
+    def _check(self) -> None:
+        """Raise ``Interrupted`` where something else is wanted."""
+        if self.leaving.is_set() or self.control.waiting():
+            raise Interrupted
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        self._wait(condition, interruptible=True)
+
+    def _wait(self, condition: Callable[[], bool], interruptible: bool) -> None:
+        while not condition():
+            self.arrived.clear()
+            if self.leaving.is_set():
+                raise Interrupted
+            if interruptible:
+                self._check()
+            if not condition():
+                self.arrived.wait(ALIVE_S)
+
+    def _signs_of_life(self, done: threading.Event) -> None:
+        while not done.wait(ALIVE_S):
+            since = self._busy_since
+            busy_s = 0.0 if since is None else time.monotonic() - since
+            alive = torch.tensor(busy_s, dtype=torch.float64)
+            self.control.send(Frame(FrameKind.ALIVE, 0, 0, 0, (alive,)))
+
+
+class _TimedPorts:
+    """Ports that write down when each action waited, began and ended."""
+
+    def __init__(self, ports: StreamPorts, session: Session) -> None:
+        self._ports, self._session = ports, session
+        self._rows = list[tuple[float, float, float]]()
+
+    def holds(self, action: Action) -> bool:
+        return self._ports.holds(action)
+
+    def receive(self, action: Action) -> Passed:
+        asked = time.monotonic()
+        received = self._ports.receive(action)
+        began = self._session._busy_since = time.monotonic()
+        self._rows.append((asked, began, began))
+        return received
+
+    def send(self, action: Action, made: Passed) -> None:
+        asked, began, _ = self._rows[-1]
+        self._rows[-1] = asked, began, time.monotonic()
+        self._session._busy_since = None
+        self._ports.send(action, made)
+
+    def table(self) -> Tensor:
+        """float64 [actions, 3]: seconds, by the device's own clock."""
+        return torch.tensor(self._rows, dtype=torch.float64)
+
+
+def _only(frame: Frame, count: int) -> tuple[Tensor, ...]:
+    if len(frame.tensors) != count:
+        raise WireError(f"{frame.kind.name} with {len(frame.tensors)} tensors, expected {count}")
+    return frame.tensors

@@ -1,0 +1,62 @@
+"""Several stages in one thread: whoever can go on does, the one nearest to the head first."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from collapipe import cancellation
+from pipeline.schedule import FORWARD, Action
+from pipeline.stage import LastStage, Passed, Ports, Stage, run_stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """A stage's list of actions, and where its tensors come from and go to."""
+
+    actions: Sequence[Action]
+    stage: Stage
+    ports: Ports
+
+
+class _Answers:
+    """Ports of the head's backwards: they need its answer, and nothing that is sent here."""
+
+    def __init__(self, last: LastStage, ports: Ports) -> None:
+        self._last, self.send = last, ports.send
+
+    def holds(self, action: Action) -> bool:
+        return self._last.ready(action)
+
+    def receive(self, action: Action) -> Passed:
+        return ()
+
+
+def head_runs(actions: Sequence[Action], last: LastStage, ports: Ports) -> tuple[StageRun, ...]:
+    """The head's forwards, and its backwards beside them: activations leave for a decoder without
+    waiting for its answers to those before them."""
+    forwards = [action for action in actions if action.kind == FORWARD]
+    backwards = [action for action in actions if action.kind != FORWARD]
+    return StageRun(forwards, last, ports), StageRun(backwards, last, _Answers(last, ports))
+
+
+def interleave(runs: Sequence[StageRun], idle: Callable[[], None] | None = None) -> None:
+    """Run all actions of all ``runs``, the latter ones first where several can go on.
+
+    Where none can, ``idle`` waits for something to come; without it the last run goes on, which
+    waits by itself. Raises ``CancelledRoundError`` between two actions when asked to.
+    """
+    steps = [run_stage(each.actions, each.stage, each.ports) for each in runs]
+    waiting = {place: action for place, step in enumerate(steps) if (action := next(step, None))}
+    while waiting:
+        cancellation.check()
+        able = (p for p in sorted(waiting, reverse=True) if runs[p].ports.holds(waiting[p]))
+        place = next(able, None)
+        if place is None:
+            if idle is not None:
+                idle()
+                continue
+            place = max(waiting)
+        action = next(steps[place], None)
+        if action is None:
+            del waiting[place]
+        else:
+            waiting[place] = action

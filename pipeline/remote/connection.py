@@ -1,0 +1,113 @@
+"""A device that the control unit has dialled: what it is told, and what it has answered."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from collapipe.errors import CollaPipeError, LinkError, StageError, WireError
+from collapipe.wire.dialing import Dialer, open_stream
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.segments import (
+    CONTROL,
+    HOP,
+    SESSION,
+    SIDE,
+    Neighbour,
+    Trouble,
+    as_bytes,
+    unpacked,
+)
+from collapipe.wire.streams import FrameStream
+
+MOST_FRAME_BYTES = 2**32
+SILENT_S = 5.0  # without a sign of life a device is gone
+OnPart = Callable[[str, int, bytes], None]
+
+
+class DeviceConnection:
+    """A device's control stream, for a round. ``arrived`` is set when it says anything.
+
+    Raises ``StageError`` where the device does not answer, or refuses.
+    """
+
+    def __init__(
+        self, device: Neighbour, dialer: Dialer, arrived: threading.Event, on_part: OnPart
+    ) -> None:
+        self.name, self._device, self._arrived = device.name, device, arrived
+        self._on_part = on_part
+        self.trouble: Trouble | None = None
+        self.broken: CollaPipeError | None = None
+        self.heard, self.busy_s = time.monotonic(), 0.0
+        self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._channel = dialer.channel(device.address, device.name)
+        self._data_channel = dialer.channel(device.address, device.name)
+        try:
+            self._control = open_stream(
+                self._channel, CONTROL, device.name, MOST_FRAME_BYTES, threading.Event()
+            )
+        except LinkError as error:
+            self.close()
+            raise StageError(device.name, f"{device.address}: {error}") from error
+        threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
+
+    def close(self) -> None:
+        """End all streams."""
+        self._channel.close()
+        self._data_channel.close()
+
+    def tell(self, kind: FrameKind, where: Frame, *tensors: Tensor) -> None:
+        """Send a command that belongs to the round, step and epoch of ``where``."""
+        self._control.send(Frame(kind, where.round, where.step, 0, tensors, where.epoch))
+
+    def answer(self, kind: FrameKind) -> Frame | None:
+        """The next answer of this kind, if it has come; older ones are dropped."""
+        while not self._answers.empty():
+            if (frame := self._answers.get()).kind == kind:
+                return frame
+        return None
+
+    def hop(self, session: str, side: str) -> FrameStream:
+        """The stream of a neighbour, where the control unit stands on that ``side``."""
+        said = (SESSION, session), (SIDE, side)
+        try:
+            return open_stream(
+                self._data_channel, HOP, self.name, MOST_FRAME_BYTES, self._arrived, said
+            )
+        except LinkError as error:
+            raise StageError(self.name, str(error)) from error
+
+    def check(self, hung_s: float) -> None:
+        """Raise ``StageError`` where the device is gone, or has hung for ``hung_s``."""
+        if self.broken is not None:
+            raise StageError(self.name, str(self.broken))
+        silent_s = time.monotonic() - self.heard
+        if silent_s > SILENT_S:
+            raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")
+        if self.busy_s > hung_s:
+            raise StageError(self.name, f"hangs in one action since {self.busy_s:.0f} s")
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._hear(self._control.receive())
+                self._arrived.set()
+        except (LinkError, WireError) as error:
+            self.broken = error
+            self._arrived.set()
+
+    def _hear(self, frame: Frame) -> None:
+        self.heard = time.monotonic()
+        if frame.kind == FrameKind.ALIVE and len(frame.tensors) == 1:
+            self.busy_s = float(frame.tensors[0])
+        elif frame.kind == FrameKind.PART and len(frame.tensors) == 2:
+            name, data = map(as_bytes, frame.tensors)
+            self._on_part(name.decode("ascii", "replace"), frame.step, data)
+        elif frame.kind == FrameKind.FAILED and len(frame.tensors) == 1:
+            self.trouble = unpacked(Trouble, frame.tensors[0])
+        elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.BYE):
+            self._answers.put(frame)
+        else:
+            raise WireError(f"{self.name} sent {frame.kind.name}")

@@ -1,0 +1,69 @@
+"""What a step put into the segments and got out of them, so that it can be done again without the
+embedding and the head, which have gone on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.schedule import Action
+from pipeline.stage import LastStage, Passed, Ports
+
+
+@dataclass
+class StepRecord:
+    """One step: the embedding's activations, the head's answers, and how the step ended."""
+
+    step: int
+    num_micro_batches: int
+    activations: dict[int, Passed] = field(default_factory=dict)
+    gradients: dict[int, Passed] = field(default_factory=dict)
+    rate: float = 0.0
+    scale: float = 1.0
+
+
+class Recording:
+    """A stage that gives what was recorded of it, and takes what it is given."""
+
+    def __init__(self, forwards: Mapping[int, Passed], backwards: Mapping[int, Passed]) -> None:
+        self._forwards, self._backwards = forwards, backwards
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        return self._forwards.get(micro_batch, ())
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        return self._backwards.get(micro_batch, ())
+
+
+class RecordedHead(LastStage):
+    """The head, asked once for each micro-batch however often the segments pass it."""
+
+    def __init__(self, head: LastStage, record: StepRecord) -> None:
+        self._asked, self._record = head, record
+        self._submitted = set[int]()
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        if micro_batch not in self._submitted:
+            self._submitted.add(micro_batch)
+            self._asked.forward(micro_batch, received)
+        return ()
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        answers = self._record.gradients
+        if micro_batch not in answers:
+            answers[micro_batch] = self._asked.backward(micro_batch, received)
+        return answers[micro_batch]
+
+    def ready(self, action: Action) -> bool:
+        return action.micro_batch in self._record.gradients or self._asked.ready(action)
+
+
+class RecordingPorts:
+    """The embedding's ports, which write down what it sends."""
+
+    def __init__(self, ports: Ports, record: StepRecord) -> None:
+        self._ports, self._record = ports, record
+        self.holds, self.receive = ports.holds, ports.receive
+
+    def send(self, action: Action, made: Passed) -> None:
+        if made:
+            self._record.activations[action.micro_batch] = made
+        self._ports.send(action, made)

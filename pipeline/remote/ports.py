@@ -1,0 +1,111 @@
+"""Ports that are streams of frames, and the fence around them: nothing of another plan or step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import LinkError, WireError
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.segments import BEFORE, BEHIND
+from collapipe.wire.streams import FrameStream
+from pipeline.schedule import FORWARD, Action
+from pipeline.stage import Passed
+
+
+class HopError(LinkError):
+    """The stream to a neighbour ended, or brought what does not fit. ``side`` is where it stands,
+    ``before`` or ``behind``."""
+
+    def __init__(self, side: str, cause: str) -> None:
+        super().__init__(cause)
+        self.side = side
+
+
+Wait = Callable[[Callable[[], bool]], None]
+"""Return when it is so; raise where it never will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Where frames belong, and how large their tensors may be: [at most b, any, d] of ``dtype``."""
+
+    round: int
+    epoch: int
+    step: int
+    dim: int
+    dtype: torch.dtype
+
+    def frame(self, kind: FrameKind, micro_batch: int = 0, *tensors: Tensor) -> Frame:
+        """A frame that belongs here."""
+        return Frame(kind, self.round, self.step, micro_batch, tensors, self.epoch)
+
+    def check(self, frame: Frame, kind: FrameKind, micro_batch: int, peer: str) -> None:
+        """Raise ``WireError`` where ``frame`` is not the one that is expected."""
+        wanted = self.round, self.epoch, self.step, micro_batch
+        came = frame.round, frame.epoch, frame.step, frame.micro_batch
+        if frame.kind != kind or came != wanted:
+            raise WireError(
+                f"{peer} sent {frame.kind.name} of round, epoch, step, micro-batch {came}; "
+                f"expected {kind.name} of {wanted}"
+            )
+        fits = len(frame.tensors) == (2 if kind == FrameKind.ACTIVATION else 1)
+        hidden = frame.tensors[0] if fits else None
+        fits = hidden is not None and hidden.dim() == 3 and hidden.shape[2] == self.dim
+        fits = fits and hidden is not None and hidden.dtype == self.dtype
+        if fits and kind == FrameKind.ACTIVATION and hidden is not None:
+            mask = frame.tensors[1]
+            fits = mask.dtype == torch.bool and mask.dim() == 2
+            fits = fits and mask.shape[0] == hidden.shape[0] and mask.shape[1] <= hidden.shape[1]
+        if not fits:
+            shapes = [f"{each.dtype} {list(each.shape)}" for each in frame.tensors]
+            raise WireError(f"{peer} sent {kind.name} of {', '.join(shapes) or 'nothing'}")
+
+
+class StreamPorts:
+    """Ports to the stages ``before`` and ``behind``; None: nothing comes from there or goes there.
+
+    An activation of which the gradient is awaited is remembered by its shape, and checked.
+    """
+
+    def __init__(
+        self,
+        before: FrameStream | None,
+        behind: FrameStream | None,
+        fence: Fence,
+        wait: Wait,
+    ) -> None:
+        self._before, self._behind, self._fence, self._wait = before, behind, fence, wait
+        self._sent: dict[int, torch.Size] = {}
+
+    def holds(self, action: Action) -> bool:
+        stream = self._before if action.kind == FORWARD else self._behind
+        return stream is None or stream.waiting()
+
+    def receive(self, action: Action) -> Passed:
+        forward = action.kind == FORWARD
+        stream = self._before if forward else self._behind
+        if stream is None:
+            return ()
+        self._wait(lambda: self.holds(action))
+        kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
+        try:
+            frame = stream.receive(0)  # nobody else takes from it
+            self._fence.check(frame, kind, action.micro_batch, stream.peer)
+            shape = frame.tensors[0].shape
+            if not forward and shape != self._sent.pop(action.micro_batch):
+                raise WireError(f"{stream.peer} sent a gradient of {list(shape)}")
+        except (LinkError, WireError) as error:
+            raise HopError(BEFORE if forward else BEHIND, str(error)) from error
+        return frame.tensors
+
+    def send(self, action: Action, made: Passed) -> None:
+        forward = action.kind == FORWARD
+        stream = self._behind if forward else self._before
+        if stream is None:
+            return
+        if forward:
+            self._sent[action.micro_batch] = made[0].shape
+        kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
+        stream.send(self._fence.frame(kind, action.micro_batch, *made))

@@ -1,0 +1,338 @@
+"""The encoder's segments on devices: told what to do, and replaced when a device is lost."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from collapipe import cancellation
+from collapipe.errors import StageError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.split import block_name
+from collapipe.plan import ClusterPlan
+from collapipe.tensors import Tensors
+from collapipe.wire.dialing import Dialer
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.segments import (
+    BEFORE,
+    BEHIND,
+    Neighbour,
+    SegmentDescription,
+    as_tensor,
+    packed,
+)
+from collapipe.wire.streams import FrameStream
+from pipeline import schedule
+from pipeline.interleave import StageRun, head_runs, interleave
+from pipeline.remote.connection import SILENT_S, DeviceConnection
+from pipeline.remote.journal import RecordedHead, Recording, RecordingPorts, StepRecord
+from pipeline.remote.ports import Fence, HopError, StreamPorts
+from pipeline.remote.replica import Replica
+from pipeline.stage import EmbeddingStage, LastStage, Stage
+
+_LOOK_S = 0.1  # between two looks at cancellation and signs of life
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The devices that there are, and how to reach them.
+
+    ``replan`` makes a plan without the devices that it is given; it raises where there is none.
+    ``hung_s`` is how long one action of a device may take.
+    """
+
+    devices: Mapping[str, Neighbour]
+    dialer: Dialer
+    replan: Callable[[Collection[str]], ClusterPlan]
+    hung_s: float
+
+
+class RemoteSegments:
+    """A plan's segments on the devices that it names, while the context is open.
+
+    ``common`` describes a segment, but for what the plan says. Where a device is lost, the cluster
+    is planned anew, its blocks come from the ``replica``, and the steps since are done again: the
+    result is the same as without the loss. Raises ``StageError`` where no plan is left.
+    """
+
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        cluster: Cluster,
+        common: SegmentDescription,
+        dim: int,
+        replica: Replica,
+    ) -> None:
+        self._plan, self._cluster, self._common, self._dim = plan, cluster, common, dim
+        self._replica = replica
+        self._arrived = threading.Event()
+        self._connections: dict[str, DeviceConnection] = {}
+        self._hops: tuple[FrameStream, FrameStream] | None = None
+        self._lost: dict[str, str] = {}
+        self._journal: list[StepRecord] = []
+        self._record: StepRecord | None = None
+        self._norms: list[float] = []
+
+    def __enter__(self) -> "RemoteSegments":
+        try:
+            self._recovering(self._gather)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self._hops or ():
+            stream.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._replica.close()
+
+    def run(
+        self, embedding: EmbeddingStage, head: LastStage, key: DropoutKey, num_micro_batches: int
+    ) -> None:
+        record = self._record = StepRecord(key.step, num_micro_batches)
+        asked = RecordedHead(head, record)
+
+        def work() -> None:
+            embedding.forget()
+            self._pass(record, embedding, asked)
+
+        self._recovering(work)
+
+    def squared_norms(self) -> list[float]:
+        return self._norms
+
+    def step(self, rate: float, scale: float) -> None:
+        """Return at once; a device that is lost meanwhile is noticed by the next that waits."""
+        assert self._record is not None
+        record, self._record = replace(self._record, rate=rate, scale=scale), None
+        self._journal.append(record)
+        self._tell_step(record)
+
+    def weights(self) -> Tensors:
+        return {key: each for key, each in self._state().items() if "/" not in key}
+
+    def optimizer_state(self) -> Tensors:
+        return {key: each for key, each in self._state().items() if "/" in key}
+
+    def forget(self) -> None:
+        """Devices drop what they hold when their streams end."""
+
+    def _state(self) -> Tensors:
+        """All blocks as they are after the last step."""
+        self._recovering(self._collect)
+        blocks = map(block_name, range(sum(each.span.blocks for each in self._plan.segments)))
+        return {key: each for name in blocks for key, each in self._replica.tensors(name).items()}
+
+    def _collect(self) -> None:
+        """Wait until all blocks are here."""
+        if not self._journal:
+            return
+        last = self._journal[-1].step
+        every = self._common.replicate_every
+        if not every or (last + 1) % every:
+            for connection in self._members():
+                connection.tell(FrameKind.STATE, self._where(last))
+        self._wait(lambda: self._replica.step == last)
+
+    def _recovering(self, work: Callable[[], None]) -> None:
+        """Do ``work``; where a device is lost, again, without it."""
+        while True:
+            try:
+                work()
+                return
+            except (StageError, HopError) as error:
+                lost = self._blamed(error)
+            began = time.monotonic()
+            while lost is not None:
+                try:
+                    self._without(lost)
+                    lost = None
+                except (StageError, HopError) as error:
+                    lost = self._blamed(error)
+            _log.warning("goes on after %.2f s", time.monotonic() - began)
+
+    def _without(self, lost: StageError) -> None:
+        """Another plan, other segments, and the steps since the last complete replica."""
+        self._lost[lost.device] = lost.cause
+        _log.warning("unit %d: lost %s", self._plan.unit, lost)
+        for stream in self._hops or ():
+            stream.close()
+        self._hops = None
+        if lost.device in self._connections:
+            self._connections.pop(lost.device).close()
+        self._plan = self._cluster.replan(frozenset(self._lost))
+        self._common = replace(self._common, epoch=self._common.epoch + 1)
+        self._gather()
+        for record in list(self._journal):
+            embedding = Recording(record.activations, {})
+            head = _Answered(record)
+            self._pass(record, embedding, head)
+            self._tell_step(record)
+
+    def _gather(self) -> None:
+        """Give each device of the plan its segment, and connect them in their order."""
+        base = self._replica.step
+        self._journal = [each for each in self._journal if base is None or each.step > base]
+        plan, where = self._plan, self._where(0)
+        names = [segment.device for segment in plan.segments]
+        sessions = [secrets.token_hex(16) for _ in names]
+        for connection in self._connections.values():
+            connection.trouble = None
+        for name in names:
+            if name not in self._connections:
+                self._connections[name] = self._dialled(name)
+        members = [self._connections[name] for name in names]
+        for stage, (connection, segment) in enumerate(zip(members, plan.segments, strict=True)):
+            last = stage == len(members) - 1
+            description = replace(
+                self._common,
+                session=sessions[stage],
+                span=segment.span,
+                stage=stage,
+                num_segments=len(members),
+                next=None if last else self._cluster.devices[names[stage + 1]],
+                next_session=None if last else sessions[stage + 1],
+            )
+            connection.answer(FrameKind.READY)
+            connection.tell(FrameKind.LOAD, where, packed(description))
+        self._all_answer(FrameKind.READY)
+        for connection, segment in zip(members, plan.segments, strict=True):
+            for name in map(block_name, segment.span.indices()):
+                data = as_tensor(self._replica.packed(name))
+                connection.tell(FrameKind.PART, where, as_tensor(name.encode()), data)
+        self._all_answer(FrameKind.READY)
+        first, last_one = members[0], members[-1]
+        self._hops = first.hop(sessions[0], BEFORE), last_one.hop(sessions[-1], BEHIND)
+        for connection in members:
+            connection.tell(FrameKind.OPEN, where)
+        self._all_answer(FrameKind.READY)
+
+    def _dialled(self, name: str) -> DeviceConnection:
+        if name not in self._cluster.devices:
+            raise StageError(name, "the cluster's file has no such device")
+        device, dialer = self._cluster.devices[name], self._cluster.dialer
+        return DeviceConnection(device, dialer, self._arrived, self._part)
+
+    def _part(self, name: str, step: int, data: bytes) -> None:
+        self._replica.put(name, step, data)
+
+    def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
+        """Forward and backward of a batch through all segments, and their norms."""
+        assert self._hops is not None
+        first, last = self._hops
+        m, where, common = record.num_micro_batches, self._where(record.step), self._common
+        dtype = getattr(torch, common.dtype)
+        fence = Fence(common.round, common.epoch, record.step, self._dim, dtype)
+        for connection in self._members():
+            connection.tell(FrameKind.BEGIN, where, torch.tensor([m]))
+        lists = schedule.build(self._plan.schedule, len(self._plan.segments), m)
+        front = RecordingPorts(StreamPorts(None, first, fence, self._wait), record)
+        back = StreamPorts(last, None, fence, self._wait)
+        runs = [StageRun(lists[0], embedding, front), *head_runs(lists[-1], head, back)]
+        interleave(runs, self._idle)
+        tables = self._all_answer(FrameKind.NORMS)
+        self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
+
+    def _tell_step(self, record: StepRecord) -> None:
+        numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
+        for connection in self._members():
+            connection.tell(FrameKind.STEP, self._where(record.step), numbers)
+
+    def _members(self) -> list[DeviceConnection]:
+        """The devices of the plan, in their order."""
+        return [self._connections[segment.device] for segment in self._plan.segments]
+
+    def _where(self, step: int) -> Frame:
+        """A frame of this round, epoch and step."""
+        return Frame(FrameKind.BEGIN, self._common.round, step, 0, (), self._common.epoch)
+
+    def _all_answer(self, kind: FrameKind) -> list[Frame]:
+        """An answer of each device of the plan."""
+        frames: dict[str, Frame] = {}
+        members = self._members()
+
+        def complete() -> bool:
+            for each in members:
+                if each.name not in frames and (frame := each.answer(kind)):
+                    frames[each.name] = frame
+            return len(frames) == len(members)
+
+        self._wait(complete)
+        return [frames[each.name] for each in members]
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._idle()
+
+    def _idle(self) -> None:
+        """Wait for something to come. Raises where a device is lost, or the round cancelled."""
+        self._arrived.wait(_LOOK_S)
+        self._arrived.clear()
+        cancellation.check()
+        self._check()
+
+    def _check(self) -> None:
+        for connection in self._members():
+            connection.check(self._cluster.hung_s)
+            if (trouble := connection.trouble) is not None:
+                raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
+
+    def _blamed(self, error: StageError | HopError) -> StageError:
+        """Whose fault it is: of the device that is gone, where one is, before who complains of it.
+
+        A hop that ended between two devices that live is the fault of the one that is complained
+        of.
+        """
+        members = self._members() if self._connections.keys() >= self._names() else []
+        suspect = self._suspect(error)
+        deadline = time.monotonic() + SILENT_S
+        while time.monotonic() < deadline and suspect is not None:
+            for each in members:
+                try:
+                    each.check(self._cluster.hung_s)
+                except StageError as gone:
+                    return gone
+            self._arrived.wait(_LOOK_S)
+            self._arrived.clear()
+        if suspect is not None:
+            return StageError(suspect, str(error))
+        assert isinstance(error, StageError)
+        return error
+
+    def _names(self) -> set[str]:
+        return {segment.device for segment in self._plan.segments}
+
+    def _suspect(self, error: StageError | HopError) -> str | None:
+        """The neighbour that is complained of; None: the device itself has the trouble."""
+        names = [segment.device for segment in self._plan.segments]
+        if isinstance(error, HopError):
+            return names[-1] if error.side == BEFORE else names[0]
+        connection = self._connections.get(error.device)
+        trouble = connection.trouble if connection else None
+        if trouble is None or trouble.side is None or error.device not in names:
+            return None
+        place = names.index(error.device) + (1 if trouble.side == BEHIND else -1)
+        return names[place] if 0 <= place < len(names) else None
+
+
+class _Answered(LastStage):
+    """The head of a step that is over: all its answers are known."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self._record = record
+
+    def forward(self, micro_batch: int, received: object) -> tuple[()]:
+        return ()
+
+    def backward(self, micro_batch: int, received: object) -> tuple[torch.Tensor, ...]:
+        return self._record.gradients[micro_batch]
+
+    def ready(self, action: object) -> bool:
+        return True
