@@ -202,7 +202,9 @@ class Session:
         side = error.side if isinstance(error, HopError) else None
         trouble = Trouble(type(error).__name__, one_line(error), side)
         _log.warning("%s: %s", trouble.kind, trouble.message)
-        round_, step, epoch = (frame.round, frame.step, frame.epoch) if frame else (0, 0, 0)
+        own = self.held.description if self.held is not None else None
+        place = (own.round, 0, own.epoch) if own is not None else (0, 0, 0)
+        round_, step, epoch = (frame.round, frame.step, frame.epoch) if frame else place
         self.control.send(Frame(FrameKind.FAILED, round_, step, 0, (packed(trouble),), epoch))
 
     def _give_up(self) -> None:

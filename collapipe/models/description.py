@@ -19,7 +19,7 @@ Description = dict[str, Any]
 _KIND, _HUGGING_FACE = "kind", "huggingface"
 _OWN: dict[str, type[Any]] = {"transformer": TransformerSpec}
 _DERIVED: dict[str, type[DerivedSpec]] = {"lora": LoraSpec, "stem": StemSpec, "cut": CutSpec}
-_LOCAL = "base", "store"  # described by themselves, and not at all
+_LOCAL = {"base", "store"}  # described by themselves, and not at all
 _Scalar = (str, int, float, bool, type(None))
 
 
@@ -31,11 +31,8 @@ def describe(spec: ModelSpec) -> Description:
     kinds: dict[str, Any] = {**_OWN, **_DERIVED}
     for kind, its in kinds.items():
         if type(spec) is its:
-            own = {
-                f.name: getattr(spec, f.name)
-                for f in fields(cast(Any, spec))
-                if f.name not in _LOCAL
-            }
+            names = {each.name for each in fields(cast(Any, spec))} - _LOCAL
+            own = {name: getattr(spec, name) for name in names}
             base = {"base": describe(spec.base)} if isinstance(spec, DerivedSpec) else {}
             return {_KIND: kind, **own, **base}
     if type(spec).__name__ == "HuggingFaceSpec":  # whose module takes seconds to import

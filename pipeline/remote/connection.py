@@ -38,7 +38,7 @@ class DeviceConnection:
     ) -> None:
         self.name, self._device, self._arrived = device.name, device, arrived
         self._on_part = on_part
-        self.trouble: Trouble | None = None
+        self.troubles: dict[int, Trouble] = {}  # by epoch
         self.broken: CollaPipeError | None = None
         self.heard, self.busy_s = time.monotonic(), 0.0
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
@@ -62,10 +62,13 @@ class DeviceConnection:
         """Send a command that belongs to the round, step and epoch of ``where``."""
         self._control.send(Frame(kind, where.round, where.step, 0, tensors, where.epoch))
 
-    def answer(self, kind: FrameKind) -> Frame | None:
-        """The next answer of this kind, if it has come; older ones are dropped."""
+    def answer(self, kind: FrameKind, where: Frame) -> Frame | None:
+        """The answer of this kind to a command that belonged ``where``, if it has come; others are
+        dropped."""
+        place = where.round, where.step, where.epoch
         while not self._answers.empty():
-            if (frame := self._answers.get()).kind == kind:
+            frame = self._answers.get()
+            if frame.kind == kind and (frame.round, frame.step, frame.epoch) == place:
                 return frame
         return None
 
@@ -106,7 +109,7 @@ class DeviceConnection:
             name, data = map(as_bytes, frame.tensors)
             self._on_part(name.decode("ascii", "replace"), frame.step, data)
         elif frame.kind == FrameKind.FAILED and len(frame.tensors) == 1:
-            self.trouble = unpacked(Trouble, frame.tensors[0])
+            self.troubles[frame.epoch] = unpacked(Trouble, frame.tensors[0])
         elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.BYE):
             self._answers.put(frame)
         else:

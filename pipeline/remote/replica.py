@@ -1,4 +1,4 @@
-"""Copies of all blocks on the control unit's disk, from which a cluster goes on without a device."""
+"""Copies of all blocks on the control unit's disk: what a cluster goes on from without a device."""
 
 import shutil
 import tempfile

@@ -112,6 +112,7 @@ class RemoteSegments:
         """Return at once; a device that is lost meanwhile is noticed by the next that waits."""
         assert self._record is not None
         record, self._record = replace(self._record, rate=rate, scale=scale), None
+        self._trim()
         self._journal.append(record)
         self._tell_step(record)
 
@@ -149,14 +150,20 @@ class RemoteSegments:
                 return
             except (StageError, HopError) as error:
                 lost = self._blamed(error)
-            began = time.monotonic()
-            while lost is not None:
-                try:
-                    self._without(lost)
-                    lost = None
-                except (StageError, HopError) as error:
-                    lost = self._blamed(error)
-            _log.warning("goes on after %.2f s", time.monotonic() - began)
+            self._recover(lost)
+
+    def _recover(self, lost: StageError) -> None:
+        """Go on without a device, and without those that are lost meanwhile."""
+        began = time.monotonic()
+        while True:
+            try:
+                self._without(lost)
+            except (StageError, HopError) as error:
+                lost = self._blamed(error)
+            else:
+                seconds = time.monotonic() - began
+                _log.warning("unit %d: goes on after %.2f s", self._plan.unit, seconds)
+                return
 
     def _without(self, lost: StageError) -> None:
         """Another plan, other segments, and the steps since the last complete replica."""
@@ -178,13 +185,11 @@ class RemoteSegments:
 
     def _gather(self) -> None:
         """Give each device of the plan its segment, and connect them in their order."""
-        base = self._replica.step
-        self._journal = [each for each in self._journal if base is None or each.step > base]
-        plan, where = self._plan, self._where(0)
+        self._trim()
+        plan = self._plan
+        load, parts, connect = map(self._where, range(3))
         names = [segment.device for segment in plan.segments]
         sessions = [secrets.token_hex(16) for _ in names]
-        for connection in self._connections.values():
-            connection.trouble = None
         for name in names:
             if name not in self._connections:
                 self._connections[name] = self._dialled(name)
@@ -200,19 +205,23 @@ class RemoteSegments:
                 next=None if last else self._cluster.devices[names[stage + 1]],
                 next_session=None if last else sessions[stage + 1],
             )
-            connection.answer(FrameKind.READY)
-            connection.tell(FrameKind.LOAD, where, packed(description))
-        self._all_answer(FrameKind.READY)
+            connection.tell(FrameKind.LOAD, load, packed(description))
+        self._all_answer(FrameKind.READY, load)
         for connection, segment in zip(members, plan.segments, strict=True):
             for name in map(block_name, segment.span.indices()):
                 data = as_tensor(self._replica.packed(name))
-                connection.tell(FrameKind.PART, where, as_tensor(name.encode()), data)
-        self._all_answer(FrameKind.READY)
+                connection.tell(FrameKind.PART, parts, as_tensor(name.encode()), data)
+        self._all_answer(FrameKind.READY, parts)
         first, last_one = members[0], members[-1]
         self._hops = first.hop(sessions[0], BEFORE), last_one.hop(sessions[-1], BEHIND)
         for connection in members:
-            connection.tell(FrameKind.OPEN, where)
-        self._all_answer(FrameKind.READY)
+            connection.tell(FrameKind.OPEN, connect)
+        self._all_answer(FrameKind.READY, connect)
+
+    def _trim(self) -> None:
+        """Forget steps that all blocks have been sent after."""
+        base = self._replica.step
+        self._journal = [each for each in self._journal if base is None or each.step > base]
 
     def _dialled(self, name: str) -> DeviceConnection:
         if name not in self._cluster.devices:
@@ -237,7 +246,7 @@ class RemoteSegments:
         back = StreamPorts(last, None, fence, self._wait)
         runs = [StageRun(lists[0], embedding, front), *head_runs(lists[-1], head, back)]
         interleave(runs, self._idle)
-        tables = self._all_answer(FrameKind.NORMS)
+        tables = self._all_answer(FrameKind.NORMS, where)
         self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
 
     def _tell_step(self, record: StepRecord) -> None:
@@ -253,14 +262,14 @@ class RemoteSegments:
         """A frame of this round, epoch and step."""
         return Frame(FrameKind.BEGIN, self._common.round, step, 0, (), self._common.epoch)
 
-    def _all_answer(self, kind: FrameKind) -> list[Frame]:
+    def _all_answer(self, kind: FrameKind, where: Frame) -> list[Frame]:
         """An answer of each device of the plan."""
         frames: dict[str, Frame] = {}
         members = self._members()
 
         def complete() -> bool:
             for each in members:
-                if each.name not in frames and (frame := each.answer(kind)):
+                if each.name not in frames and (frame := each.answer(kind, where)):
                     frames[each.name] = frame
             return len(frames) == len(members)
 
@@ -281,7 +290,7 @@ class RemoteSegments:
     def _check(self) -> None:
         for connection in self._members():
             connection.check(self._cluster.hung_s)
-            if (trouble := connection.trouble) is not None:
+            if trouble := connection.troubles.get(self._common.epoch):
                 raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
 
     def _blamed(self, error: StageError | HopError) -> StageError:
@@ -315,7 +324,7 @@ class RemoteSegments:
         if isinstance(error, HopError):
             return names[-1] if error.side == BEFORE else names[0]
         connection = self._connections.get(error.device)
-        trouble = connection.trouble if connection else None
+        trouble = connection.troubles.get(self._common.epoch) if connection else None
         if trouble is None or trouble.side is None or error.device not in names:
             return None
         place = names.index(error.device) + (1 if trouble.side == BEHIND else -1)
