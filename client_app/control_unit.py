@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
 from client_app.cluster_state import cluster_state
+from client_app.devices import DevicePipeline
 from client_app.link import DecoderLink
 from client_app.stem_rows import StemRows
 from collapipe import cancellation
@@ -21,6 +22,7 @@ from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.errors import NonFiniteLossError
+from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.activation_store import ActivationStore, activation_folder
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import DropoutKey
@@ -179,10 +181,10 @@ class ControlUnit:
             optimizer = settings.optimizer
             trainer = UnsplitTrainer(spec, self._vocabulary, weights, optimizer, state)
             return self._run(request, trainer, stem)
-        with (
-            self._head(request, weights, state, coder) as head,
-            self._pipeline(request, spec, head, weights, state) as pipeline,
-        ):
+        with ExitStack() as stack:
+            head = stack.enter_context(self._head(request, weights, state, coder))
+            given = spec, head, weights, state
+            pipeline = stack.enter_context(self._pipeline(stack, request, *given))
             return self._run(request, pipeline, stem, head)
 
     def _head(
@@ -200,6 +202,7 @@ class ControlUnit:
 
     def _pipeline(
         self,
+        stack: ExitStack,
         request: TrainRequest,
         spec: ModelSpec,
         head: Head,
@@ -212,6 +215,14 @@ class ControlUnit:
             return Part(name, build_empty(build, select(weights, name)), optimizer, state)
 
         first = part(EMBEDDING, lambda: spec.build_embedding(self._vocabulary))
+        cluster = self._settings.build("cluster")
+        if isinstance(cluster, DeviceCluster):
+            profiles = {each.name: each for each in self.state.devices}
+            devices = DevicePipeline(
+                self._settings, cluster, request, spec, profiles, weights, state
+            )
+            stack.enter_context(devices)
+            return devices.pipeline(first, head)
         blocks = [
             part(block_name(index), functools.partial(spec.build_block, index))
             for index in range(spec.num_blocks)

@@ -74,6 +74,7 @@ class PipelineSettings:
     dtype: Literal["float32", "float64"]
     threads: Count
     profile: bool
+    replicate_every: Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)

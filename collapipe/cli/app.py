@@ -240,6 +240,45 @@ def reproduce(
     compute(figure, seeds, output, data, full)
 
 
+devices = typer.Typer(invoke_without_command=True, help="Serve a segment; ask devices.")
+app.add_typer(devices, name="device")
+
+
+@devices.callback()
+def device(
+    context: typer.Context,
+    listen: Annotated[str, Option(help="HOST:PORT; port 0: any free one.")] = "127.0.0.1:0",
+    credentials: Annotated[Path | None, Option(help="This device's folder.")] = None,
+    name: Annotated[str | None, Option(help="Default: the machine's.")] = None,
+    memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
+    threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
+    insecure: Annotated[
+        bool, Option("--insecure", help="Without encryption, on loopback alone.")
+    ] = False,
+    log_format: Annotated[str, Option(help="plain or json.")] = "plain",
+) -> None:
+    """Serve a segment of a model to a control unit, one after another, until SIGTERM."""
+    if context.invoked_subcommand is not None:
+        return
+    from collapipe.cli.device import DeviceOptions, serve
+
+    serve(DeviceOptions(listen, name, memory, threads, credentials, insecure, log_format))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def up(
+    context: typer.Context,
+    devices: Annotated[int, Option(min=1, help="Daemons of each cluster.")] = 3,
+    clusters: Annotated[int, Option(min=1, help="Clusters.")] = 1,
+    inventory: Annotated[Path | None, Option(help="File to write; default: temporary.")] = None,
+    memory: Annotated[str, Option(help="Of each device.")] = "1GB",
+) -> None:
+    """Start devices on this machine, and remove them at the end: collapipe up --devices 3 -- run"""
+    from collapipe.cli.up import up as start
+
+    raise typer.Exit(start(devices, clusters, inventory, memory, context.args))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -7,8 +7,9 @@ import numpy as np
 
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.inventory.file import Cluster, read_inventory
+from collapipe.inventory.file import Cluster, Inventory, read_inventory
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile
+from collapipe.wire.segments import Neighbour
 
 # To check a file before the model is known.
 _PLACEHOLDER_COST = transformer_block_cost(512, 2048, 64, 64)
@@ -43,12 +44,44 @@ class InventoryCluster:
         """As the file's ``control_unit`` of the cluster describes it."""
         return self._clusters(cost, unit + 1)[-1].control_unit
 
+    def _inventory(self, cost: BlockCost) -> Inventory:
+        return read_inventory(Path(self.file), cost)
+
     def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
         """The first of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
-        clusters = read_inventory(Path(self.file), cost).clusters
+        clusters = self._inventory(cost).clusters
         if len(clusters) < wanted:
             raise ConfigError(
                 f"cluster.file={self.file}: has {len(clusters)} of {wanted} clusters, one for each "
                 f"unit; add clusters to the file or set federation.num_units={len(clusters)}"
             )
         return clusters[:wanted]
+
+
+@dataclass(frozen=True)
+class DeviceCluster(InventoryCluster):
+    """An ``InventoryCluster`` whose devices are there: each has an ``address``, and a segment that
+    is planned for it is computed on it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inventory = self._inventory(_PLACEHOLDER_COST)
+        for n, cluster in enumerate(inventory.section.clusters[: self.num_units]):
+            for k, device in enumerate(cluster.devices):
+                if device.address is None:
+                    raise inventory.document.error(
+                        ("clusters", n, "devices", k, "address"),
+                        "is missing; say HOST:PORT of its `collapipe device`, or take cluster=file, "
+                        "whose devices are simulated",
+                    )
+
+    def roster(self, unit: int) -> tuple[Neighbour, ...]:
+        """The devices of a unit, by name and address."""
+        section = self._inventory(_PLACEHOLDER_COST).section.clusters[unit]
+        return tuple(Neighbour(each.name, str(each.address)) for each in section.devices)
+
+    @property
+    def credentials(self) -> Path | None:
+        """The control unit's folder; None: without encryption, which loopback alone allows."""
+        given = self._inventory(_PLACEHOLDER_COST).section.credentials
+        return Path(self.file).parent / given if given else None

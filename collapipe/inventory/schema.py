@@ -221,6 +221,7 @@ class InventorySection(Section):
     model: ModelSection
     clusters: list[ClusterSection] = Field(min_length=1)
     channels: list[ChannelSection] = []
+    credentials: Text | None = None  # a folder; a deployment's, as addresses are
     round: RoundSection = RoundSection()
 
     @property
