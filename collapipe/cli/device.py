@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import grpc
 import torch
@@ -86,8 +87,8 @@ def _ending(daemon: Daemon) -> threading.Event:
     return ending
 
 
-def _log_to(stream: object, form: str) -> None:
-    handler = logging.StreamHandler(stream)  # type: ignore[arg-type]
+def _log_to(stream: TextIO, form: str) -> None:
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 

@@ -71,8 +71,8 @@ class DeviceCluster(InventoryCluster):
                 if device.address is None:
                     raise inventory.document.error(
                         ("clusters", n, "devices", k, "address"),
-                        "is missing; say HOST:PORT of its `collapipe device`, or take cluster=file, "
-                        "whose devices are simulated",
+                        "is missing; say HOST:PORT of its `collapipe device`, or take "
+                        "cluster=file, whose devices are simulated",
                     )
 
     def roster(self, unit: int) -> tuple[Neighbour, ...]:

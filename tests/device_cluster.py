@@ -1,0 +1,196 @@
+"""Daemons in this process, a small model, and a round of steps on them or in one thread."""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from sections import optimizer_settings
+
+import collapipe
+from collapipe.batch import IGNORED, Batch
+from collapipe.errors import RoundFailedError
+from collapipe.models.description import describe
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import HeadPart, Part
+from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.transformer import TransformerSpec
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.sections import OptimizerSettings
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Vocabulary
+from collapipe.wire.dialing import Dialer
+from collapipe.wire.segments import Neighbour, SegmentDescription
+from device_app.daemon import Daemon, DeviceSettings
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.inline import inline_pipeline
+from pipeline.remote.replica import Replica, starting_with
+from pipeline.remote.segments import Cluster, RemoteSegments
+from pipeline.timer import PhaseTimer
+
+VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
+UNIT, ROUND, SEED, RATE, CLIP = 1, 3, 5, 0.01, 0.1
+SMALL = TransformerSpec(4, 1, 16, 2, 24, 0.3)
+ADAMW = optimizer_settings(eps=1e-4, weight_decay=0.1)
+
+
+def plan_of(
+    names: Sequence[str], cut: Sequence[int], num_micro_batches: int = 3, schedule: str = "gpipe"
+) -> ClusterPlan:
+    """Consecutive blocks on the devices of these names."""
+    firsts = accumulate(cut[:-1], initial=0)
+    segments = (
+        SegmentPlan(name, Span(first, blocks))
+        for name, first, blocks in zip(names, firsts, cut, strict=False)
+    )
+    return ClusterPlan(UNIT, tuple(segments), num_micro_batches, schedule)
+
+
+def even_plan(names: Sequence[str], num_blocks: int, like: ClusterPlan) -> ClusterPlan:
+    """As many blocks on each, the first ones one more."""
+    used = names[:num_blocks]
+    each, more = divmod(num_blocks, len(used))
+    cut = [each + (k < more) for k in range(len(used))]
+    return plan_of(used, cut, like.num_micro_batches, like.schedule)
+
+
+def ragged() -> Batch:
+    """Five samples, sources and targets of different lengths."""
+    generator = torch.Generator().manual_seed(11)
+    inputs = torch.randint(3, VOCABULARY.size, (5, 7), generator=generator)
+    targets = torch.randint(2, VOCABULARY.size, (5, 6), generator=generator)
+    mask = torch.arange(7) < torch.tensor([4, 7, 1, 5, 2])[:, None]
+    real = torch.arange(6) < torch.tensor([6, 2, 3, 1, 5])[:, None]
+    return Batch(inputs, mask, targets.masked_fill(~real, IGNORED))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a round came to."""
+
+    losses: list[float]
+    norms: list[float]
+    tensors: Tensors  # weights and optimiser state of all parts
+
+    def equals(self, other: "Result") -> bool:
+        """Whether all bits are the same."""
+        return (
+            (self.losses, self.norms) == (other.losses, other.norms)
+            and self.tensors.keys() == other.tensors.keys()
+            and all(torch.equal(each, other.tensors[key]) for key, each in self.tensors.items())
+        )
+
+
+@dataclass
+class Work:
+    """A model, its first weights, and batches that it is trained on."""
+
+    spec: ModelSpec = SMALL
+    vocabulary: Vocabulary = VOCABULARY
+    batch: Batch = field(default_factory=ragged)
+    optimizer: OptimizerSettings = ADAMW
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(3)
+        model = SplitModel(self.spec, self.vocabulary)
+        self.start: Tensors = {name: each.clone() for name, each in model.state_dict().items()}
+
+    def parts(self) -> tuple[Part, list[Part], HeadPart]:
+        """Embedding, blocks and head, with copies of the first weights."""
+        weights = {name: each.clone() for name, each in self.start.items()}
+        model = build_empty(lambda: SplitModel(self.spec, self.vocabulary), weights)
+        modules = model.parts()
+        blocks = [
+            Part(name, modules[name], self.optimizer)
+            for name in map(block_name, range(self.spec.num_blocks))
+        ]
+        head = HeadPart(HEAD, modules[HEAD], self.optimizer)
+        return Part(EMBEDDING, modules[EMBEDDING], self.optimizer), blocks, head
+
+    def inline(self, plan: ClusterPlan) -> Result:
+        """The round in one thread."""
+        embedding, blocks, part = self.parts()
+        head = LocalHead(part)
+        with inline_pipeline(plan, embedding, blocks, head) as pipeline:
+            return self._trained(pipeline, head)
+
+    def remote(self, plan: ClusterPlan, daemons: Sequence[Daemon], every: int = 1) -> Result:
+        """The round on daemons, replanned evenly over those that are left."""
+        embedding, _, part = self.parts()
+        head = LocalHead(part)
+        with self.segments(plan, daemons, every) as segments:
+            m = plan.num_micro_batches
+            with Pipeline(m, embedding, segments, head, PhaseTimer()) as pipeline:
+                return self._trained(pipeline, head)
+
+    def segments(
+        self, plan: ClusterPlan, daemons: Sequence[Daemon], every: int = 1
+    ) -> RemoteSegments:
+        """The encoder on daemons."""
+        names = [device_name(k) for k in range(len(daemons))]
+        roster = {
+            name: Neighbour(name, daemon.address)
+            for name, daemon in zip(names, daemons, strict=True)
+        }
+
+        def without(lost: Collection[str]) -> ClusterPlan:
+            left = [name for name in names if name not in lost]
+            if not left:
+                raise RoundFailedError("no device is left")
+            return even_plan(left, self.spec.num_blocks, plan)
+
+        common = SegmentDescription(
+            version=collapipe.__version__,
+            session="",
+            unit=UNIT,
+            round=ROUND,
+            epoch=0,
+            seed=SEED,
+            model=describe(self.spec),
+            span=Span(0, 1),
+            stage=0,
+            num_segments=1,
+            num_micro_batches=plan.num_micro_batches,
+            schedule=plan.schedule,
+            dtype="float32",
+            optimizer=self.optimizer,
+            memory_bytes=0.0,
+            next_session=None,
+            next=None,
+            replicate_every=every,
+        )
+        blocks = [block_name(index) for index in range(self.spec.num_blocks)]
+        replica = Replica(blocks, starting_with(self.start, {}))
+        cluster = Cluster(roster, Dialer(None), without, hung_s=20.0)
+        return RemoteSegments(plan, cluster, common, self.spec.dim, replica)
+
+    def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:
+        losses, norms = [], []
+        for step in range(self.steps):
+            losses.append(pipeline.run(self.batch, DropoutKey(SEED, UNIT, step)))
+            norms.append(pipeline.step(RATE, CLIP))
+        tensors = pipeline.weights() | pipeline.optimizer_state()
+        tensors |= head.weights() | head.optimizer_state()
+        return Result(losses, norms, {name: each.clone() for name, each in tensors.items()})
+
+
+def device_name(number: int) -> str:
+    """Of the number-th daemon."""
+    return f"device-{number}"
+
+
+@contextmanager
+def daemons(count: int, memory_bytes: float = 1e9) -> Iterator[list[Daemon]]:
+    """Daemons on loopback, without encryption."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Daemon(
+                    DeviceSettings(device_name(k), "127.0.0.1:0", memory_bytes), None, Dialer(None)
+                )
+            )
+            for k in range(count)
+        ]

@@ -1,0 +1,17 @@
+"""A round on daemons is the round in one thread, bit for bit."""
+
+import pytest
+from device_cluster import Work, daemons, device_name, plan_of
+
+from pipeline.schedule import SCHEDULES
+
+NAMES = [device_name(k) for k in range(4)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("cut", [(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)], ids=str)
+def test_devices_equal_inline(cut: tuple[int, ...], schedule: str) -> None:
+    """Losses, norms, weights and optimiser state after two steps, with dropout."""
+    work, plan = Work(), plan_of(NAMES, cut, 3, schedule)
+    with daemons(len(cut)) as there:
+        assert work.remote(plan, there).equals(work.inline(plan))
