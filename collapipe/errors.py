@@ -41,7 +41,7 @@ class WireError(CollaPipeError):
 
 
 class LinkError(CollaPipeError):
-    """The decoder link broke, was refused or was closed."""
+    """A link to another machine broke, was refused or was closed."""
 
 
 class StageError(CollaPipeError):

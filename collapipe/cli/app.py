@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from collapipe import __version__
+from collapipe.cli import credentials
 from collapipe.errors import CollaPipeError, printable
 from collapipe.own_packages import find_own_packages_first
 
@@ -26,6 +27,7 @@ Trust = Annotated[list[str] | None, Option(help="Package whose plug-ins the fold
 Unit = Annotated[int | None, Option(help="Whose model, where they were not averaged.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(credentials.app, name="credentials")
 
 
 def main() -> None:

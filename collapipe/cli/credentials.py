@@ -1,0 +1,165 @@
+"""``collapipe credentials``: an authority, requests and signatures, lists of what was revoked."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from collapipe.credentials.member import DAYS, Role
+from collapipe.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, help="Say who may speak to whom, by certificates.")
+Authority = Annotated[Path, Argument(metavar="AUTHORITY", help="Folder that init has made.")]
+Own = Annotated[Path, Argument(metavar="DIR", help="Folder of this member's credentials.")]
+As = Annotated[Role, Option(help="What the certificate is good for.")]
+Days = Annotated[int, Option(help="How long the certificate is valid.")]
+
+
+@app.command()
+def init(folder: Annotated[Path, Argument(metavar="DIR", help="A new folder.")]) -> None:
+    """Make a cluster's authority, with credentials of the control unit."""
+    from collapipe.credentials.authority import CONTROL_UNIT, create
+
+    print(f"authority    {create(folder).fingerprint}")
+    print(f"folder       {folder}, for your eyes only: authority.key admits anybody")
+    print(f"credentials  {folder / CONTROL_UNIT}, of the control unit")
+
+
+@app.command()
+def request(
+    folder: Own, name: Annotated[str, Option(help="The member's name, of a-z, 0-9 and -.")]
+) -> None:
+    """Make a key on this box, and a request for it; on a folder with a key, renew."""
+    from collapipe.credentials import enrolment
+    from collapipe.credentials.bundle import REQUEST
+    from collapipe.credentials.keys import fingerprint
+
+    made = enrolment.request(folder, name)
+    print(f"fingerprint  {fingerprint(made.public_key)}")
+    print(f"request      {folder / REQUEST}")
+    print(
+        "next         bring it to the authority: collapipe credentials sign AUTHORITY request.pem"
+    )
+
+
+@app.command()
+def sign(
+    authority: Authority,
+    request: Annotated[Path, Argument(metavar="REQUEST", help="request.pem of a member.")],
+    role: As = Role.DEVICE,
+    days: Days = DAYS,
+    expected: Annotated[
+        str | None, Option("--fingerprint", help="What the member printed; default: ask.")
+    ] = None,
+    yes: Annotated[bool, Option("--yes", help="Sign whatever the fingerprint is.")] = False,
+) -> None:
+    """Sign a request, after a look at its fingerprint."""
+    from collapipe.credentials import files
+    from collapipe.credentials.authority import AuthorityFolder
+    from collapipe.credentials.keys import fingerprint, read_request
+
+    opened = AuthorityFolder(authority)
+    asked = read_request(files.read(request, "bring a member's request.pem"), request)
+    opened.check_free(asked, role)
+    shown = fingerprint(asked.public_key)
+    print(f"name         {asked.name}\nrole         {role}\nfingerprint  {shown}")
+    if expected is not None:
+        _compare(shown, expected, request)
+    elif not yes:
+        _ask(request)
+    file, bundle = opened.sign(asked, role, days)
+    print(f"valid until  {bundle.certificate.not_valid_after_utc:%F %R} UTC")
+    print(f"authority    {opened.fingerprint}")
+    print(f"signed       {file}")
+    print(f"next         bring it to {asked.name}: collapipe credentials install DIR {file.name}")
+
+
+@app.command()
+def install(
+    folder: Own, file: Annotated[Path, Argument(help="What sign has named, or revoked.crl.")]
+) -> None:
+    """Put what the authority signed into a member's folder."""
+    from collapipe.credentials import enrolment
+    from collapipe.credentials.keys import fingerprint
+
+    bundle = enrolment.install(folder, file)
+    if bundle is None:
+        print(f"revoked      {folder}: the list is up to date")
+        return
+    print(f"member       {bundle.member}")
+    print(f"valid until  {bundle.certificate.not_valid_after_utc:%F %R} UTC")
+    print(f"authority    {fingerprint(bundle.authority_key)}, which sign must have printed")
+
+
+@app.command()
+def add(
+    authority: Authority,
+    name: Annotated[str, Argument(help="The member's name, of a-z, 0-9 and -.")],
+    output: Annotated[Path, Option(help="A new folder, with the key in it.")],
+    role: As = Role.DEVICE,
+    days: Days = DAYS,
+) -> None:
+    """Make a member's key and certificate here, for a trial; then the key has to travel."""
+    from collapipe.credentials.authority import AuthorityFolder
+
+    bundle = AuthorityFolder(authority).add(name, role, days, output)
+    print(f"member       {bundle.member}")
+    print(f"valid until  {bundle.certificate.not_valid_after_utc:%F %R} UTC")
+    print(f"credentials  {output}")
+
+
+@app.command()
+def revoke(
+    authority: Authority,
+    which: Annotated[str, Argument(metavar="NAME_OR_SERIAL", help="As list prints them.")],
+) -> None:
+    """Put certificates on the list of those that nobody may accept any more."""
+    from collapipe.credentials.authority import AuthorityFolder
+    from collapipe.credentials.bundle import REVOKED
+
+    for member in AuthorityFolder(authority).revoke(which):
+        print(f"revoked      {member}")
+    file = authority / REVOKED
+    print(f"next         bring {file} to every member: collapipe credentials install DIR {REVOKED}")
+
+
+@app.command("list")
+def list_(authority: Authority) -> None:
+    """Print what the authority has signed."""
+    from rich.console import Console
+
+    from collapipe.credentials.authority import AuthorityFolder
+    from collapipe.formatting import print_table
+
+    rows = [
+        (
+            each.member.name,
+            each.member.role,
+            each.state,
+            f"{each.expires:%F}",
+            f"{each.member.serial:x}",
+        )
+        for each in AuthorityFolder(authority).issued()
+    ]
+    print_table(Console(highlight=False), ("name", "role", "state", "until", "serial"), rows)
+
+
+def _compare(shown: str, expected: str, file: Path) -> None:
+    if "".join(expected.lower().split()) != shown.replace(" ", ""):
+        raise ConfigError(
+            f"{file}: has fingerprint {shown}, --fingerprint is {expected}; not signed, it is "
+            "another key than the member's"
+        )
+
+
+def _ask(file: Path) -> None:
+    """Let a person compare; raise ``ConfigError`` where there is none or the answer is no."""
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            f"{file}: not signed, for nobody is there to compare the fingerprint; add "
+            "--fingerprint VALUE, or --yes"
+        )
+    if not typer.confirm("Has the member printed the same fingerprint?"):
+        raise ConfigError(f"{file}: not signed; make the request again on the member's box")

@@ -1,0 +1,1 @@
+"""Who may speak to whom: an authority of a cluster, certificates of its members, mutual TLS."""

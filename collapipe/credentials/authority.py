@@ -1,0 +1,171 @@
+"""An authority's folder: its key and certificate, the list of revoked certificates, and a copy of
+each certificate that it issued."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from collapipe.credentials import files
+from collapipe.credentials.bundle import KEY, REVOKED, Bundle, read_bundle, read_certificate
+from collapipe.credentials.issuing import Authority, make_authority, revoked_now
+from collapipe.credentials.keys import PEM, Request, fingerprint, key_pem, make_key, read_key
+from collapipe.credentials.member import DAYS, Member, Role, check_name
+from collapipe.credentials.revocations import number_of, read_list
+from collapipe.errors import ConfigError
+
+CONTROL_UNIT = "control-unit"  # the folder and name of its own credentials
+_TEMPORARY_DAYS = 30
+_KEY, _CERTIFICATE, _ISSUED = "authority.key", "authority.crt", "issued"
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate that the authority signed once."""
+
+    member: Member
+    key: ec.EllipticCurvePublicKey
+    expires: datetime
+    revoked: bool
+
+    @property
+    def state(self) -> str:
+        """``valid``, ``expired`` or ``revoked``."""
+        if self.revoked:
+            return "revoked"
+        return "valid" if datetime.now(UTC) <= self.expires else "expired"
+
+
+class AuthorityFolder:
+    """Signs, revokes and lists. Raises ``ConfigError`` for a folder that is no authority's."""
+
+    def __init__(self, folder: Path) -> None:
+        way_out = f"make an authority: collapipe credentials init {folder}"
+        key = read_key(files.read(folder / _KEY, way_out, private=True), folder / _KEY)
+        certificate = read_certificate(folder / _CERTIFICATE, way_out)
+        self._folder, self._authority = folder, Authority(key, certificate)
+        self._revoked = read_list(folder / REVOKED, certificate)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the authority's public key."""
+        return fingerprint(self._authority.key.public_key())
+
+    def issued(self) -> list[Issued]:
+        """All that was signed and is kept, by name and number."""
+        kept = sorted((self._folder / _ISSUED).glob("*.crt"))
+        return [self._issued(read_bundle(files.read(file, "restore it"), file)) for file in kept]
+
+    def sign(self, request: Request, role: Role, days: int) -> tuple[Path, Bundle]:
+        """The file to bring back to the member, and what it holds.
+
+        Raises ``ConfigError`` where another valid certificate has the name or the key, the key was
+        revoked, or the authority does not last for ``days``.
+        """
+        expires = self._expiry(days)
+        self.check_free(request, role)
+        certificate = self._authority.issue(request.public_key, request.name, role, expires)
+        bundle = Bundle(certificate, self._authority.certificate, self._revoked)
+        names = (self._folder / _ISSUED / f"{request.name}.{n}.crt" for n in count(1))
+        file = next(file for file in names if not file.exists())
+        files.write_new(file, bundle.pem())
+        return file, bundle
+
+    def check_free(self, request: Request, role: Role) -> None:
+        """Raise ``ConfigError`` where the request is neither a new member's nor a renewal."""
+        for each in self.issued():
+            member, same_key = each.member, each.key == request.public_key
+            if same_key and each.revoked:
+                raise ConfigError(
+                    f"{request.name}: its key was that of {member}, which was revoked; make a new "
+                    "key in a new folder: collapipe credentials request DIR --name NAME"
+                )
+            same = same_key, member.name == request.name
+            if each.state == "valid" and any(same) and not (all(same) and member.role == role):
+                raise ConfigError(
+                    f"{role} {request.name}: {member} has a valid certificate with this name or "
+                    f"key; revoke it first: collapipe credentials revoke {self._folder} "
+                    f"{member.serial:x}"
+                )
+
+    def add(self, name: str, role: Role, days: int, folder: Path) -> Bundle:
+        """Make a member's key and certificate in a new ``folder``: for a trial, for the key travels
+        from there to its box. Raises ``ConfigError`` as ``sign`` does."""
+        key = make_key()
+        with files.new_folder(folder) as partial:
+            _, bundle = self.sign(Request(check_name(name), key.public_key()), role, days)
+            _write_member(partial, key, bundle)
+        return bundle
+
+    def revoke(self, which: str) -> list[Member]:
+        """Put valid certificates on the list: all of a name, or the one with a serial.
+
+        Raises ``ConfigError`` where there is none.
+        """
+        valid = [each.member for each in self.issued() if each.state == "valid"]
+        named = [member for member in valid if member.name == which]
+        found = named or [member for member in valid if f"{member.serial:x}" == which]
+        if not found:
+            known = ", ".join(sorted({member.name for member in valid})) or "none"
+            raise ConfigError(
+                f"{which}: no valid certificate has this name or serial; names: {known}"
+            )
+        entries = [*self._revoked, *(revoked_now(member.serial) for member in found)]
+        self._revoked = self._authority.revocation_list(entries, number_of(self._revoked) + 1)
+        for folder in (self._folder, self._folder / CONTROL_UNIT):
+            if folder.is_dir():
+                files.replace(folder / REVOKED, self._revoked.public_bytes(PEM))
+        return found
+
+    def _expiry(self, days: int) -> datetime:
+        now = datetime.now(UTC)
+        left = (self._authority.expires - now).days
+        if not 1 <= days <= left:
+            raise ConfigError(f"--days {days}: must be 1 to {left}, for then the authority expires")
+        return now + timedelta(days=days)
+
+    def _issued(self, bundle: Bundle) -> Issued:
+        shown, key = bundle.certificate, bundle.certificate.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        entry = self._revoked.get_revoked_certificate_by_serial_number(shown.serial_number)
+        return Issued(bundle.member, key, shown.not_valid_after_utc, entry is not None)
+
+
+def create(folder: Path) -> AuthorityFolder:
+    """A new authority in ``folder``, and below it credentials of the control unit.
+
+    Raises ``ConfigError`` where the folder holds anything.
+    """
+    authority = make_authority()
+    with files.new_folder(folder) as partial:
+        files.write_new(partial / _KEY, key_pem(authority.key), files.PRIVATE)
+        files.write_new(partial / _CERTIFICATE, authority.certificate.public_bytes(PEM))
+        files.write_new(partial / REVOKED, authority.revocation_list((), 1).public_bytes(PEM))
+        files.make_folder(partial / _ISSUED)
+        AuthorityFolder(partial).add(CONTROL_UNIT, Role.CONTROL_UNIT, DAYS, partial / CONTROL_UNIT)
+    return AuthorityFolder(folder)
+
+
+def temporary_authority(folder: Path, devices: Sequence[str]) -> dict[str, Path]:
+    """Folders of credentials for ``devices`` and ``control-unit`` below ``folder``, by name.
+
+    They are good for 30 days, and nobody can sign another: the authority's key is not kept.
+    """
+    authority = make_authority()
+    revoked = authority.revocation_list((), 1)
+    expires = datetime.now(UTC) + timedelta(days=_TEMPORARY_DAYS)
+    roles = {CONTROL_UNIT: Role.CONTROL_UNIT} | {check_name(name): Role.DEVICE for name in devices}
+    for name, role in roles.items():
+        key = make_key()
+        certificate = authority.issue(key.public_key(), name, role, expires)
+        with files.new_folder(folder / name) as partial:
+            _write_member(partial, key, Bundle(certificate, authority.certificate, revoked))
+    return {name: folder / name for name in roles}
+
+
+def _write_member(folder: Path, key: ec.EllipticCurvePrivateKey, bundle: Bundle) -> None:
+    files.write_new(folder / KEY, key_pem(key), files.PRIVATE)
+    bundle.write(folder)

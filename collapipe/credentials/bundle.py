@@ -1,0 +1,82 @@
+"""What an authority hands out, in one PEM file: a certificate, the authority's own, and the list of
+certificates that are revoked by then."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from collapipe.credentials import files
+from collapipe.credentials.keys import PEM, UNREADABLE
+from collapipe.credentials.member import Member, parse_dns_name
+from collapipe.credentials.revocations import parse_list
+from collapipe.errors import ConfigError, WireError
+
+KEY, REQUEST = "key.pem", "request.pem"
+CERTIFICATE, AUTHORITY, REVOKED = "certificate.pem", "authority.pem", "revoked.crl"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The three, which fit each other."""
+
+    certificate: x509.Certificate
+    authority: x509.Certificate
+    revoked: x509.CertificateRevocationList
+
+    @property
+    def member(self) -> Member:
+        """Whose certificate it is."""
+        return issued_to(self.certificate, self.authority)
+
+    @property
+    def authority_key(self) -> ec.EllipticCurvePublicKey:
+        """The authority's public key, whose fingerprint people compare."""
+        key = self.authority.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        return key
+
+    def pem(self) -> bytes:
+        """The file's content."""
+        parts = (self.certificate, self.authority, self.revoked)
+        return b"".join(part.public_bytes(PEM) for part in parts)
+
+    def write(self, folder: Path) -> None:
+        """Put the three into a member's folder, in the place of earlier ones."""
+        files.replace(folder / AUTHORITY, self.authority.public_bytes(PEM))
+        files.replace(folder / REVOKED, self.revoked.public_bytes(PEM))
+        files.replace(folder / CERTIFICATE, self.certificate.public_bytes(PEM))
+
+
+def read_bundle(content: bytes, file: Path) -> Bundle:
+    """The bundle that is the content of ``file``. Raises ``ConfigError`` for anything else."""
+    try:
+        certificate, authority = x509.load_pem_x509_certificates(content)
+        issued_to(certificate, authority)
+    except (*UNREADABLE, WireError) as error:
+        raise ConfigError(
+            f"{file}: holds no certificate beside that of the authority that signed it; bring what "
+            "collapipe credentials sign has named"
+        ) from error
+    return Bundle(certificate, authority, parse_list(content, authority, file))
+
+
+def read_certificate(file: Path, way_out: str) -> x509.Certificate:
+    """The certificate in a PEM file. Raises ``ConfigError`` where there is none."""
+    try:
+        return x509.load_pem_x509_certificate(files.read(file, way_out))
+    except UNREADABLE as error:
+        raise ConfigError(f"{file}: holds no certificate that can be read; {way_out}") from error
+
+
+def issued_to(certificate: x509.Certificate, authority: x509.Certificate) -> Member:
+    """Whom ``authority`` named in a certificate. Raises ``WireError`` where it did not sign it."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        (dns_name,) = names.get_values_for_type(x509.DNSName)
+    except (*UNREADABLE, InvalidSignature, x509.ExtensionNotFound) as error:
+        raise WireError("a certificate that this cluster's authority did not sign") from error
+    return Member(*parse_dns_name(dns_name), certificate.serial_number)

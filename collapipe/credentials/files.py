@@ -1,0 +1,96 @@
+"""Files that are never overwritten by mistake, never half written, and never open to others."""
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_IMODE
+
+from collapipe.errors import ConfigError
+
+PRIVATE, PUBLIC = 0o600, 0o644
+_LARGEST = 2**20
+
+
+def read(file: Path, way_out: str, private: bool = False) -> bytes:
+    """The file's content. Raises ``ConfigError`` where it cannot be read, is no file of ours by its
+    size, or is ``private`` and others than its owner may read it."""
+    try:
+        with file.open("rb") as stream:
+            mode = S_IMODE(os.fstat(stream.fileno()).st_mode)
+            content = stream.read(_LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}); {way_out}") from error
+    if len(content) > _LARGEST:
+        raise ConfigError(f"{file}: is longer than {_LARGEST} bytes; {way_out}")
+    if private and mode & 0o077:
+        raise ConfigError(f"{file}: has mode {mode:o}, others may read the key; chmod 600 {file}")
+    return content
+
+
+def write_new(file: Path, content: bytes, mode: int = PUBLIC) -> None:
+    """Write a file that does not exist yet. Raises ``ConfigError`` where it does."""
+    with _written(file, content, mode) as partial:
+        os.link(partial, file)  # fails where the file exists
+        partial.unlink()
+
+
+def replace(file: Path, content: bytes) -> None:
+    """Put a public file in the place of an older one, at once."""
+    with _written(file, content, PUBLIC) as partial:
+        partial.replace(file)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder with mode 700 to fill, which gets its name when the context ends well.
+
+    Raises ``ConfigError`` where that name is a file's, or a folder's that is not empty.
+    """
+    with _storage_errors(folder):
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise FileExistsError(errno.EEXIST, "exists and is no empty folder")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield partial
+        with _storage_errors(folder):
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """A folder with mode 700, where there is none yet."""
+    with _storage_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _written(file: Path, content: bytes, mode: int) -> Iterator[Path]:
+    """A file beside the one that is meant, complete and on the disk; nothing of it stays."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    with _storage_errors(file):
+        try:
+            number = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(number, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(number)
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        cause = error.strerror or error
+        raise ConfigError(
+            f"{path}: cannot be written ({cause}); nothing is overwritten, choose another place"
+        ) from error

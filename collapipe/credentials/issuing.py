@@ -1,0 +1,126 @@
+"""An authority's signature: certificates of members, and the list of those that were revoked."""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from collapipe.credentials.keys import fingerprint, make_key
+from collapipe.credentials.member import Role, dns_name
+
+_VALID = timedelta(days=3650)
+_CLOCKS_DIFFER = timedelta(days=1)  # edge boxes without a battery wake up in the past
+_CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+_USES = {Role.DEVICE: [_SERVER, _CLIENT], Role.CONTROL_UNIT: [_CLIENT]}
+Revoked = Iterable[x509.RevokedCertificate]
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A key that signs, and the certificate by which its signatures are known."""
+
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+    certificate: x509.Certificate
+
+    @property
+    def expires(self) -> datetime:
+        """When nothing that it signed is valid any more."""
+        return self.certificate.not_valid_after_utc
+
+    def issue(
+        self,
+        key: ec.EllipticCurvePublicKey,
+        name: str,
+        role: Role,
+        expires: datetime,
+        starts: datetime | None = None,
+    ) -> x509.Certificate:
+        """A certificate for ``key``, by default valid from now."""
+        starts = (starts or min(datetime.now(UTC), expires)) - _CLOCKS_DIFFER
+        subject = dns_name(name, role)
+        return (
+            _builder(subject, self.certificate.subject, key, starts, expires)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(subject)]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(_issuer_key(self.key), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def revocation_list(self, revoked: Revoked, number: int) -> x509.CertificateRevocationList:
+        """The list numbered ``number``; a member takes none with a lower number than it has."""
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(datetime.now(UTC) - _CLOCKS_DIFFER)
+            .next_update(self.expires)
+            .add_extension(x509.CRLNumber(number), critical=False)
+            .add_extension(_issuer_key(self.key), critical=False)
+        )
+        for entry in revoked:
+            builder = builder.add_revoked_certificate(entry)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+def make_authority() -> Authority:
+    """A new authority, named after its key: two of them are never taken for each other."""
+    key, now = make_key(), datetime.now(UTC)
+    subject = f"CollaPipe {fingerprint(key.public_key())}"
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
+    certificate = (
+        _builder(subject, name, key.public_key(), now - _CLOCKS_DIFFER, now + _VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(key, certificate)
+
+
+def revoked_now(serial: int) -> x509.RevokedCertificate:
+    """An entry of the list."""
+    builder = x509.RevokedCertificateBuilder().serial_number(serial)
+    return builder.revocation_date(datetime.now(UTC)).build()
+
+
+def _builder(
+    subject: str,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    starts: datetime,
+    expires: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(secrets.randbits(63) | 1 << 63)  # 16 digits, which people can type
+        .not_valid_before(starts)
+        .not_valid_after(expires)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _issuer_key(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    """What the key may sign: certificates and lists, or handshakes."""
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,84 @@
+"""Private keys and requests: what a member makes on its own box."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from collapipe.credentials.member import check_name
+from collapipe.errors import ConfigError
+
+PEM = serialization.Encoding.PEM
+UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)  # what cryptography raises for bad bytes
+_DIGITS, _GROUP = 32, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A name, and the key that it is wanted for."""
+
+    name: str
+    public_key: ec.EllipticCurvePublicKey
+
+
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """A new key on the curve P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The key without a password: who reads the file has it."""
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(PEM, form, serialization.NoEncryption())
+
+
+def read_key(content: bytes, file: Path) -> ec.EllipticCurvePrivateKey:
+    """The key in a PEM file. Raises ``ConfigError`` where it holds none of ours."""
+    try:
+        key = serialization.load_pem_private_key(content, None)
+    except UNREADABLE as error:
+        raise ConfigError(f"{file}: holds no private key that can be read; make one") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not is_p256(key.public_key()):
+        raise ConfigError(f"{file}: its key is not on the curve P-256; make a new one")
+    return key
+
+
+def request_pem(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    """A signing request, which proves that its sender has the key."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return builder.sign(key, hashes.SHA256()).public_bytes(PEM)
+
+
+def read_request(content: bytes, file: Path) -> Request:
+    """What a request asks for; extensions are ignored. Raises ``ConfigError`` for a bad one."""
+    way_out = "bring the request.pem of: collapipe credentials request DIR --name NAME"
+    try:
+        request = x509.load_pem_x509_csr(content)
+        (name,) = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        key = request.public_key()
+        signed = request.is_signature_valid
+    except UNREADABLE as error:
+        raise ConfigError(f"{file}: is no request for a certificate; {way_out}") from error
+    if not signed or not is_p256(key):
+        raise ConfigError(f"{file}: its signature or its kind of key is wrong; {way_out}")
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return Request(check_name(str(name.value)), key)
+
+
+def is_p256(key: object) -> bool:
+    """Whether it is a public key on P-256, the only kind in use."""
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """The first 128 bits of the public key's SHA-256, in eight groups that people can compare."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    spki = key.public_bytes(serialization.Encoding.DER, form)
+    digits = hashlib.sha256(spki).hexdigest()[:_DIGITS]
+    return " ".join(digits[at : at + _GROUP] for at in range(0, _DIGITS, _GROUP))

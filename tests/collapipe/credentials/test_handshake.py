@@ -1,0 +1,255 @@
+"""Real handshakes over loopback: who is refused, by TLS or at the first call, and who is not."""
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import grpc
+import pytest
+from made_cluster import Cluster
+
+from collapipe.credentials import dialing
+from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.dialing import dial
+from collapipe.credentials.doorkeeper import Doorkeeper
+from collapipe.credentials.member import Member, Role, dns_name
+from collapipe.errors import LinkError, WireError
+
+PATIENCE_S = 60.0
+AGO = timedelta(hours=-1)
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+UNAVAILABLE, UNAUTHENTICATED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED
+
+
+@dataclass
+class Server:
+    """What a device serves, and what came through to it."""
+
+    address: str = ""
+    decoded: list[bytes] = field(default_factory=list)
+    callers: list[Member] = field(default_factory=list)
+
+    def decode(self, message: bytes) -> bytes:
+        """What a codec does; a stranger's message must not get here."""
+        self.decoded.append(message)
+        return message
+
+
+@contextmanager
+def serving(credentials: Credentials, *roles: Role) -> Iterator[Server]:
+    """A server with a method of each kind, which answers what it is sent."""
+    server, doorkeeper = Server(), Doorkeeper(credentials, roles or [Role.CONTROL_UNIT])
+
+    def seen(context: grpc.ServicerContext) -> None:
+        server.callers.append(doorkeeper.peer(context.auth_context()))
+
+    def one(message: Any, context: grpc.ServicerContext) -> bytes:
+        seen(context)
+        return message if isinstance(message, bytes) else b"".join(message)
+
+    def many(message: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
+        seen(context)
+        yield from [message] if isinstance(message, bytes) else message
+
+    handlers = {
+        kind: getattr(grpc, f"{kind}_rpc_method_handler")(
+            one if kind.endswith("unary") else many, server.decode
+        )
+        for kind in KINDS
+    }
+    grpc_server = grpc.server(futures.ThreadPoolExecutor(4), interceptors=[doorkeeper])
+    grpc_server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test.Echo", handlers),)
+    )
+    port = grpc_server.add_secure_port("127.0.0.1:0", credentials.server())
+    server.address = f"127.0.0.1:{port}"
+    grpc_server.start()
+    try:
+        yield server
+    finally:
+        grpc_server.stop(None).wait()
+
+
+def echo(channel: grpc.Channel, kind: str = "unary_unary") -> bytes:
+    """One message there and back."""
+    sent: Any = iter([b"a", b"b"]) if kind.startswith("stream") else b"ab"
+    answer = getattr(channel, kind)(f"/test.Echo/{kind}")(sent, timeout=PATIENCE_S)
+    return answer if isinstance(answer, bytes) else b"".join(answer)
+
+
+def unpinned(
+    server: Server, credentials: grpc.ChannelCredentials, name: str = "jetson"
+) -> grpc.Channel:
+    """A channel of somebody who does not ask for the certificate first."""
+    wanted = ("grpc.ssl_target_name_override", dns_name(name, Role.DEVICE))
+    return grpc.secure_channel(server.address, credentials, options=[wanted])
+
+
+def refusal(channel: grpc.Channel, kind: str = "unary_unary") -> grpc.StatusCode:
+    """How a call ends that must not get through."""
+    with channel, pytest.raises(grpc.RpcError) as error:
+        echo(channel, kind)
+    print(error.value.details())
+    return error.value.code()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_good_one_is_heard_and_known(kind: str, cluster: Cluster) -> None:
+    unit = cluster.member("boss", Role.CONTROL_UNIT)
+    with serving(cluster.member()) as server, dial(unit, server.address, "jetson") as channel:
+        assert echo(channel, kind) == b"ab"
+    assert server.callers == [unit.member]
+    assert b"".join(server.decoded) == b"ab"
+
+
+def test_devices_dial_devices_where_they_may(cluster: Cluster) -> None:
+    pi = cluster.member("pi")
+    with (
+        serving(cluster.member(), Role.DEVICE, Role.CONTROL_UNIT) as server,
+        dial(pi, server.address, "jetson") as channel,
+    ):
+        assert echo(channel) == b"ab"
+    assert server.callers == [pi.member]
+
+
+def test_tls_refuses_callers_without_a_valid_certificate(cluster: Cluster, others: Cluster) -> None:
+    jetson = cluster.member()
+    stranger = others.member("boss", Role.CONTROL_UNIT)
+    late = cluster.member("boss", Role.CONTROL_UNIT, expires_in=AGO)
+    early = cluster.member(
+        "boss", Role.CONTROL_UNIT, timedelta(days=5), expires_in=timedelta(days=9)
+    )
+    trusts = jetson.authority
+    with serving(jetson) as server:
+        assert refusal(unpinned(server, grpc.ssl_channel_credentials(trusts))) == UNAVAILABLE
+        for bad in (stranger, late, early):
+            credentials = grpc.ssl_channel_credentials(trusts, bad.key, bad.certificate)
+            assert refusal(unpinned(server, credentials)) == UNAVAILABLE
+        assert refusal(grpc.insecure_channel(server.address)) == UNAVAILABLE
+    assert (server.callers, server.decoded) == ([], [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_wrong_role_is_refused_before_a_message_is_decoded(kind: str, cluster: Cluster) -> None:
+    pi = cluster.member("pi")
+    with serving(cluster.member()) as server, dial(pi, server.address, "jetson") as channel:
+        assert refusal(channel, kind) == UNAUTHENTICATED
+    assert (server.callers, server.decoded) == ([], [])
+
+
+def test_a_running_server_learns_of_a_revocation(cluster: Cluster) -> None:
+    unit, other = cluster.member("boss", Role.CONTROL_UNIT), cluster.member("b", Role.CONTROL_UNIT)
+    with serving(cluster.member()) as server, dial(unit, server.address, "jetson") as channel:
+        assert echo(channel) == b"ab"
+        cluster.revoke(unit.member)
+        for kind in KINDS:
+            with pytest.raises(grpc.RpcError) as error:
+                echo(channel, kind)
+            assert error.value.code() == UNAUTHENTICATED
+        with dial(other, server.address, "jetson") as another:
+            assert echo(another) == b"ab"
+    assert server.callers == [unit.member, other.member]
+    assert len(server.decoded) == 2
+
+
+def test_an_open_stream_ends_with_the_message_after_the_revocation(cluster: Cluster) -> None:
+    unit = cluster.member("boss", Role.CONTROL_UNIT)
+    with serving(cluster.member()) as server, dial(unit, server.address, "jetson") as channel:
+
+        def sent() -> Iterator[bytes]:
+            yield b"a"
+            answered.result(PATIENCE_S)
+            cluster.revoke(unit.member)
+            yield b"b"
+
+        answered: futures.Future[None] = futures.Future()
+        call = channel.stream_stream("/test.Echo/stream_stream")(sent(), timeout=PATIENCE_S)
+        assert next(call) == b"a"
+        answered.set_result(None)
+        with pytest.raises(grpc.RpcError) as error:
+            next(call)
+    assert error.value.code() == UNAUTHENTICATED
+    assert server.decoded == [b"a"]
+
+
+def _expired(cluster: Cluster, _: Cluster) -> Credentials:
+    return cluster.member(expires_in=AGO)
+
+
+def _revoked(cluster: Cluster, _: Cluster) -> Credentials:
+    thief = cluster.member()
+    cluster.revoke(thief.member)
+    return thief
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda cluster, others: others.member(), "issuer"),
+        (_expired, "expired"),
+        (_revoked, "revoked"),
+        (lambda cluster, others: cluster.member(role=Role.CONTROL_UNIT), "purpose"),
+        (lambda cluster, others: cluster.member("pi"), "jetson.device.collapipe"),
+    ],
+    ids=["authority", "expired", "revoked", "role", "name"],
+)
+def test_a_dialer_refuses_a_server(
+    make: Callable[[Cluster, Cluster], Credentials], says: str, cluster: Cluster, others: Cluster
+) -> None:
+    unit = cluster.member("boss", Role.CONTROL_UNIT)
+    with serving(make(cluster, others)) as server:
+        with pytest.raises(LinkError, match=says) as error:
+            dial(unit, server.address, "jetson")
+        assert server.address in str(error.value)
+        if says != "revoked":  # which gRPC's own TLS does not know
+            assert refusal(unpinned(server, unit.channel())) == UNAVAILABLE
+
+
+def test_a_dialer_is_told_that_it_is_refused(cluster: Cluster, others: Cluster) -> None:
+    late = cluster.member("boss", Role.CONTROL_UNIT, expires_in=AGO)
+    with (
+        serving(cluster.member()) as server,
+        pytest.raises(LinkError, match=r"control-unit boss .* clocks"),
+    ):
+        dial(late, server.address, "jetson")
+
+
+def test_a_channel_trusts_one_certificate_alone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another box of that name answers once the certificate has been checked."""
+    unit, first, thief = (
+        cluster.member("boss", Role.CONTROL_UNIT),
+        cluster.member(),
+        cluster.member(),
+    )
+    monkeypatch.setattr(dialing, "_shown", lambda *_: first.certificate)
+    with serving(thief) as server:
+        assert refusal(dial(unit, server.address, "jetson")) == UNAVAILABLE
+    with serving(first) as server, dial(unit, server.address, "jetson") as channel:
+        assert echo(channel) == b"ab"
+
+
+def test_nobody_and_somebody_silent_are_no_devices(cluster: Cluster) -> None:
+    unit = cluster.member("boss", Role.CONTROL_UNIT)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(LinkError, match=f"jetson at {address}"):
+            dial(unit, address, "jetson", timeout_s=0.2)
+    with pytest.raises(LinkError, match=f"jetson at {address}"):
+        dial(unit, address, "jetson")
+
+
+def test_who_shows_no_good_certificate_is_nobody(cluster: Cluster, others: Cluster) -> None:
+    """Also where TLS let it in: while a connection is open, a certificate may expire."""
+    doorkeeper, unit = Doorkeeper(cluster.member(), [Role.CONTROL_UNIT]), Role.CONTROL_UNIT
+    stranger, late = others.member("boss", unit), cluster.member("boss", unit, expires_in=AGO)
+    for shown in ([], [b"none"], [stranger.certificate], [late.certificate]):
+        with pytest.raises(WireError):
+            doorkeeper.peer({"x509_pem_cert": shown})
+    good = cluster.member("boss", unit)
+    assert doorkeeper.peer({"x509_pem_cert": [good.certificate]}) == good.member

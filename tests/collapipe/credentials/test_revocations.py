@@ -1,0 +1,48 @@
+"""A list of revoked certificates is read again when it has changed, and never forgets."""
+
+import logging
+
+import pytest
+from made_cluster import Cluster
+
+from collapipe.credentials import files
+from collapipe.credentials.bundle import REVOKED
+from collapipe.credentials.keys import PEM
+from collapipe.credentials.revocations import Revocations
+from collapipe.errors import ConfigError
+
+
+def test_a_changed_list_is_read_again(cluster: Cluster) -> None:
+    mine, others = cluster.member(), [cluster.member(f"pi-{n}") for n in range(5)]
+    for number, each in enumerate(others):
+        assert [m.member.serial in mine.revocations for m in others] == [
+            before < number for before in range(5)
+        ]
+        cluster.revoke(each.member)
+    assert all(m.member.serial in mine.revocations for m in others)
+    assert mine.member.serial not in mine.revocations
+
+
+@pytest.mark.parametrize("how", ["older", "others", "broken", "gone"])
+def test_what_was_revoked_stays_so(
+    how: str, cluster: Cluster, others: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine, thief = cluster.member(), cluster.member("pi")
+    file = mine.folder / REVOKED
+    before = file.read_bytes()
+    cluster.revoke(thief.member)
+    assert thief.member.serial in mine.revocations
+    others.number = 9
+    bad = {"older": before, "others": others.revoked.public_bytes(PEM), "broken": b"-----BEGIN"}
+    if how == "gone":
+        file.unlink()
+    else:
+        files.replace(file, bad[how])
+    with caplog.at_level(logging.WARNING):
+        assert thief.member.serial in mine.revocations
+        assert thief.member.serial in mine.revocations
+    assert len(caplog.records) == 1  # not at every call
+    assert str(file) in caplog.text
+    if how != "older":  # a list that is older than one which is no longer there
+        with pytest.raises(ConfigError, match=str(file)):
+            Revocations(file, cluster.authority.certificate)

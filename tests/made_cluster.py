@@ -1,0 +1,67 @@
+"""A cluster's authority, and members whose certificates a command would not make."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from collapipe.credentials import files
+from collapipe.credentials.bundle import KEY, REVOKED, Bundle
+from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.issuing import Authority, make_authority, revoked_now
+from collapipe.credentials.keys import PEM, key_pem, make_key
+from collapipe.credentials.member import Member, Role
+from collapipe.credentials.revocations import Revocations
+
+HOUR = timedelta(hours=1)
+
+
+@dataclass
+class Cluster:
+    """An authority and its members' folders; ``folders`` in the order of their making."""
+
+    folder: Path
+    authority: Authority = field(default_factory=make_authority)
+    number: int = 1
+    entries: list[x509.RevokedCertificate] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+
+    def member(
+        self,
+        name: str = "jetson",
+        role: Role = Role.DEVICE,
+        starts_in: timedelta = timedelta(0),
+        expires_in: timedelta = HOUR,
+    ) -> Credentials:
+        """Credentials as ``load`` reads them, good or not."""
+        key, now = make_key(), datetime.now(UTC)
+        folder = self.folder / f"{len(self.folders)}-{name}"
+        starts = min(now + starts_in, now + expires_in)
+        certificate = self.authority.issue(key.public_key(), name, role, now + expires_in, starts)
+        bundle = Bundle(certificate, self.authority.certificate, self.revoked)
+        with files.new_folder(folder) as partial:
+            files.write_new(partial / KEY, key_pem(key), files.PRIVATE)
+            bundle.write(partial)
+        self.folders.append(folder)
+        return Credentials(
+            folder=folder,
+            member=bundle.member,
+            expires=certificate.not_valid_after_utc,
+            key=key_pem(key),
+            certificate=certificate.public_bytes(PEM),
+            authority=self.authority.certificate.public_bytes(PEM),
+            revocations=Revocations(folder / REVOKED, self.authority.certificate),
+        )
+
+    @property
+    def revoked(self) -> x509.CertificateRevocationList:
+        """The list as it is now."""
+        return self.authority.revocation_list(self.entries, self.number)
+
+    def revoke(self, member: Member) -> None:
+        """Put a member on the list, and the list into all folders."""
+        self.entries.append(revoked_now(member.serial))
+        self.number += 1
+        for folder in self.folders:
+            files.replace(folder / REVOKED, self.revoked.public_bytes(PEM))
