@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 import collapipe
 from collapipe.config import Settings
+from collapipe.credentials.credentials import load
 from collapipe.errors import InfeasibleRoundError, RoundFailedError
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
@@ -44,7 +45,9 @@ class DevicePipeline:
         blocks = [block_name(index) for index in range(spec.num_blocks)]
         replica = Replica(blocks, starting_with(weights, state))
         roster = {each.name: each for each in cluster.roster(request.plan.unit)}
-        reach = Cluster(roster, Dialer(None), self._without, self._hung_s())
+        own = cluster.credentials
+        dialer = Dialer(load(own) if own else None)
+        reach = Cluster(roster, dialer, self._without, self._hung_s())
         common = SegmentDescription(
             version=collapipe.__version__,
             session="",

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 import grpc
 
+from collapipe.credentials.addresses import require_loopback
+from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.doorkeeper import Doorkeeper
+from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError, LinkError
 from collapipe.wire.dialing import MESSAGE_BYTES, Dialer, open_stream
 from collapipe.wire.link import channel_options
@@ -19,6 +23,7 @@ from device_app.session import Session
 _STREAMS = 16  # at once: a control unit's, neighbours', those of an epoch that ends, strangers'
 _MOST_FRAME_BYTES = 2**32
 _GOODBYE_S = 2.0
+_MAY_CALL = {CONTROL: {Role.CONTROL_UNIT}, HOP: {Role.CONTROL_UNIT, Role.DEVICE}}
 _log = logging.getLogger(__name__)
 
 
@@ -40,10 +45,9 @@ class Daemon:
     def __init__(
         self,
         settings: DeviceSettings,
-        credentials: grpc.ServerCredentials | None,
-        dialer: Dialer,
+        credentials: Credentials | None,
     ) -> None:
-        self._settings, self._dialer = settings, dialer
+        self._settings, self._dialer = settings, Dialer(credentials)
         self._session: Session | None = None
         self._lock = threading.Lock()
         self._leaving = threading.Event()
@@ -56,17 +60,23 @@ class Daemon:
                 ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
             ],
         )
-        served = {CONTROL: self._control, HOP: self._hop}
         handlers = {
-            path: grpc.stream_stream_rpc_method_handler(each) for path, each in served.items()
+            path: grpc.stream_stream_rpc_method_handler(serve)
+            for path, serve in ((CONTROL, self._control), (HOP, self._hop))
         }
+        if credentials is not None:
+            handlers = {
+                path: Doorkeeper(credentials, _MAY_CALL[path]).guard(handler)
+                for path, handler in handlers.items()
+            }
         self._server.add_generic_rpc_handlers((_Methods(handlers),))
         wanted = settings.listen
         try:
             if credentials is None:
+                require_loopback(wanted)
                 port = self._server.add_insecure_port(wanted)
             else:
-                port = self._server.add_secure_port(wanted, credentials)
+                port = self._server.add_secure_port(wanted, credentials.server())
         except RuntimeError as error:
             raise ConfigError(
                 f"--listen {wanted}: cannot listen there ({error}); choose another port"
@@ -155,7 +165,7 @@ class Daemon:
         """The stream to the next stage."""
         running = self._session
         assert running is not None
-        channel = self._dialer.channel(neighbour.address, neighbour.name)
+        channel = self._dialer.channel(neighbour.name, neighbour.address)
         limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
         said = (SESSION, session), (SIDE, BEFORE)
         peer = f"{neighbour.name} ({neighbour.address})"

@@ -188,9 +188,7 @@ def daemons(count: int, memory_bytes: float = 1e9) -> Iterator[list[Daemon]]:
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                Daemon(
-                    DeviceSettings(device_name(k), "127.0.0.1:0", memory_bytes), None, Dialer(None)
-                )
+                Daemon(DeviceSettings(device_name(k), "127.0.0.1:0", memory_bytes), None)
             )
             for k in range(count)
         ]

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import grpc
 import torch
 
+from collapipe.credentials.credentials import Credentials, load
 from collapipe.errors import ConfigError
-from collapipe.wire.dialing import Dialer
 from device_app.daemon import Daemon, DeviceSettings
 
 _AT_ONCE = 3  # exit status after a second signal
@@ -39,10 +38,10 @@ def serve(options: DeviceOptions) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises ``ConfigError`` where that cannot begin."""
     _log_to(sys.stderr, options.log_format)
     torch.set_num_threads(options.threads)
-    server, dialer = _secured(options)
-    name = options.name or socket.gethostname()
+    credentials = _credentials(options)
+    name = credentials.name if credentials else options.name or socket.gethostname()
     settings = DeviceSettings(name, options.listen, memory_bytes(options.memory))
-    with Daemon(settings, server, dialer) as daemon:
+    with Daemon(settings, credentials) as daemon:
         leave = _ending(daemon)
         print(f"{name}: ready on {daemon.address}", flush=True)
         leave.wait()
@@ -59,17 +58,22 @@ def memory_bytes(text: str | None) -> float:
     raise ConfigError(f"--memory {text}: expected a number with MB or GB, such as 1.5GB")
 
 
-def _secured(options: DeviceOptions) -> tuple[grpc.ServerCredentials | None, Dialer]:
-    """What to serve and to dial with."""
+def _credentials(options: DeviceOptions) -> Credentials | None:
+    """What to serve and to dial with; None: nothing, on loopback."""
     if options.insecure:
-        host = options.listen.rpartition(":")[0]
-        if host not in ("127.0.0.1", "localhost", "[::1]"):
-            raise ConfigError(
-                f"--insecure with --listen {options.listen}: only on 127.0.0.1, localhost or ::1; "
-                "make credentials with `collapipe credentials`"
-            )
-        return None, Dialer(None)
-    raise ConfigError("--credentials DIR is missing; --insecure does without on loopback")
+        return None
+    if options.credentials is None:
+        raise ConfigError(
+            "--credentials DIR is missing: `collapipe credentials` makes some; on this machine "
+            "alone --insecure does without"
+        )
+    found = load(options.credentials)
+    if options.name not in (None, found.name):
+        raise ConfigError(
+            f"--name {options.name}: the certificate in {options.credentials} is of {found.name}; "
+            "leave --name out"
+        )
+    return found
 
 
 def _ending(daemon: Daemon) -> threading.Event:

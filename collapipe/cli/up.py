@@ -1,5 +1,6 @@
 """``collapipe up``: daemons on this machine, with an inventory of them, for trials."""
 
+import json
 import shlex
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
 
 _READY = ": ready on "
@@ -33,14 +35,14 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
         file = inventory or folder / "inventory.yaml"
         if inventory is not None and inventory.exists():
             raise ConfigError(f"--inventory {inventory}: exists; remove it, or name another file")
-        groups = [
-            [
-                stack.enter_context(_daemon(f"device-{n * devices + k}", memory, folder))
-                for k in range(devices)
-            ]
-            for n in range(clusters)
+        names = [f"device-{number}" for number in range(devices * clusters)]
+        credentials = temporary_authority(folder / "credentials", names)
+        started = [
+            stack.enter_context(_daemon(name, memory, credentials[name], folder)) for name in names
         ]
-        file.write_text(_inventory(groups, memory), encoding="utf-8")
+        groups = [started[n * devices : (n + 1) * devices] for n in range(clusters)]
+        own = credentials[CONTROL_UNIT]
+        file.write_text(_inventory(groups, memory, own), encoding="utf-8")
         if inventory is not None:
             stack.callback(file.unlink, missing_ok=True)
         if run:
@@ -65,10 +67,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def _daemon(name: str, memory: str, folder: Path) -> Iterator[LocalDevice]:
+def _daemon(name: str, memory: str, credentials: Path, folder: Path) -> Iterator[LocalDevice]:
     """A daemon that is ready, and ends when the context does."""
     command = [sys.executable, "-m", "collapipe", "device", "--listen", "127.0.0.1:0"]
-    command += ["--name", name, "--memory", memory, "--insecure"]
+    command += ["--memory", memory, "--credentials", str(credentials)]
     log = (folder / f"{name}.log").open("w")
     process = subprocess.Popen(  # noqa: S603 - our own command
         command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
@@ -90,7 +92,7 @@ def _daemon(name: str, memory: str, folder: Path) -> Iterator[LocalDevice]:
             process.wait()
 
 
-def _inventory(groups: Sequence[Sequence[LocalDevice]], memory: str) -> str:
+def _inventory(groups: Sequence[Sequence[LocalDevice]], memory: str, credentials: Path) -> str:
     """YAML; speeds are placeholders, the same for all."""
     from collapipe.cli.device import memory_bytes
 
@@ -99,6 +101,7 @@ def _inventory(groups: Sequence[Sequence[LocalDevice]], memory: str) -> str:
         "# measured: `collapipe device measure` measures them.",
         "batch_size: 64",
         "model: {name: transformer}",
+        f"credentials: {json.dumps(str(credentials))}",
         "clusters:",
     ]
     for n, group in enumerate(groups):

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import grpc
 
+from collapipe.credentials.addresses import require_loopback
+from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.dialing import dial
 from collapipe.errors import LinkError, one_line
 from collapipe.wire.link import channel_options
 from collapipe.wire.streams import PIECE_BYTES, FrameStream
@@ -18,15 +21,16 @@ MESSAGE_BYTES = PIECE_BYTES + 1024
 class Dialer:
     """Opens channels with ``credentials``; None: without encryption, on loopback alone."""
 
-    credentials: grpc.ChannelCredentials | None
+    credentials: Credentials | None
 
-    def channel(self, address: str, server_name: str) -> grpc.Channel:
-        """A connection to ``address``, whose certificate is to be that of ``server_name``."""
+    def channel(self, device: str, address: str) -> grpc.Channel:
+        """A connection to ``device``. Raises ``LinkError`` where another one is at ``address``,
+        ``ConfigError`` where it would be neither encrypted nor on this machine."""
         options = channel_options(MESSAGE_BYTES)
-        if self.credentials is None:
-            return grpc.insecure_channel(address, options=options)
-        name = ("grpc.ssl_target_name_override", server_name)
-        return grpc.secure_channel(address, self.credentials, options=[*options, name])
+        if self.credentials is not None:
+            return dial(self.credentials, address, device, options)
+        require_loopback(address)
+        return grpc.insecure_channel(address, options=options)
 
 
 def open_stream(

@@ -42,8 +42,11 @@ class DeviceConnection:
         self.broken: CollaPipeError | None = None
         self.heard, self.busy_s = time.monotonic(), 0.0
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._channel = dialer.channel(device.address, device.name)
-        self._data_channel = dialer.channel(device.address, device.name)
+        try:
+            self._channel = dialer.channel(device.name, device.address)
+            self._data_channel = dialer.channel(device.name, device.address)
+        except LinkError as error:
+            raise StageError(device.name, str(error)) from error
         try:
             self._control = open_stream(
                 self._channel, CONTROL, device.name, MOST_FRAME_BYTES, threading.Event()
