@@ -84,6 +84,9 @@ class RunProgress:
         self._skipped = report.skipped
         for unit, cause in report.failures.items():
             self.say(f"round {report.round}: ended without unit {unit}: {printable(cause)}")
+        for unit, events in report.events.items():
+            for event in events:
+                self.say(f"round {report.round}: unit {unit}: {printable(event)}")
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "

@@ -304,6 +304,8 @@ class CollaPipeStrategy(Strategy):
             "target_tokens": sum(report.target_tokens for report in reports),
             "bytes_up": up,
             "bytes_down": down,
+            "devices": {unit: r.report.devices for unit, r in finished.items() if r.report.devices},
+            "events": {unit: r.report.events for unit, r in finished.items() if r.report.events},
             "seconds": {
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
                 for p in phases
