@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field
 from collapipe.plan import Amount, RoundPlan
 from collapipe.state import Estimates
 
+PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
 _Sentence = Annotated[str, Field(max_length=600)]
 Count = Annotated[int, Field(ge=0)]
@@ -129,7 +130,8 @@ class RoundReport:
     always modelled. ``train_loss`` is the mean over the units' steps, weighted as the aggregation
     weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed, and
     ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's. ``devices``
-    and ``events`` are those of each unit whose devices are real.
+    and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
+    took there, measured.
     ``estimates`` are those after this round.
     """
 
@@ -155,6 +157,7 @@ class RoundReport:
     evaluation_loss: float | None = None
     metric: Score | None = None
     error_queues: tuple[float, ...] = ()
+    pipeline_s: Mapping[int, Amount] = field(default_factory=dict)
     devices: Mapping[int, tuple[DeviceReport, ...]] = field(default_factory=dict)
     events: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from collapipe.errors import StageError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan
-from collapipe.report import DeviceReport
+from collapipe.report import PIPELINE, DeviceReport
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.frames import Frame, FrameKind
@@ -109,7 +109,7 @@ class RemoteSegments:
             embedding.forget()
             self._pass(record, embedding, asked)
 
-        with self._timer.phase("pipeline"):
+        with self._timer.phase(PIPELINE):
             self._recovering(work)
 
     @property
