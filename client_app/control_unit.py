@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from client_app.cluster_state import cluster_state
 from client_app.devices import DevicePipeline, Devices
-from client_app.link import DecoderLink
+from client_app.link import DecoderLink, LinkPrecisions
 from client_app.stem_rows import StemRows
 from collapipe import cancellation
 from collapipe.batch import Batch
@@ -217,10 +217,13 @@ class ControlUnit:
         """The link to the server's head, or a head here on the unit: targets do not leave it."""
         settings, vocabulary = self._settings, self._vocabulary
         if request.link is not None:
-            limit, rows = settings.link.max_message_bytes, RowsRead.by(settings.model)
-            compression = settings.compression.of(request.plan.uplink)
-            how = compression.activation, compression.gradient, coder
-            return DecoderLink(request.link, self._unit, request.round, limit, rows, *how)
+            compression, rows = (
+                settings.compression.of(request.plan.uplink),
+                RowsRead.by(settings.model),
+            )
+            how = LinkPrecisions(compression.activation, compression.gradient, coder)
+            where = request.link, self._unit, request.round, settings.link
+            return DecoderLink(*where, rows, how)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
         return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))
 

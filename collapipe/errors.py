@@ -44,6 +44,10 @@ class LinkError(CollaPipeError):
     """A link to another machine broke, was refused or was closed."""
 
 
+class BrokenLinkError(LinkError):
+    """A stream ended, though nobody meant it to: it may be opened again."""
+
+
 class StageError(CollaPipeError):
     """A device of the cluster is gone, or cannot go on."""
 

@@ -219,6 +219,7 @@ class LinkSettings:
     port: Annotated[int, Field(ge=0, le=65535)]
     max_message_bytes: Annotated[int, Field(ge=2**16, lt=2**31)]
     frame_timeout_s: Positive
+    reconnect_s: NotNegative
 
 
 @dataclass(frozen=True)

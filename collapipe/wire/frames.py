@@ -50,6 +50,7 @@ class FrameKind(IntEnum):
     STATE = 11  # send what the parts hold
     CREDIT = 12  # the receiver has taken a tensor
     FAILED = 13  # why the sender cannot go on, as JSON
+    RESUME = 15  # where a broken link goes on: the last step that was done, and the head's norm
     ALIVE = 14  # seconds that the action under way has taken
 
 

@@ -59,6 +59,7 @@ class DecoderSession:
     diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
     _step: _OpenStep | None = None
     _steps_done: int = 0
+    _last_norm: float = 0.0
 
     def __post_init__(self) -> None:
         spec = self.settings.model
@@ -67,6 +68,13 @@ class DecoderSession:
         self._dtype = next(self.part.module.parameters()).dtype
         parts = layout((0, spec.dim), self._dtype, self.activation)
         self.activation_tensors = len(parts) + (self.coder is not None)
+
+    @property
+    def last_step(self) -> tuple[int, float]:
+        """Number of the last step that was done, −1 before the first, and the head's own squared
+        norm in it: what a unit goes on from whose link has broken."""
+        number = self._steps[self._steps_done - 1] if self._steps_done else -1
+        return number, self._last_norm
 
     @property
     def in_step(self) -> bool:
@@ -131,6 +139,7 @@ class DecoderSession:
         self.part.step(optimizer.rate(step.number, total_steps), scale)
         self._leave_step()
         self._steps_done += 1
+        self._last_norm = own[0]
         self.target_tokens += step.target_tokens
         self.on_step(self.unit, step.number, step.loss, step.seen_samples)
         return own

@@ -2,7 +2,8 @@
 
 Listens with mutual TLS and certificates made at start: who has no unit's key gets no further than
 the handshake, so a stranger can open no HTTP/2 stream. A stream is served only with the bearer
-token of a session that is open and not in use; tokens are good for one unit and one round.
+token of a session that is open and not in use; tokens are good for one unit and one round. A unit
+whose stream broke may open another, and goes on behind the last step that was done.
 """
 
 import hmac
@@ -151,6 +152,9 @@ class DecoderLinkServer:
             yield stream
         finally:
             stream.session.abandon()
+            with self._lock:  # the unit may dial again
+                if self._streams.get(token) is stream and not stream.session.complete:
+                    del self._streams[token]
             stream.left.set()
 
     def _find(self, metadata: Metadata) -> str | None:
@@ -195,6 +199,8 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
             raise WireError(f"norms {norms.dtype} {list(norms.shape)}; a float64 for each part")
         own = torch.tensor(session.finish_step(norms.tolist()), dtype=torch.float64)
         return replace(frame, tensors=(own,))
+    if frame.kind == FrameKind.RESUME:
+        return replace(frame, tensors=(torch.tensor(session.last_step, dtype=torch.float64),))
     if frame.kind == FrameKind.BYE:
         session.finish()
         return replace(frame, tensors=())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sections import link_settings
 
-from client_app.link import DecoderLink
+from client_app.link import DecoderLink, LinkPrecisions
 from client_app.traffic import BYE, LinkFormat, LinkTraffic, sampled_steps
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
@@ -131,9 +131,10 @@ def test_a_round_is_as_long_as_the_links_own_count(
     options += (f"compression.feedback={str(feedback).lower()}",)
     session = decoder_session(0, 1, "task.max_length=9", *options)
     coder = ChangeCoder(ActivationMemory(), 1, 3) if feedback else None
+    how = LinkPrecisions(precision, down, coder)
     with (
         DecoderLinkServer(link_settings(), 1) as server,
-        DecoderLink(server.open(session), 0, 1, 2**20, form.rows, precision, down, coder) as link,
+        DecoderLink(server.open(session), 0, 1, link_settings(), form.rows, how) as link,
     ):
         for step, batch in enumerate(batches):
             parts = split(batch, num_micro_batches)

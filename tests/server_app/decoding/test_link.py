@@ -18,7 +18,7 @@ import torch
 from decoder_session import decoder_session
 from sections import link_settings
 
-from client_app.link import DecoderLink
+from client_app.link import DecoderLink, LinkPrecisions
 from collapipe.batch import Batch
 from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
@@ -40,6 +40,7 @@ from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
 
 LIMIT, ROWS = 2**20, RowsRead("real")
+ONCE = link_settings(max_message_bytes=LIMIT, reconnect_s=0)  # a link that breaks ends the round
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # HTTP/2's frame, empty
 WEIGHT = "head.embedding.tokens.weight"
 
@@ -62,7 +63,7 @@ def batch() -> Batch:
 def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2) -> list[float]:
     """What an honest unit does; its losses."""
     losses = []
-    with DecoderLink(address, unit, round_, LIMIT, ROWS) as link:
+    with DecoderLink(address, unit, round_, ONCE, ROWS) as link:
         for step in range(round_ * 2 - 2, round_ * 2 - 2 + steps):
             link.begin(DropoutKey(0, unit, step), [batch()], batch().num_targets)
             link.submit(0, torch.ones(2, 3, 8))
@@ -160,7 +161,7 @@ def test_a_stream_without_tls_is_not_heard(server: DecoderLinkServer) -> None:
 
 def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
-    with DecoderLink(address, 0, 3, LIMIT, ROWS) as link:
+    with DecoderLink(address, 0, 3, ONCE, ROWS) as link:
         link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
         link.submit(0, torch.ones(2, 3, 8))
         link.answer(0)
@@ -283,7 +284,7 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
     address = server.open(session(0))
     with (
         pytest.raises(LinkError, match="RESOURCE_EXHAUSTED"),
-        DecoderLink(address, 0, 3, 2**30, ROWS) as link,
+        DecoderLink(address, 0, 3, replace(ONCE, max_message_bytes=2**30), ROWS) as link,
     ):
         ids = torch.full((1, LIMIT // 16), 5)
         link.begin(DropoutKey(0, 0, 4), [Batch(ids, ids != 0, ids[:, :2])], 2)
@@ -299,7 +300,7 @@ def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
         silent, other = session(0), session(1)
         silent.turn = other.turn = turn
         address = server.open(silent)
-        with DecoderLink(address, 0, 3, LIMIT, ROWS) as link:
+        with DecoderLink(address, 0, 3, ONCE, ROWS) as link:
             link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
             while not silent.in_step:
                 time.sleep(0.01)
@@ -362,7 +363,7 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_unit(
     with (
         impostor(answer) as address,
         pytest.raises(WireError),
-        DecoderLink(address, 0, 3, LIMIT, ROWS) as link,
+        DecoderLink(address, 0, 3, ONCE, ROWS) as link,
     ):
         link.begin(DropoutKey(0, 0, 4), [batch()], 4)
         link.submit(0, torch.ones(2, 3, 8))
@@ -375,7 +376,7 @@ def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
         Frame(FrameKind.GRADIENT, 3, 4, number, (torch.tensor(1.0), torch.ones(5, 8)))
         for number in range(2)
     )
-    with impostor(once, once, last) as address, DecoderLink(address, 0, 3, LIMIT, ROWS) as link:
+    with impostor(once, once, last) as address, DecoderLink(address, 0, 3, ONCE, ROWS) as link:
         link.begin(DropoutKey(0, 0, 4), [batch(), batch()], 8)
         for number in range(2):
             link.submit(number, torch.ones(2, 3, 8))
@@ -547,7 +548,7 @@ def test_activations_are_rounded_by_chance_and_drawn_again_alike(
         mine.part.answer = watched  # type: ignore[method-assign]
         hidden = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
         address = server.open(mine)
-        with DecoderLink(address, 0, 3, LIMIT, ROWS, precision) as link:
+        with DecoderLink(address, 0, 3, ONCE, ROWS, LinkPrecisions(precision)) as link:
             link.begin(DropoutKey(seed, 0, 4), [batch()] * len(micro_batches), 8)
             for number in micro_batches:
                 link.submit(number, hidden)

@@ -1,0 +1,215 @@
+"""A link that breaks is opened again, and the round goes on behind the last step that was done."""
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from decoder_session import decoder_session
+from sections import link_settings
+
+from client_app.link import DecoderLink, LinkPrecisions
+from collapipe.batch import Batch
+from collapipe.errors import LinkError
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.sent_rows import RowsRead
+from collapipe.tensors import Tensors
+from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from server_app.decoding.decoder import DecoderSession
+from server_app.decoding.link import DecoderLinkServer
+
+SETTINGS = link_settings(reconnect_s=8)
+POINTS = ("begin", "submit", "answer", "norms", "finish")
+
+
+class Wire:
+    """A way to a port that can be cut: connections end, and others can be made again at once."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """End every connection."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # it has ended already
+
+    def close(self) -> None:
+        """For good."""
+        if self._closed:
+            return
+        self._closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the server has ended
+                near.close()
+                return
+            self._pairs.append((near, far))
+            threading.Thread(target=_carry, args=(near, far), daemon=True).start()
+
+
+def _carry(near: socket.socket, far: socket.socket) -> None:
+    other = {near: far, far: near}
+    with selectors.DefaultSelector() as ready, near, far:
+        for end in other:
+            ready.register(end, selectors.EVENT_READ)
+        while True:
+            for key, _ in ready.select():
+                assert isinstance(key.fileobj, socket.socket)
+                try:
+                    data = key.fileobj.recv(65536)
+                    other[key.fileobj].sendall(data)
+                except OSError:
+                    return
+                if not data:
+                    return
+
+
+@contextmanager
+def wire_to(server: DecoderLinkServer) -> Iterator[Wire]:
+    """A way to the server."""
+    wire = Wire(int(server._tokenless.address.rpartition(":")[2]))
+    try:
+        yield wire
+    finally:
+        wire.close()
+
+
+def batches() -> list[Batch]:
+    """Two micro-batches."""
+    ids = torch.tensor([[5, 6, 2], [7, 2, 0]])
+    return [Batch(ids, ids != 0, torch.tensor([[5, 2], [6, 2]]), torch.tensor([0, 1]))] * 2
+
+
+def trained(cut_at: tuple[int, str] | None, *options: str) -> tuple[list[float], Tensors, bool]:
+    """A round of two steps, the wire cut once; losses, the head's weights, whether it was done."""
+    session = decoder_session(0, 3, "task.max_length=5", *options)
+    with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
+        address = replace(server.open(session), address=wire.address)
+        how = LinkPrecisions(session.activation, session.gradient)
+        losses = _round(DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how), wire, cut_at)
+    return losses, {k: each.clone() for k, each in session.part.weights().items()}, session.complete
+
+
+def _round(link: DecoderLink, wire: Wire, cut_at: tuple[int, str] | None) -> list[float]:
+    losses = []
+
+    def at(step: int, point: str) -> None:
+        if (step, point) == cut_at:
+            time.sleep(0.05)  # for what was sent to be on its way, or to have arrived: all the same
+            wire.cut()
+
+    with link:
+        for step in (4, 5):
+            parts = batches()
+            link.begin(DropoutKey(0, 0, step), parts, sum(each.num_targets for each in parts))
+            at(step, "begin")
+            for number in range(2):
+                link.submit(number, torch.full((2, 3, 8), 0.5 + number))
+            at(step, "submit")
+            losses.append(link.answer(0)[0])
+            at(step, "answer")
+            losses.append(link.answer(1)[0])
+            at(step, "norms")
+            losses += link.exchange_norms([1.0, 1.0, 1.0])
+        at(5, "finish")
+        link.finish()
+    return losses
+
+
+@pytest.fixture(autouse=True)
+def same_first_weights() -> None:
+    """Every session begins with the same head."""
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_cut_changes_nothing(point: str, precision: str) -> None:
+    options = f"compression.activation={precision}", f"compression.gradient={precision}"
+    losses, weights, complete = trained(None, *options)
+    torch.manual_seed(0)
+    again, same, also = trained((5, point), *options)
+    assert complete and also
+    assert again == losses
+    assert all(torch.equal(each, same[name]) for name, each in weights.items())
+
+
+def test_norms_whose_answer_was_lost_are_not_a_second_step() -> None:
+    """The server had stepped: it says so, and does not step again."""
+    wires = list[Wire]()
+
+    def finish_and_cut(norms: list[float]) -> list[float]:
+        own = real(norms)
+        if wires and session._steps_done == 1:
+            wires.pop().cut()
+        return own
+
+    losses, weights, _ = trained(None)
+    torch.manual_seed(0)
+    session = decoder_session(0, 3, "task.max_length=5")
+    real = session.finish_step
+    session.finish_step = finish_and_cut  # type: ignore[method-assign,assignment]
+    with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
+        wires.append(wire)
+        address = replace(server.open(session), address=wire.address)
+        again = _round(DecoderLink(address, 0, 3, SETTINGS, RowsRead("real")), wire, None)
+    assert not wires and session.complete
+    assert again == losses
+    assert all(torch.equal(each, session.part.weights()[name]) for name, each in weights.items())
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_link_that_stays_broken_ends_the_round(seconds: float) -> None:
+    settings = replace(SETTINGS, reconnect_s=seconds)
+    with DecoderLinkServer(settings, 1) as server, wire_to(server) as wire:
+        session: DecoderSession = decoder_session(0, 3, "task.max_length=5")
+        address = replace(server.open(session), address=wire.address)
+        with DecoderLink(address, 0, 3, settings, RowsRead("real")) as link:
+            link.begin(DropoutKey(0, 0, 4), batches()[:1], batches()[0].num_targets)
+            while not session.in_step:
+                time.sleep(0.01)
+            wire.close()
+            link.submit(0, torch.ones(2, 3, 8))
+            with pytest.raises(LinkError, match="decoder link: "):
+                link.answer(0)
+
+
+def test_changes_of_activations_are_not_said_twice() -> None:
+    """The server has taken them in: the round is given up."""
+    session = decoder_session(0, 3, "task.max_length=5", "compression.feedback=true")
+    with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
+        address = replace(server.open(session), address=wire.address)
+        how = LinkPrecisions(coder=ChangeCoder(ActivationMemory(), 3, 3))
+        with DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how) as link:
+            link.begin(DropoutKey(0, 0, 4), batches(), 8)
+            link.submit(0, torch.ones(2, 3, 8))
+            wire.cut()
+            link.submit(1, torch.ones(2, 3, 8))
+            with pytest.raises(LinkError, match="decoder link: "):
+                link.answer(0)
+                link.answer(1)
