@@ -66,8 +66,8 @@ class Devices:
         """Take over speeds that are far from the ``planned`` laws, and say so; a micro-batch had
         ``samples``."""
         for each in reports if self._profile else ():
-            expected_s = each.actions / 2 * planned[each.name].compute(each.blocks, samples)
-            ratio = each.compute_s / expected_s if expected_s else 1.0
+            expected_s = planned[each.name].compute(each.blocks, samples)
+            ratio = each.chunk_s / expected_s if expected_s else 1.0
             if not 1 / _DRIFT <= ratio <= _DRIFT:
                 self._slowness[each.name] = ratio * self._slowness.get(each.name, 1.0)
                 yield (

@@ -37,13 +37,14 @@ class Score:
 class DeviceReport:
     """What a device measured of a unit's round, by its own clock.
 
-    ``compute_s`` are seconds of its forwards and backwards, of which there were ``actions``,
-    ``wait_s`` those until what they need had come; ``span_s`` from each step's first to its last.
+    ``compute_s`` are seconds of its forwards and backwards, ``wait_s`` those until what they need
+    had come, ``span_s`` from each step's first to its last. ``chunk_s`` is the median over steps of
+    what a micro-batch took, forward and backward.
     """
 
     name: Annotated[str, Field(max_length=64)]
     blocks: Count
-    actions: Count
+    chunk_s: Amount
     compute_s: Amount
     wait_s: Amount
     span_s: Amount

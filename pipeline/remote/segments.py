@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 
@@ -360,7 +361,8 @@ def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceRepor
     asked, began, ended = torch.cat(list(tables)).T
     span_s = sum(float(table[-1, 2] - table[0, 0]) for table in tables)
     sums = float((ended - began).sum()), float((began - asked).sum())
-    return DeviceReport(segment.device, segment.span.blocks, len(asked), *sums, span_s)
+    chunk_s = median(float((each[:, 2] - each[:, 1]).sum()) * 2 / len(each) for each in tables)
+    return DeviceReport(segment.device, segment.span.blocks, chunk_s, *sums, span_s)
 
 
 class _Answered(LastStage):
