@@ -139,7 +139,8 @@ class DevicePipeline:
         laws = {name: each.time for name, each in self._devices.items()}
         drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
         events = (*self._segments.events, *drifts)
-        return replace(report, devices=measured, events=tuple(one_line(each) for each in events))
+        told, traces = tuple(one_line(each) for each in events), tuple(self._segments.traces())
+        return replace(report, devices=measured, events=told, traces=traces)
 
     @property
     def alive(self) -> set[str]:

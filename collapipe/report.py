@@ -13,6 +13,7 @@ from collapipe.state import Estimates
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
 _Sentence = Annotated[str, Field(max_length=600)]
+_Times = tuple[float, float, float]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -51,6 +52,23 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTrace:
+    """When a device did what in a round, in seconds of its control unit's clock from the round's
+    first step on.
+
+    ``steps`` has a row for each action of each step, in their order: when the device asked for what
+    the action needs, when that was there, and when it was done. ``error_s`` is how far the two
+    clocks may be apart from what was taken for it.
+    """
+
+    name: Annotated[str, Field(max_length=64)]
+    error_s: Amount
+    steps: Annotated[
+        tuple[Annotated[tuple[_Times, ...], Field(max_length=10_000)], ...], Field(max_length=100)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterReport:
     """One unit's round.
 
@@ -73,6 +91,7 @@ class ClusterReport:
     stem_rows: int = 0
     devices: Annotated[tuple[DeviceReport, ...], Field(max_length=_MOST_DEVICES)] = ()
     events: Annotated[tuple[_Sentence, ...], Field(max_length=_MOST_EVENTS)] = ()
+    traces: Annotated[tuple[DeviceTrace, ...], Field(max_length=_MOST_DEVICES)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +136,14 @@ class RoundCost:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTraces:
+    """A line of ``traces.jsonl.gz``: the devices' traces by their units."""
+
+    round: int
+    units: Mapping[int, tuple[DeviceTrace, ...]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
     """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default, and
@@ -132,7 +159,7 @@ class RoundReport:
     weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed, and
     ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's. ``devices``
     and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
-    took there, measured.
+    took there, measured; ``traces`` of their devices.
     ``estimates`` are those after this round.
     """
 
@@ -161,6 +188,7 @@ class RoundReport:
     pipeline_s: Mapping[int, Amount] = field(default_factory=dict)
     devices: Mapping[int, tuple[DeviceReport, ...]] = field(default_factory=dict)
     events: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    traces: Mapping[int, tuple[DeviceTrace, ...]] = field(default_factory=dict)
 
     @property
     def costs(self) -> dict[int, ClusterCost]:
@@ -178,9 +206,10 @@ class RoundReport:
         return self.queues if self.plan.queues else ()
 
     def json_tree(self) -> dict[str, Any]:
-        """What is written down; nothing of an evaluation that there was not."""
+        """What is written down, but for traces, which have a file of their own; nothing of an
+        evaluation that there was not."""
         tree = asdict(self)
         if self.plan.certificate is not None:
             tree["plan"]["certificate"]["gap"] = self.plan.certificate.gap
-        absent = ("evaluation_loss", "metric") if self.metric is None else ()
+        absent = {"traces", *(("evaluation_loss", "metric") if self.metric is None else ())}
         return {name: value for name, value in tree.items() if name not in absent}

@@ -115,6 +115,7 @@ class Session:
             FrameKind.BEGIN: self._begin,
             FrameKind.STEP: self._step,
             FrameKind.STATE: self._send_state,
+            FrameKind.CLOCK: self._tell_time,
         }
         try:
             if frame.kind not in commands:
@@ -182,6 +183,10 @@ class Session:
 
     def _send_state(self, frame: Frame) -> None:
         self._send_parts(frame)
+
+    def _tell_time(self, frame: Frame) -> None:
+        now = torch.tensor(time.monotonic(), dtype=torch.float64)
+        self._answer(frame, FrameKind.CLOCK, now)
 
     def _send_parts(self, frame: Frame) -> None:
         for name, data in self._held(frame).packed_parts():

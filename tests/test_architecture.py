@@ -26,7 +26,11 @@ OWN = {
     "collapipe/credentials/": ("collapipe.credentials", "collapipe.errors"),
     "collapipe/planning.py": ("collapipe", "optim"),  # asks the planner about an inventory
     "collapipe/reproduction/": ROOMS,  # so do the paper's figures
-    "collapipe/run_report/": ("collapipe", "optim"),  # draws plans by the planner's timeline
+    "collapipe/run_report/": (  # draws plans by the planner's timeline, runs by their schedules
+        "collapipe",
+        "optim",
+        "pipeline.schedule",
+    ),
     "collapipe/": ("collapipe",),
     "optim/": (
         "optim",

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ import torch
 from device_cluster import daemons
 from torch import Tensor
 
+from collapipe.errors import ConfigError
+from collapipe.run_report.trace import write_trace
+from device_app import session
 from device_app.daemon import Daemon
 from pipeline.remote.segments import RemoteSegments
 
@@ -124,3 +128,39 @@ def test_what_is_far_from_the_plan_changes_the_next_one(tmp_path: Path) -> None:
     first, second = lines(tmp_path / "run")
     assert first["events"]["0"]
     assert second["plan"]["clusters"][0]["latency_s"] != first["plan"]["clusters"][0]["latency_s"]
+
+
+def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used."""
+    monkeypatch.setattr(session, "time", _Skewed(3600.0))
+    with daemons(3) as there:
+        file = inventory(tmp_path / "here.yaml", there)
+        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *STEADY)
+    written, number, error_s = write_trace(tmp_path / "run", None, None)
+    assert number == 2
+    events = json.loads(written.read_text(encoding="utf-8"))["traceEvents"]
+    arrows: dict[str, dict[str, float]] = {}
+    for each in events:
+        if each["ph"] in "sf":
+            arrows.setdefault(each["id"], {})[each["ph"]] = each["ts"]
+    m, steps, stages = 4, 2, len(held(lines(tmp_path / "run")[1]))
+    assert len(arrows) == 2 * m * steps * (stages - 1)
+    assert all(ends["f"] >= ends["s"] - error_s * 1e6 for ends in arrows.values())
+    compute = [each for each in events if each["ph"] == "X" and each["tid"] == 1]
+    assert len(compute) == 2 * m * steps * stages
+    assert all(0 <= each["ts"] < 60e6 for each in compute)
+    with pytest.raises(ConfigError, match="exists"):
+        write_trace(tmp_path / "run", 2, None)
+    with pytest.raises(ConfigError, match="no round 7"):
+        write_trace(tmp_path / "run", 7, None)
+
+
+class _Skewed:
+    """A clock that is wrong by so many seconds."""
+
+    def __init__(self, by_s: float) -> None:
+        self._by_s = by_s
+
+    def monotonic(self) -> float:
+        """Of another machine."""
+        return time.monotonic() + self._by_s

@@ -218,6 +218,21 @@ def status(
 
 
 @app.command()
+def trace(
+    run_dir: RunDir,
+    round_: Annotated[int | None, Option("--round", help="Default: the last.")] = None,
+    output: Annotated[
+        Path | None, Option(help="File; default: trace-ROUND.json in the run's folder.")
+    ] = None,
+) -> None:
+    """Write when each real device did what in a round, for https://ui.perfetto.dev."""
+    from collapipe.run_report.trace import write_trace
+
+    file, number, error_s = write_trace(run_dir, round_, output)
+    print(f"round {number}: {file}; clocks of devices agree within {1e3 * error_s:.3g} ms")
+
+
+@app.command()
 def reproduce(
     figure: Annotated[str, Argument(help="Such as fig04; or modelled, or all.")],
     seeds: Annotated[int | None, Option(help="How many; default: as in the results.")] = None,

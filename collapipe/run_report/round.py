@@ -19,10 +19,11 @@ from collapipe.run_report.charts import Kind, Row, rows, stacked
 from collapipe.run_report.html import Markup, join, note, table
 from collapipe.runs.folder import REQUESTS
 from collapipe.runs.reading import Run
+from collapipe.state import ClusterState
 from optim.cluster_plan import as_planned, cluster_problem
 from optim.planner import RoundRequest
-from optim.problem import LATENCIES, Latency, Partition
-from optim.timeline import stages_behind, timeline
+from optim.problem import LATENCIES, ClusterProblem, Latency, Partition
+from optim.timeline import SegmentTimes, stages_behind, timeline
 
 _STEM = Kind("frozen stem", "fill c3")
 _PIPELINE = Kind("pipeline, all local steps", "fill c0")
@@ -97,8 +98,7 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
         return None
     if request is None or not line.plan.clusters:
         return None
-    law = run.option("strategy.latency")
-    latency = cast(Latency, law if law in LATENCIES else "overlap")  # as rounds are accounted
+    latency = _latency(run)
     streamed = run.option("strategy.uplink") != "after"
     drawn = [
         row for cluster in line.plan.clusters for row in _rows(request, cluster, latency, streamed)
@@ -137,6 +137,39 @@ def _rows(
 ) -> Iterator[Row]:
     """What each device of a unit computes, micro-batch by micro-batch, and beneath it what it
     sends; devices in the order in which activations pass them, and what follows the last one."""
+    problem, partition, state = _planned(request, cluster, latency)
+    for stage in timeline(problem, partition):
+        starts = enumerate(stage.computes)
+        boxes = [((_ODD, _EVEN)[n % 2], (start, start + stage.compute_s)) for n, start in starts]
+        boxes += [(_SENT, (start, start + stage.hop_s)) for start in stage.hops]
+        yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
+    if cluster.uplink and state.uplink and streamed:
+        sent_s = state.uplink.activation_share * cluster.uplink.upload_s / request.local_steps
+        for each in stages_behind(problem, partition, sent_s):
+            boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
+            yield Row(f"unit {cluster.unit}, {each.name}", boxes)
+
+
+def planned_stages(
+    run: Run, line: RoundReport, cluster: ClusterPlan
+) -> list[tuple[str, SegmentTimes]]:
+    """Each device of a unit's plan, and when it was to compute in a local step; none where what
+    was planned from is not known."""
+    request = next(read_requests(run, line.round), None)
+    if request is None:
+        return []
+    problem, partition, _ = _planned(request, cluster, _latency(run))
+    return [(problem.devices[each.device].name, each) for each in timeline(problem, partition)]
+
+
+def _latency(run: Run) -> Latency:
+    law = run.option("strategy.latency")
+    return cast(Latency, law if law in LATENCIES else "overlap")  # as rounds are accounted
+
+
+def _planned(
+    request: RoundRequest, cluster: ClusterPlan, latency: Latency
+) -> tuple[ClusterProblem, Partition, ClusterState]:
     states = {state.unit: state for state in request.clusters}
     if cluster.unit not in states:
         raise ConfigError(f"round {request.round}: {REQUESTS} does not know unit {cluster.unit}")
@@ -152,13 +185,4 @@ def _rows(
         problem = replace(problem, devices=tuple(known[name] for name in names))
     blocks = tuple(segment.span.blocks for segment in cluster.segments)
     partition = Partition(blocks, cluster.num_micro_batches, 0.0, replicated=not blocks)
-    for stage in timeline(problem, partition):
-        starts = enumerate(stage.computes)
-        boxes = [((_ODD, _EVEN)[n % 2], (start, start + stage.compute_s)) for n, start in starts]
-        boxes += [(_SENT, (start, start + stage.hop_s)) for start in stage.hops]
-        yield Row(f"unit {cluster.unit}, {problem.devices[stage.device].name}", boxes)
-    if cluster.uplink and state.uplink and streamed:
-        sent_s = state.uplink.activation_share * cluster.uplink.upload_s / request.local_steps
-        for each in stages_behind(problem, partition, sent_s):
-            boxes = [(_STREAMED, (start, start + each.each_s)) for start in each.starts]
-            yield Row(f"unit {cluster.unit}, {each.name}", boxes)
+    return problem, partition, state

@@ -26,7 +26,8 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.validation import rule
 
 REQUESTS = "requests.jsonl.gz"  # what each round was planned from
-_GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS)
+TRACES = "traces.jsonl.gz"  # what devices that are real did when
+_GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS, TRACES)
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
 _LOADING = {
     "format": "safetensors",

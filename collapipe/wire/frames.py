@@ -51,6 +51,7 @@ class FrameKind(IntEnum):
     CREDIT = 12  # the receiver has taken a tensor
     FAILED = 13  # why the sender cannot go on, as JSON
     RESUME = 15  # where a broken link goes on: the last step that was done, and the head's norm
+    CLOCK = 16  # what time it is there, in seconds of a clock of its own
     ALIVE = 14  # seconds that the action under way has taken
 
 

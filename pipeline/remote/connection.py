@@ -113,7 +113,7 @@ class DeviceConnection:
             self._on_part(name.decode("ascii", "replace"), frame.step, data)
         elif frame.kind == FrameKind.FAILED and len(frame.tensors) == 1:
             self.troubles[frame.epoch] = unpacked(Trouble, frame.tensors[0])
-        elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.BYE):
+        elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK, FrameKind.BYE):
             self._answers.put(frame)
         else:
             raise WireError(f"{self.name} sent {frame.kind.name}")

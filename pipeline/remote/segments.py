@@ -15,7 +15,7 @@ from collapipe.errors import StageError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan
-from collapipe.report import PIPELINE, DeviceReport
+from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.frames import Frame, FrameKind
@@ -37,8 +37,18 @@ from pipeline.remote.replica import Replica
 from pipeline.stage import EmbeddingStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
 
+_TRACED = 100  # steps of a round
+_CLOCK_TRIPS = 3
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What to add to a device's clock for the control unit's, and how far that may be wrong."""
+
+    offset_s: float
+    error_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,8 @@ class RemoteSegments:
         self.events: list[str] = []
         self._measured: dict[str, list[torch.Tensor]] = {}
         self._timer = timer
+        self._clocks: dict[str, Clock] = {}
+        self._began_s = time.monotonic()
 
     def __enter__(self) -> "RemoteSegments":
         try:
@@ -124,6 +136,14 @@ class RemoteSegments:
             _report(segment, self._measured[segment.device])
             for segment in self._plan.segments
             if segment.device in self._measured
+        ]
+
+    def traces(self) -> list[DeviceTrace]:
+        """When the devices of the plan did what, by the control unit's clock."""
+        names = [each.device for each in self._plan.segments if each.device in self._measured]
+        return [
+            _trace(name, self._measured[name][:_TRACED], self._clocks[name], self._began_s)
+            for name in names
         ]
 
     def squared_norms(self) -> list[float]:
@@ -241,6 +261,19 @@ class RemoteSegments:
         for connection in members:
             connection.tell(FrameKind.OPEN, connect)
         self._all_answer(FrameKind.READY, connect)
+        self._clocks = {each.name: self._clock(each) for each in members}
+
+    def _clock(self, connection: DeviceConnection) -> Clock:
+        """From a few round trips; the quickest tells most."""
+        clocks = []
+        for number in range(_CLOCK_TRIPS):
+            asked, where = time.monotonic(), self._where(number)
+            connection.tell(FrameKind.CLOCK, where)
+            (frame,) = self._answers(FrameKind.CLOCK, where, [connection])
+            came = time.monotonic()
+            offset_s = (asked + came) / 2 - float(frame.tensors[0])
+            clocks.append(Clock(offset_s, (came - asked) / 2))
+        return min(clocks, key=lambda each: each.error_s)
 
     def _trim(self) -> None:
         """Forget steps that all blocks have been sent after."""
@@ -290,8 +323,12 @@ class RemoteSegments:
 
     def _all_answer(self, kind: FrameKind, where: Frame) -> list[Frame]:
         """An answer of each device of the plan."""
+        return self._answers(kind, where, self._members())
+
+    def _answers(
+        self, kind: FrameKind, where: Frame, members: Sequence[DeviceConnection]
+    ) -> list[Frame]:
         frames: dict[str, Frame] = {}
-        members = self._members()
 
         def complete() -> bool:
             for each in members:
@@ -363,6 +400,12 @@ def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceRepor
     sums = float((ended - began).sum()), float((began - asked).sum())
     chunk_s = median(float((each[:, 2] - each[:, 1]).sum()) * 2 / len(each) for each in tables)
     return DeviceReport(segment.device, segment.span.blocks, chunk_s, *sums, span_s)
+
+
+def _trace(name: str, tables: Sequence[torch.Tensor], clock: Clock, began_s: float) -> DeviceTrace:
+    shifted = ((table + (clock.offset_s - began_s)).tolist() for table in tables)
+    steps = tuple(tuple((row[0], row[1], row[2]) for row in table) for table in shifted)
+    return DeviceTrace(name, clock.error_s, steps)
 
 
 class _Answered(LastStage):

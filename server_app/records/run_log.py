@@ -16,14 +16,15 @@ from torch.utils.tensorboard import SummaryWriter
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, StorageError, one_line
-from collapipe.report import RoundReport
-from collapipe.runs.folder import REQUESTS, RunFolder
+from collapipe.report import RoundReport, RoundTraces
+from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluation
 from server_app.records.summary import History
 
 _log = logging.getLogger(__name__)
 _REQUEST = TypeAdapter(RoundRequest)
+_TRACES = TypeAdapter(RoundTraces)
 _MLFLOW_ID, _EXPERIMENT = "mlflow_run_id", "collapipe"
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}  # seconds
 Cell = str | int | float
@@ -58,6 +59,9 @@ class RunLog:
         planned_from = _REQUEST.dump_json(request) + b"\n"
         self.folder.append(REQUESTS, gzip.compress(planned_from, 1, mtime=0))
         self.folder.append_metrics(line.json_tree())
+        if report.traces:
+            traced = _TRACES.dump_json(RoundTraces(report.round, report.traces)) + b"\n"
+            self.folder.append(TRACES, gzip.compress(traced, 1, mtime=0))
         self.folder.append_row("metrics.csv", csv_row(line))
         for log in self.curves:
             log(_scalars(line), report.round)

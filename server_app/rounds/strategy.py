@@ -310,6 +310,7 @@ class CollaPipeStrategy(Strategy):
                 if r.report.devices and PIPELINE in r.report.seconds
             },
             "devices": {unit: r.report.devices for unit, r in finished.items() if r.report.devices},
+            "traces": {unit: r.report.traces for unit, r in finished.items() if r.report.traces},
             "events": {unit: r.report.events for unit, r in finished.items() if r.report.events},
             "seconds": {
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)

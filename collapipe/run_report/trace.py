@@ -1,0 +1,150 @@
+"""A round on real devices as Chrome's trace events, which Perfetto and chrome://tracing open: a
+process a device, with a track for what it computes, one for what it waits for, and one for the plan
+beside them."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from collapipe.errors import ConfigError, printable
+from collapipe.plan import ClusterPlan
+from collapipe.report import DeviceTrace, RoundReport, RoundTraces
+from collapipe.run_report.round import planned_stages
+from collapipe.runs.folder import TRACES
+from collapipe.runs.reading import Run, read_run
+from pipeline import schedule
+from pipeline.schedule import Action
+
+_TRACES = TypeAdapter(RoundTraces)
+_LONGEST = 2**28  # of a line, in bytes
+_COMPUTE, _WAIT, _PLANNED = 1, 2, 3  # tracks
+_NAMES = {_COMPUTE: "compute", _WAIT: "wait for input", _PLANNED: "plan: forward and backward"}
+Event = dict[str, Any]
+
+
+def write_trace(run_dir: Path, number: int | None, output: Path | None) -> tuple[Path, int, float]:
+    """Write a round's trace, by default the last one's; the file, the round, and how far clocks of
+    different devices may be apart, in seconds.
+
+    Raises ``ConfigError`` where the run has no such round on real devices, or the file exists.
+    """
+    run = read_run(run_dir)
+    traces = _read(run_dir, number)
+    line = next((each for each in run.rounds if each.round == traces.round), None)
+    if line is None:
+        raise ConfigError(f"{run_dir}: metrics.jsonl has no round {traces.round}")
+    file = output or run_dir / f"trace-{traces.round}.json"
+    tree = {"traceEvents": list(events(run, line, traces)), "displayTimeUnit": "ms"}
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            json.dump(tree, stream)
+    except FileExistsError as error:
+        raise ConfigError(f"{file}: exists; remove it, or say --output") from error
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
+    errors = [each.error_s for devices in traces.units.values() for each in devices]
+    return file, traces.round, 2 * max(errors, default=0.0)
+
+
+def events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
+    """Of all units of a round."""
+    process = 0
+    for cluster in line.plan.clusters:
+        devices = traces.units.get(cluster.unit, ())
+        stages = planned_stages(run, line, cluster)
+        for stage, device in enumerate(devices):
+            process += 1
+            yield from _named(process, f"unit {cluster.unit}, {device.name}")
+            lists = [_actions(cluster, len(devices), stage, len(each)) for each in device.steps]
+            yield from _measured(process, device, lists)
+            flow = f"unit {cluster.unit}"
+            yield from _flows(process, flow, stage, len(devices), device, lists)
+            planned = next((times for name, times in stages if name == device.name), None)
+            if planned is not None and device.steps:
+                start_s = device.steps[0][0][0]
+                for place, begin_s in enumerate(planned.computes):
+                    at = start_s + begin_s
+                    yield _slice(process, _PLANNED, str(place), at, planned.compute_s)
+
+
+def _read(run_dir: Path, number: int | None) -> RoundTraces:
+    """The traces of a round. Raises ``ConfigError``."""
+    file, found = run_dir / TRACES, None
+    try:
+        with gzip.open(file) as lines:
+            while text := lines.readline(_LONGEST):
+                if len(text) == _LONGEST:
+                    raise OSError("a line without end")
+                each = _TRACES.validate_json(text)
+                if number in (None, each.round):
+                    found = each
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{run_dir}: has no {TRACES}; runs on real devices (cluster=devices) write one"
+        ) from error
+    except EOFError:  # the run goes on, and writes
+        pass
+    except (OSError, zlib.error, ValidationError) as error:
+        why = printable(str(error).partition("\n")[0])
+        raise ConfigError(f"{file}: not what a run writes ({why})") from error
+    if found is None:
+        raise ConfigError(f"{file}: has no round {number}; leave --round out for the last one")
+    return found
+
+
+def _actions(cluster: ClusterPlan, stages: int, stage: int, rows: int) -> Sequence[Action]:
+    """What the rows of a step are."""
+    for count in range(1, rows + 1):
+        actions = schedule.build(cluster.schedule, stages, count)[stage]
+        if len(actions) == rows:
+            return actions
+    return ()
+
+
+def _measured(
+    process: int, device: DeviceTrace, lists: Sequence[Sequence[Action]]
+) -> Iterator[Event]:
+    for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
+        for (asked, began, ended), action in zip(rows, actions, strict=False):
+            name, about = str(action), {"step": step}
+            yield _slice(process, _WAIT, f"for {name}", asked, began - asked) | {"args": about}
+            yield _slice(process, _COMPUTE, name, began, ended - began) | {"args": about}
+
+
+def _flows(
+    process: int,
+    flow: str,
+    stage: int,
+    stages: int,
+    device: DeviceTrace,
+    lists: Sequence[Sequence[Action]],
+) -> Iterator[Event]:
+    """An arrow from each action to that of the neighbour that needs it."""
+    for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
+        for (_, began, ended), action in zip(rows, actions, strict=False):
+            forward = action.kind == schedule.FORWARD
+            came, left = (stage, stage + 1) if forward else (stage + 1, stage)
+            common = {"cat": "hop", "name": str(action), "pid": process, "tid": _COMPUTE}
+            if 0 < came < stages:
+                key = f"{flow} {step} {action} {came}"
+                yield common | {"ph": "f", "bp": "e", "id": key, "ts": began * 1e6}
+            if 0 < left < stages:
+                key = f"{flow} {step} {action} {left}"
+                yield common | {"ph": "s", "id": key, "ts": ended * 1e6}
+
+
+def _named(process: int, name: str) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+    for track, its in _NAMES.items():
+        about = {"ph": "M", "name": "thread_name", "pid": process, "tid": track}
+        yield about | {"args": {"name": its}}
+
+
+def _slice(process: int, track: int, name: str, begin_s: float, length_s: float) -> Event:
+    at = {"ts": begin_s * 1e6, "dur": max(0.0, length_s) * 1e6}
+    return {"ph": "X", "name": name, "pid": process, "tid": track, **at}
