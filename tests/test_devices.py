@@ -14,8 +14,11 @@ import torch
 from device_cluster import daemons
 from torch import Tensor
 
+from collapipe.cli.status import describe
 from collapipe.errors import ConfigError
+from collapipe.run_report.page import run_page
 from collapipe.run_report.trace import write_trace
+from collapipe.runs.reading import read_run
 from device_app import session
 from device_app.daemon import Daemon
 from pipeline.remote.segments import RemoteSegments
@@ -80,6 +83,12 @@ def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, head: str) -
         for each in measured.values():
             assert each["compute_s"] + each["wait_s"] <= each["span_s"] * (1 + 1e-6)
         assert line["events"] == {}
+    page = run_page(read_run(tmp_path / "real"), None)
+    last = lines(tmp_path / "real")[-1]
+    for each in last["devices"]["0"]:
+        assert f"unit 0, {each['name']}" in page
+    told = dict(describe(read_run(tmp_path / "real"), 0.0))
+    assert {f"device-{k}" for k in range(len(held(last)))} <= told.keys()
 
 
 @contextmanager

@@ -34,6 +34,7 @@ def describe(run: Run, now_s: float) -> list[Line]:
         ("round", _progress(run, now_s)),
         *(_results(run)),
         *(_units(last, "trained" if run.trained else "took part") if last else []),
+        *(_devices(last) if last else []),
         *(_checkpoint(run.folder, now_s)),
     ]
 
@@ -109,6 +110,21 @@ def _units(last: RoundReport, did: str) -> list[Line]:
         for what, units in causes
         for unit, why in units.items()
     ]
+
+
+def _devices(last: RoundReport) -> list[Line]:
+    """What each device that is real did in the last round, and what happened to it."""
+    lines = [
+        (
+            printable(each.name)[:11],
+            f"unit {unit}: {counted(each.blocks, 'block')}, computed {seconds(each.compute_s)}, "
+            f"waited {seconds(each.wait_s)}",
+        )
+        for unit, devices in last.devices.items()
+        for each in devices
+    ]
+    happened = ((unit, event) for unit, events in last.events.items() for event in events)
+    return lines + [("event", f"unit {unit}: {printable(event)}") for unit, event in happened]
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:

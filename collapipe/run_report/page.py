@@ -8,6 +8,7 @@ from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport
 from collapipe.run_report.comparison import comparison_page
 from collapipe.run_report.costs import energy, phases, predicted, traffic
+from collapipe.run_report.devices import devices
 from collapipe.run_report.html import (
     GENERATOR,
     Markup,
@@ -92,12 +93,14 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
     a_round = join(gantt(shown), step_chart(run, shown)) if shown else note("No round was planned.")
     text = tag("pre", run.config_text, tabindex="0", role="region", aria_label="config.yaml")
     configuration = details("The configuration, config.yaml", text)
+    real = devices(run)
     sections = [
         ("learning", "Learning", learning(run)),
         ("units", "Who took part", participation(run)),
         ("round", "A round", a_round),
         ("time", "Time of each phase", phases(run)),
         ("predicted", "Predicted and measured", predicted(run)),
+        *([("devices", "Devices, measured", real)] if real else []),
         ("queues", "Queues and drift", queues(run)),
         ("radio", "Power and channels", radio(run)),
         ("energy", "Energy", energy(run)),

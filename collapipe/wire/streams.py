@@ -137,4 +137,4 @@ def _reason(error: grpc.RpcError) -> str:
     """gRPC's code and words."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {one_line(error.details())}"
-    return one_line(error)
+    return "closed the connection"
