@@ -19,16 +19,20 @@ MESSAGE_BYTES = PIECE_BYTES + 1024
 
 @dataclass(frozen=True, slots=True)
 class Dialer:
-    """Opens channels with ``credentials``; None: without encryption, on loopback alone."""
+    """Opens channels with ``credentials``; None: without encryption, on loopback alone.
+
+    A handshake may take ``timeout_s``.
+    """
 
     credentials: Credentials | None
+    timeout_s: float = CONNECT_S
 
     def channel(self, device: str, address: str) -> grpc.Channel:
         """A connection to ``device``. Raises ``LinkError`` where another one is at ``address``,
         ``ConfigError`` where it would be neither encrypted nor on this machine."""
         options = channel_options(MESSAGE_BYTES)
         if self.credentials is not None:
-            return dial(self.credentials, address, device, options)
+            return dial(self.credentials, address, device, options, self.timeout_s)
         require_loopback(address)
         return grpc.insecure_channel(address, options=options)
 
