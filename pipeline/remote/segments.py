@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,13 +42,14 @@ _log = logging.getLogger(__name__)
 class Cluster:
     """The devices that there are, and how to reach them.
 
-    ``replan`` makes a plan without the devices that it is given; it raises where there is none.
+    ``replan`` makes a plan without the devices that it is given, each with the cause of its loss;
+    it raises where there is none.
     ``hung_s`` is how long one action of a device may take.
     """
 
     devices: Mapping[str, Neighbour]
     dialer: Dialer
-    replan: Callable[[Collection[str]], ClusterPlan]
+    replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: float
 
 
@@ -77,6 +78,7 @@ class RemoteSegments:
         self._journal: list[StepRecord] = []
         self._record: StepRecord | None = None
         self._norms: list[float] = []
+        self.action_times: list[torch.Tensor] = []  # of the last step, a segment: [actions, 3]
 
     def __enter__(self) -> "RemoteSegments":
         try:
@@ -174,7 +176,7 @@ class RemoteSegments:
         self._hops = None
         if lost.device in self._connections:
             self._connections.pop(lost.device).close()
-        self._plan = self._cluster.replan(frozenset(self._lost))
+        self._plan = self._cluster.replan(dict(self._lost))
         self._common = replace(self._common, epoch=self._common.epoch + 1)
         self._gather()
         for record in list(self._journal):
@@ -248,6 +250,7 @@ class RemoteSegments:
         interleave(runs, self._idle)
         tables = self._all_answer(FrameKind.NORMS, where)
         self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
+        self.action_times = [frame.tensors[1] for frame in tables]
 
     def _tell_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
