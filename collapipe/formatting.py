@@ -11,6 +11,7 @@ from rich.text import Text
 from collapipe.plan import Certificate, Span
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _LABEL_COLUMNS, _LEAST_COLUMNS, _ENDLESS_COLUMNS = 12, 20, 10_000
 _PROVED_GAP = 1e-9
 _LEAST_WATTS = 1e-3
@@ -58,6 +59,12 @@ def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
 def three_digits(value: float) -> str:
     """At most three digits, and all of those before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def amount(value: float, unit: str) -> str:
+    """Three digits and the prefix that suits them: ``1.5 GB``."""
+    scale, prefix = next((pair for pair in _PREFIXES if value >= pair[0]), _PREFIXES[-1])
+    return f"{three_digits(value / scale)} {prefix}{unit}"
 
 
 def watts(value: float) -> str:

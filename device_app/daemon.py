@@ -15,15 +15,20 @@ from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError, LinkError
 from collapipe.wire.dialing import MESSAGE_BYTES, Dialer, open_stream
+from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP
 from collapipe.wire.link import channel_options
 from collapipe.wire.segments import BEFORE, BEHIND, CONTROL, HOP, SESSION, SIDE, Neighbour
 from collapipe.wire.streams import FrameStream
+from device_app.answers import Answers, echo
 from device_app.session import Session
 
 _STREAMS = 16  # at once: a control unit's, neighbours', those of an epoch that ends, strangers'
 _MOST_FRAME_BYTES = 2**32
 _GOODBYE_S = 2.0
-_MAY_CALL = {CONTROL: {Role.CONTROL_UNIT}, HOP: {Role.CONTROL_UNIT, Role.DEVICE}}
+_MAY_CALL = {
+    **dict.fromkeys((CONTROL, STATUS, TIME_HOP), (Role.CONTROL_UNIT,)),
+    **dict.fromkeys((HOP, PROBE), tuple(Role)),
+}
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +54,9 @@ class Daemon:
     ) -> None:
         self._settings, self._dialer = settings, Dialer(credentials)
         self._session: Session | None = None
+        self._answers = Answers(
+            settings.name, settings.memory_bytes, credentials, lambda: self._session
+        )
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._server = grpc.server(
@@ -62,8 +70,10 @@ class Daemon:
         )
         handlers = {
             path: grpc.stream_stream_rpc_method_handler(serve)
-            for path, serve in ((CONTROL, self._control), (HOP, self._hop))
+            for path, serve in ((CONTROL, self._control), (HOP, self._hop), (PROBE, self._probe))
         }
+        for path, answer in ((STATUS, self._answers.status), (TIME_HOP, self._answers.time_hop)):
+            handlers[path] = grpc.unary_unary_rpc_method_handler(answer)
         if credentials is not None:
             handlers = {
                 path: Doorkeeper(credentials, _MAY_CALL[path]).guard(handler)
@@ -123,6 +133,12 @@ class Daemon:
         except LinkError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         yield from self._carried(stream, messages, context)
+
+    def _probe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._answers.probed(context):
+            stream = FrameStream(f"a probe ({context.peer()})", 2 * PROBE_FRAME_BYTES)
+            stream.on_close(context.cancel)  # also where the caller does not read
+            yield from self._carried(stream, messages, context, lambda: echo(stream))
 
     def _carried(
         self,

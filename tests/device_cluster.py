@@ -4,12 +4,15 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from sections import optimizer_settings
 
 import collapipe
 from collapipe.batch import IGNORED, Batch
+from collapipe.credentials.authority import temporary_authority
+from collapipe.credentials.credentials import load
 from collapipe.errors import RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
@@ -183,12 +186,24 @@ def device_name(number: int) -> str:
 
 
 @contextmanager
-def daemons(count: int, memory_bytes: float = 1e9) -> Iterator[list[Daemon]]:
-    """Daemons on loopback, without encryption."""
+def daemons(
+    count: int, memory_bytes: float = 1e9, folder: Path | None = None
+) -> Iterator[list[Daemon]]:
+    """Daemons on loopback, without encryption, or with credentials made in ``folder``."""
+    names = [device_name(k) for k in range(count)]
+    known = temporary_authority(folder, names) if folder else {}
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                Daemon(DeviceSettings(device_name(k), "127.0.0.1:0", memory_bytes), None)
+                Daemon(
+                    DeviceSettings(name, "127.0.0.1:0", memory_bytes),
+                    load(known[name]) if known else None,
+                )
             )
-            for k in range(count)
+            for name in names
         ]
+
+
+def neighbours(there: Sequence[Daemon]) -> list[Neighbour]:
+    """Their names and addresses."""
+    return [Neighbour(device_name(k), daemon.address) for k, daemon in enumerate(there)]

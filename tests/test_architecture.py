@@ -51,6 +51,7 @@ OWN = {
         "collapipe.tensors",
         "collapipe.wire.dialing",
         "collapipe.wire.frames",
+        "collapipe.wire.inquiries",
         "collapipe.wire.segments",
         "collapipe.wire.streams",
     ),

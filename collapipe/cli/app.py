@@ -282,6 +282,32 @@ def device(
     serve(DeviceOptions(listen, name, memory, threads, credentials, insecure, log_format))
 
 
+Inventory = Annotated[Path, Argument(help="YAML file with an address of each device.")]
+
+
+@devices.command()
+def check(inventory: Inventory, as_json: Json = False) -> None:
+    """Ask every device of an inventory how it is, and time the hops; status 1 if any fails."""
+    from collapipe.cli.device_check import check as ask
+
+    raise typer.Exit(ask(inventory, as_json))
+
+
+@devices.command()
+def measure(
+    inventory: Inventory,
+    model: Annotated[
+        str | None, Option(help="As model.name; default: the inventory's model.")
+    ] = None,
+    write: Annotated[bool, Option("--write", help="Put the laws into the inventory.")] = False,
+    repeats: Annotated[int, Option(min=1, max=100, help="Micro-batches of each size.")] = 5,
+) -> None:
+    """Time micro-batches of the model on every device, and hops; collapipe plan uses the laws."""
+    from collapipe.cli.device_measure import measure_devices
+
+    raise typer.Exit(measure_devices(inventory, model, repeats, write))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def up(
     context: typer.Context,

@@ -38,9 +38,9 @@ def write_new(file: Path, content: bytes, mode: int = PUBLIC) -> None:
         partial.unlink()
 
 
-def replace(file: Path, content: bytes) -> None:
-    """Put a public file in the place of an older one, at once."""
-    with _written(file, content, PUBLIC) as partial:
+def replace(file: Path, content: bytes, mode: int = PUBLIC) -> None:
+    """Put a file in the place of an older one, at once."""
+    with _written(file, content, mode) as partial:
         partial.replace(file)
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -15,6 +15,9 @@ from collapipe.inventory.schema import ModelSection
 from collapipe.inventory.yaml_file import Document
 from collapipe.state import BlockCost
 from collapipe.validation import nearest
+
+if TYPE_CHECKING:  # torch takes seconds
+    from collapipe.models.split import ModelSpec
 
 TOKENS = 64  # of a sample, for a model that is named and says nothing else
 
@@ -62,6 +65,29 @@ def read_model(document: Document, section: ModelSection, batch_size: int) -> Mo
     return Model(num_blocks, {**asdict(cost), **given}, *head)
 
 
+def read_spec(document: Document, section: ModelSection) -> "ModelSpec":
+    """The model that is named, which builds blocks with fresh weights. Raises ``ConfigError``."""
+    if section.name is None and section.family is None:
+        raise document.error(
+            ("model",), "has figures alone, of which no block can be built; name a model"
+        )
+    if section.name in _KNOWN:
+        from collapipe.models.transformer import TransformerSpec
+
+        sizes = _sizes(document, section, _KNOWN[section.name])
+        own = {key: value for key, value in sizes.items() if key != "_target_"}
+        return TransformerSpec(**own | {"num_blocks": section.num_blocks or own["num_blocks"]})
+    from collapipe.models.huggingface.spec import HuggingFaceSpec  # takes seconds
+
+    config = {key: _value(text) for key, text in (section.config or {}).items()}
+    name = _located(document, section.name) if section.name else None
+    try:
+        spec = HuggingFaceSpec(name, section.family, section.num_blocks, config=config)
+    except ConfigError as error:  # begins with the key
+        raise ConfigError(f"{document.file}:{document.line(('model',))}: {error}") from error
+    return cast("ModelSpec", spec)  # knows L now
+
+
 def _described(document: Document, section: ModelSection) -> int:
     for key in _OF_A_NAME:
         if key in section.model_fields_set:
@@ -79,7 +105,14 @@ def _described(document: Document, section: ModelSection) -> int:
 def _by_size(
     document: Document, section: ModelSection, file: Path, tokens: int, batch_size: int
 ) -> tuple[int, BlockCost]:
-    sizes = yaml.safe_load(file.read_text(encoding="utf-8"))
+    sizes = _sizes(document, section, file)
+    cost = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], tokens, batch_size)
+    return section.num_blocks or int(sizes["num_blocks"]), cost
+
+
+def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, Any]:
+    """What a file of ``conf/model/`` says of a model with sizes."""
+    sizes: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     if "dim" not in sizes:
         raise document.error(
             ("model", "name"), f"{section.name} has no sizes; name the folder or hub id itself"
@@ -89,24 +122,18 @@ def _by_size(
             raise document.error(
                 ("model", key), f"{section.name} of conf/model/ has no such key; remove it"
             )
-    cost = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], tokens, batch_size)
-    return section.num_blocks or int(sizes["num_blocks"]), cost
+    return sizes
 
 
 def _counted(
     document: Document, section: ModelSection, tokens: int, batch_size: int
 ) -> tuple[int, BlockCost]:
     """L and a block's cost of a model of transformers; its weights are neither read nor drawn."""
-    from collapipe.models.cost import measure_cost  # torch and transformers take seconds
-    from collapipe.models.huggingface.spec import HuggingFaceSpec
-    from collapipe.models.split import ModelSpec
+    from collapipe.models.cost import measure_cost  # torch takes seconds
 
-    config = {key: _value(text) for key, text in (section.config or {}).items()}
-    name = _located(document, section.name) if section.name else None
+    spec = read_spec(document, section)
     try:
-        spec = HuggingFaceSpec(name, section.family, section.num_blocks, config=config)
-        counted = cast(ModelSpec, spec)  # knows L now
-        return counted.num_blocks, measure_cost(counted, tokens, batch_size)
+        return spec.num_blocks, measure_cost(spec, tokens, batch_size)
     except ConfigError as error:  # begins with the key
         raise ConfigError(f"{document.file}:{document.line(('model',))}: {error}") from error
 

@@ -67,6 +67,10 @@ class Document:
         """The line, from 1, of a key or an item; where it is absent, that of what lacks it."""
         return self._find(loc)[1]
 
+    def node(self, loc: Loc) -> Any:
+        """The YAML node of the value at ``loc``; its marks say where it stands in the text."""
+        return self._find(loc)[0]
+
     def _find(self, loc: Loc) -> tuple[Any, int]:
         """The YAML node at ``loc``, None where there is none, and its line."""
         return self._places.get(loc) or (None, self.line(loc[:-1]))
@@ -113,8 +117,13 @@ def load(file: Path) -> Document:
     Raises ``ConfigError`` where there is no such file, where it is not UTF-8 or not YAML, and for
     aliases.
     """
+    return from_text(file, read(file))
+
+
+def from_text(file: Path, text: str) -> Document:
+    """The document that ``text`` is, from ``file``. Raises as ``load`` does."""
     try:
-        root = yaml.compose(_read(file), Loader=_Loader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = mark.line + 1 if mark else 1
@@ -126,7 +135,8 @@ def load(file: Path) -> Document:
     return Document(str(file), root)
 
 
-def _read(file: Path) -> str:
+def read(file: Path) -> str:
+    """The text, with its own line ends. Raises as ``load`` does."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)

@@ -13,23 +13,26 @@ from collapipe.errors import LinkError, one_line
 from collapipe.wire.link import channel_options
 from collapipe.wire.streams import PIECE_BYTES, FrameStream
 
-CONNECT_S = 10.0  # for a handshake on a busy machine
-_REACH_S = 4.0  # a handshake with a machine that is there
+CONNECT_S = 5.0  # for a handshake, on a busy machine too
 MESSAGE_BYTES = PIECE_BYTES + 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Dialer:
-    """Opens channels with ``credentials``; None: without encryption, on loopback alone."""
+    """Opens channels with ``credentials``; None: without encryption, on loopback alone.
+
+    A handshake may take ``timeout_s``.
+    """
 
     credentials: Credentials | None
+    timeout_s: float = CONNECT_S
 
     def channel(self, device: str, address: str) -> grpc.Channel:
         """A connection to ``device``. Raises ``LinkError`` where another one is at ``address``,
         ``ConfigError`` where it would be neither encrypted nor on this machine."""
         options = channel_options(MESSAGE_BYTES)
         if self.credentials is not None:
-            return dial(self.credentials, address, device, options, _REACH_S)
+            return dial(self.credentials, address, device, options, self.timeout_s)
         require_loopback(address)
         return grpc.insecure_channel(address, options=options)
 
@@ -40,7 +43,7 @@ class Dialer:
         except LinkError:
             return False
         try:
-            grpc.channel_ready_future(channel).result(timeout=_REACH_S)
+            grpc.channel_ready_future(channel).result(timeout=self.timeout_s)
         except grpc.FutureTimeoutError:
             return False
         finally:

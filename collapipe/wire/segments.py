@@ -69,14 +69,24 @@ class Trouble:
 
 def packed(message: object) -> Tensor:
     """A message as JSON in a tensor of bytes."""
-    text: bytes = TypeAdapter(type(message)).dump_json(message)
-    return as_tensor(text)
+    return as_tensor(as_json(message))
 
 
 def unpacked(kind: type[T], data: Tensor) -> T:
     """The message of ``packed``. Raises ``WireError``."""
+    return from_json(kind, as_bytes(data))
+
+
+def as_json(message: object) -> bytes:
+    """A message as JSON."""
+    text: bytes = TypeAdapter(type(message)).dump_json(message)
+    return text
+
+
+def from_json(kind: type[T], data: bytes) -> T:
+    """The message of ``as_json``. Raises ``WireError``."""
     try:
-        return TypeAdapter(kind).validate_json(as_bytes(data), strict=True)
+        return TypeAdapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         where = ".".join(str(part)[:40] for part in fault["loc"])

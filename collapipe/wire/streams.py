@@ -88,7 +88,7 @@ class FrameStream:
                 self._take(frames.decode(data))
             self._put(LinkError(f"{self.peer}: ended the stream"))
         except grpc.RpcError as error:
-            self._put(LinkError(f"{self.peer}: {_reason(error)}"))
+            self._put(LinkError(f"{self.peer}: {reason(error)}"))
         except WireError as error:
             self._put(WireError(f"{self.peer}: {error}"))
 
@@ -133,7 +133,7 @@ def _joined(messages: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
             pieces, size = [], 0
 
 
-def _reason(error: grpc.RpcError) -> str:
+def reason(error: grpc.RpcError) -> str:
     """gRPC's code and words."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {one_line(error.details())}"

@@ -55,13 +55,14 @@ class Clock:
 class Cluster:
     """The devices that there are, and how to reach them.
 
-    ``replan`` makes a plan without the devices that it is given; it raises where there is none.
+    ``replan`` makes a plan without the devices that it is given, each with the cause of its loss;
+    it raises where there is none.
     ``hung_s`` is how long one action of a device may take.
     """
 
     devices: Mapping[str, Neighbour]
     dialer: Dialer
-    replan: Callable[[Collection[str]], ClusterPlan]
+    replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: float
 
 
@@ -96,6 +97,7 @@ class RemoteSegments:
         self._timer = timer
         self._clocks: dict[str, Clock] = {}
         self._began_s = time.monotonic()
+        self.action_times: list[torch.Tensor] = []  # of the last step, a segment: [actions, 3]
 
     def __enter__(self) -> "RemoteSegments":
         try:
@@ -217,7 +219,7 @@ class RemoteSegments:
         self._hops = None
         if lost.device in self._connections:
             self._connections.pop(lost.device).close()
-        self._plan = self._cluster.replan(frozenset(self._lost))
+        self._plan = self._cluster.replan(dict(self._lost))
         self._measured.clear()
         self._common = replace(self._common, epoch=self._common.epoch + 1)
         self._gather()
@@ -307,6 +309,7 @@ class RemoteSegments:
         self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
         for segment, frame in zip(self._plan.segments, tables, strict=True):
             self._measured.setdefault(segment.device, []).append(frame.tensors[1])
+        self.action_times = [frame.tensors[1] for frame in tables]
 
     def _tell_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)

@@ -1,0 +1,141 @@
+"""Micro-batches through fresh blocks on one device, timed by its own clock."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+
+import collapipe
+from collapipe.errors import StageError
+from collapipe.models.description import describe
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.split import ModelSpec, block_name
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.sections import OptimizerSettings
+from collapipe.tensors import Tensors
+from collapipe.wire.dialing import Dialer
+from collapipe.wire.segments import Neighbour, SegmentDescription
+from pipeline import schedule
+from pipeline.remote.replica import Replica, starting_with
+from pipeline.remote.segments import Cluster, RemoteSegments
+from pipeline.schedule import Action
+from pipeline.stage import EmbeddingStage, LastStage, Passed
+from pipeline.timer import PhaseTimer
+
+_SCHEDULE = "one_f_one_b"  # keeps two micro-batches
+_WARM_UPS = 2  # micro-batches that are thrown away
+_HUNG_S = 600.0  # an action that takes longer
+_NO_STEP = OptimizerSettings(  # it has no state, and is never asked for a step
+    name="sgd",
+    lr=1.0,
+    momentum=0.0,
+    beta1=0.0,
+    beta2=0.0,
+    eps=1.0,
+    weight_decay=0.0,
+    warmup_steps=0,
+    decay="constant",
+    clip_norm=None,
+    state="reset",
+)
+
+
+def chunk_seconds(
+    device: Neighbour,
+    dialer: Dialer,
+    spec: ModelSpec,
+    weights: Tensors,
+    blocks: int,
+    samples: Sequence[int],
+    tokens: int,
+    repeats: int,
+) -> list[float]:
+    """Seconds of a micro-batch, forward and backward, through the first ``blocks`` blocks.
+
+    The median of ``repeats``, for each number of ``samples`` of ``tokens`` tokens. ``weights`` are
+    those of the blocks. Raises ``StageError`` where the device does not do it.
+    """
+    plan = ClusterPlan(
+        0, (SegmentPlan(device.name, Span(0, blocks)),), repeats + _WARM_UPS, _SCHEDULE
+    )
+    common = SegmentDescription(
+        version=collapipe.__version__,
+        session="",
+        unit=plan.unit,
+        round=0,
+        epoch=0,
+        seed=0,
+        model=describe(spec),
+        span=Span(0, blocks),
+        stage=0,
+        num_segments=1,
+        num_micro_batches=plan.num_micro_batches,
+        schedule=plan.schedule,
+        dtype="float32",
+        optimizer=_NO_STEP,
+        memory_bytes=0.0,
+        next_session=None,
+        next=None,
+        replicate_every=0,
+    )
+    cluster = Cluster({device.name: device}, dialer, _give_up, _HUNG_S)
+    names = [block_name(index) for index in range(blocks)]
+    replica = Replica(names, starting_with(weights, {}))
+    with RemoteSegments(plan, cluster, common, spec.dim, replica, PhaseTimer()) as segments:
+        return [
+            _median_seconds(segments, plan, torch.randn(size, tokens, spec.dim), step)
+            for step, size in enumerate(samples)
+        ]
+
+
+def _median_seconds(
+    segments: RemoteSegments, plan: ClusterPlan, hidden: torch.Tensor, step: int
+) -> float:
+    """Of a micro-batch with these activations [b, s, d]."""
+    m = plan.num_micro_batches
+    segments.run(_Source(hidden), _Mirror(), DropoutKey(0, plan.unit, step), m)
+    (table,) = segments.action_times
+    taken = [0.0] * m
+    actions = schedule.build(plan.schedule, 1, m)[0]
+    for action, (_, began, ended) in zip(actions, table.tolist(), strict=True):
+        taken[action.micro_batch] += ended - began
+    return median(taken[_WARM_UPS:])
+
+
+def _give_up(lost: Mapping[str, str]) -> ClusterPlan:
+    """There is no other device."""
+    device, cause = next(iter(lost.items()))
+    raise StageError(device, cause)
+
+
+class _Source(EmbeddingStage):
+    """The same activations in every micro-batch."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self._passed = hidden, torch.ones(hidden.shape[:2], dtype=torch.bool)
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        return self._passed
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        return ()
+
+
+class _Mirror(LastStage):
+    """A head whose gradients are the activations that it got."""
+
+    def __init__(self) -> None:
+        self._held = dict[int, torch.Tensor]()
+
+    def forward(self, micro_batch: int, received: Passed) -> Passed:
+        self._held[micro_batch] = received[0]
+        return ()
+
+    def backward(self, micro_batch: int, received: Passed) -> Passed:
+        return (self._held.pop(micro_batch),)
+
+    def ready(self, action: Action) -> bool:
+        return action.micro_batch in self._held

@@ -1,0 +1,133 @@
+"""Measured laws in an inventory's file: the keys that they replace, and no other character.
+
+A library that writes the file anew (ruamel.yaml) keeps comments, but neither line ends nor the
+indentation and alignment of a person's file. So only spans of its text are replaced, found by the
+parser's marks, and what comes of it is read again before it is written.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from stat import S_IMODE
+from typing import Any
+
+from collapipe.credentials.files import replace
+from collapipe.errors import ConfigError
+from collapipe.inventory.schema import DeviceSection, InventorySection
+from collapipe.inventory.yaml_file import Loc, from_text, read
+from collapipe.state import AffineLaw
+
+_DESCRIBED = ("flops_per_s", "d2d_rate_bps", "launch_s", "hop_latency_s")
+_BY_HAND = "write the laws there by hand"
+Laws = Mapping[tuple[str, str], AffineLaw]  # by the names of cluster and device
+Edit = tuple[int, int, str]  # from here to there, this instead
+
+
+def write_laws(file: Path, laws: Laws) -> None:
+    """Give devices their ``chunk`` in ``file``: all at once or, where that fails, none.
+
+    Raises ``ConfigError`` where the file has no such device, has a form in which the laws cannot be
+    put, or cannot be written.
+    """
+    target = file.resolve()  # of a link
+    content = with_laws(file, read(file), laws).encode()
+    replace(target, content, S_IMODE(target.stat().st_mode))
+
+
+def with_laws(file: Path, text: str, laws: Laws) -> str:
+    """``text``, which is that of ``file``, with these laws. Raises ``ConfigError``."""
+    document = from_text(file, text)
+    section = document.parse(InventorySection)
+    places = dict(_places(section))
+    edits = list[Edit]()
+    for key, law in laws.items():
+        if key not in places:
+            raise ConfigError(f"{file}: has no device {key[1]} in {key[0]} now; {_BY_HAND}")
+        edits += _edits(text, document.node(places[key]), _figures(law))
+    edited = text
+    for start, stop, new in sorted(edits, reverse=True):
+        edited = edited[:start] + new + edited[stop:]
+    if not _is_so(file, edited, _values(section, laws)) or _comments(edited) != _comments(text):
+        raise ConfigError(f"{file}: has a form in which laws cannot be put; {_BY_HAND}")
+    return edited
+
+
+def _places(section: InventorySection) -> Iterator[tuple[tuple[str, str], Loc]]:
+    for n, cluster in enumerate(section.clusters):
+        for k, device in enumerate(cluster.devices):
+            yield (cluster.name, device.name), ("clusters", n, "devices", k)
+
+
+def _figures(law: AffineLaw) -> dict[str, str]:
+    numbers = {"u": law.u, "v": law.v, "w": law.w, "l": law.ell}
+    return {name: f"{number:.4g}" for name, number in numbers.items()}
+
+
+def _edits(text: str, device: Any, figures: Mapping[str, str]) -> Iterator[Edit]:
+    """Put the figures into the YAML node of a device: where it has a ``chunk`` into that, else in
+    the place of the first key that describes it; the others go."""
+    pairs = device.value
+    chunk = next((value for key, value in pairs if key.value == "chunk"), None)
+    if chunk is not None:
+        yield from _refigured(text, chunk, figures)
+        return
+    first, *others = (n for n, (key, _) in enumerate(pairs) if key.value in _DESCRIBED)
+    law = ", ".join(f"{name}: {figure}" for name, figure in figures.items())
+    start, stop = _span(pairs[first])
+    yield start, stop, f"chunk: {{{law}}}"
+    for n in others:
+        start, stop = _span(pairs[n])
+        if device.flow_style:
+            yield _span(pairs[n - 1])[1], stop, ""  # with the comma before it
+        else:
+            yield _line(text, start, stop)
+
+
+def _refigured(text: str, chunk: Any, figures: Mapping[str, str]) -> Iterator[Edit]:
+    """Replace the numbers of a ``chunk``, and put before its keys those that it lacks."""
+    present = {key.value: value for key, value in chunk.value}
+    for name in present:
+        yield present[name].start_mark.index, present[name].end_mark.index, figures[name]
+    begin = chunk.value[0][0].start_mark
+    newline = "\r\n" if "\r\n" in text else "\n"
+    behind = ", " if chunk.flow_style else newline + " " * begin.column
+    lacking = (f"{name}: {figures[name]}{behind}" for name in figures if name not in present)
+    yield begin.index, begin.index, "".join(lacking)
+
+
+def _span(pair: tuple[Any, Any]) -> tuple[int, int]:
+    """Where a key begins and its value, a scalar, ends."""
+    key, value = pair
+    return key.start_mark.index, value.end_mark.index
+
+
+def _line(text: str, start: int, stop: int) -> Edit:
+    """Remove a key and its value with their line, of which a comment stays."""
+    spaces, comment, rest = re.match(r"([ \t]*)(#?)([^\n]*\n?)", text[stop:]).groups()  # type: ignore[union-attr]
+    if comment:
+        return start, stop + len(spaces), ""
+    return text.rfind("\n", 0, start) + 1, stop + len(spaces + rest), ""
+
+
+def _is_so(file: Path, text: str, values: object) -> bool:
+    """Whether an inventory has these values."""
+    try:
+        return _values(from_text(file, text).parse(InventorySection), {}) == values
+    except ConfigError:
+        return False
+
+
+def _values(section: InventorySection, laws: Laws) -> dict[str, Any]:
+    """All that the file says, with these laws."""
+    values = section.model_dump()
+    for cluster in values["clusters"]:
+        for device in cluster["devices"]:
+            if law := laws.get((cluster["name"], device["name"])):
+                device["chunk"] = {name: float(each) for name, each in _figures(law).items()}
+                fields = DeviceSection.model_fields
+                device |= {name: fields[name].default for name in _DESCRIBED}
+    return values
+
+
+def _comments(text: str) -> list[str]:
+    return re.findall(r"#.*", text)

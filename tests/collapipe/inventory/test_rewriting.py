@@ -1,0 +1,136 @@
+"""Laws are put into an inventory, and nothing else in it changes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from collapipe.errors import ConfigError
+from collapipe.inventory.file import read_inventory
+from collapipe.inventory.rewriting import Laws, with_laws, write_laws
+from collapipe.inventory.schema import InventorySection
+from collapipe.inventory.yaml_file import from_text
+from collapipe.state import AffineLaw
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "docs/examples").glob("*.yaml"))
+LAW = AffineLaw(0.0123456, 0.0, 3.2e-5, 0.25)
+CHUNK = "chunk: {u: 0.01235, v: 0, w: 3.2e-05, l: 0.25}"
+REPLACED = re.compile(r"\b(flops_per_s|d2d_rate_bps|launch_s|hop_latency_s|chunk)\b")
+FILE = Path("boxes.yaml")
+
+ODD = """\
+# a person's file
+batch_size:    64
+model:
+    name: transformer   # aligned
+clusters:
+  -   name: 'workshop'
+      devices:
+      -   flops_per_s: 4.0e11   # of its data sheet
+          # what a launch takes
+          launch_s: 0.003
+          name: "a"
+          memory_bytes: 2_000_000_000
+          d2d_rate_bps: 9.40e8   # the switch
+
+      # the second one
+      -   {name: b,   flops_per_s: 1.e8, d2d_rate_bps: 9.4e8, memory_bytes: 1E9}
+      -   {flops_per_s: 1.0e8, name: c,
+           d2d_rate_bps: 9.4e8}
+      -   name: d
+          address:
+            127.0.0.1:1
+          chunk:
+            w: 0.1 # by hand
+            u: 0.2
+            l: 0
+# the end"""
+EXPECTED = """\
+# a person's file
+batch_size:    64
+model:
+    name: transformer   # aligned
+clusters:
+  -   name: 'workshop'
+      devices:
+      -   CHUNK   # of its data sheet
+          # what a launch takes
+          name: "a"
+          memory_bytes: 2_000_000_000
+          # the switch
+
+      # the second one
+      -   {name: b,   CHUNK, memory_bytes: 1E9}
+      -   {CHUNK, name: c}
+      -   name: d
+          address:
+            127.0.0.1:1
+          chunk:
+            v: 0
+            w: 3.2e-05 # by hand
+            u: 0.01235
+            l: 0.25
+# the end""".replace("CHUNK", CHUNK)
+
+
+def laws(text: str) -> Laws:
+    """One for each device."""
+    section = from_text(FILE, text).parse(InventorySection)
+    return {(each.name, box.name): LAW for each in section.clusters for box in each.devices}
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_a_file_of_an_odd_form_stays_as_it_is(newline: str) -> None:
+    text, expected = (each.replace("\n", newline) for each in (ODD, EXPECTED))
+    assert with_laws(FILE, text, laws(text)) == expected
+    assert with_laws(FILE, expected, laws(text)) == expected  # measured again
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda each: each.name)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
+def test_other_lines_of_examples_stay(file: Path, newline: str) -> None:
+    text = file.read_text().replace("\n", newline)
+    edited = with_laws(file, text, laws(text))
+    kept = [
+        [line for line in each.split("\n") if not REPLACED.search(line)] for each in (text, edited)
+    ]
+    assert kept[0] == kept[1]
+    comments = [re.findall("#.*", each) for each in (text, edited)]
+    assert comments[0] == comments[1]
+    for cluster in from_text(file, edited).parse(InventorySection).clusters:
+        for device in cluster.devices:
+            assert device.chunk is not None and device.flops_per_s is None
+            assert (device.chunk.u, device.chunk.l) == (0.01235, 0.25)
+
+
+def test_one_device_of_several(tmp_path: Path) -> None:
+    file = tmp_path / "boxes.yaml"
+    file.write_text(ODD)
+    file.chmod(0o640)
+    link = tmp_path / "link.yaml"
+    link.symlink_to(file)
+    write_laws(link, {("workshop", "b"): LAW})
+    assert file.read_text() == "\n".join(
+        line.replace("flops_per_s: 1.e8, d2d_rate_bps: 9.4e8", CHUNK) for line in ODD.split("\n")
+    )
+    assert link.is_symlink() and file.stat().st_mode & 0o777 == 0o640
+    assert read_inventory(file).clusters[0].profiles[1].time.u == 0.01235
+    assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("1.e8, d2d_rate_bps", "1.e8, # c\n            d2d_rate_bps"),
+        ('name: "a"', 'name: "z"'),
+    ],
+    ids=["comment-in-braces", "device-is-gone"],
+)
+def test_what_cannot_be_edited_is_left_alone(old: str, new: str, tmp_path: Path) -> None:
+    wanted, file = laws(ODD), tmp_path / "boxes.yaml"
+    text = ODD.replace(old, new)
+    assert text != ODD
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"boxes\.yaml: has .*; write the laws"):
+        write_laws(file, wanted)
+    assert file.read_text() == text
