@@ -92,7 +92,7 @@ def test_a_file_chooses_groups_and_sets_options(own: Path) -> None:
         "collapipe.tasks.ner.NamedEntities",
         32,
     )
-    assert (tree["federation"]["rounds"], tree["federation"]["local_steps"]) == (4, 5)
+    assert (tree["federation"]["rounds"], tree["federation"]["local_steps"]) == (4, 10)
 
 
 @pytest.mark.parametrize(
