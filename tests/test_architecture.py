@@ -59,6 +59,7 @@ LAYERS = (
     "cancellation",
     "batch",
     "tensors",
+    "torch_device",
     "state",
     "plan",
     "report",
