@@ -24,6 +24,9 @@ Overrides = Annotated[
 ]
 Trust = Annotated[list[str] | None, Option(help="Package whose plug-ins the folder may name.")]
 Unit = Annotated[int | None, Option(help="Whose model, where they were not averaged.")]
+TorchDevice = Annotated[
+    str | None, Option(help="auto, cpu, cuda, cuda:NUMBER or mps; default: server.torch_device.")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -117,6 +120,7 @@ def predict(
     as_json: Json = False,
     trust: Trust = None,
     unit: Unit = None,
+    torch_device: TorchDevice = None,
 ) -> None:
     """Use a run's trained model."""
     from collapipe.cli.predict import as_texts, lines_of, predict_texts
@@ -129,6 +133,7 @@ def predict(
         max_new_tokens=max_new_tokens,
         scores=scores,
         as_json=as_json,
+        device=torch_device,
     )
 
 
@@ -139,11 +144,12 @@ def evaluate(
     as_json: Json = False,
     trust: Trust = None,
     unit: Unit = None,
+    torch_device: TorchDevice = None,
 ) -> None:
     """Compute the metric of a run's trained model on other rows."""
     from collapipe.cli.predict import evaluate_file
 
-    evaluate_file(run_dir, file, trust or [], unit, as_json)
+    evaluate_file(run_dir, file, trust or [], unit, as_json, torch_device)
 
 
 @app.command()
