@@ -110,7 +110,7 @@ def train(message: Message, context: Context) -> RecordDict:
         if precision != FLOAT32:  # training changes weights where they are
             start = {name: tensor.clone() for name, tensor in weights.items()}
         with _reading:  # units of one process share what is read
-            fixed = _cached_weights(tuple(_setup(context).frozen.items()))
+            fixed = _cached_weights(tuple(_setup(context).frozen.items()), unit.device)
         whole, stem = {**fixed, **weights}, unit.stem_rows(_kept(context, _STEM).get(_ROWS))
         frozen, state = _setup(context).frozen, _kept(context, _OPTIMIZER)
         state |= records.unpack_head_state(message.content)
@@ -151,11 +151,13 @@ def _control_unit(context: Context) -> ControlUnit:
 
 
 @functools.lru_cache(maxsize=1)  # of the run that the process serves, for all its units and rounds
-def _cached_weights(parts: tuple[tuple[str, str], ...]) -> Tensors:
+def _cached_weights(parts: tuple[tuple[str, str], ...], device: torch.device) -> Tensors:
     store = FrozenStore(default_folder())
     named = [prefixed(part, store.load(name)) for part, name in parts]
     # copies, for a product's last bits may depend on how its operands are aligned in memory
-    return {name: tensor.clone() for tensors in named for name, tensor in tensors.items()}
+    return {
+        name: tensor.to(device, copy=True) for tensors in named for name, tensor in tensors.items()
+    }
 
 
 @functools.lru_cache(maxsize=64)  # a process may serve many units, and each many rounds

@@ -69,8 +69,10 @@ class UnsplitTrainer:
         weights: Tensors,
         settings: OptimizerSettings,
         state: Mapping[str, Tensor],
+        device: torch.device,
     ) -> None:
-        self._model = build_empty(lambda: SplitModel(spec, vocabulary), weights).train()
+        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
+        self._model = model.to(device).train()
         self._optimizer = build_optimizer(settings, self._model.parameters())
         load_optimizer_state(self._model, self._optimizer, state)
         self.timer = PhaseTimer()
@@ -79,7 +81,7 @@ class UnsplitTrainer:
         """Forward and backward; the loss."""
         assert isinstance(self._model, SplitModel)
         with self.timer.phase("forward"):
-            loss = self._model.loss(batch, key) / batch.num_targets
+            loss = self._model.loss(batch.to(self._model.device), key) / batch.num_targets
         with self.timer.phase("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
@@ -96,8 +98,8 @@ class UnsplitTrainer:
         return norm**2
 
     def weights(self) -> Tensors:
-        """All weights by name."""
-        return {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
+        """All weights by name, on the CPU."""
+        return {name: tensor.detach().cpu() for name, tensor in self._model.state_dict().items()}
 
     def optimizer_state(self) -> Tensors:
         """The optimiser's state by the weights' names."""
@@ -111,11 +113,13 @@ Head = DecoderLink | LocalHead
 class ControlUnit:
     """Unit n: its shard, the embedding, and the way to its cluster.
 
-    Raises ``DataError`` for rows that cannot be read.
+    Raises ``DataError`` for rows that cannot be read, and ``ConfigError`` where this machine lacks
+    the ``device`` to compute on.
     """
 
     def __init__(self, settings: Settings, unit: int, tokenizer: Tokenizer) -> None:
         self._settings, self._unit, self._vocabulary = settings, unit, tokenizer.vocabulary
+        self.device = settings.unit_device
         self._examples = settings.task.encode(load_shards(settings)[unit], tokenizer)
         self._lengths = self._examples.lengths
         if len(self._lengths) < settings.batch_size:
@@ -190,11 +194,11 @@ class ControlUnit:
         """
         settings, spec = self._settings, self._settings.model
         if isinstance(spec, StemSpec) and stem.limit_bytes and stem_digest:
-            folder = activation_folder(stem_digest, spec.base)
+            folder = activation_folder(stem_digest, spec.base, self.device)
             spec = replace(spec, store=ActivationStore(folder, stem.limit_bytes))
         if settings.framework.unsplit:
-            optimizer = settings.optimizer
-            trainer = UnsplitTrainer(spec, self._vocabulary, weights, optimizer, state)
+            how = settings.optimizer, state, self.device
+            trainer = UnsplitTrainer(spec, self._vocabulary, weights, *how)
             return self._run(request, trainer, stem)
         with ExitStack() as stack:
             head = stack.enter_context(self._head(request, weights, state, coder))
@@ -225,7 +229,8 @@ class ControlUnit:
             where = request.link, self._unit, request.round, settings.link
             return DecoderLink(*where, rows, how)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))
-        return nullcontext(LocalHead(HeadPart(HEAD, module, settings.optimizer, state)))
+        part = HeadPart(HEAD, module, settings.optimizer, state, self.device)
+        return nullcontext(LocalHead(part))
 
     def _pipeline(
         self,
@@ -238,7 +243,8 @@ class ControlUnit:
         optimizer = self._settings.optimizer
 
         def part(name: str, build: Callable[[], Module]) -> Part:
-            return Part(name, build_empty(build, select(weights, name)), optimizer, state)
+            module = build_empty(build, select(weights, name))
+            return Part(name, module, optimizer, state, self.device)
 
         blocks = [
             part(block_name(index), functools.partial(spec.build_block, index))
@@ -252,7 +258,7 @@ class ControlUnit:
             return spec.build_embedding(self._vocabulary)
 
         module = build_empty(build, select(weights, EMBEDDING))
-        return Part(EMBEDDING, module, self._settings.optimizer, state)
+        return Part(EMBEDDING, module, self._settings.optimizer, state, self.device)
 
     def _run(
         self,

@@ -153,7 +153,7 @@ class DecoderLink:
         """Return as soon as gRPC has the frame."""
         batch, how = self._micro_batches[micro_batch], self._precisions
         read = self._rows.of(batch.mask, batch.targets)
-        sent = hidden.detach()[read]
+        sent = hidden.detach().cpu()[read]
         self._submitted[micro_batch] = sent, read
         generator = self._key.generator("activation", micro_batch)
         if how.coder is None:

@@ -30,6 +30,11 @@ class Batch:
     targets: Tensor
     rows: Tensor | None = None
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same on a device."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return Batch(self.inputs.to(device), self.mask.to(device), self.targets.to(device), rows)
+
     @property
     def num_samples(self) -> int:
         """b."""

@@ -1,11 +1,12 @@
 """The configuration as typed, checked, frozen objects. Field names are the options' names."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from collapipe.errors import ConfigError
 from collapipe.plan import UplinkPlan
@@ -19,6 +20,15 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PrecisionOrAuto = Literal[Precision, "auto"]
+
+
+def _kind_of_device(name: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", name) is None:
+        raise ValueError("must be one of auto, cpu, cuda, cuda:NUMBER, mps")
+    return name
+
+
+TorchDevice = Annotated[str, AfterValidator(_kind_of_device)]  # see ``collapipe.torch_device``
 
 
 @dataclass(frozen=True)
@@ -250,6 +260,14 @@ class TrackingSettings:
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """Where the apps run."""
+    """Where the apps run, and what control units compute on."""
 
     name: Literal["local", "simulation"]
+    torch_device: TorchDevice = "cpu"  # older runs have none
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What the server trains heads on and evaluates on."""
+
+    torch_device: TorchDevice = "cpu"  # older runs have none

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import grpc
+import torch
 
 from collapipe.credentials.addresses import require_loopback
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError, LinkError
+from collapipe.torch_device import CPU
 from collapipe.wire.dialing import MESSAGE_BYTES, Dialer, open_stream
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP
 from collapipe.wire.link import channel_options
@@ -39,6 +41,7 @@ class DeviceSettings:
     name: str
     listen: str
     memory_bytes: float
+    torch_device: torch.device = CPU
 
 
 class Daemon:
@@ -113,6 +116,7 @@ class Daemon:
         limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
         stream = FrameStream(f"control unit {context.peer()}", limit, arrived)
         session = Session(stream, self._settings.memory_bytes, self._dial, arrived, self._leaving)
+        session.torch_device = self._settings.torch_device
         with self._occupied(session, context):
             yield from self._carried(stream, messages, context, session.run)
 

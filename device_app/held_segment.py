@@ -1,7 +1,6 @@
 """A segment as a device holds it: built from a description and the parts that follow it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,9 +11,10 @@ import collapipe
 from collapipe.errors import ConfigError, WireError, one_line
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import Part, moments, prefixed, select
+from collapipe.models.part import Part, moments, select
 from collapipe.models.split import ModelSpec, block_name, build_empty
 from collapipe.tensors import Tensors
+from collapipe.torch_device import CPU
 from collapipe.wire.segments import SegmentDescription
 from pipeline import schedule
 from pipeline.schedule import Action
@@ -30,7 +30,10 @@ class HeldSegment:
     beyond ``memory_bytes``, before anything is allocated.
     """
 
-    def __init__(self, description: SegmentDescription, memory_bytes: float) -> None:
+    def __init__(
+        self, description: SegmentDescription, memory_bytes: float, device: torch.device = CPU
+    ) -> None:
+        self._device = device
         if description.version != collapipe.__version__:
             raise WireError(
                 f"the control unit has CollaPipe {description.version[:40]}, this device "
@@ -76,7 +79,8 @@ class HeldSegment:
             module = build_empty(lambda: self._block(index), select(weights, name))
         except (SafetensorError, RuntimeError, KeyError) as error:
             raise WireError(f"{name}: cannot be built: {one_line(error)}") from error
-        self._parts.append(Part(name, module, self.description.optimizer, state))
+        part = Part(name, module, self.description.optimizer, state, self._device)
+        self._parts.append(part)
 
     def segment(self) -> Segment:
         """The blocks as one."""
@@ -107,9 +111,9 @@ class HeldSegment:
 
 def _training(part: Part) -> Tensors:
     names = [name for name, each in part.module.named_parameters() if each.requires_grad]
-    state = part.module.state_dict()
-    own: dict[str, Any] = {name: state[name] for name in names}
-    return prefixed(part.name, own) | part.optimizer_state()
+    weights = part.weights()
+    own = {f"{part.name}.{name}": weights[f"{part.name}.{name}"] for name in names}
+    return own | part.optimizer_state()
 
 
 def _contiguous(tensors: Tensors) -> dict[str, Tensor]:

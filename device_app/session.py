@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import LinkError, WireError, one_line
+from collapipe.torch_device import CPU
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
     BEFORE,
@@ -64,6 +65,7 @@ class Session:
     dial: Dial
     arrived: threading.Event
     leaving: threading.Event
+    torch_device: torch.device = CPU
     held: HeldSegment | None = None
     neighbours: Neighbours = field(default_factory=Neighbours)
     _busy_since: float | None = None
@@ -133,7 +135,7 @@ class Session:
         self.neighbours.close()
         self.neighbours, self.held = Neighbours(), None
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
-        self.held = HeldSegment(description, self.memory_bytes)
+        self.held = HeldSegment(description, self.memory_bytes, self.torch_device)
         span = description.span
         _log.info(
             "unit %d, round %d: blocks %d … %d, stage %d of %d",

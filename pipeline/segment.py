@@ -17,7 +17,10 @@ class Segment:
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
-        """Activation [b, s, d] of the last part; ``mask`` goes to each part that takes one."""
+        """Activation [b, s, d] of the last part, on this segment's device, to which inputs are
+        brought; ``mask`` goes to each part that takes one."""
+        device = self.parts[0].device
+        inputs, mask = inputs.to(device), tuple(each.to(device) for each in mask)
         if inputs.is_floating_point():  # token ids have no gradient
             inputs = inputs.detach().requires_grad_()
         hidden = inputs
@@ -31,7 +34,7 @@ class Segment:
         """Add to the parts' gradients; the gradient of the inputs, None where they are ids."""
         inputs, hidden = self._kept.pop(micro_batch)
         if hidden.requires_grad:  # a frozen embedding has nothing to learn
-            torch.autograd.backward(hidden, gradient)
+            torch.autograd.backward(hidden, gradient.to(hidden.device))
         return inputs.grad
 
     def forget(self) -> None:

@@ -22,5 +22,6 @@ def main(grid: Grid, context: Context) -> None:
             raise ConfigError(
                 f"data.{option}={path}: give an absolute path; the apps run in {Path.cwd()}"
             )
-    _ = settings.planner  # what is wrong with its options is said before there is a folder
+    # What is wrong with these options is said before there is a folder.
+    _ = settings.planner, settings.server_device
     train(make_prompt(grid), settings, str(context.run_config.get("resume", "")) or None)

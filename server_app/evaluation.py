@@ -60,7 +60,7 @@ class Evaluator:
         predictions: dict[int, list[int]] = {}
         for start in range(0, len(self._order), self._batch):
             rows = self._order[start : start + self._batch]
-            batch = self._examples.batch(rows)
+            batch = self._examples.batch(rows).to(model.device)
             hidden = model.encode(batch.inputs, batch.mask)
             head = cast(Head, model.head)
             loss += float(head.loss(hidden, batch.mask, batch.targets))

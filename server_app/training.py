@@ -158,7 +158,8 @@ class _Run:
 
     def _built(self, weights: Tensors) -> SplitModel:
         spec, vocabulary = self.settings.model, self.tokenizer.vocabulary
-        return build_empty(lambda: SplitModel(spec, vocabulary), weights)
+        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
+        return model.to(self.settings.server_device)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
         """The average, or else the models of those ``units``."""

@@ -70,6 +70,7 @@ LAYERS = (
     "cancellation",
     "batch",
     "tensors",
+    "torch_device",
     "state",
     "plan",
     "report",

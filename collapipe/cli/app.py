@@ -25,6 +25,9 @@ Overrides = Annotated[
 ]
 Trust = Annotated[list[str] | None, Option(help="Package whose plug-ins the folder may name.")]
 Unit = Annotated[int | None, Option(help="Whose model, where they were not averaged.")]
+TorchDevice = Annotated[
+    str | None, Option(help="auto, cpu, cuda, cuda:NUMBER or mps; default: server.torch_device.")
+]
 Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(credentials.app, name="credentials")
@@ -119,6 +122,7 @@ def predict(
     as_json: Json = False,
     trust: Trust = None,
     unit: Unit = None,
+    torch_device: TorchDevice = None,
 ) -> None:
     """Use a run's trained model."""
     from collapipe.cli.predict import as_texts, lines_of, predict_texts
@@ -131,6 +135,7 @@ def predict(
         max_new_tokens=max_new_tokens,
         scores=scores,
         as_json=as_json,
+        device=torch_device,
     )
 
 
@@ -141,11 +146,12 @@ def evaluate(
     as_json: Json = False,
     trust: Trust = None,
     unit: Unit = None,
+    torch_device: TorchDevice = None,
 ) -> None:
     """Compute the metric of a run's trained model on other rows."""
     from collapipe.cli.predict import evaluate_file
 
-    evaluate_file(run_dir, file, trust or [], unit, as_json)
+    evaluate_file(run_dir, file, trust or [], unit, as_json, torch_device)
 
 
 @app.command()
@@ -269,6 +275,9 @@ def device(
     name: Annotated[str | None, Option(help="Default: the machine's.")] = None,
     memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
     threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
+    torch_device: Annotated[
+        str, Option(help="auto, cpu, cuda, cuda:1 or mps; docs/configuration.md has what it does.")
+    ] = "cpu",
     insecure: Annotated[
         bool, Option("--insecure", help="Without encryption, on loopback alone.")
     ] = False,
@@ -279,7 +288,8 @@ def device(
         return
     from collapipe.cli.device import DeviceOptions, serve
 
-    serve(DeviceOptions(listen, name, memory, threads, credentials, insecure, log_format))
+    how = threads, torch_device, credentials, insecure, log_format
+    serve(DeviceOptions(listen, name, memory, *how))
 
 
 Inventory = Annotated[Path, Argument(help="YAML file with an address of each device.")]

@@ -15,6 +15,7 @@ import torch
 
 from collapipe.credentials.credentials import Credentials, load
 from collapipe.errors import ConfigError
+from collapipe.torch_device import torch_device
 from device_app.daemon import Daemon, DeviceSettings
 
 _AT_ONCE = 3  # exit status after a second signal
@@ -29,6 +30,7 @@ class DeviceOptions:
     name: str | None
     memory: str | None
     threads: int
+    torch_device: str
     credentials: Path | None
     insecure: bool
     log_format: str
@@ -40,7 +42,8 @@ def serve(options: DeviceOptions) -> None:
     torch.set_num_threads(options.threads)
     credentials = _credentials(options)
     name = credentials.name if credentials else options.name or socket.gethostname()
-    settings = DeviceSettings(name, options.listen, memory_bytes(options.memory))
+    own = torch_device("--torch-device", options.torch_device)
+    settings = DeviceSettings(name, options.listen, memory_bytes(options.memory), own)
     with Daemon(settings, credentials) as daemon:
         leave = _ending(daemon)
         print(f"{name}: ready on {daemon.address}", flush=True)

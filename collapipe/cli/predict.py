@@ -6,12 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from collapipe.config import Settings
 from collapipe.data.columns import standard
 from collapipe.data.files import read_file
 from collapipe.data.sources import columns_of
 from collapipe.errors import ConfigError
+from collapipe.models.split import SplitModel
 from collapipe.runs.model import load_model
 from collapipe.tasks.prediction import Prediction, Predictor
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.torch_device import torch_device
 from server_app.evaluation import Evaluator
 from server_app.records.progress import shown
 
@@ -28,13 +32,14 @@ def predict_texts(
     max_new_tokens: int | None = None,
     scores: bool = False,
     as_json: bool = False,
+    device: str | None = None,
 ) -> None:
     """Print a line per text of ``texts``, batches of them, as soon as a batch is answered.
 
     ``trusted`` packages may hold the run's task and model; ``unit`` says whose model it is where
-    each unit has one.
+    each unit has one; ``device`` what computes, None: as in the run.
     """
-    settings, model, tokenizer = load_model(run_dir, trusted, unit)
+    settings, model, tokenizer = _load(run_dir, trusted, unit, device)
     scored = scores or as_json
     predictor = Predictor(model, settings.task, tokenizer, max_new_tokens, scored)
     for batch in texts:
@@ -44,13 +49,18 @@ def predict_texts(
 
 
 def evaluate_file(
-    run_dir: Path, file: Path, trusted: Sequence[str], unit: int | None, as_json: bool
+    run_dir: Path,
+    file: Path,
+    trusted: Sequence[str],
+    unit: int | None,
+    as_json: bool,
+    device: str | None = None,
 ) -> None:
     """Print the metric of the run's model on a file's rows, whose columns are called as the run's.
 
     Raises ``DataError`` for rows that the task cannot take.
     """
-    settings, model, tokenizer = load_model(run_dir, trusted, unit)
+    settings, model, tokenizer = _load(run_dir, trusted, unit, device)
     task, names = settings.task, columns_of(settings.data, settings.task.columns)
     rows = standard(read_file(file, "--file"), names, str(file))
     found = Evaluator(task, rows, tokenizer).evaluate(model)
@@ -60,6 +70,16 @@ def evaluate_file(
         print(json.dumps({"metrics": values, "loss": found.loss, "signature": score.signature}))
     else:
         print(f"{shown(score)}  loss {found.loss:.4g}  ({score.signature})")
+
+
+def _load(
+    run_dir: Path, trusted: Sequence[str], unit: int | None, device: str | None
+) -> tuple[Settings, SplitModel, Tokenizer]:
+    """As ``load_model``, on what ``server.torch_device`` names, or on another ``device``."""
+    settings, model, tokenizer = load_model(run_dir, trusted, unit)
+    name = device or settings.server.torch_device
+    chosen = torch_device("--torch-device", name, settings.pipeline.dtype)
+    return settings, model.to(chosen), tokenizer
 
 
 def as_texts(arguments: Sequence[str]) -> list[str]:

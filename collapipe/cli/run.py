@@ -59,7 +59,7 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     jobs = [config.own_overrides(job, config_file) for job in expand(overrides)]
     where = Path(sweep_dir(overrides))
     for job in jobs:
-        config.load_overrides([*job, f"hydra.run.dir={quoted(where / '0')}"])
+        check_devices(config.load_overrides([*job, f"hydra.run.dir={quoted(where / '0')}"]))
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
     names = [
@@ -152,9 +152,15 @@ def quieten() -> None:
     os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
 
 
+def check_devices(settings: Settings) -> None:
+    """Raise ``ConfigError`` where this machine, on which all apps will run, lacks a device."""
+    _ = settings.unit_device, settings.server_device
+
+
 def start(overrides: Sequence[str], settings: Settings, resume: str | None = None) -> None:
     """Train, from the checkpoint ``resume`` on if there is one; ``overrides`` give ``settings``
     wherever the apps run. Raises as ``run_job``."""
+    check_devices(settings)
     if settings.runtime.name == "simulation":
         _run_simulated(overrides, settings, resume)
     else:

@@ -110,7 +110,7 @@ def _site() -> Iterator[_Site]:
     }
     environment = {
         "FLWR_LOG_LEVEL": "ERROR",  # of Flower itself; all lines of the app come
-        "PYTHONWARNINGS": "ignore:Tip:FutureWarning",  # Ray's, about GPUs
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray would hide GPUs, and warn that it does
         **os.environ,
         **_QUIET,
         # Ray's ports listen on every address of the machine: only who has the token is heard.

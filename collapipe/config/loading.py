@@ -100,7 +100,7 @@ def _sections(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(tree: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
-    section = tree.get(name)
+    section = tree.get(name, {} if name == "server" else None)  # older runs have none
     if not isinstance(section, Mapping):
         raise ConfigError(f"{name}={section}: must be a section; set its options, {name}.OPTION=…")
     values = dict(section)

@@ -24,6 +24,8 @@ from collapipe.plan import UplinkPlan
 from collapipe.validation import typed
 
 if TYPE_CHECKING:  # torch and datasets take seconds, which an option's error can do without
+    import torch
+
     from collapipe.devices.presets import ChannelPreset
     from collapipe.models.split import ModelSpec
     from collapipe.tasks.task import Task
@@ -56,6 +58,7 @@ class Settings:
     link: sections.LinkSettings
     framework: sections.FrameworkSettings
     runtime: sections.RuntimeSettings
+    server: sections.ServerSettings
     tracking: sections.TrackingSettings
     task: "Task"
     model: "ModelSpec"
@@ -89,6 +92,21 @@ class Settings:
         if self.chooses_heads:
             return uplink is not None and uplink.head == "control_unit"
         return self.units_have_heads
+
+    @property
+    def unit_device(self) -> "torch.device":
+        """What a control unit on this machine computes on. Raises ``ConfigError``."""
+        return self._device("runtime.torch_device", self.runtime.torch_device)
+
+    @property
+    def server_device(self) -> "torch.device":
+        """What the server on this machine computes on. Raises ``ConfigError``."""
+        return self._device("server.torch_device", self.server.torch_device)
+
+    def _device(self, option: str, name: str) -> "torch.device":
+        from collapipe.torch_device import torch_device
+
+        return torch_device(option, name, self.pipeline.dtype)
 
     @functools.cached_property
     def planner(self) -> Any:

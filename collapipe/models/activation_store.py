@@ -20,14 +20,14 @@ _ACTIVATION, _DIGEST = "activation", "sha256"
 _LIBRARIES = "collapipe", "torch", "transformers"
 
 
-def activation_folder(stem: str, model: object) -> Path:
+def activation_folder(stem: str, model: object, device: torch.device) -> Path:
     """``collapipe/activations/KEY`` in the user's cache.
 
     The key is of all that an activation's bits depend on but the row: the digest ``stem`` of the
     frozen weights, their types among it, the ``model``'s options, the libraries, the number of
-    threads, and the machine.
+    threads, the machine, and its ``device``.
     """
-    made_by = [platform.node(), torch.get_num_threads(), *map(version, _LIBRARIES)]
+    made_by = [platform.node(), str(device), torch.get_num_threads(), *map(version, _LIBRARIES)]
     config = getattr(model, "own_config", None)  # of transformers: of more than its weights tell
     key = hashlib.sha256(json.dumps([stem, repr(model), repr(config), made_by]).encode())
     return default_folder().parent / "activations" / key.hexdigest()
@@ -39,7 +39,7 @@ class ActivationStore:
     Any number of units may use it at once: what two write of a row is the same. ``limit_bytes`` is
     of all files there; units that write at the same time may pass it by what they write until each
     has a new store. What is not kept, for want of room or because a file was damaged, is
-    computed again.
+    computed again. Activations of any device are taken; they are given back on the CPU.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -68,7 +68,7 @@ class ActivationStore:
 
     def keep(self, ids: Tensor, activation: Tensor) -> None:
         """Write a row's activation while there is room; a disk that is full is said in the log."""
-        file, own = self._file(ids), activation.contiguous()
+        file, own = self._file(ids), activation.cpu().contiguous()
         data = save({_ACTIVATION: own, _DIGEST: _check(file, own)})
         try:
             if self._left is None:
@@ -86,7 +86,7 @@ class ActivationStore:
             _log.warning("%s: no more activations are kept in this round (%s)", file, error)
 
     def _file(self, ids: Tensor) -> Path:
-        row = hashlib.sha256(ids.contiguous().numpy().data).hexdigest()
+        row = hashlib.sha256(ids.cpu().contiguous().numpy().data).hexdigest()
         return self.folder / f"{row}.safetensors"
 
 

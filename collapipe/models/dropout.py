@@ -3,6 +3,9 @@
 torch's CPU generator belongs to the process: units that train side by side would take numbers from
 each other. Here every part of the model draws from a generator of its own, made from the key (unit,
 step, micro-batch, part), so that neither threads nor the cut into segments change a mask.
+
+A tensor on another device needs a generator of that device, which is made of the same seed. It
+draws other numbers than the CPU's: a mask depends on its key and on the kind of device.
 """
 
 from collections.abc import Iterator
@@ -18,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from collapipe.seeds import derive
 
-_generator: ContextVar[torch.Generator | None] = ContextVar("collapipe_dropout", default=None)
+_Generators = dict[torch.device, torch.Generator]
+_generators: ContextVar[_Generators | None] = ContextVar("collapipe_dropout", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,12 @@ class DropoutKey:
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Inside, ``Dropout`` draws from ``generator``."""
-    token = _generator.set(generator)
+    """Inside, ``Dropout`` draws from ``generator``, on other devices from one of its seed."""
+    token = _generators.set({generator.device: generator})
     try:
         yield
     finally:
-        _generator.reset(token)
+        _generators.reset(token)
 
 
 class Dropout(nn.Module):
@@ -62,12 +66,20 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     """Same shape; raises ``RuntimeError`` outside of ``drawing_from``."""
     if probability == 0.0:
         return x
-    generator = _generator.get()
-    if generator is None:
+    generators = _generators.get()
+    if generators is None:
         raise RuntimeError("dropout in training needs drawing_from(generator)")
     kept = 1.0 - probability
-    mask = torch.empty_like(x).bernoulli_(kept, generator=generator)
+    mask = torch.empty_like(x).bernoulli_(kept, generator=_on(x.device, generators))
     return x * mask.div_(kept)
+
+
+def _on(device: torch.device, generators: _Generators) -> torch.Generator:
+    """The generator of ``device``, which goes on where it stopped; made at its first use."""
+    if device not in generators:
+        first = next(iter(generators.values()))
+        generators[device] = torch.Generator(device).manual_seed(first.initial_seed())
+    return generators[device]
 
 
 class ForeignDropout(TorchFunctionMode):

@@ -17,6 +17,7 @@ from collapipe.models.dropout import drawing_from
 from collapipe.models.split import Head
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
+from collapipe.torch_device import CPU
 
 
 def build_optimizer(
@@ -62,9 +63,10 @@ def state_like(settings: OptimizerSettings, weights: Mapping[str, Tensor]) -> Te
 
 
 def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """State tensors by the names of the parameters they belong to, ``weight/exp_avg``."""
+    """State tensors by the names of the parameters they belong to, ``weight/exp_avg``; on the CPU,
+    wherever these are."""
     return {
-        f"{name}/{key}": value
+        f"{name}/{key}": value.cpu()
         for name, parameter in module.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
@@ -79,7 +81,8 @@ def load_optimizer_state(
     for key, value in state.items():
         name, _, quantity = key.rpartition("/")
         if name in parameters:
-            optimizer.state[parameters[name]][quantity] = value.clone()
+            parameter = parameters[name]
+            optimizer.state[parameter][quantity] = value.to(parameter.device, copy=True)
 
 
 def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float:
@@ -95,7 +98,7 @@ def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float
 
 
 class Part:
-    """A named module and its optimiser."""
+    """A named module and its optimiser, both on ``device``."""
 
     def __init__(
         self,
@@ -103,9 +106,10 @@ class Part:
         module: nn.Module,
         settings: OptimizerSettings,
         state: Mapping[str, Tensor] | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        self.name = name
-        self.module = module.train()
+        self.name, self.device = name, device
+        self.module = module.to(device).train()
         self._optimizer = build_optimizer(settings, module.parameters())
         load_optimizer_state(module, self._optimizer, select(state or {}, name))
 
@@ -127,8 +131,9 @@ class Part:
         self._optimizer.zero_grad()
 
     def weights(self) -> Tensors:
-        """Weights by their names in the whole model."""
-        return prefixed(self.name, self.module.state_dict())
+        """Weights by their names in the whole model, on the CPU."""
+        weights = self.module.state_dict()
+        return prefixed(self.name, {name: weight.cpu() for name, weight in weights.items()})
 
     def optimizer_state(self) -> Tensors:
         """Optimiser state by the same names, ``blocks.3.norm.weight/exp_avg``."""
@@ -159,13 +164,15 @@ class HeadPart(Part):
         target_tokens: int,
         generator: torch.Generator,
     ) -> tuple[float, Tensor]:
-        """Loss of a micro-batch and its gradient by ``hidden`` [b, s, d]; own gradients add up.
+        """Loss of a micro-batch and its gradient by ``hidden`` [b, s, d], on the device that this
+        came from; own gradients add up.
 
         ``target_tokens`` counts those of the whole batch, so that the micro-batches' losses and
         gradients sum to the batch's.
         """
-        hidden = hidden.detach().requires_grad_()
+        own = hidden.detach().to(self.device).requires_grad_()
+        mask, targets = mask.to(self.device), targets.to(self.device)
         with drawing_from(generator):
-            loss = cast(Head, self.module).loss(hidden, mask, targets) / target_tokens
+            loss = cast(Head, self.module).loss(own, mask, targets) / target_tokens
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach()), cast(Tensor, hidden.grad)
+        return float(loss.detach()), cast(Tensor, own.grad).to(hidden.device)

@@ -112,6 +112,11 @@ class SplitModel(nn.Module):
         self.blocks = nn.ModuleList(map(spec.build_block, range(spec.num_blocks)))
         self.head = spec.build_head(vocabulary)
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.parameters()).device
+
     def parts(self) -> dict[str, nn.Module]:
         """Embedding, blocks in order, head: name → module."""
         blocks = {block_name(index): block for index, block in enumerate(self.blocks)}

@@ -80,7 +80,7 @@ class Stem(MaskedEmbedding):
         """What the last block makes of one row's tokens, [n + r, d]."""
         kept = self._store.load(ids) if self._store else None
         if kept is not None:
-            return kept
+            return kept.to(ids.device)
         hidden, mask = self.embedding(ids[None]), torch.ones_like(ids[None], dtype=torch.bool)
         row = through(self.blocks, hidden, mask)[0]
         if self._store:

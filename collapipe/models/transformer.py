@@ -63,7 +63,7 @@ def positions(start: int, length: int, dim: int, like: Tensor) -> Tensor:
     place = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
     rate = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(1e4) / dim))
     table = torch.stack((torch.sin(place * rate), torch.cos(place * rate)), dim=-1)
-    return table.flatten(1).to(like)
+    return table.flatten(1).to(like.dtype).to(like.device)  # mps has no float64
 
 
 class Embedding(nn.Module):

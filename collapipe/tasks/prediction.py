@@ -66,7 +66,7 @@ class Predictor:
     @torch.inference_mode()
     def _batch(self, texts: Sequence[str]) -> list[Prediction]:
         examples = self.task.inputs(texts, self.tokenizer)
-        batch = examples.batch(range(len(texts)))
+        batch = examples.batch(range(len(texts))).to(self.model.device)
         if self._causal and (self.scored or self.max_new_tokens is not None):
             return self._continued(batch)
         head = cast(Head, self.model.head)
@@ -102,8 +102,8 @@ class Predictor:
             if not going:
                 break
             seen = [[*given[n], *written[n]][-longest:] for n in going]
-            mask = mask_of(seen)
-            hidden = self.model.encode(padded(seen, fill), mask)
+            mask = mask_of(seen).to(self.model.device)
+            hidden = self.model.encode(padded(seen, fill).to(mask.device), mask)
             found = head.generate(hidden, mask, longest)
             for row, n in enumerate(going):
                 written[n].append(found[row][-1])
@@ -122,4 +122,5 @@ def _log_probability(
 ) -> float:
     """Natural logarithm of the probability of one row's targets."""
     one = slice(row, row + 1)
-    return -float(head.loss(hidden[one], mask[one], padded([targets], IGNORED)))
+    expected = padded([targets], IGNORED).to(hidden.device)
+    return -float(head.loss(hidden[one], mask[one], expected))

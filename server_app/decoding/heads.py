@@ -141,4 +141,5 @@ class Heads:
             for name, value in select(weights, HEAD).items()
         }
         module = build_empty(lambda: settings.model.build_head(self.vocabulary), own)
-        return HeadPart(HEAD, module, settings.optimizer, self.states.get(owner, {}))
+        state, device = self.states.get(owner, {}), settings.server_device
+        return HeadPart(HEAD, module, settings.optimizer, state, device)

@@ -1,0 +1,133 @@
+"""A device by its name is one that torch finds, or an error that says what there is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import yaml
+from federated import run, settings_of
+from second_device import ran, second_device
+
+from collapipe import config
+from collapipe.errors import ConfigError
+from collapipe.runs.folder import RunFolder
+from collapipe.torch_device import present, torch_device
+
+Command = Callable[..., tuple[int, str, str]]
+GPUS, MAC, PLAIN = ["cuda:0", "cuda:1", "cpu"], ["mps", "cpu"], ["cpu"]
+
+
+def named(name: str, there: list[str], dtype: str = "float32") -> str:
+    """The device that a name means where these are."""
+    with patch("collapipe.torch_device.present", lambda: there):
+        return str(torch_device("server.torch_device", name, dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "meant"),
+    [
+        ("auto", GPUS, "cuda:0"),
+        ("auto", MAC, "mps"),
+        ("auto", PLAIN, "cpu"),
+        ("cuda", GPUS, "cuda:0"),
+        ("cuda:1", GPUS, "cuda:1"),
+        ("mps", MAC, "mps"),
+        ("cpu", GPUS, "cpu"),
+    ],
+)
+def test_a_name_means_a_device_that_is_there(name: str, there: list[str], meant: str) -> None:
+    assert named(name, there) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [("cuda", PLAIN), ("cuda:2", GPUS), ("mps", GPUS), ("cuda:0", MAC), ("cuda:" + 30 * "9", GPUS)],
+)
+def test_one_that_is_not_there_is_an_error_that_lists_them(name: str, there: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"^server.torch_device={name}: .*{', '.join(there)}"):
+        named(name, there)
+
+
+def test_mps_has_no_float64() -> None:
+    assert named("auto", GPUS, "float64") == "cuda:0"
+    for name in ("mps", "auto"):
+        with pytest.raises(ConfigError, match=rf"={name}: .*pipeline\.dtype=float32"):
+            named(name, MAC, "float64")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "count", "mps"), [(False, 2, False), (True, 2, False), (False, 0, True)]
+)
+def test_what_is_present_is_what_torch_says(cuda: bool, count: int, mps: bool) -> None:
+    with (
+        patch.object(torch.cuda, "is_available", lambda: cuda),
+        patch.object(torch.cuda, "device_count", lambda: count),
+        patch.object(torch.backends.mps, "is_available", lambda: mps),
+    ):
+        assert present() == (GPUS if cuda else MAC if mps else PLAIN)
+
+
+@pytest.mark.parametrize("option", ["runtime.torch_device", "server.torch_device"])
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "", "null", "0"])
+def test_other_names_are_refused(option: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option}="):
+        config.load_overrides([f"{option}={name}"])
+
+
+def test_options_are_of_units_and_of_the_server() -> None:
+    """Each checked where it is used: a server need not have its units' devices."""
+    settings = config.load_overrides(["runtime.torch_device=cuda:1", "pipeline.dtype=float64"])
+    with patch("collapipe.torch_device.present", lambda: GPUS):
+        assert (str(settings.unit_device), str(settings.server_device)) == ("cuda:1", "cpu")
+    with patch("collapipe.torch_device.present", lambda: PLAIN):
+        assert str(settings.server_device) == "cpu"
+        with pytest.raises(ConfigError, match=r"^runtime\.torch_device=cuda:1"):
+            _ = settings.unit_device
+
+
+def test_runs_without_these_options_are_read(tmp_path: Path) -> None:
+    """As they were run: on the CPU."""
+    settings, _ = settings_of(tmp_path, [])
+    RunFolder(tmp_path).write_config(settings)
+    saved = tmp_path / "config.yaml"
+    tree = yaml.safe_load(saved.read_text())
+    del tree["server"], tree["runtime"]["torch_device"]
+    saved.write_text(yaml.safe_dump(tree))
+    old = config.load_saved(saved)
+    assert (old.runtime.torch_device, old.server.torch_device) == ("cpu", "cpu")
+
+
+@pytest.mark.parametrize("options", [["-m", "seed=0,1"], []], ids=["sweep", "run"])
+@pytest.mark.parametrize("option", ["runtime.torch_device", "server.torch_device"])
+def test_a_run_without_its_device_starts_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+    option: str,
+    options: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with patch("collapipe.torch_device.present", lambda: PLAIN):
+        status, _, error = command("run", f"{option}=cuda", *options)
+    assert (status, f"{option}=cuda" in error) == (2, True)
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_predictions_are_made_on_the_servers_device_or_another(
+    tmp_path: Path, command: Command
+) -> None:
+    option, there = "--torch-device", {"": True, "cpu": False, "auto": True}
+    with second_device():
+        run(tmp_path, "federation.num_units=1", "task.train_rows=12", "server.torch_device=auto")
+        answers = set()
+        for name, expected in there.items():
+            ran.clear()
+            chosen = [option, name] if name else []
+            status, answer, _ = command("predict", tmp_path, "3 May 2020", "--scores", *chosen)
+            assert (status, "argmax" in ran) == (0, expected)
+            answers.add(answer)
+        status, _, error = command("predict", tmp_path, "3 May 2020", option, "cuda:9")
+    assert len(answers) == 1
+    assert (status, f"{option}=cuda:9" in error) == (2, True)

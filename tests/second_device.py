@@ -1,0 +1,149 @@
+"""A device beside the CPU, for machines that have none: ``second:0``.
+
+Its tensors are Python wrappers around tensors of the CPU, which compute as these do, so that what
+ran there has the CPU's bits. But they are strict, as those of a GPU are, or more so: an operation
+with tensors of both devices raises, and so does a generator of the other device; there is no
+float64, as on Apple's GPUs, and no way to numpy but by the CPU.
+
+It is registered with torch as out-of-tree devices are, and stays so for the process.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from collapipe.torch_device import CPU
+
+NAME = "second:0"
+ran: set[str] = set()  # names of the operations that the device has computed
+_aten = torch.ops.aten
+_INDEXING = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
+_MOVES = {_aten._to_copy.default, _aten.copy_.default}
+_generators: dict[int, torch.Generator] = {}  # those of the device
+
+
+class Elsewhere(Tensor):
+    """A tensor of the device, whose values ``held`` has."""
+
+    held: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "Elsewhere":
+        if held.dtype == torch.float64:
+            raise TypeError(f"{NAME} has no float64")
+        with torch.inference_mode(False):  # which views of wrappers cannot be made in
+            made: Elsewhere = Tensor._make_wrapper_subclass(
+                cls,
+                held.shape,
+                strides=held.stride(),
+                storage_offset=held.storage_offset(),
+                dtype=held.dtype,
+                device=torch.device(NAME),
+            )
+        made.held = held
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Elsewhere({self.held!r})"
+
+    def tolist(self) -> Any:  # torch refuses it to subclasses, not to devices
+        return self.held.tolist()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Torch's protocol for subclasses."""
+        kwargs = kwargs or {}
+        parted = func.decompose(*args, **kwargs)  # inference mode leaves that to us
+        if parted is not NotImplemented:
+            return parted
+        arguments = (args, kwargs)
+        if func not in _MOVES:
+            indexed = func in _INDEXING  # also by indices on the CPU
+            for each in tree_leaves((args[0], args[2:]) if indexed else arguments):
+                _check(func, each)
+        leaves = tree_leaves(arguments)
+        outside = {id(each.held): each for each in leaves if isinstance(each, Elsewhere)}
+        ran.add(func.overloadpacket.__name__)
+        positional, named = tree_map(_here, arguments)
+        result = func(*positional, **named)
+        if func is _aten.copy_.default:
+            return args[0]
+        if any(isinstance(each, torch.device) and each.type == "cpu" for each in leaves):
+            return result
+        # what an operation changes in place is what it was
+        return tree_map_only(Tensor, lambda each: outside.get(id(each), Elsewhere(each)), result)
+
+
+def _here(argument: Any) -> Any:
+    if isinstance(argument, torch.device):
+        return CPU
+    return argument.held if isinstance(argument, Elsewhere) else argument
+
+
+def _check(func: Any, argument: object) -> None:
+    """Raise where it is the CPU's, but for single numbers beside whole tensors."""
+    if isinstance(argument, torch._C.Generator) and argument._cdata not in _generators:
+        raise RuntimeError(f"Expected a generator of {NAME}, but {func} got one of the cpu")
+    if not isinstance(argument, Tensor) or isinstance(argument, Elsewhere):
+        return
+    if argument.dim() or torch.Tag.pointwise not in func.tags:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {func} got {NAME} and cpu"
+        )
+
+
+def _created(create: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def kernel(*sizes: Any, **options: Any) -> Tensor:
+        options = {name: value for name, value in options.items() if name != "pin_memory"}
+        return Elsewhere(create(*sizes, **{**options, "device": "cpu"}))
+
+    return kernel
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    _here(target).copy_(_here(source))
+    return target
+
+
+class _Generator(torch.Generator):
+    """The CPU's, or one that counts as the device's."""
+
+    def __new__(cls, device: object = "cpu") -> "_Generator":
+        made = super().__new__(cls)
+        if torch.device(str(device)).type != "cpu":
+            _generators[made._cdata] = made  # kept, so that no other one gets its address
+        return made
+
+
+_setup_privateuseone_for_python_backend(NAME.partition(":")[0])
+_library = torch.library.Library("aten", "IMPL")
+for _name, _operator in {
+    "empty.memory_format": _aten.empty.memory_format,
+    "empty_strided": _aten.empty_strided.default,
+}.items():
+    _library.impl(_name, _created(_operator), "PrivateUse1")
+_library.impl("_copy_from", _copy_from, "PrivateUse1")
+
+
+@contextmanager
+def second_device() -> Iterator[torch.device]:
+    """Inside, ``auto`` is this device, and it has generators; attention has on the CPU, too, the
+    operations that a device has without a kernel of its own, so that bits can be compared."""
+    ran.clear()
+    with (
+        patch("collapipe.torch_device.present", lambda: [NAME, "cpu"]),
+        patch("torch.Generator", _Generator),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
+        yield torch.device(NAME)
+    _generators.clear()

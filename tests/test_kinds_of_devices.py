@@ -1,0 +1,272 @@
+"""On another device a model learns what it learns on the CPU, and every tensor is where it is
+needed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from federated import TINY, run, weights
+from huggingface import CASES, VOCABULARY, batch_for, spec_of
+from second_device import ran, second_device
+from sections import optimizer_settings
+from torch import Tensor, nn
+from torch.nn import functional
+
+from collapipe.batch import Batch
+from collapipe.config import load_overrides
+from collapipe.models.activation_store import ActivationStore
+from collapipe.models.cut import cut_at
+from collapipe.models.dropout import DropoutKey, drawing_from, dropout
+from collapipe.models.lora import LoraSpec
+from collapipe.models.part import (
+    HeadPart,
+    Part,
+    build_optimizer,
+    load_optimizer_state,
+    optimizer_state,
+)
+from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel, build_empty
+from collapipe.models.stem import StemSpec
+from collapipe.models.transformer import TransformerSpec
+from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.runs.model import initial_model
+from collapipe.runs.rows import build_tokenizer, load_splits
+from collapipe.tasks.prediction import Predictor
+from collapipe.tensors import Tensors
+from collapipe.torch_device import CPU, present
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from server_app.evaluation import Evaluator
+
+# AdamW divides rounding by eps, where a gradient is next to 0.
+SETTINGS = optimizer_settings(eps=1e-3)
+SIZES: dict[str, Any] = {"dim": 16, "num_heads": 2, "feed_forward_dim": 24}
+OWN = TransformerSpec(4, 2, **SIZES)
+DERIVED = ["own-pre", "own-post", "own-lora", "own-stem", "own-cut", "bert-lora", "gpt2-lora"]
+DERIVED += ["t5-lora", "t5-stem", "t5-cut"]
+ALONE = "federation.num_units=1", "task.train_rows=12"
+UNITS, SERVER = "runtime.torch_device=auto", "server.torch_device=auto"
+TRAINED, LOSS, PREDICTION = {"_fused_adamw_", "bernoulli_"}, {"nll_loss_forward"}, {"argmax"}
+STEM = "adapter=lora", "adapter.last_blocks=2", "adapter.cache=true"
+SYNTHETIC = "model=huggingface", "data=synthetic", "data.max_eval_samples=20", "task.vocabulary=600"
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+BERT = "model.family=bert", *(f"+model.config.{name}={size}" for name, size in SMALL.items())
+GPT2 = "model.family=gpt2", "+model.config.n_embd=16", "+model.config.n_layer=2"
+OF_TASKS = {
+    "dates": TINY,
+    "classification": (*SYNTHETIC, *BERT),
+    "ner": (*SYNTHETIC, *BERT),
+    "causal_lm": (*SYNTHETIC, *GPT2, "+model.config.n_head=2"),
+}
+
+
+@pytest.fixture
+def second() -> Iterator[torch.device]:
+    """A device that computes as the CPU does."""
+    with second_device() as device:
+        yield device
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What two steps make of a model, and what it then answers."""
+
+    numbers: list[float]  # losses and norms
+    weights: Tensors
+    state: Tensors
+    answers: list[list[int]]
+
+
+def derived(tmp_path: Path, name: str, store: ActivationStore | None = None) -> tuple[Any, str]:
+    """A small model made out of another, and its kind of head."""
+    family, _, what = name.partition("-")
+    head = {"own": "decoder", "bert": "pooled", "gpt2": "causal", "t5": "decoder"}[family]
+    base: Any = OWN if family == "own" else spec_of(tmp_path, family, head)
+    made: dict[str, Callable[[], ModelSpec]] = {
+        "pre": lambda: base,
+        "post": lambda: TransformerSpec(4, 2, **SIZES, norm="post", tie_embeddings=False),
+        "lora": lambda: LoraSpec(base, rank=3, dropout=0.1),
+        "stem": lambda: StemSpec(LoraSpec(base, rank=3, dropout=0.1, first_block=2), 2, store),
+        "cut": lambda: cut_at(base, 2),
+    }
+    return made[what](), head
+
+
+def learned(spec: ModelSpec, batch: Batch, device: torch.device) -> Learned:
+    """Two steps, each with weights and a state from records, as a control unit has them."""
+    torch.manual_seed(3)
+    weights, state = SplitModel(spec, VOCABULARY).state_dict(), Tensors()
+    numbers = list[float]()
+    for step in range(2):
+        copies = {name: tensor.clone() for name, tensor in weights.items()}
+        pipeline, head = cluster(spec, copies, state, device)
+        numbers += [pipeline.run(batch, DropoutKey(5, 1, step)), pipeline.step(0.01, 0.5)]
+        weights = pipeline.weights() | head.weights()
+        state = pipeline.optimizer_state() | head.optimizer_state()
+    model = build_empty(lambda: SplitModel(spec, VOCABULARY), dict(weights)).to(device).eval()
+    moved = batch.to(model.device)
+    with torch.inference_mode():
+        hidden = model.encode(moved.inputs, moved.mask)
+        loss = cast(Head, model.head).loss(hidden, moved.mask, moved.targets)
+    return Learned([*numbers, float(loss)], weights, state, model.generate(moved, 6))
+
+
+def cluster(
+    spec: ModelSpec, weights: Tensors, state: Tensors, device: torch.device
+) -> tuple[Pipeline, LocalHead]:
+    """Two segments and a head, all on ``device``."""
+    modules = build_empty(lambda: SplitModel(spec, VOCABULARY), weights).parts()
+    embedding, *blocks = (
+        Part(name, module, SETTINGS, state, device)
+        for name, module in modules.items()
+        if name != HEAD
+    )
+    head = LocalHead(HeadPart(HEAD, modules[HEAD], SETTINGS, state, device))
+    spans = [Span(0, 1), Span(1, len(blocks) - 1)]
+    segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
+    return Pipeline(ClusterPlan(1, segments, 3, "one_f_one_b"), embedding, blocks, head), head
+
+
+def check_close(found: Learned, expected: Learned, tolerance: float = 1e-5) -> None:
+    """Up to rounding, for a tensor's place in memory may change that; what leaves the device is on
+    the CPU."""
+    assert found.numbers == pytest.approx(expected.numbers, rel=tolerance)
+    assert found.answers == expected.answers
+    for ours, theirs in ((found.weights, expected.weights), (found.state, expected.state)):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "head"), CASES)
+def test_a_family_learns_the_same(
+    tmp_path: Path, second: torch.device, name: str, head: str
+) -> None:
+    """With dropout, whose masks are drawn there."""
+    spec, batch = cast(ModelSpec, spec_of(tmp_path, name, head)), batch_for(head)
+    found = learned(spec, batch, second)
+    assert ran >= TRAINED
+    check_close(found, learned(spec, batch, CPU))
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_a_derived_model_learns_the_same(tmp_path: Path, second: torch.device, name: str) -> None:
+    spec, head = derived(tmp_path, name)
+    batch = batch_for(head)
+    check_close(learned(spec, batch, second), learned(spec, batch, CPU))
+    assert ran >= TRAINED
+
+
+def test_a_stem_keeps_rows_for_any_device(tmp_path: Path, second: torch.device) -> None:
+    """They lie on disk, and what is read of them computes where the others do."""
+    batch, outcomes = batch_for("decoder"), []
+    for device in (second, second, CPU):
+        store = ActivationStore(tmp_path / "kept", 2**20)
+        outcomes.append(learned(derived(tmp_path, "own-stem", store)[0], batch, device))
+        assert len(list((tmp_path / "kept").iterdir())) == batch.num_samples
+    check_close(outcomes[1], outcomes[0])
+    check_close(outcomes[2], outcomes[0])
+
+
+@pytest.mark.parametrize("device", present())
+def test_the_devices_of_this_machine_learn_the_same(tmp_path: Path, device: str) -> None:
+    """But for dropout, which draws other numbers on another kind of device."""
+    spec, batch = TransformerSpec(4, 2, **SIZES, dropout=0.0), batch_for("decoder")
+    found, expected = learned(spec, batch, torch.device(device)), learned(spec, batch, CPU)
+    check_close(found, expected, tolerance=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ([UNITS, "compression=int8", "compression.feedback=true"], set()),
+        ([UNITS, "decoder.mode=control_unit"], LOSS),
+        ([UNITS, "framework=vanilla_fl"], LOSS),
+        ([SERVER, "compression.gradient=int8"], LOSS | PREDICTION),
+        ([UNITS, SERVER, *STEM], LOSS | PREDICTION),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, list) else "",
+)
+def test_a_run_ends_with_the_same_weights(
+    tmp_path: Path, second: torch.device, options: list[str], needed: set[str]
+) -> None:
+    """To the last bit; on the units, on the server, or on both, and there alone."""
+    run(tmp_path / "there", *ALONE, *options)
+    assert ran & (LOSS | PREDICTION) == needed
+    assert ran >= TRAINED
+    run(tmp_path / "here", *ALONE, *(each for each in options if each not in (UNITS, SERVER)))
+    there, here = weights(tmp_path / "there"), weights(tmp_path / "here")
+    assert [name for name in here if not torch.equal(here[name], there[name])] == []
+
+
+@pytest.mark.parametrize("task", OF_TASKS)
+def test_a_model_answers_the_same(second: torch.device, task: str) -> None:
+    """Evaluated, and asked with scores; a causal one goes on with texts."""
+    settings = load_overrides([f"task={task}", *OF_TASKS[task]])
+    rows, found = load_splits(settings), []
+    tokenizer = build_tokenizer(settings, rows.train)
+    longest = 3 if task == "causal_lm" else None
+    for device in (second, CPU):
+        model = initial_model(settings, tokenizer).eval().to(device)
+        asked = Predictor(model, settings.task, tokenizer, longest, scored=True)
+        evaluation = Evaluator(settings.task, rows.test, tokenizer).evaluate(model)
+        found.append((evaluation, list(asked.predict(["3 May 2020", "a pot of tea"]))))
+    assert found[0] == found[1]
+
+
+FAULTS: dict[str, Callable[[Tensor], object]] = {
+    "a mask": lambda x: x.masked_fill(torch.ones(3, 3, dtype=torch.bool), 0.0),
+    "a mask of attention": lambda x: functional.scaled_dot_product_attention(
+        x[None], x[None], x[None], attn_mask=torch.ones(3, 3, dtype=torch.bool)
+    ),
+    "token ids": lambda x: functional.embedding(torch.zeros(2, dtype=torch.long), x),
+    "targets": lambda x: functional.cross_entropy(x, torch.zeros(3, dtype=torch.long)),
+    "positions": lambda x: x + torch.ones(3),
+    "rows behind others": lambda x: torch.cat((x, torch.ones(1, 3))),
+    "weights": lambda x: nn.Linear(3, 2)(x),
+    "a gradient": lambda x: torch.autograd.backward((2 * x.requires_grad_()).exp(), torch.ones(3)),
+    "the generator": lambda x: torch.empty_like(x).bernoulli_(0.5, generator=torch.Generator()),
+    "the optimiser's step": lambda x: stepped(x, torch.zeros(())),
+    "numpy": lambda x: x.numpy(),
+    "float64": lambda x: x.double(),
+}
+
+
+def stepped(x: Tensor, step: Tensor) -> None:
+    """An optimiser whose state is on the CPU."""
+    weight = nn.Parameter(x)
+    optimizer = build_optimizer(SETTINGS, [weight])
+    moments = {"exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
+    optimizer.state[weight] |= {"step": step, **moments}
+    weight.grad = torch.ones_like(x)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_left_on_the_cpu_is_found(second: torch.device, fault: str) -> None:
+    """Otherwise the tests above would show nothing."""
+    with pytest.raises((RuntimeError, TypeError)):
+        FAULTS[fault](torch.ones(3, 3).to(second))
+
+
+def test_dropout_goes_on_on_each_device(second: torch.device) -> None:
+    """Two layers of a part share no mask there either, and the CPU's masks are what they were."""
+    x, key = torch.ones(64), DropoutKey(1, 2, 3)
+    with drawing_from(key.generator("head", 0)):
+        there = [dropout(x.to(second), 0.3).cpu() for _ in range(2)]
+        mixed = [dropout(x, 0.3) for _ in range(2)]
+    with drawing_from(key.generator("head", 0)):
+        here = [dropout(x, 0.3) for _ in range(2)]
+    assert not torch.equal(there[0], there[1])
+    assert torch.equal(torch.stack(mixed), torch.stack(here))
+
+
+def test_a_state_follows_its_weights(second: torch.device) -> None:
+    """To their device, the number of steps too, and back."""
+    module = nn.Linear(3, 2).to(second)
+    optimizer = build_optimizer(SETTINGS, module.parameters())
+    state = {"bias/step": torch.ones(()), "bias/exp_avg": torch.ones(2)}
+    load_optimizer_state(module, optimizer, state)
+    assert {each.device for each in optimizer.state[module.bias].values()} == {second}
+    assert {each.device for each in optimizer_state(module, optimizer).values()} == {CPU}
