@@ -15,7 +15,6 @@ from pathlib import Path
 _BURST, _LATENCY = "64kb", "100ms"  # what a link lets through at once, and how long its queue is
 _CGROUP = Path("/sys/fs/cgroup")
 _PERIOD_US = 50_000  # of a quota, which may not be less than 1,000
-_SHARES = "8192"  # others of this machine get 1024: a small quota is there however busy they are
 
 
 class UnavailableError(Exception):
@@ -84,12 +83,13 @@ def network(count: int, rate_bps: float | None = None) -> Iterator[Network]:
 
 
 @contextmanager
-def cpu_quota(cores: float) -> Iterator[Path]:
+def cpu_quota(cores: float, weight: float) -> Iterator[Path]:
     """A file: processes whose number is written there use at most so many cores together.
 
-    Raises ``UnavailableError`` where no controller of the processor can be written to.
+    Where the processor is busy they get as much of it as ``weight`` other processes. Raises
+    ``UnavailableError`` where no controller of the processor can be written to.
     """
-    root, settings = _controller(int(cores * _PERIOD_US))
+    root, settings = _controller(int(cores * _PERIOD_US), weight)
     folder = root / f"collapipe-{secrets.token_hex(4)}"
     try:
         folder.mkdir()
@@ -104,12 +104,13 @@ def cpu_quota(cores: float) -> Iterator[Path]:
         _remove(folder)
 
 
-def _controller(quota_us: int) -> tuple[Path, dict[str, str]]:
+def _controller(quota_us: int, weight: float) -> tuple[Path, dict[str, str]]:
     """Where groups of processes are made, and the files that limit one, of either version."""
     if (_CGROUP / "cpu/cpu.cfs_quota_us").exists():
         quota = {"cpu.cfs_period_us": f"{_PERIOD_US}", "cpu.cfs_quota_us": f"{quota_us}"}
-        return _CGROUP / "cpu", {**quota, "cpu.shares": _SHARES}
-    return _CGROUP, {"cpu.max": f"{quota_us} {_PERIOD_US}"}
+        return _CGROUP / "cpu", {**quota, "cpu.shares": f"{1024 * weight:.0f}"}
+    weights = {"cpu.weight": f"{100 * weight:.0f}"}
+    return _CGROUP, {"cpu.max": f"{quota_us} {_PERIOD_US}", **weights}
 
 
 @contextmanager
