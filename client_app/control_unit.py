@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
 from client_app.cluster_state import cluster_state
-from client_app.devices import DevicePipeline
+from client_app.devices import DevicePipeline, Devices
 from client_app.link import DecoderLink
 from client_app.stem_rows import StemRows
 from collapipe import cancellation
@@ -123,6 +123,9 @@ class ControlUnit:
                 "unit %d has %d rows, fewer than batch_size=%d: each step takes all of them",
                 *(unit, len(self._lengths), settings.batch_size),
             )
+        cluster = settings.build("cluster")
+        real = isinstance(cluster, DeviceCluster) and settings.framework.train
+        self._devices = Devices(settings, cluster, unit) if real else None
         if settings.compression.feedback:
             tokens = RowsRead.by(settings.model).most(self._lengths)
             most = tokens * settings.model.dim * getattr(torch, settings.pipeline.dtype).itemsize
@@ -132,8 +135,20 @@ class ControlUnit:
             )
 
     @functools.cached_property
-    def state(self) -> ClusterState:
+    def _described(self) -> ClusterState:
         return cluster_state(self._settings, self._unit, self._examples, self._vocabulary)
+
+    @property
+    def state(self) -> ClusterState:
+        """The cluster; of devices that are real, which of them answer now."""
+        return self._state()
+
+    def _state(self, alive: Collection[str] = ()) -> ClusterState:
+        """As ``state``, where devices that are ``alive`` need not be asked."""
+        if self._devices is None:
+            return self._described
+        there = self._devices.present(self._described.devices, alive)
+        return replace(self._described, devices=there)
 
     def stem_rows(self, kept: Tensor | None) -> StemRows:
         """The account of a round, where ``kept`` is what the last one left, if anything."""
@@ -184,8 +199,17 @@ class ControlUnit:
         with ExitStack() as stack:
             head = stack.enter_context(self._head(request, weights, state, coder))
             given = spec, head, weights, state
-            pipeline = stack.enter_context(self._pipeline(stack, request, *given))
-            return self._run(request, pipeline, stem, head)
+            if self._devices is None:
+                pipeline = stack.enter_context(self._pipeline(request, *given))
+                return self._run(request, pipeline, stem, head)
+            known = self._devices.known(self._described.devices)
+            remote = DevicePipeline(settings, self._devices, known, request, spec, weights, state)
+            stack.enter_context(remote)
+            embedding = self._embedding(spec, weights, state)
+            pipeline = stack.enter_context(remote.pipeline(embedding, head))
+            reply, kept = self._run(request, pipeline, stem, head)
+            report = remote.report(reply.report)
+        return replace(reply, report=report, state=self._state(remote.alive)), kept
 
     def _head(
         self, request: TrainRequest, weights: Tensors, state: Tensors, coder: ChangeCoder | None
@@ -202,7 +226,6 @@ class ControlUnit:
 
     def _pipeline(
         self,
-        stack: ExitStack,
         request: TrainRequest,
         spec: ModelSpec,
         head: Head,
@@ -214,20 +237,19 @@ class ControlUnit:
         def part(name: str, build: Callable[[], Module]) -> Part:
             return Part(name, build_empty(build, select(weights, name)), optimizer, state)
 
-        first = part(EMBEDDING, lambda: spec.build_embedding(self._vocabulary))
-        cluster = self._settings.build("cluster")
-        if isinstance(cluster, DeviceCluster):
-            profiles = {each.name: each for each in self.state.devices}
-            devices = DevicePipeline(
-                self._settings, cluster, request, spec, profiles, weights, state
-            )
-            stack.enter_context(devices)
-            return devices.pipeline(first, head)
         blocks = [
             part(block_name(index), functools.partial(spec.build_block, index))
             for index in range(spec.num_blocks)
         ]
+        first = self._embedding(spec, weights, state)
         return inline_pipeline(request.plan, first, blocks, head)
+
+    def _embedding(self, spec: ModelSpec, weights: Tensors, state: Tensors) -> Part:
+        def build() -> Module:
+            return spec.build_embedding(self._vocabulary)
+
+        module = build_empty(build, select(weights, EMBEDDING))
+        return Part(EMBEDDING, module, self._settings.optimizer, state)
 
     def _run(
         self,
@@ -265,7 +287,7 @@ class ControlUnit:
         )
         if isinstance(settings.model, StemSpec):
             report = replace(report, stem_rows=stem.computed)
-        return TrainReply(weights, report, self.state), kept
+        return TrainReply(weights, report, self._described), kept
 
     def _step(self, trainer: Trainer, batch: Batch, step: int) -> tuple[float, float]:
         """Loss, and squared norm of the gradient."""

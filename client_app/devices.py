@@ -1,17 +1,20 @@
 """A control unit's devices: who they are, what each holds, and another plan when one is lost."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import collapipe
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
-from collapipe.errors import InfeasibleRoundError, RoundFailedError
+from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec, block_name
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
-from collapipe.state import DeviceProfile
+from collapipe.report import ClusterReport, DeviceReport
+from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.messages import TrainRequest
@@ -24,30 +27,78 @@ from pipeline.remote.replica import Replica, starting_with
 from pipeline.remote.segments import Cluster, RemoteSegments
 from pipeline.timer import PhaseTimer
 
+_DRIFT = 1.3  # times as fast or as slow as planned: another plan
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # an action takes longer than this, and than so many planned
 
 
+class Devices:
+    """The real devices of unit ``unit``: which are there, and how fast each was measured to be."""
+
+    def __init__(self, settings: Settings, cluster: DeviceCluster, unit: int) -> None:
+        self.roster = {each.name: each for each in cluster.roster(unit)}
+        own = cluster.credentials
+        self.dialer = Dialer(load(own) if own else None)
+        self._profile = settings.pipeline.profile is not False
+        self._slowness: dict[str, float] = {}  # measured over described seconds of a chunk
+
+    def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
+        """Described devices with the speed that was measured of them."""
+        return tuple(
+            replace(each, time=_slower(each.time, self._slowness.get(each.name, 1.0)))
+            for each in profiles
+        )
+
+    def present(
+        self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
+    ) -> tuple[DeviceProfile, ...]:
+        """``known``, where who does not answer holds no block; who is ``alive`` is not asked."""
+        names = [each.name for each in profiles if each.name not in alive]
+        with ThreadPoolExecutor(max(1, len(names))) as pool:
+            answers = dict(zip(names, pool.map(self._reaches, names), strict=True))
+        return tuple(
+            each if answers.get(each.name, True) else replace(each, max_blocks=0)
+            for each in self.known(profiles)
+        )
+
+    def learn(
+        self, reports: Collection[DeviceReport], planned: Mapping[str, AffineLaw], samples: float
+    ) -> Iterator[str]:
+        """Take over speeds that are far from the ``planned`` laws, and say so; a micro-batch had
+        ``samples``."""
+        for each in reports if self._profile else ():
+            expected_s = each.actions / 2 * planned[each.name].compute(each.blocks, samples)
+            ratio = each.compute_s / expected_s if expected_s else 1.0
+            if not 1 / _DRIFT <= ratio <= _DRIFT:
+                self._slowness[each.name] = ratio * self._slowness.get(each.name, 1.0)
+                yield (
+                    f"{each.name} computed {ratio:.2g} times as long as planned; the next plan "
+                    "counts on what was measured"
+                )
+
+    def _reaches(self, name: str) -> bool:
+        return self.dialer.reaches(name, self.roster[name].address)
+
+
 class DevicePipeline:
-    """A round's pipeline on the devices of ``cluster``, while the context is open."""
+    """A round's pipeline on ``devices``, planned with ``profiles``, while the context is open."""
 
     def __init__(
         self,
         settings: Settings,
-        cluster: DeviceCluster,
+        devices: Devices,
+        profiles: Collection[DeviceProfile],
         request: TrainRequest,
         spec: ModelSpec,
-        devices: Mapping[str, DeviceProfile],
         weights: Tensors,
         state: Tensors,
     ) -> None:
         self._settings, self._plan = settings, request.plan
-        self._devices, self._spec = devices, spec
+        self._devices = {each.name: each for each in profiles}
+        self._all, self._spec = devices, spec
+        self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
         replica = Replica(blocks, starting_with(weights, state))
-        roster = {each.name: each for each in cluster.roster(request.plan.unit)}
-        own = cluster.credentials
-        dialer = Dialer(load(own) if own else None)
-        reach = Cluster(roster, dialer, self._without, self._hung_s())
+        reach = Cluster(devices.roster, devices.dialer, self._without, self._hung_s())
         common = SegmentDescription(
             version=collapipe.__version__,
             session="",
@@ -68,7 +119,8 @@ class DevicePipeline:
             next=None,
             replicate_every=settings.pipeline.replicate_every,
         )
-        self._segments = RemoteSegments(request.plan, reach, common, spec.dim, replica)
+        remote = request.plan, reach, common, spec.dim, replica, self._timer
+        self._segments = RemoteSegments(*remote)
 
     def __enter__(self) -> RemoteSegments:
         return self._segments.__enter__()
@@ -79,7 +131,20 @@ class DevicePipeline:
     def pipeline(self, embedding: Part, head: HeadStage) -> Pipeline:
         """Embedding and head around the devices' segments."""
         m = self._plan.num_micro_batches
-        return Pipeline(m, embedding, self._segments, head, PhaseTimer())
+        return Pipeline(m, embedding, self._segments, head, self._timer)
+
+    def report(self, report: ClusterReport) -> ClusterReport:
+        """``report`` with what the devices measured, and what happened to them."""
+        measured, m = tuple(self._segments.measured()), self._plan.num_micro_batches
+        laws = {name: each.time for name, each in self._devices.items()}
+        drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
+        events = (*self._segments.events, *drifts)
+        return replace(report, devices=measured, events=tuple(one_line(each) for each in events))
+
+    @property
+    def alive(self) -> set[str]:
+        """Devices that worked to the round's end."""
+        return {each.name for each in self._segments.measured()} - set(self._segments.lost)
 
     def _without(self, lost: Collection[str]) -> ClusterPlan:
         """The fastest split over the devices that are left, in the same micro-batches."""
@@ -106,3 +171,8 @@ class DevicePipeline:
         held = {each.device: each.span.blocks for each in self._plan.segments}
         planned = (self._devices[name].time.compute(n, samples) for name, n in held.items())
         return max(_HUNG_S, _HUNG_CHUNKS * max(planned, default=0.0))
+
+
+def _slower(law: AffineLaw, times: float) -> AffineLaw:
+    """A law whose chunks, not hops, take so many times as long."""
+    return replace(law, u=law.u * times, v=law.v * times)

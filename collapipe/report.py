@@ -10,6 +10,9 @@ from pydantic import AliasChoices, Field
 from collapipe.plan import Amount, RoundPlan
 from collapipe.state import Estimates
 
+PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
+_MOST_DEVICES, _MOST_EVENTS = 1000, 100
+_Sentence = Annotated[str, Field(max_length=600)]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -31,6 +34,22 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What a device measured of a unit's round, by its own clock.
+
+    ``compute_s`` are seconds of its forwards and backwards, of which there were ``actions``,
+    ``wait_s`` those until what they need had come; ``span_s`` from each step's first to its last.
+    """
+
+    name: Annotated[str, Field(max_length=64)]
+    blocks: Count
+    actions: Count
+    compute_s: Amount
+    wait_s: Amount
+    span_s: Amount
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterReport:
     """One unit's round.
 
@@ -38,7 +57,8 @@ class ClusterReport:
     batch; ``squared_norms`` of each are ‖∇F‖² before clipping. ``seconds`` are wall time per phase
     of the control unit's thread. Bytes are the decoder link's payload: activations with masks and
     targets up, gradients down. ``stem_rows`` are those that a frozen stem computed, by the run's
-    own account.
+    own account. ``devices`` are those that were there at the round's end, where they are real, and
+    ``events`` say in a sentence each what happened to them.
     """
 
     unit: int
@@ -50,6 +70,8 @@ class ClusterReport:
     link_bytes_down: int = 0
     squared_norms: tuple[float, ...] = ()
     stem_rows: int = 0
+    devices: Annotated[tuple[DeviceReport, ...], Field(max_length=_MOST_DEVICES)] = ()
+    events: Annotated[tuple[_Sentence, ...], Field(max_length=_MOST_EVENTS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +129,9 @@ class RoundReport:
     ``clock_s`` is of all rounds so far, modelled or, with ``clock: real``, as measured; ``cost`` is
     always modelled. ``train_loss`` is the mean over the units' steps, weighted as the aggregation
     weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed, and
-    ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's.
+    ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's. ``devices``
+    and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
+    took there, measured.
     ``estimates`` are those after this round.
     """
 
@@ -133,6 +157,9 @@ class RoundReport:
     evaluation_loss: float | None = None
     metric: Score | None = None
     error_queues: tuple[float, ...] = ()
+    pipeline_s: Mapping[int, Amount] = field(default_factory=dict)
+    devices: Mapping[int, tuple[DeviceReport, ...]] = field(default_factory=dict)
+    events: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def costs(self) -> dict[int, ClusterCost]:

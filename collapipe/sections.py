@@ -73,7 +73,7 @@ class PipelineSettings:
     schedule: Literal["gpipe", "one_f_one_b"]
     dtype: Literal["float32", "float64"]
     threads: Count
-    profile: bool
+    profile: bool | None
     replicate_every: Annotated[int, Field(ge=0)]
 
 

@@ -184,7 +184,7 @@ class Work:
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
         replica = Replica(blocks, starting_with(self.start, {}))
         cluster = Cluster(roster, dialer, without, hung_s=20.0)
-        return RemoteSegments(plan, cluster, common, self.spec.dim, replica)
+        return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:
         losses, norms = [], []

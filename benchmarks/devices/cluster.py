@@ -2,9 +2,9 @@
 
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +15,6 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan
 from collapipe.text.tokenizer import Vocabulary
-from collapipe.wire.frames import Frame, FrameKind
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.remote.segments import RemoteSegments
@@ -53,8 +52,12 @@ class Ours:
     segments: RemoteSegments
     pipeline: Pipeline
     timer: PhaseTimer
-    tables: list[list[Tensor]] = field(default_factory=list)  # of each step and device [actions, 3]
     steps: int = 0
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """Of each device in the last step: when each action waited, began and ended, s."""
+        return [each[-1] for each in self.segments._measured.values()]
 
     def run(self) -> float:
         """Forward and backward of a batch; its loss."""
@@ -87,21 +90,4 @@ def ours(made: Work, plan: ClusterPlan, started: Boxes, every: int = 0) -> Itera
         made.segments(plan, started.daemons, every, started.dialer) as segments,
         Pipeline(plan.num_micro_batches, embedding, segments, LocalHead(part), timer) as pipeline,
     ):
-        found = Ours(made, segments, pipeline, timer)
-        segments._all_answer = _noting(segments._all_answer, found.tables)  # type: ignore[method-assign]
-        yield found
-
-
-Answers = Callable[[FrameKind, Frame], list[Frame]]
-
-
-def _noting(ask: Answers, tables: list[list[Tensor]]) -> Answers:
-    """The same, and the devices' times are kept."""
-
-    def asking(kind: FrameKind, where: Frame) -> list[Frame]:
-        frames = ask(kind, where)
-        if kind == FrameKind.NORMS:
-            tables.append([frame.tensors[1] for frame in frames])
-        return frames
-
-    return asking
+        yield Ours(made, segments, pipeline, timer)

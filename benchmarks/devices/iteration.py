@@ -77,11 +77,11 @@ def _row(arguments: Namespace, count: int, name: str) -> dict[str, object]:
 def _ideal_s(mine: Ours, before: dict[str, float], name: str, m: int) -> float:
     """Seconds of the schedule on devices and hops that cost nothing but the chunks of the last
     step; the embedding is a stage as well."""
-    lists = schedule.build(name, len(mine.tables[-1]), m)
+    lists = schedule.build(name, len(mine.tables), m)
     took = {key: mine.timer.seconds[key] - before.get(key, 0.0) for key in ("embedding", "head")}
     embedding = Chunk(took["embedding"] / m / 2)
     forward, backward = [embedding], [embedding]
-    for actions, table in zip(lists, mine.tables[-1], strict=False):
+    for actions, table in zip(lists, mine.tables, strict=False):
         seconds = (table[:, 2] - table[:, 1]).tolist()
         pairs = list(zip(actions, seconds, strict=True))
         forward.append(Chunk(_mean([s for action, s in pairs if action.kind == FORWARD])))

@@ -152,11 +152,11 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             "federation.clock=real: with framework.train=false nothing is trained that could be "
             "measured; set federation.clock=modelled"
         )
-    if settings.pipeline.profile:
+    if settings.pipeline.profile and not hasattr(settings.build("cluster"), "roster"):
         yield (
-            "pipeline.profile=true: all devices of a run compute in one process, so that their "
-            "measured times would be those of one machine; leave it out, and give devices their "
-            "speeds by cluster.file"
+            "pipeline.profile=true: the devices of this run are simulated in one process, so that "
+            "their measured times would be those of one machine; leave it out, and give devices "
+            "their speeds by cluster.file, or take cluster=devices"
         )
     if settings.pipeline.num_micro_batches > settings.batch_size:
         yield (

@@ -14,6 +14,7 @@ from collapipe.wire.link import channel_options
 from collapipe.wire.streams import PIECE_BYTES, FrameStream
 
 CONNECT_S = 10.0  # for a handshake on a busy machine
+_REACH_S = 4.0  # a handshake with a machine that is there
 MESSAGE_BYTES = PIECE_BYTES + 1024
 
 
@@ -28,9 +29,23 @@ class Dialer:
         ``ConfigError`` where it would be neither encrypted nor on this machine."""
         options = channel_options(MESSAGE_BYTES)
         if self.credentials is not None:
-            return dial(self.credentials, address, device, options)
+            return dial(self.credentials, address, device, options, _REACH_S)
         require_loopback(address)
         return grpc.insecure_channel(address, options=options)
+
+    def reaches(self, device: str, address: str) -> bool:
+        """Whether the device answers, within seconds."""
+        try:
+            channel = self.channel(device, address)
+        except LinkError:
+            return False
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_REACH_S)
+        except grpc.FutureTimeoutError:
+            return False
+        finally:
+            channel.close()
+        return True
 
 
 def open_stream(

@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +13,8 @@ from collapipe import cancellation
 from collapipe.errors import StageError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
-from collapipe.plan import ClusterPlan
+from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.report import PIPELINE, DeviceReport
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.frames import Frame, FrameKind
@@ -33,6 +34,7 @@ from pipeline.remote.journal import RecordedHead, Recording, RecordingPorts, Ste
 from pipeline.remote.ports import Fence, HopError, StreamPorts
 from pipeline.remote.replica import Replica
 from pipeline.stage import EmbeddingStage, LastStage, Stage
+from pipeline.timer import PhaseTimer
 
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class RemoteSegments:
         common: SegmentDescription,
         dim: int,
         replica: Replica,
+        timer: PhaseTimer,
     ) -> None:
         self._plan, self._cluster, self._common, self._dim = plan, cluster, common, dim
         self._replica = replica
@@ -77,6 +80,9 @@ class RemoteSegments:
         self._journal: list[StepRecord] = []
         self._record: StepRecord | None = None
         self._norms: list[float] = []
+        self.events: list[str] = []
+        self._measured: dict[str, list[torch.Tensor]] = {}
+        self._timer = timer
 
     def __enter__(self) -> "RemoteSegments":
         try:
@@ -103,7 +109,21 @@ class RemoteSegments:
             embedding.forget()
             self._pass(record, embedding, asked)
 
-        self._recovering(work)
+        with self._timer.phase(PIPELINE):
+            self._recovering(work)
+
+    @property
+    def lost(self) -> Collection[str]:
+        """Devices that are gone, or could not go on."""
+        return self._lost.keys()
+
+    def measured(self) -> list[DeviceReport]:
+        """What each device of the plan measured since it has had its blocks, in their order."""
+        return [
+            _report(segment, self._measured[segment.device])
+            for segment in self._plan.segments
+            if segment.device in self._measured
+        ]
 
     def squared_norms(self) -> list[float]:
         return self._norms
@@ -161,20 +181,23 @@ class RemoteSegments:
             except (StageError, HopError) as error:
                 lost = self._blamed(error)
             else:
+                left = " and ".join(segment.device for segment in self._plan.segments)
+                gone = "; ".join(f"{name} ({cause})" for name, cause in self._lost.items())
                 seconds = time.monotonic() - began
-                _log.warning("unit %d: goes on after %.2f s", self._plan.unit, seconds)
+                self.events.append(f"lost {gone}; went on with {left} after {seconds:.2f} s")
                 return
 
     def _without(self, lost: StageError) -> None:
         """Another plan, other segments, and the steps since the last complete replica."""
         self._lost[lost.device] = lost.cause
-        _log.warning("unit %d: lost %s", self._plan.unit, lost)
+        _log.info("unit %d: lost %s", self._plan.unit, lost)
         for stream in self._hops or ():
             stream.close()
         self._hops = None
         if lost.device in self._connections:
             self._connections.pop(lost.device).close()
         self._plan = self._cluster.replan(frozenset(self._lost))
+        self._measured.clear()
         self._common = replace(self._common, epoch=self._common.epoch + 1)
         self._gather()
         for record in list(self._journal):
@@ -248,6 +271,8 @@ class RemoteSegments:
         interleave(runs, self._idle)
         tables = self._all_answer(FrameKind.NORMS, where)
         self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
+        for segment, frame in zip(self._plan.segments, tables, strict=True):
+            self._measured.setdefault(segment.device, []).append(frame.tensors[1])
 
     def _tell_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
@@ -329,6 +354,13 @@ class RemoteSegments:
             return None
         place = names.index(error.device) + (1 if trouble.side == BEHIND else -1)
         return names[place] if 0 <= place < len(names) else None
+
+
+def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceReport:
+    asked, began, ended = torch.cat(list(tables)).T
+    span_s = sum(float(table[-1, 2] - table[0, 0]) for table in tables)
+    sums = float((ended - began).sum()), float((began - asked).sum())
+    return DeviceReport(segment.device, segment.span.blocks, len(asked), *sums, span_s)
 
 
 class _Answered(LastStage):

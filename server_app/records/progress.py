@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collapipe.errors import printable
+from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
 from server_app.evaluation import Evaluation
 
@@ -84,6 +85,16 @@ class RunProgress:
         self._skipped = report.skipped
         for unit, cause in report.failures.items():
             self.say(f"round {report.round}: ended without unit {unit}: {printable(cause)}")
+        for unit, events in report.events.items():
+            for event in events:
+                self.say(f"round {report.round}: unit {unit}: {printable(event)}")
+        for unit, measured_s in report.pipeline_s.items():
+            if measured_s and (cost := report.costs.get(unit)):
+                planned_s = cost.pipeline_s
+                self.say(
+                    f"round {report.round}: unit {unit}: pipeline took {seconds(measured_s)}, "
+                    f"planned {seconds(planned_s)} ({planned_s / measured_s:.0%})"
+                )
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "

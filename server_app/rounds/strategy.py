@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
-from collapipe.report import RoundReport
+from collapipe.report import PIPELINE, RoundReport
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
@@ -304,6 +304,13 @@ class CollaPipeStrategy(Strategy):
             "target_tokens": sum(report.target_tokens for report in reports),
             "bytes_up": up,
             "bytes_down": down,
+            "pipeline_s": {
+                unit: r.report.seconds[PIPELINE]
+                for unit, r in finished.items()
+                if r.report.devices and PIPELINE in r.report.seconds
+            },
+            "devices": {unit: r.report.devices for unit, r in finished.items() if r.report.devices},
+            "events": {unit: r.report.events for unit, r in finished.items() if r.report.events},
             "seconds": {
                 f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
                 for p in phases

@@ -57,7 +57,7 @@ def test_a_link_is_cut_in_the_middle_of_a_step(
         return Cutting(part)
 
     try:
-        with caplog.at_level(logging.WARNING, "pipeline.remote"):
+        with caplog.at_level(logging.INFO, "pipeline.remote"):
             found = Work().remote(PLAN, started.daemons, dialer=started.dialer, head_of=head_of)
     finally:
         made.mend(1)

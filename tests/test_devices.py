@@ -1,0 +1,126 @@
+"""Runs whose clusters are daemons: the same bits as runs whose devices are simulated."""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import federated
+import pytest
+import torch
+from device_cluster import daemons
+from torch import Tensor
+
+from device_app.daemon import Daemon
+from pipeline.remote.segments import RemoteSegments
+
+# Laws far from what is measured would change the plans: each run's are its own.
+STEADY = "pipeline.profile=false", "strategy=all", "federation.num_units=1"
+
+
+def inventory(file: Path, there: Sequence[Daemon], flops_per_s: float = 1e9) -> Path:
+    """A cluster of these daemons, each of which can hold two of four blocks."""
+    devices = [
+        {
+            "name": f"device-{k}",
+            "address": daemon.address,
+            "flops_per_s": flops_per_s,
+            "d2d_rate_bps": 1e9,
+            "max_blocks": 2,
+        }
+        for k, daemon in enumerate(there)
+    ]
+    tree = {
+        "batch_size": 6,
+        "model": {"name": "transformer"},
+        "clusters": [{"name": "here", "devices": devices}],
+    }
+    file.write_text(json.dumps(tree), encoding="utf-8")  # which is YAML
+    return file
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    """What was written down of each round."""
+    text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def held(line: dict[str, Any]) -> dict[str, int]:
+    """Blocks of each device in a round's plan."""
+    (cluster,) = line["plan"]["clusters"]
+    return {each["device"]: each["span"]["blocks"] for each in cluster["segments"]}
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """Names and values."""
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+@pytest.mark.parametrize("head", ["per_cluster", "control_unit"])
+def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, head: str) -> None:
+    """Two rounds, three devices, a decoder on the server or here; each says what it measured."""
+    options = *STEADY, f"decoder.mode={head}"
+    with daemons(3) as there:
+        file = inventory(tmp_path / "here.yaml", there)
+        real = federated.run(tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options)
+    simulated = federated.run(
+        tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
+    )
+    assert_same(real, simulated)
+    for line in lines(tmp_path / "real"):
+        measured = {each["name"]: each for each in line["devices"]["0"]}
+        assert {name: each["blocks"] for name, each in measured.items()} == held(line)
+        for each in measured.values():
+            assert each["compute_s"] + each["wait_s"] <= each["span_s"] * (1 + 1e-6)
+        assert line["events"] == {}
+
+
+@contextmanager
+def ending(daemon: Daemon, at: int) -> Iterator[None]:
+    """End the daemon before the ``at``-th batch of the run."""
+    real, batches = RemoteSegments.run, iter(range(1, 1000))
+
+    def run(self: RemoteSegments, *arguments: Any) -> None:
+        if next(batches) == at:
+            thread = threading.Thread(target=daemon._server.stop, args=(None,))
+            thread.start()
+            thread.join()
+        real(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteSegments, "run", run)
+        yield
+
+
+def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> None:
+    options = *STEADY, "federation.rounds=3"
+    with daemons(3) as there:
+        file = inventory(tmp_path / "here.yaml", there)
+        with ending(there[1], at=2):
+            real = federated.run(
+                tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options
+            )
+    simulated = federated.run(
+        tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
+    )
+    assert_same(real, simulated)
+    first, *later = lines(tmp_path / "real")
+    assert "device-1" in held(first) or len(held(first)) == 2
+    assert all("device-1" not in held(line) for line in later)
+    if "device-1" in held(first):
+        (event,) = first["events"]["0"]
+        assert "device-1" in event
+
+
+def test_what_is_far_from_the_plan_changes_the_next_one(tmp_path: Path) -> None:
+    """The file says a thousandth of the speed; the second round's plan knows better."""
+    with daemons(2) as there:
+        file = inventory(tmp_path / "here.yaml", there, 1e6)
+        options = "strategy=all", "federation.num_units=1"
+        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *options)
+    first, second = lines(tmp_path / "run")
+    assert first["events"]["0"]
+    assert second["plan"]["clusters"][0]["latency_s"] != first["plan"]["clusters"][0]["latency_s"]
