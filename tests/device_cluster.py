@@ -1,13 +1,13 @@
 """Daemons in this process, a small model, and a round of steps on them or in one thread."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import torch
-from sections import optimizer_settings
 
 import collapipe
 from collapipe.batch import IGNORED, Batch
@@ -32,11 +32,13 @@ from pipeline.inline import inline_pipeline
 from pipeline.remote.replica import Replica, starting_with
 from pipeline.remote.segments import Cluster, RemoteSegments
 from pipeline.timer import PhaseTimer
+from tests.sections import optimizer_settings
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
 UNIT, ROUND, SEED, RATE, CLIP = 1, 3, 5, 0.01, 0.1
 SMALL = TransformerSpec(4, 1, 16, 2, 24, 0.3)
 ADAMW = optimizer_settings(eps=1e-4, weight_decay=0.1)
+INSECURE = Dialer(None)
 
 
 def plan_of(
@@ -86,6 +88,12 @@ class Result:
         )
 
 
+class Listening(Protocol):
+    """A daemon, in this process or in another."""
+
+    address: str
+
+
 @dataclass
 class Work:
     """A model, its first weights, and batches that it is trained on."""
@@ -120,17 +128,28 @@ class Work:
         with inline_pipeline(plan, embedding, blocks, head) as pipeline:
             return self._trained(pipeline, head)
 
-    def remote(self, plan: ClusterPlan, daemons: Sequence[Daemon], every: int = 1) -> Result:
+    def remote(
+        self,
+        plan: ClusterPlan,
+        daemons: Sequence[Listening],
+        every: int = 1,
+        dialer: Dialer = INSECURE,
+        head_of: Callable[[HeadPart], LocalHead] = LocalHead,
+    ) -> Result:
         """The round on daemons, replanned evenly over those that are left."""
         embedding, _, part = self.parts()
-        head = LocalHead(part)
-        with self.segments(plan, daemons, every) as segments:
+        head = head_of(part)
+        with self.segments(plan, daemons, every, dialer) as segments:
             m = plan.num_micro_batches
             with Pipeline(m, embedding, segments, head, PhaseTimer()) as pipeline:
                 return self._trained(pipeline, head)
 
     def segments(
-        self, plan: ClusterPlan, daemons: Sequence[Daemon], every: int = 1
+        self,
+        plan: ClusterPlan,
+        daemons: Sequence[Listening],
+        every: int = 1,
+        dialer: Dialer = INSECURE,
     ) -> RemoteSegments:
         """The encoder on daemons."""
         names = [device_name(k) for k in range(len(daemons))]
@@ -167,7 +186,7 @@ class Work:
         )
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
         replica = Replica(blocks, starting_with(self.start, {}))
-        cluster = Cluster(roster, Dialer(None), without, hung_s=20.0)
+        cluster = Cluster(roster, dialer, without, hung_s=20.0)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:

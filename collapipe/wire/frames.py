@@ -72,6 +72,11 @@ class Frame:
 
 def encode(frame: Frame) -> bytes:
     """The frame's bytes. Raises ``WireError`` for a dtype or number of tensors it cannot carry."""
+    return b"".join(buffers(frame))
+
+
+def buffers(frame: Frame) -> list[memoryview]:
+    """What ``encode`` joins. The tensors' bytes are views of their own memory."""
     if len(frame.tensors) > MAX_TENSORS:
         raise WireError(f"a frame holds at most {MAX_TENSORS} tensors, got {len(frame.tensors)}")
     head = [
@@ -80,19 +85,21 @@ def encode(frame: Frame) -> bytes:
             *(frame.round, frame.step, frame.micro_batch),
         )
     ]
-    bodies = []
+    bodies: list[memoryview] = []
     for tensor in frame.tensors:
         if tensor.dtype not in _DTYPES or tensor.dim() > MAX_DIMENSIONS:
             raise WireError(f"a frame cannot carry {tensor.dtype} with {tensor.dim()} dimensions")
         head.append(_SHAPE.pack(_DTYPES.index(tensor.dtype), tensor.dim(), 0))
         head.append(struct.pack(f"<{tensor.dim()}I", *tensor.shape))
-        bodies.append(_raw(tensor))
-    parts = (b"".join(head), *bodies)
-    return b"".join(part.ljust(_up(len(part)), b"\0") for part in parts)
+        bodies += _padded(_raw(tensor))
+    return [*_padded(memoryview(b"".join(head))), *bodies]
 
 
-def decode(data: bytes) -> Frame:
-    """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation."""
+def decode(data: bytes | bytearray) -> Frame:
+    """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation.
+
+    The tensors share the memory of a bytearray, which is then theirs; bytes are copied.
+    """
     if len(data) < _HEADER.size:
         raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
     magic, kind, count, epoch, round_, step, micro_batch = _HEADER.unpack_from(data)
@@ -116,7 +123,7 @@ def num_bytes(layouts: Sequence[Layout]) -> int:
     return _up(head) + sum(_up(_size(layout)) for layout in layouts)
 
 
-def _layouts(data: bytes, count: int) -> tuple[list[Layout], int]:
+def _layouts(data: bytes | bytearray, count: int) -> tuple[list[Layout], int]:
     """Dtypes and shapes, and where the tensors' bytes begin."""
     layouts: list[Layout] = []
     offset = _HEADER.size
@@ -137,8 +144,9 @@ def _layouts(data: bytes, count: int) -> tuple[list[Layout], int]:
     return layouts, _up(offset)
 
 
-def _tensors(data: bytes, offset: int, layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
-    buffer = bytearray(data)  # torch wants memory that it may write to
+def _tensors(data: bytes | bytearray, offset: int, layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
+    # torch wants memory that it may write to
+    buffer = data if isinstance(data, bytearray) else bytearray(data)
     tensors = []
     for dtype, shape in layouts:
         size = _size((dtype, shape))
@@ -153,9 +161,14 @@ def _tensors(data: bytes, offset: int, layouts: Sequence[Layout]) -> tuple[Tenso
     return tuple(tensors)
 
 
-def _raw(tensor: Tensor) -> bytes:
+def _raw(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _padded(data: memoryview) -> list[memoryview]:
+    """With the zeros that follow it."""
+    return [data, memoryview(bytes(_up(len(data)) - len(data)))]
 
 
 def _size(layout: Layout) -> int:

@@ -13,7 +13,8 @@ from collapipe.wire.frames import Frame, FrameKind
 
 PIECE_BYTES = 512 * 1024  # so that no message keeps a slow link to itself for long
 WINDOW = 4  # activations, or gradients, that the other end has not taken yet
-_MORE, _LAST = b"\0", b"\1"
+_MORE, _LAST = 0, 1  # first byte of a piece
+_PART = 2  # added to it: a piece of a part, between whose pieces other frames may come
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
 
 
@@ -22,7 +23,8 @@ class FrameStream:
     ``feed`` on what gRPC receives.
 
     ``arrived`` is set whenever there is something to ``receive``. A frame of more than
-    ``max_bytes`` ends the stream, as does one that is damaged.
+    ``max_bytes`` ends the stream, as does one that is damaged. Parts, which may take a slow link
+    many seconds, wait for all other frames, piece by piece.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
@@ -34,6 +36,7 @@ class FrameStream:
         self._changed = threading.Condition()
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
+        self._parts: deque[Frame] = deque()
         self._credit = WINDOW
         self._closed = False
         self._cancel: Callable[[], object] | None = None
@@ -41,7 +44,10 @@ class FrameStream:
     def send(self, frame: Frame) -> None:
         """Return at once; activations and gradients wait for the other end's credit."""
         with self._changed:
-            (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
+            if frame.kind == FrameKind.PART:
+                self._parts.append(frame)
+            else:
+                (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
             self._changed.notify()
 
     def waiting(self) -> bool:
@@ -69,12 +75,9 @@ class FrameStream:
 
     def outgoing(self) -> Iterator[bytes]:
         """Messages for gRPC."""
-        while (frame := self._next()) is not None:
-            data = frames.encode(frame)
-            self.bytes_out += len(data)
-            for start in range(0, len(data), PIECE_BYTES):
-                stop = start + PIECE_BYTES
-                yield (_MORE if stop < len(data) else _LAST) + data[start:stop]
+        for message in self._messages():
+            self.bytes_out += len(message) - 1
+            yield message
 
     def on_close(self, cancel: Callable[[], object]) -> None:
         """``close`` calls ``cancel`` as well."""
@@ -104,7 +107,22 @@ class FrameStream:
         self._incoming.put(received)
         self._arrived.set()
 
-    def _next(self) -> Frame | None:
+    def _messages(self) -> Iterator[bytes]:
+        part: Iterator[bytes] = iter(())
+        while True:
+            if (piece := next(part, None)) is not None:
+                yield piece
+            frame = self._next(under_way=piece is not None)
+            if frame is None:
+                if piece is None:
+                    return
+            elif frame.kind == FrameKind.PART:
+                part = _pieces(frame)
+            else:
+                yield from _pieces(frame)
+
+    def _next(self, under_way: bool) -> Frame | None:
+        """What is to be sent next; None: nothing any more, or with a part ``under_way`` that."""
         with self._changed:
             while True:
                 if self._urgent:
@@ -114,23 +132,45 @@ class FrameStream:
                 if self._tensors and self._credit:
                     self._credit -= 1
                     return self._tensors.popleft()
+                if under_way:
+                    return None
+                if self._parts:
+                    return self._parts.popleft()
                 self._changed.wait()
 
 
-def _joined(messages: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
+def _pieces(frame: Frame) -> Iterator[bytes]:
+    """A frame's bytes in pieces, each copied once, when it is its turn."""
+    lane = _PART if frame.kind == FrameKind.PART else 0
+    piece, room = list[memoryview](), PIECE_BYTES
+    for buffer in frames.buffers(frame):
+        start = 0
+        while len(buffer) - start > room:
+            yield b"".join((bytes([lane | _MORE]), *piece, buffer[start : start + room]))
+            start += room
+            piece, room = [], PIECE_BYTES
+        piece.append(buffer[start:])
+        room -= len(buffer) - start
+    yield b"".join((bytes([lane | _LAST]), *piece))
+
+
+def _joined(messages: Iterable[bytes], max_bytes: int) -> Iterator[bytearray]:
     """Frames' bytes from their pieces. Raises ``WireError`` before more than ``max_bytes`` of one
     are kept."""
-    pieces, size = list[bytes](), 0
+    lanes = {0: bytearray(), _PART: bytearray()}
+    counts = dict.fromkeys(lanes, 0)
     for message in messages:
-        if message[:1] not in (_MORE, _LAST) or len(message) > PIECE_BYTES + 1:
+        if not message or message[0] > _PART | _LAST or len(message) > PIECE_BYTES + 1:
             raise WireError(f"a message of {len(message):,} bytes that is no piece of a frame")
-        pieces.append(message[1:])
-        size += len(message) - 1
-        if size > max_bytes or len(pieces) > 1 + max_bytes // 1024:
+        lane = message[0] & _PART
+        counts[lane] += 1
+        size = len(lanes[lane]) + len(message) - 1
+        if size > max_bytes or counts[lane] > 1 + max_bytes // 1024:
             raise WireError(f"a frame of more than {max_bytes:,} bytes")
-        if message[:1] == _LAST:
-            yield b"".join(pieces)
-            pieces, size = [], 0
+        lanes[lane] += memoryview(message)[1:]
+        if message[0] & _LAST:
+            yield lanes[lane]
+            lanes[lane], counts[lane] = bytearray(), 0
 
 
 def reason(error: grpc.RpcError) -> str:

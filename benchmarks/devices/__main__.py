@@ -1,0 +1,28 @@
+"""Daemons in processes of their own, measured: ``python -m benchmarks.devices ROW``.
+
+Both sides of each ratio take turns in one run. Prints a table and writes ROW.json.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.devices import hop, iteration
+
+ROWS = {"iteration": iteration, "hop": hop}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    rows = parser.add_subparsers(dest="row", required=True)
+    for name, module in ROWS.items():
+        row = rows.add_parser(name, description=module.__doc__, help=module.__doc__)
+        row.add_argument("--output", type=Path, default=Path("outputs/devices"))
+        row.add_argument("--turns", type=int, default=20)
+        module.add_arguments(row)
+        row.set_defaults(main=module.main)
+    arguments = parser.parse_args()
+    arguments.main(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A model, and a pipeline of it on daemons in processes of their own."""
+
+import tempfile
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from collapipe.batch import Batch
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.transformer import TransformerSpec
+from collapipe.plan import ClusterPlan
+from collapipe.text.tokenizer import Vocabulary
+from pipeline.engine import Pipeline
+from pipeline.head import LocalHead
+from pipeline.remote.segments import RemoteSegments
+from pipeline.timer import PhaseTimer
+from tests.boxes import Boxes, boxes
+from tests.device_cluster import Work
+from tests.network import Place
+
+SEED, RATE, CLIP = 0, 1e-4, 1.0
+VOCABULARY = Vocabulary(size=1000, pad=0, bos=1, eos=2)
+
+
+def add_sizes(parser: ArgumentParser) -> None:
+    """Of the model and the batch."""
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64)
+
+
+def work(dim: int, blocks: int, samples: int, tokens: int) -> Work:
+    """Random ids without padding, blocks without dropout, a decoder of one block."""
+    torch.manual_seed(SEED)
+    ids = torch.randint(3, VOCABULARY.size, (samples, tokens))
+    batch = Batch(ids, torch.ones(samples, tokens, dtype=torch.bool), ids[:, : tokens // 4])
+    spec = TransformerSpec(blocks, 1, dim, 4, 4 * dim, 0.0)
+    return Work(spec, VOCABULARY, batch)
+
+
+@dataclass
+class Ours:
+    """A pipeline on daemons, a step at a time."""
+
+    work: Work
+    segments: RemoteSegments
+    pipeline: Pipeline
+    timer: PhaseTimer
+    steps: int = 0
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """Of each device in the last step: when each action waited, began and ended, s."""
+        return [each[-1] for each in self.segments._measured.values()]
+
+    def run(self) -> float:
+        """Forward and backward of a batch; its loss."""
+        return self.pipeline.run(self.work.batch, DropoutKey(SEED, 0, self.steps))
+
+    def step(self) -> None:
+        """The step after it; returns before the devices have done it."""
+        self.pipeline.step(RATE, CLIP)
+        self.steps += 1
+
+    def step_and_run(self) -> None:
+        """An iteration from one end of a backward to the next: nothing is left to do behind it."""
+        self.step()
+        self.run()
+
+
+@contextmanager
+def daemons(places: Sequence[Place], memory: str = "4GB") -> Iterator[Boxes]:
+    """With folders of their own."""
+    with tempfile.TemporaryDirectory() as folder, boxes(Path(folder), places, memory) as started:
+        yield started
+
+
+@contextmanager
+def ours(made: Work, plan: ClusterPlan, started: Boxes, every: int = 0) -> Iterator[Ours]:
+    """The pipeline of a plan, with mutual TLS; ``every``: steps between two replicas."""
+    embedding, _, part = made.parts()
+    timer = PhaseTimer()
+    with (
+        made.segments(plan, started.daemons, every, started.dialer) as segments,
+        Pipeline(plan.num_micro_batches, embedding, segments, LocalHead(part), timer) as pipeline,
+    ):
+        yield Ours(made, segments, pipeline, timer)

@@ -1,0 +1,73 @@
+"""A hop over a link of 100 Mbit/s with mutual TLS, against the same bytes over plain TCP: from an
+activation here until the other end has it and says so."""
+
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import torch
+
+from benchmarks.devices.hop_end import LENGTH, MOST
+from benchmarks.devices.sides import about, ratio, save, turns
+from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
+from collapipe.credentials.credentials import load
+from collapipe.wire import frames
+from collapipe.wire.dialing import Dialer, open_stream
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.segments import HOP
+from tests.network import network
+
+DEVICE = "device-0"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Rate and sizes."""
+    parser.add_argument("--mbit", type=float, default=100)
+    parser.add_argument("--shape", type=int, nargs=3, default=[8, 64, 768])
+
+
+def main(arguments: Namespace) -> None:
+    activation = torch.randn(arguments.shape)
+    mask = torch.ones(arguments.shape[:2], dtype=torch.bool)
+    frame = Frame(FrameKind.ACTIVATION, 0, 0, 0, (activation, mask))
+    raw = frames.encode(frame)
+    line_s = len(raw) * 8 / (arguments.mbit * 1e6)
+    with tempfile.TemporaryDirectory() as folder, network(1, arguments.mbit * 1e6) as made:
+        credentials = temporary_authority(Path(folder) / "credentials", [DEVICE])
+        (place,) = made.places
+        command = [*place.command, sys.executable, "-m", "benchmarks.devices.hop_end", place.host]
+        command.append(str(credentials[DEVICE]))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as end:
+            try:
+                assert end.stdout is not None
+                port, plain = map(int, end.stdout.readline().split())
+                channel = Dialer(load(credentials[CONTROL_UNIT])).channel(
+                    DEVICE, f"{place.host}:{port}"
+                )
+                stream = open_stream(channel, HOP, DEVICE, MOST, threading.Event())
+                with socket.create_connection((place.host, plain)) as connection, channel:
+                    head = len(raw).to_bytes(LENGTH)
+
+                    def tcp() -> None:
+                        connection.sendall(head)
+                        connection.sendall(raw)
+                        connection.recv(1)
+
+                    def tls() -> None:
+                        stream.send(frame)
+                        stream.receive()
+
+                    sides = {"stream": tls, "tcp": tcp}
+                    seconds, _ = turns(sides, arguments.turns, {})
+            finally:
+                end.kill()
+    against = ratio(seconds["stream"], seconds["tcp"])
+    middle = {name: statistics.median(each) for name, each in seconds.items()}
+    print(f"{len(raw):,} bytes at {arguments.mbit:g} Mbit/s, which take {line_s * 1e3:.1f} ms")
+    print(f"stream {middle['stream'] * 1e3:.1f} ms, TCP {middle['tcp'] * 1e3:.1f} ms: {against}")
+    save(arguments.output, "hop", {"about": about(arguments), "line_s": line_s, **seconds})

@@ -1,0 +1,71 @@
+"""The far end of a hop: takes frames from a stream with mutual TLS, and as many bytes from a plain
+TCP connection, and answers each with as little as it can. benchmarks/devices/hop.py starts it.
+
+    python -m benchmarks.devices.hop_end HOST CREDENTIALS
+
+Prints the ports of both.
+"""
+
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+
+from collapipe.credentials.credentials import load
+from collapipe.wire.dialing import MESSAGE_BYTES
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.link import channel_options
+from collapipe.wire.segments import HOP
+from collapipe.wire.streams import FrameStream
+
+LENGTH = 8  # bytes that say how many follow
+MOST = 2**30
+
+
+def main() -> None:
+    host, credentials = sys.argv[1:]
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=channel_options(MESSAGE_BYTES))
+    handler = grpc.stream_stream_rpc_method_handler(_stream)
+    service, _, method = HOP.removeprefix("/").partition("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_secure_port(f"{host}:0", load(Path(credentials)).server())
+    server.start()
+    with socket.create_server((host, 0)) as listening:
+        print(port, listening.getsockname()[1], flush=True)
+        connection, _ = listening.accept()
+        with connection:
+            _answer(connection)
+
+
+def _stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    context.send_initial_metadata(())
+    stream = FrameStream("hop", MOST)
+    threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
+    threading.Thread(target=_reply, args=(stream,), daemon=True).start()
+    context.add_callback(stream.close)
+    yield from stream.outgoing()
+
+
+def _reply(stream: FrameStream) -> None:
+    while True:
+        frame = stream.receive()
+        stream.send(Frame(FrameKind.READY, frame.round, frame.step, 0))
+
+
+def _answer(connection: socket.socket) -> None:
+    """Until the other end closes."""
+    while head := connection.recv(LENGTH, socket.MSG_WAITALL):
+        left = int.from_bytes(head)
+        while left:
+            left -= len(connection.recv(min(left, 2**20)))
+        connection.sendall(b"\0")
+
+
+if __name__ == "__main__":
+    main()

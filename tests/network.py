@@ -1,0 +1,149 @@
+"""A network of its own on this machine: namespaces around a switch, links of a rate, a share of the
+processor. All of it is gone when the context ends. It needs CAP_NET_ADMIN and CAP_SYS_ADMIN."""
+
+import os
+import random
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_BURST, _LATENCY = "64kb", "100ms"  # what a link lets through at once, and how long its queue is
+_CGROUP = Path("/sys/fs/cgroup")
+_PERIOD_US = 50_000  # of a quota, which may not be less than 1,000
+
+
+class UnavailableError(Exception):
+    """This machine lacks the rights or tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process is started: ``command`` goes before its own; ``host`` is its address."""
+
+    host: str = "127.0.0.1"
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """``places`` reach each other and this process, each by a link of its own."""
+
+    places: Sequence[Place]
+    switch: str
+
+    def cut(self, number: int) -> None:
+        """Pull the plug of a place: neither end is told."""
+        self._set(number, "down")
+
+    def mend(self, number: int) -> None:
+        """Put it back."""
+        self._set(number, "up")
+
+    def _set(self, number: int, state: str) -> None:
+        _run("ip", "-n", self.switch, "link", "set", f"port{number}", state)
+
+
+@contextmanager
+def network(count: int, rate_bps: float | None = None) -> Iterator[Network]:
+    """``count`` places whose links carry ``rate_bps`` each way; None: as fast as they can.
+
+    Raises ``UnavailableError`` where the rights are missing.
+    """
+    name = f"collapipe-{secrets.token_hex(4)}"
+    subnet = f"198.{random.choice((18, 19))}.{random.randrange(256)}"  # RFC 2544: for benchmarks
+    with ExitStack() as stack:
+        switch = stack.enter_context(_namespace(f"{name}-switch"))
+        _run("ip", "-n", switch, "link", "add", "bridge", "up", "type", "bridge")
+        own = f"cp{name[-8:]}"
+        _run("ip", "link", "add", own, "type", "veth", "peer", "own", "netns", switch)
+        _plug(switch, "own")
+        _run("ip", "address", "add", f"{subnet}.1/24", "dev", own)
+        _run("ip", "link", "set", own, "up")
+        places = []
+        for number in range(count):
+            place = stack.enter_context(_namespace(f"{name}-{number}"))
+            host, port = f"{subnet}.{number + 2}", f"port{number}"
+            within, at_switch = ("-n", place), ("-n", switch)
+            ends = ("eth0", "type", "veth", "peer", port, "netns", switch)
+            _run("ip", *within, "link", "add", *ends)
+            _plug(switch, port)
+            _run("ip", *within, "address", "add", f"{host}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _run("ip", *within, "link", "set", device, "up")
+            if rate_bps is not None:
+                _shape(within, "eth0", rate_bps)
+                _shape(at_switch, port, rate_bps)
+            places.append(Place(host, ("ip", "netns", "exec", place)))
+        yield Network(places, switch)
+
+
+@contextmanager
+def cpu_quota(cores: float, weight: float) -> Iterator[Path]:
+    """A file: processes whose number is written there use at most so many cores together.
+
+    Where the processor is busy they get as much of it as ``weight`` other processes. Raises
+    ``UnavailableError`` where no controller of the processor can be written to.
+    """
+    root, settings = _controller(int(cores * _PERIOD_US), weight)
+    folder = root / f"collapipe-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir()
+        for file, value in settings.items():
+            (folder / file).write_text(value)
+    except OSError as error:
+        _remove(folder)
+        raise UnavailableError(f"{folder}: {error}") from error
+    try:
+        yield folder / "cgroup.procs"
+    finally:
+        _remove(folder)
+
+
+def _controller(quota_us: int, weight: float) -> tuple[Path, dict[str, str]]:
+    """Where groups of processes are made, and the files that limit one, of either version."""
+    if (_CGROUP / "cpu/cpu.cfs_quota_us").exists():
+        quota = {"cpu.cfs_period_us": f"{_PERIOD_US}", "cpu.cfs_quota_us": f"{quota_us}"}
+        return _CGROUP / "cpu", {**quota, "cpu.shares": f"{1024 * weight:.0f}"}
+    weights = {"cpu.weight": f"{100 * weight:.0f}"}
+    return _CGROUP, {"cpu.max": f"{quota_us} {_PERIOD_US}", **weights}
+
+
+@contextmanager
+def _namespace(name: str) -> Iterator[str]:
+    if shutil.which("ip") is None or shutil.which("tc") is None or os.geteuid() != 0:
+        raise UnavailableError("network namespaces need root, and iproute2 (ip, tc)")
+    _run("ip", "netns", "add", name)
+    try:
+        yield name
+    finally:
+        _run("ip", "netns", "delete", name)  # and with it both ends of its links
+
+
+def _plug(switch: str, port: str) -> None:
+    _run("ip", "-n", switch, "link", "set", port, "up", "master", "bridge")
+
+
+def _shape(namespace: Sequence[str], device: str, rate_bps: float) -> None:
+    rate = "rate", f"{rate_bps:.0f}bit", "burst", _BURST, "latency", _LATENCY
+    _run("tc", *namespace, "qdisc", "add", "dev", device, "root", "tbf", *rate)
+
+
+def _run(*command: str) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise UnavailableError(f"{' '.join(command)}: {ended.stderr.strip()}")
+
+
+def _remove(folder: Path) -> None:
+    """Once its processes have ended, which takes the kernel a moment."""
+    for _ in range(100 * folder.exists()):
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.05)
