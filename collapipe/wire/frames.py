@@ -89,8 +89,11 @@ def encode(frame: Frame) -> bytes:
     return b"".join(part.ljust(_up(len(part)), b"\0") for part in parts)
 
 
-def decode(data: bytes) -> Frame:
-    """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation."""
+def decode(data: bytes | bytearray) -> Frame:
+    """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation.
+
+    Tensors of a ``bytearray`` share its memory; ``bytes`` are copied once.
+    """
     if len(data) < _HEADER.size:
         raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
     magic, kind, count, epoch, round_, step, micro_batch = _HEADER.unpack_from(data)
@@ -114,7 +117,7 @@ def num_bytes(layouts: Sequence[Layout]) -> int:
     return _up(head) + sum(_up(_size(layout)) for layout in layouts)
 
 
-def _layouts(data: bytes, count: int) -> tuple[list[Layout], int]:
+def _layouts(data: bytes | bytearray, count: int) -> tuple[list[Layout], int]:
     """Dtypes and shapes, and where the tensors' bytes begin."""
     layouts: list[Layout] = []
     offset = _HEADER.size
@@ -135,8 +138,8 @@ def _layouts(data: bytes, count: int) -> tuple[list[Layout], int]:
     return layouts, _up(offset)
 
 
-def _tensors(data: bytes, offset: int, layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
-    buffer = bytearray(data)  # torch wants memory that it may write to
+def _tensors(data: bytes | bytearray, offset: int, layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
+    buffer = data if isinstance(data, bytearray) else bytearray(data)  # torch may write to it
     tensors = []
     for dtype, shape in layouts:
         size = _size((dtype, shape))
