@@ -2,7 +2,9 @@
 
 import socket
 import ssl
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import grpc
 
@@ -48,6 +50,7 @@ def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: 
     context.set_alpn_protocols(["h2"])
     with (
         socket.create_connection(host_and_port(address), timeout_s) as connection,
+        _ended_after(timeout_s, connection),
         context.wrap_socket(connection, server_hostname=server_name) as secured,
     ):
         shown = secured.getpeercert(binary_form=True)
@@ -58,6 +61,24 @@ def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: 
                 "authority, and are the clocks right?"
             )
     return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+
+@contextmanager
+def _ended_after(timeout_s: float, connection: socket.socket) -> Iterator[None]:
+    """The connection lasts no longer, also where the other end sends a byte now and then."""
+    with connection.dup() as own:  # whoever wraps the socket closes it
+
+        def end() -> None:
+            with suppress(OSError):  # it has ended
+                own.shutdown(socket.SHUT_RDWR)
+
+        late = threading.Timer(timeout_s, end)
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+            late.join()
 
 
 def _spoke(secured: ssl.SSLSocket) -> bool:

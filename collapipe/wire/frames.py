@@ -98,7 +98,7 @@ def buffers(frame: Frame) -> list[memoryview]:
 def decode(data: bytes | bytearray) -> Frame:
     """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation.
 
-    The tensors share the memory of a bytearray, which is then theirs; bytes are copied.
+    Tensors of a ``bytearray`` share its memory; ``bytes`` are copied once.
     """
     if len(data) < _HEADER.size:
         raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
@@ -145,8 +145,7 @@ def _layouts(data: bytes | bytearray, count: int) -> tuple[list[Layout], int]:
 
 
 def _tensors(data: bytes | bytearray, offset: int, layouts: Sequence[Layout]) -> tuple[Tensor, ...]:
-    # torch wants memory that it may write to
-    buffer = data if isinstance(data, bytearray) else bytearray(data)
+    buffer = data if isinstance(data, bytearray) else bytearray(data)  # torch may write to it
     tensors = []
     for dtype, shape in layouts:
         size = _size((dtype, shape))

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -13,6 +14,7 @@ from collapipe.wire.frames import Frame, FrameKind
 
 PIECE_BYTES = 512 * 1024  # so that no message keeps a slow link to itself for long
 WINDOW = 4  # activations, or gradients, that the other end has not taken yet
+_MOST_WAITING = 64  # frames that have come and that nobody has taken yet
 _MORE, _LAST = 0, 1  # first byte of a piece
 _PART = 2  # added to it: a piece of a part, between whose pieces other frames may come
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
@@ -22,18 +24,21 @@ class FrameStream:
     """One end of a stream. gRPC sends what ``outgoing`` yields; a thread of the owner runs
     ``feed`` on what gRPC receives.
 
-    ``arrived`` is set whenever there is something to ``receive``. A frame of more than
-    ``max_bytes`` ends the stream, as does one that is damaged. Parts, which may take a slow link
-    many seconds, wait for all other frames, piece by piece.
+    ``arrived`` is set whenever there is something to ``receive``, or all was sent. A frame of more
+    than ``max_bytes``, which the owner may change, ends the stream, as do one that is damaged and
+    activations beyond the ``WINDOW``. Frames that wait have together no more bytes than that, or
+    there is only one: ``feed`` takes in the next one when there is room. Parts, which may take a
+    slow link many seconds, wait for all other frames, piece by piece.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
-        self.peer = peer
+        self.peer, self.max_bytes = peer, max_bytes
         self.bytes_out = self.bytes_in = 0
-        self._max_bytes = max_bytes
+        self.heard = time.monotonic()  # when the last piece came
         self._arrived = arrived or threading.Event()
-        self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()
+        self._incoming: deque[tuple[Frame, int]] = deque()  # with their bytes
+        self._ended: LinkError | WireError | None = None
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
         self._parts: deque[Frame] = deque()
@@ -44,23 +49,34 @@ class FrameStream:
     def send(self, frame: Frame) -> None:
         """Return at once; activations and gradients wait for the other end's credit."""
         with self._changed:
+            if self._closed:
+                return
             if frame.kind == FrameKind.PART:
                 self._parts.append(frame)
             else:
                 (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def unsent(self) -> int:
+        """Frames that gRPC has not taken yet, but for those that wait for credit; of a stream that
+        was closed none."""
+        return 0 if self._closed else len(self._urgent) + len(self._parts)
 
     def waiting(self) -> bool:
         """Whether ``receive`` would return or raise at once."""
-        return not self._incoming.empty()
+        return bool(self._incoming) or self._ended is not None
 
     def receive(self, timeout_s: float | None = None) -> Frame:
         """The next frame. Raises ``LinkError`` where the stream has ended, ``WireError`` where the
         other end sent what is no frame, and ``queue.Empty`` after ``timeout_s``."""
-        received = self._incoming.get(timeout=timeout_s)
-        if isinstance(received, Exception):
-            self._incoming.put(received)  # the next one to ask gets the same answer
-            raise received
+        with self._changed:
+            if not self._changed.wait_for(self.waiting, timeout_s):
+                raise queue.Empty
+            if not self._incoming:
+                assert self._ended is not None
+                raise self._ended
+            received, _ = self._incoming.popleft()
+            self._changed.notify_all()
         if received.kind in _COUNTED:
             self.send(Frame(FrameKind.CREDIT, received.round, received.step, 0))
         return received
@@ -69,7 +85,7 @@ class FrameStream:
         """End the stream now."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._cancel is not None:
             self._cancel()
 
@@ -78,6 +94,8 @@ class FrameStream:
         for message in self._messages():
             self.bytes_out += len(message) - 1
             yield message
+            if not self.unsent():
+                self._arrived.set()
 
     def on_close(self, cancel: Callable[[], object]) -> None:
         """``close`` calls ``cancel`` as well."""
@@ -85,27 +103,39 @@ class FrameStream:
 
     def feed(self, messages: Iterable[bytes]) -> None:
         """Take in all ``messages``, up to the stream's end."""
+        ended: LinkError | WireError = LinkError(f"{self.peer}: ended the stream")
         try:
-            for data in _joined(messages, self._max_bytes):
+            for data in self._joined(messages):
                 self.bytes_in += len(data)
-                self._take(frames.decode(data))
-            self._put(LinkError(f"{self.peer}: ended the stream"))
-        except grpc.RpcError as error:
-            self._put(LinkError(f"{self.peer}: {reason(error)}"))
+                self._take(frames.decode(data), len(data))
         except WireError as error:
-            self._put(WireError(f"{self.peer}: {error}"))
-
-    def _take(self, frame: Frame) -> None:
-        if frame.kind == FrameKind.CREDIT:
-            with self._changed:
-                self._credit = min(self._credit + 1, WINDOW)
-                self._changed.notify()
-        else:
-            self._put(frame)
-
-    def _put(self, received: Frame | Exception) -> None:
-        self._incoming.put(received)
+            ended = WireError(f"{self.peer}: {error}")
+        except Exception as error:  # gRPC's, a doorkeeper's, or no memory
+            ended = LinkError(f"{self.peer}: {reason(error)}")
+        with self._changed:
+            self._ended = ended
+            self._changed.notify_all()
         self._arrived.set()
+
+    def _take(self, frame: Frame, size: int) -> None:
+        """Keep a frame, once there is room for it."""
+        with self._changed:
+            if frame.kind == FrameKind.CREDIT:
+                self._credit = min(self._credit + 1, WINDOW)
+            else:
+                ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
+                if frame.kind in _COUNTED and ahead == WINDOW:
+                    raise WireError(f"{frame.kind.name}: {WINDOW} wait here already, and no more")
+                self._changed.wait_for(lambda: self._closed or self._has_room(size))
+                if self._closed:
+                    return
+                self._incoming.append((frame, size))
+            self._changed.notify_all()
+        self._arrived.set()
+
+    def _has_room(self, size: int) -> bool:
+        kept = sum(each for _, each in self._incoming)
+        return not kept or (kept + size <= self.max_bytes and len(self._incoming) < _MOST_WAITING)
 
     def _messages(self) -> Iterator[bytes]:
         part: Iterator[bytes] = iter(())
@@ -138,6 +168,22 @@ class FrameStream:
                     return self._parts.popleft()
                 self._changed.wait()
 
+    def _joined(self, messages: Iterable[bytes]) -> Iterator[bytearray]:
+        """Frames' bytes from their pieces. Raises ``WireError`` before more than ``max_bytes`` of
+        one are kept."""
+        lanes = {0: bytearray(), _PART: bytearray()}
+        for message in messages:
+            self.heard = time.monotonic()
+            if not message or message[0] > _PART | _LAST or len(message) > PIECE_BYTES + 1:
+                raise WireError(f"a message of {len(message):,} bytes that is no piece of a frame")
+            lane = message[0] & _PART
+            if len(lanes[lane]) + len(message) - 1 > self.max_bytes:
+                raise WireError(f"a frame of more than {self.max_bytes:,} bytes")
+            lanes[lane] += memoryview(message)[1:]
+            if message[0] & _LAST:
+                yield lanes[lane]
+                lanes[lane] = bytearray()
+
 
 def _pieces(frame: Frame) -> Iterator[bytes]:
     """A frame's bytes in pieces, each copied once, when it is its turn."""
@@ -154,27 +200,10 @@ def _pieces(frame: Frame) -> Iterator[bytes]:
     yield b"".join((bytes([lane | _LAST]), *piece))
 
 
-def _joined(messages: Iterable[bytes], max_bytes: int) -> Iterator[bytearray]:
-    """Frames' bytes from their pieces. Raises ``WireError`` before more than ``max_bytes`` of one
-    are kept."""
-    lanes = {0: bytearray(), _PART: bytearray()}
-    counts = dict.fromkeys(lanes, 0)
-    for message in messages:
-        if not message or message[0] > _PART | _LAST or len(message) > PIECE_BYTES + 1:
-            raise WireError(f"a message of {len(message):,} bytes that is no piece of a frame")
-        lane = message[0] & _PART
-        counts[lane] += 1
-        size = len(lanes[lane]) + len(message) - 1
-        if size > max_bytes or counts[lane] > 1 + max_bytes // 1024:
-            raise WireError(f"a frame of more than {max_bytes:,} bytes")
-        lanes[lane] += memoryview(message)[1:]
-        if message[0] & _LAST:
-            yield lanes[lane]
-            lanes[lane], counts[lane] = bytearray(), 0
-
-
-def reason(error: grpc.RpcError) -> str:
+def reason(error: Exception) -> str:
     """gRPC's code and words."""
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {one_line(error.details())}"
-    return "closed the connection"
+    if isinstance(error, grpc.RpcError):  # of a server's stream, which has no words
+        return "closed the connection"
+    return one_line(error)

@@ -1,9 +1,11 @@
 """Real handshakes over loopback: who is refused, by TLS or at the first call, and who is not."""
 
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -242,6 +244,28 @@ def test_nobody_and_somebody_silent_are_no_devices(cluster: Cluster) -> None:
             dial(unit, address, "jetson", timeout_s=0.2)
     with pytest.raises(LinkError, match=f"jetson at {address}"):
         dial(unit, address, "jetson")
+
+
+def test_who_sends_a_byte_now_and_then_is_no_device(cluster: Cluster) -> None:
+    """Each byte would begin the wait anew."""
+    unit = cluster.member("boss", Role.CONTROL_UNIT)
+
+    def dribble() -> None:
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"\x16\x03\x03\x3e\x80")  # of a handshake, 16,000 bytes to follow
+            while True:
+                connection.sendall(b"\x02")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=dribble, daemon=True)
+        thread.start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(LinkError, match=f"jetson at {address}"):
+            dial(unit, address, "jetson", timeout_s=0.5)
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_who_shows_no_good_certificate_is_nobody(cluster: Cluster, others: Cluster) -> None:

@@ -170,7 +170,7 @@ def test_truncated_and_extended_frames_are_refused() -> None:
         (b"CPF1" + message()[4:], "not a frame"),
         (b"GET / HTTP/1.1\r\nHost: somewhere\r\n", "not a frame"),
         (message(kind=0), "unknown kind of frame: 0"),
-        (message(kind=max(FrameKind) + 1), "unknown kind of frame: "),
+        (message(kind=max(FrameKind) + 1), "unknown kind of frame"),
         (message(kind=255), "unknown kind of frame: 255"),
         (message((7, [1])), "unknown dtype 7"),
         (message((255, [])), "unknown dtype 255"),

@@ -1,74 +1,170 @@
-"""Frames on a stream: whole, in their order, and parts behind all others."""
+"""A stream keeps no more than its limits, whatever the other end sends and how little it reads."""
 
-import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
 
-from collapipe.errors import WireError
-from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.streams import PIECE_BYTES, FrameStream
+from collapipe.errors import LinkError, WireError
+from collapipe.wire.frames import Frame, FrameKind, encode
+from collapipe.wire.streams import PIECE_BYTES, WINDOW, FrameStream
 
-MOST = 2**24
-
-
-def tensors(*sizes: int) -> tuple[torch.Tensor, ...]:
-    """Of so many bytes."""
-    return tuple(torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes)
+SMALL = Frame(FrameKind.READY, 1, 2, 3)
+LARGE = Frame(FrameKind.LOAD, 1, 2, 3, (torch.zeros(1000, dtype=torch.uint8),))
+ACTIVATION = Frame(FrameKind.ACTIVATION, 1, 2, 3, (torch.zeros(2, 3, 4), torch.ones(2, 3) > 0))
 
 
-def received(messages: list[bytes], max_bytes: int = MOST) -> FrameStream:
-    """The other end, once these have come."""
-    stream = FrameStream("peer", max_bytes)
-    stream.feed(messages)
-    return stream
+def pieces(frame: Frame) -> Iterator[bytes]:
+    """A frame as it travels."""
+    stream = FrameStream("nobody", 2**40)
+    stream.send(frame)
+    stream.send(ACTIVATION)
+    messages = stream.outgoing()
+    for message in messages:
+        yield message
+        if message[:1] == b"\1":
+            return
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, PIECE_BYTES - 40, PIECE_BYTES - 32, 2 * PIECE_BYTES + 9])
-def test_a_frame_comes_as_it_was_sent(size: int) -> None:
-    """Also where it ends at the end of a piece."""
-    sent = Frame(FrameKind.ACTIVATION, 1, 2, 3, tensors(size, 5), 4)
-    stream = FrameStream("peer", MOST)
-    stream.send(sent)
-    count = -(-(48 + size) // PIECE_BYTES)  # header, and padding
-    messages = list(itertools.islice(stream.outgoing(), count))
-    assert all(len(each) <= PIECE_BYTES + 1 for each in messages)
-    found = received(messages).receive(0)
-    assert (found.kind, found.round, found.step, found.micro_batch, found.epoch) == (2, 1, 2, 3, 4)
-    assert all(map(torch.equal, found.tensors, sent.tensors))
+class Flood:
+    """The same frame over and over; counts how many were taken."""
+
+    def __init__(self, frame: Frame, count: int) -> None:
+        self.taken, self._messages, self._count = 0, list(pieces(frame)), count
+
+    def __iter__(self) -> Iterator[bytes]:
+        for _ in range(self._count):
+            yield from self._messages
+            self.taken += 1
 
 
-def test_others_overtake_a_part() -> None:
-    """A part of 100 MB takes a slow link 8 s; without a sign of life a device is gone after 5."""
-    stream = FrameStream("peer", MOST)
-    part = Frame(FrameKind.PART, 0, 0, 0, tensors(3 * PIECE_BYTES))
-    alive = Frame(FrameKind.ALIVE, 0, 0, 0)
-    stream.send(part)
-    outgoing = stream.outgoing()
-    messages = [next(outgoing)]
-    stream.send(alive)
-    messages += itertools.islice(outgoing, 4)
-    end = received(messages)
-    first, second = end.receive(0), end.receive(0)
-    assert (first.kind, second.kind) == (FrameKind.ALIVE, FrameKind.PART)
-    assert torch.equal(second.tensors[0], part.tensors[0])
+def fed(stream: FrameStream, messages: Iterable[bytes]) -> threading.Thread:
+    """A thread that takes in messages."""
+    thread = threading.Thread(target=stream.feed, args=(messages,), daemon=True)
+    thread.start()
+    return thread
 
 
-def test_parts_keep_their_order() -> None:
-    stream = FrameStream("peer", MOST)
-    for step in range(3):
-        stream.send(Frame(FrameKind.PART, 0, step, 0, tensors(8)))
-    end = received(list(itertools.islice(stream.outgoing(), 3)))
-    assert [end.receive(0).step for _ in range(3)] == [0, 1, 2]
+def settled(count: Callable[[], int]) -> int:
+    """What a count has come to when it no longer grows."""
+    seen = -1
+    while (now := count()) != seen or not now:
+        seen = now
+        time.sleep(0.2)
+    return seen
 
 
-@pytest.mark.parametrize("messages", [[b""], [b"\x04"], [b"\0" + b"x" * (PIECE_BYTES + 1)]])
-def test_what_is_no_piece_ends_the_stream(messages: list[bytes]) -> None:
+@pytest.mark.parametrize(("frame", "most"), [(SMALL, 64), (LARGE, 10)], ids=["many", "large"])
+def test_a_flood_waits_until_somebody_takes_it(frame: Frame, most: int) -> None:
+    flood = Flood(frame, 1000)
+    stream = FrameStream("flooder", 10 * len(encode(LARGE)))
+    thread = fed(stream, flood)
+    assert settled(lambda: flood.taken) == most
+    assert thread.is_alive()
+    for _ in range(1000):
+        assert stream.receive(5).kind == frame.kind
+    thread.join(5)
+    with pytest.raises(LinkError, match="ended the stream"):
+        stream.receive(5)
+
+
+def test_a_frame_that_fits_by_itself_is_taken_when_nothing_else_waits() -> None:
+    stream = FrameStream("peer", len(encode(LARGE)))
+    fed(stream, [*pieces(SMALL), *pieces(LARGE)])
+    assert [stream.receive(5).kind for _ in range(2)] == [FrameKind.READY, FrameKind.LOAD]
+
+
+def test_a_stream_that_is_closed_takes_in_no_more() -> None:
+    flood = Flood(SMALL, 10**5)
+    stream = FrameStream("flooder", 10**6)
+    thread = fed(stream, flood)
+    stream.close()
+    stream.send(SMALL)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert stream.unsent() == 0
+    assert list(stream.outgoing()) == []
+
+
+def test_who_ignores_the_window_is_refused() -> None:
+    stream = FrameStream("flooder", 10**6)
+    fed(stream, Flood(ACTIVATION, 100)).join(20)
+    for _ in range(WINDOW):
+        stream.receive(5)
+    with pytest.raises(WireError, match="wait here already"):
+        stream.receive(5)
+
+
+def test_who_keeps_to_the_window_is_not() -> None:
+    """As many as were taken may follow."""
+    stream, taken = FrameStream("peer", 10**6), threading.Semaphore(WINDOW)
+
+    def polite() -> Iterator[bytes]:
+        for message in Flood(ACTIVATION, 50):
+            taken.acquire()
+            yield message
+
+    thread = fed(stream, polite())
+    for _ in range(50):
+        assert stream.receive(5).kind == FrameKind.ACTIVATION
+        taken.release()
+    thread.join(5)
+    assert stream.unsent() == 50  # credits
+
+
+def test_credits_cost_nothing_and_buy_no_more_than_the_window() -> None:
+    stream, sent = FrameStream("flooder", 10**6), list[bytes]()
+    fed(stream, Flood(Frame(FrameKind.CREDIT, 0, 0, 0), 20_000)).join(20)
+    for _ in range(3 * WINDOW):
+        stream.send(ACTIVATION)
+    messages = stream.outgoing()
+    threading.Thread(target=lambda: [sent.append(each) for each in messages], daemon=True).start()
+    assert settled(lambda: len(sent)) == WINDOW
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b""],
+        [b"\4abc"],
+        [b"\0" * (PIECE_BYTES + 2)],
+        [b"\1nothing"],
+        [b"\0" * 1000] * 1000,
+        [b"\0"] * 10**5 + [b"\1"],
+    ],
+    ids=["empty", "kind", "long", "no frame", "endless", "empty pieces"],
+)
+def test_damaged_pieces_end_the_stream(messages: list[bytes]) -> None:
+    stream = FrameStream("peer", 10_000)
+    fed(stream, messages).join(20)
     with pytest.raises(WireError):
-        received(messages).receive(0)
+        stream.receive(5)
 
 
-@pytest.mark.parametrize("lane", [0, 2])
-def test_a_frame_beyond_the_limit_ends_the_stream(lane: int) -> None:
-    with pytest.raises(WireError):
-        received([bytes([lane]) + b"x" * 600] * 2, 1000).receive(0)
+def test_the_limit_may_change() -> None:
+    """A control unit may send parts once it has said how large they are."""
+    stream = FrameStream("peer", 100)
+    stream.max_bytes = 2000
+    fed(stream, pieces(LARGE))
+    assert stream.receive(5).kind == FrameKind.LOAD
+
+
+def test_whatever_ends_the_messages_ends_the_stream() -> None:
+    def failing() -> Iterator[bytes]:
+        yield from pieces(SMALL)
+        raise MemoryError("no more")
+
+    stream = FrameStream("peer", 10**6)
+    fed(stream, failing())
+    assert stream.receive(5).kind == FrameKind.READY
+    with pytest.raises(LinkError, match="no more"):
+        stream.receive(5)
+
+
+def test_nothing_within_the_time_is_empty() -> None:
+    with pytest.raises(queue.Empty):
+        FrameStream("peer", 100).receive(0.01)
