@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -30,25 +31,46 @@ class FrameStream:
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
         self.peer = peer
         self.bytes_out = self.bytes_in = 0
+        self.heard = time.monotonic()  # when the last piece came, whether or not it was taken
         self._max_bytes = max_bytes
         self._arrived = arrived or threading.Event()
         self._incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
-        self._parts: deque[Frame] = deque()
+        self._parts: deque[Callable[[], Frame]] = deque()
+        self._unmade = 0  # parts that ``send_later`` has yet to make
         self._credit = WINDOW
-        self._closed = False
+        self._closed = self._ended = False
         self._cancel: Callable[[], object] | None = None
 
     def send(self, frame: Frame) -> None:
         """Return at once; activations and gradients wait for the other end's credit."""
         with self._changed:
             if frame.kind == FrameKind.PART:
-                self._parts.append(frame)
+                self._parts.append(lambda: frame)
             else:
                 (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
             self._changed.notify()
+
+    def send_later(self, make: Callable[[], Frame]) -> None:
+        """Send a part that is made when it is its turn, so that one at a time takes memory."""
+
+        def made() -> Frame:
+            try:
+                return make()
+            finally:
+                self._unmade -= 1
+                self._arrived.set()
+
+        with self._changed:
+            self._unmade += 1
+            self._parts.append(made)
+            self._changed.notify()
+
+    def all_made(self) -> bool:
+        """Whether ``send_later`` has made all its parts, or never will: ``arrived`` is set then."""
+        return not self._unmade or self._closed or self._ended
 
     def waiting(self) -> bool:
         """Whether ``receive`` would return or raise at once."""
@@ -86,7 +108,7 @@ class FrameStream:
     def feed(self, messages: Iterable[bytes]) -> None:
         """Take in all ``messages``, up to the stream's end."""
         try:
-            for data in _joined(messages, self._max_bytes):
+            for data in _joined(self._heard(messages), self._max_bytes):
                 self.bytes_in += len(data)
                 self._take(frames.decode(data))
             self._put(LinkError(f"{self.peer}: ended the stream"))
@@ -94,6 +116,11 @@ class FrameStream:
             self._put(LinkError(f"{self.peer}: {_reason(error)}"))
         except WireError as error:
             self._put(WireError(f"{self.peer}: {error}"))
+
+    def _heard(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        for message in messages:
+            self.heard = time.monotonic()
+            yield message
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == FrameKind.CREDIT:
@@ -104,6 +131,7 @@ class FrameStream:
             self._put(frame)
 
     def _put(self, received: Frame | Exception) -> None:
+        self._ended |= isinstance(received, Exception)
         self._incoming.put(received)
         self._arrived.set()
 
@@ -112,17 +140,18 @@ class FrameStream:
         while True:
             if (piece := next(part, None)) is not None:
                 yield piece
-            frame = self._next(under_way=piece is not None)
-            if frame is None:
+            found = self._next(under_way=piece is not None)
+            if found is None:
                 if piece is None:
                     return
-            elif frame.kind == FrameKind.PART:
-                part = _pieces(frame)
+            elif isinstance(found, Frame):
+                yield from _pieces(found)
             else:
-                yield from _pieces(frame)
+                part = _pieces(found())
 
-    def _next(self, under_way: bool) -> Frame | None:
-        """What is to be sent next; None: nothing any more, or with a part ``under_way`` that."""
+    def _next(self, under_way: bool) -> Frame | Callable[[], Frame] | None:
+        """What is to be sent next, a part as what makes it; None: nothing any more, or with a part
+        ``under_way`` that."""
         with self._changed:
             while True:
                 if self._urgent:
