@@ -1,6 +1,7 @@
 """A segment as a device holds it: built from a description and the parts that follow it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from safetensors import SafetensorError
@@ -101,12 +102,17 @@ class HeldSegment:
         for part in self._parts:
             part.forget_gradients()
 
-    def packed_parts(self) -> list[tuple[str, bytes]]:
-        """Name of each block and what trains of it, with the optimiser's state, as safetensors."""
-        return [(part.name, save(_contiguous(_training(part)))) for part in self._parts]
+    def packed_parts(self) -> list[tuple[str, Callable[[], bytes]]]:
+        """Name of each block, and what packs all of it that trains, with the optimiser's state, as
+        safetensors: before the next step."""
+        return [(part.name, partial(_packed, part)) for part in self._parts]
 
     def _block(self, index: int) -> nn.Module:
         return self.spec.build_block(index)
+
+
+def _packed(part: Part) -> bytes:
+    return save(_contiguous(_training(part)))
 
 
 def _training(part: Part) -> Tensors:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -178,6 +179,7 @@ class Session:
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
         rate, scale = _only(frame, 1)[0].tolist()
+        self._wait(self.control.all_made, interruptible=False)  # of the blocks as they are
         held.step(rate, scale)
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
@@ -191,8 +193,12 @@ class Session:
         self._answer(frame, FrameKind.CLOCK, now)
 
     def _send_parts(self, frame: Frame) -> None:
-        for name, data in self._held(frame).packed_parts():
-            self._answer(frame, FrameKind.PART, as_tensor(name.encode()), as_tensor(data))
+        for name, pack in self._held(frame).packed_parts():
+            self.control.send_later(partial(self._part_of, frame, name, pack))
+
+    def _part_of(self, frame: Frame, name: str, pack: Callable[[], bytes]) -> Frame:
+        tensors = as_tensor(name.encode()), as_tensor(pack())
+        return Frame(FrameKind.PART, frame.round, frame.step, 0, tensors, frame.epoch)
 
     def _held(self, frame: Frame) -> HeldSegment:
         if self.held is None:

@@ -103,6 +103,7 @@ class Work:
     batch: Batch = field(default_factory=ragged)
     optimizer: OptimizerSettings = ADAMW
     steps: int = 2
+    state: Tensors = field(default_factory=dict)  # of the blocks' optimisers, at the start
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -185,7 +186,7 @@ class Work:
             replicate_every=every,
         )
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
-        replica = Replica(blocks, starting_with(self.start, {}))
+        replica = Replica(blocks, starting_with(self.start, self.state))
         cluster = Cluster(roster, dialer, without, hung_s=20.0)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 

@@ -6,9 +6,12 @@ Both sides of each ratio take turns in one run. Prints a table and writes ROW.js
 import argparse
 from pathlib import Path
 
-from benchmarks.devices import hop, iteration
+from benchmarks.devices import cores, hop, iteration, memory, plans, recovery, replicas
 
-ROWS = {"iteration": iteration, "hop": hop}
+ROWS = {
+    each.__name__.rpartition(".")[2]: each
+    for each in (iteration, hop, plans, recovery, cores, memory, replicas)
+}
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import Part
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan
 from collapipe.text.tokenizer import Vocabulary
@@ -27,11 +28,11 @@ SEED, RATE, CLIP = 0, 1e-4, 1.0
 VOCABULARY = Vocabulary(size=1000, pad=0, bos=1, eos=2)
 
 
-def add_sizes(parser: ArgumentParser) -> None:
-    """Of the model and the batch."""
-    parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--samples", type=int, default=32)
+def add_sizes(parser: ArgumentParser, dim: int = 256, blocks: int = 6, samples: int = 32) -> None:
+    """Of the model and the batch, with these defaults."""
+    parser.add_argument("--dim", type=int, default=dim)
+    parser.add_argument("--blocks", type=int, default=blocks)
+    parser.add_argument("--samples", type=int, default=samples)
     parser.add_argument("--tokens", type=int, default=64)
 
 
@@ -50,18 +51,32 @@ class Ours:
 
     work: Work
     segments: RemoteSegments
+    embedding: Part
+    head: LocalHead
     pipeline: Pipeline
-    timer: PhaseTimer
     steps: int = 0
+
+    @property
+    def timer(self) -> PhaseTimer:
+        """What the control unit itself spends."""
+        return self.pipeline.timer
+
+    def cut(self, num_micro_batches: int) -> None:
+        """Go on with batches in so many micro-batches."""
+        parts = self.embedding, self.segments, self.head, self.timer
+        self.pipeline = Pipeline(num_micro_batches, *parts)
 
     @property
     def tables(self) -> list[Tensor]:
         """Of each device in the last step: when each action waited, began and ended, s."""
         return [each[-1] for each in self.segments._measured.values()]
 
-    def run(self) -> float:
-        """Forward and backward of a batch; its loss."""
-        return self.pipeline.run(self.work.batch, DropoutKey(SEED, 0, self.steps))
+    def run(self, samples: int | None = None) -> float:
+        """Forward and backward of the batch, or of its first samples; its loss."""
+        whole = self.work.batch
+        rows = slice(samples)
+        batch = Batch(whole.inputs[rows], whole.mask[rows], whole.targets[rows])
+        return self.pipeline.run(batch, DropoutKey(SEED, 0, self.steps))
 
     def step(self) -> None:
         """The step after it; returns before the devices have done it."""
@@ -85,9 +100,9 @@ def daemons(places: Sequence[Place], memory: str = "4GB") -> Iterator[Boxes]:
 def ours(made: Work, plan: ClusterPlan, started: Boxes, every: int = 0) -> Iterator[Ours]:
     """The pipeline of a plan, with mutual TLS; ``every``: steps between two replicas."""
     embedding, _, part = made.parts()
-    timer = PhaseTimer()
+    head, timer = LocalHead(part), PhaseTimer()
     with (
         made.segments(plan, started.daemons, every, started.dialer) as segments,
-        Pipeline(plan.num_micro_batches, embedding, segments, LocalHead(part), timer) as pipeline,
+        Pipeline(plan.num_micro_batches, embedding, segments, head, timer) as pipeline,
     ):
-        yield Ours(made, segments, pipeline, timer)
+        yield Ours(made, segments, embedding, head, pipeline)

@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 
 from collapipe.credentials.credentials import load
+from collapipe.errors import LinkError
 from collapipe.wire.dialing import MESSAGE_BYTES
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import channel_options
@@ -53,9 +55,10 @@ def _stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterato
 
 
 def _reply(stream: FrameStream) -> None:
-    while True:
-        frame = stream.receive()
-        stream.send(Frame(FrameKind.READY, frame.round, frame.step, 0))
+    with suppress(LinkError):
+        while True:
+            frame = stream.receive()
+            stream.send(Frame(FrameKind.READY, frame.round, frame.step, 0))
 
 
 def _answer(connection: socket.socket) -> None:

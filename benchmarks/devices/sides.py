@@ -16,7 +16,8 @@ from tests.network import UnavailableError, cpu_quota
 
 Side = Callable[[], object]
 Seconds = dict[str, list[float]]
-_LIKE = 2.0  # processes of this machine
+_LIKE, _AT_ONCE = 2.0, 8.0  # processes of this machine
+_ALL = Path("/sys/fs/cgroup/cpu/cgroup.procs")
 WARM = 2  # turns that do not count
 
 
@@ -43,17 +44,30 @@ def alike(groups: Mapping[str, Sequence[int]]) -> Iterator[None]:
 
     Else the side with more of them gets more. Where there are no cgroups it is so.
     """
-    root = Path("/sys/fs/cgroup/cpu/cgroup.procs")
     cores = float(os.cpu_count() or 1)
     with ExitStack() as stack:
         try:
             for pids in groups.values():
                 group = stack.enter_context(cpu_quota(cores, _LIKE))
-                stack.callback(_move, pids, root)
+                stack.callback(_move, pids, _ALL)
                 _move(pids, group)
         except UnavailableError as error:
             print(f"sides are not weighed alike: {error}")
         yield
+
+
+@contextmanager
+def limited(pid: int, cores: float) -> Iterator[None]:
+    """A process is as fast as so many cores, also where the machine is busy.
+
+    Raises ``UnavailableError`` where there are no cgroups.
+    """
+    with cpu_quota(cores, _AT_ONCE) as group:
+        _move([pid], group)
+        try:
+            yield
+        finally:
+            _move([pid], _ALL)
 
 
 def _move(pids: Sequence[int], group: Path) -> None:

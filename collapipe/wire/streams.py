@@ -41,7 +41,8 @@ class FrameStream:
         self._ended: LinkError | WireError | None = None
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
-        self._parts: deque[Frame] = deque()
+        self._parts: deque[Callable[[], Frame]] = deque()
+        self._unmade = 0  # parts that ``send_later`` has yet to make
         self._credit = WINDOW
         self._closed = False
         self._cancel: Callable[[], object] | None = None
@@ -52,7 +53,7 @@ class FrameStream:
             if self._closed:
                 return
             if frame.kind == FrameKind.PART:
-                self._parts.append(frame)
+                self._parts.append(lambda: frame)
             else:
                 (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
             self._changed.notify_all()
@@ -61,6 +62,25 @@ class FrameStream:
         """Frames that gRPC has not taken yet, but for those that wait for credit; of a stream that
         was closed none."""
         return 0 if self._closed else len(self._urgent) + len(self._parts)
+
+    def send_later(self, make: Callable[[], Frame]) -> None:
+        """Send a part that is made when it is its turn, so that one at a time takes memory."""
+
+        def made() -> Frame:
+            try:
+                return make()
+            finally:
+                self._unmade -= 1
+                self._arrived.set()
+
+        with self._changed:
+            self._unmade += 1
+            self._parts.append(made)
+            self._changed.notify()
+
+    def all_made(self) -> bool:
+        """Whether ``send_later`` has made all its parts, or never will: ``arrived`` is set then."""
+        return not self._unmade or self._closed or self._ended is not None
 
     def waiting(self) -> bool:
         """Whether ``receive`` would return or raise at once."""
@@ -142,17 +162,18 @@ class FrameStream:
         while True:
             if (piece := next(part, None)) is not None:
                 yield piece
-            frame = self._next(under_way=piece is not None)
-            if frame is None:
+            found = self._next(under_way=piece is not None)
+            if found is None:
                 if piece is None:
                     return
-            elif frame.kind == FrameKind.PART:
-                part = _pieces(frame)
+            elif isinstance(found, Frame):
+                yield from _pieces(found)
             else:
-                yield from _pieces(frame)
+                part = _pieces(found())
 
-    def _next(self, under_way: bool) -> Frame | None:
-        """What is to be sent next; None: nothing any more, or with a part ``under_way`` that."""
+    def _next(self, under_way: bool) -> Frame | Callable[[], Frame] | None:
+        """What is to be sent next, a part as what makes it; None: nothing any more, or with a part
+        ``under_way`` that."""
         with self._changed:
             while True:
                 if self._urgent:

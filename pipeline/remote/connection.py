@@ -40,7 +40,7 @@ class DeviceConnection:
         self._on_part = on_part
         self.troubles: dict[int, Trouble] = {}  # by epoch
         self.broken: CollaPipeError | None = None
-        self.heard, self.busy_s = time.monotonic(), 0.0
+        self.busy_s = 0.0
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         try:
             self._channel = dialer.channel(device.name, device.address)
@@ -89,7 +89,7 @@ class DeviceConnection:
         """Raise ``StageError`` where the device is gone, or has hung for ``hung_s``."""
         if self.broken is not None:
             raise StageError(self.name, str(self.broken))
-        silent_s = time.monotonic() - self.heard
+        silent_s = time.monotonic() - self._control.heard
         if silent_s > SILENT_S:
             raise StageError(self.name, f"no sign of life for {silent_s:.1f} s")
         if self.busy_s > hung_s:
@@ -105,7 +105,6 @@ class DeviceConnection:
             self._arrived.set()
 
     def _hear(self, frame: Frame) -> None:
-        self.heard = time.monotonic()
         if frame.kind == FrameKind.ALIVE and len(frame.tensors) == 1:
             self.busy_s = float(frame.tensors[0])
         elif frame.kind == FrameKind.PART and len(frame.tensors) == 2:

@@ -72,3 +72,29 @@ def test_what_is_no_piece_ends_the_stream(messages: list[bytes]) -> None:
 def test_a_frame_beyond_the_limit_ends_the_stream(lane: int) -> None:
     with pytest.raises(WireError):
         received([bytes([lane]) + b"x" * 600] * 2, 1000).receive(0)
+
+
+def test_a_part_that_is_made_later_is_made_when_it_is_its_turn() -> None:
+    stream, made = FrameStream("peer", MOST), list[int]()
+
+    def make(step: int) -> Frame:
+        made.append(step)
+        return Frame(FrameKind.PART, 0, step, 0, tensors(2 * PIECE_BYTES))
+
+    for step in range(2):
+        stream.send_later(lambda step=step: make(step))  # type: ignore[misc]
+    outgoing = stream.outgoing()
+    assert made == [] and not stream.all_made()
+    messages = [next(outgoing)]
+    assert made == [0] and not stream.all_made()
+    messages += itertools.islice(outgoing, 5)
+    assert made == [0, 1] and stream.all_made()
+    end = received(messages)
+    assert [end.receive(0).step for _ in range(2)] == [0, 1]
+
+
+def test_parts_that_nobody_takes_any_more_are_not_waited_for() -> None:
+    stream = FrameStream("peer", MOST)
+    stream.send_later(lambda: Frame(FrameKind.PART, 0, 0, 0))
+    stream.feed([])
+    assert stream.all_made()

@@ -1,0 +1,122 @@
+"""From the end of a device (SIGKILL) to the next micro-batch in the head: what a round does,
+against a new start from a checkpoint: read it, connect, send all blocks, repeat the steps."""
+
+import statistics
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.devices.cluster import Ours, add_sizes, daemons, ours, work
+from benchmarks.devices.sides import about, save
+from collapipe.plan import ClusterPlan
+from tests.boxes import Boxes
+from tests.device_cluster import device_name, even_plan, plan_of
+from tests.network import network
+
+_LOST = 1  # the second device
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Devices, their links and sizes."""
+    parser.add_argument("--devices", type=int, default=3)
+    parser.add_argument("--mbit", type=float, default=100)
+    parser.add_argument("--micro-batches", type=int, default=4)
+    parser.add_argument("--since", type=int, default=5, help="Steps since the checkpoint.")
+    add_sizes(parser, blocks=12)
+
+
+def main(arguments: Namespace) -> None:
+    torch.set_num_threads(1)
+    seconds: dict[str, list[float]] = {"recovery": [], "new start": []}
+    for _ in range(arguments.turns):
+        recovered, started = _turn(arguments)
+        seconds["recovery"].append(recovered)
+        seconds["new start"].append(started)
+        print(f"recovery {recovered:.2f} s, new start {started:.2f} s", flush=True)
+    ours_s, theirs_s = (statistics.median(each) for each in seconds.values())
+    print(f"medians {ours_s:.2f} s and {theirs_s:.2f} s: {theirs_s / ours_s:.1f} times faster")
+    save(arguments.output, "recovery", {"about": about(arguments), "seconds": seconds})
+
+
+def _turn(arguments: Namespace) -> tuple[float, float]:
+    """Both, after one loss."""
+    made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
+    names = [device_name(k) for k in range(arguments.devices)]
+    like = plan_of(names[:1], (1,), arguments.micro_batches)
+    plan = even_plan(names, arguments.blocks, like)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        network(arguments.devices, arguments.mbit * 1e6) as there,
+        daemons(there.places) as started,
+    ):
+        checkpoint = Path(folder) / "checkpoint.safetensors"
+        with ours(made, plan, started, every=1) as mine:
+            for _ in range(3):
+                mine.run()
+                mine.step()
+            state = mine.pipeline.weights() | mine.pipeline.optimizer_state()
+            save_file({name: each.contiguous() for name, each in state.items()}, checkpoint)
+            mine.run()
+            mine.step()
+            mine.segments._collect()  # the last step's replica is there, as in a longer step
+            recovered_s, noticed_s = _recovery_s(mine, started)
+        left = [name for number, name in enumerate(names) if number != _LOST]
+        again = even_plan(left, arguments.blocks, like)
+        return recovered_s, noticed_s + _new_start_s(arguments, checkpoint, again, started)
+
+
+def _recovery_s(mine: Ours, started: Boxes) -> tuple[float, float]:
+    """Until the head gets an activation of the new plan; and until the loss is noticed."""
+    marks = dict[str, float]()
+    submit, lose = mine.head.submit, mine.segments._without
+
+    def submitting(micro_batch: int, hidden: torch.Tensor) -> None:
+        if not marks:
+            started.daemons[_LOST].process.kill()
+            marks["lost"] = time.perf_counter()
+        elif "noticed" in marks:
+            marks.setdefault("next", time.perf_counter())
+        submit(micro_batch, hidden)
+
+    def losing(lost: object) -> None:
+        marks.setdefault("noticed", time.perf_counter())
+        lose(lost)  # type: ignore[arg-type]
+
+    with ExitStack() as stack:
+        for place, name, value in (
+            (mine.head, "submit", submitting),
+            (mine.segments, "_without", losing),
+        ):
+            stack.callback(setattr, place, name, getattr(place, name))
+            setattr(place, name, value)
+        mine.run()
+    return marks["next"] - marks["lost"], marks["noticed"] - marks["lost"]
+
+
+def _new_start_s(
+    arguments: Namespace, checkpoint: Path, plan: ClusterPlan, started: Boxes
+) -> float:
+    """Until the head gets the first activation of the step that was under way."""
+    made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
+    begin = time.perf_counter()
+    for name, tensor in load_file(checkpoint).items():
+        (made.state if "/" in name else made.start)[name] = tensor
+    with ours(made, plan, started) as mine:
+        for _ in range(arguments.since):
+            mine.run()
+            mine.step()
+        reached = list[float]()
+        submit = mine.head.submit
+
+        def submitting(micro_batch: int, hidden: torch.Tensor) -> None:
+            reached.append(time.perf_counter())
+            submit(micro_batch, hidden)
+
+        mine.head.submit = submitting  # type: ignore[method-assign]
+        mine.run()
+    return reached[0] - begin
