@@ -282,7 +282,7 @@ def device(
     serve(DeviceOptions(listen, name, memory, threads, credentials, insecure, log_format))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def up(
     context: typer.Context,
     devices: Annotated[int, Option(min=1, help="Daemons of each cluster.")] = 3,
