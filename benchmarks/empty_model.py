@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upl
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, BlockCost, ClusterState, Uplink
 from collapipe.tasks.task import Examples
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32
 
 

@@ -44,7 +44,8 @@ from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Tokenizer, Vocabulary
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import TrainReply, TrainRequest
 from pipeline.engine import Pipeline

@@ -60,6 +60,7 @@ class Daemon:
         self._answers = Answers(
             settings.name, settings.memory_bytes, credentials, lambda: self._session
         )
+        self._work: threading.Thread | None = None
         self._lock = threading.Lock()
         self._leaving = threading.Event()
         self._server = grpc.server(
@@ -92,7 +93,8 @@ class Daemon:
                 port = self._server.add_secure_port(wanted, credentials.server())
         except RuntimeError as error:
             raise ConfigError(
-                f"--listen {wanted}: cannot listen there ({error}); choose another port"
+                f"--listen {wanted}: cannot listen there: another program has the port, or the "
+                "address is not this machine's; choose another"
             ) from error
         self.address = f"{wanted.rpartition(':')[0]}:{port}"
 
@@ -101,11 +103,16 @@ class Daemon:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self._ask_to_leave()
         self._server.stop(_GOODBYE_S).wait()
 
     def leave(self) -> None:
-        """Finish the action under way and tell the control unit."""
+        """Finish the action under way, however long it takes, and tell the control unit."""
+        self._ask_to_leave()
+        if self._work is not None:
+            self._work.join()
+
+    def _ask_to_leave(self) -> None:
         self._leaving.set()
         session = self._session
         if session is not None:
@@ -118,7 +125,10 @@ class Daemon:
         session = Session(stream, self._settings.memory_bytes, self._dial, arrived, self._leaving)
         session.torch_device = self._settings.torch_device
         with self._occupied(session, context):
-            yield from self._carried(stream, messages, context, session.run)
+            self._work = work = threading.Thread(target=session.run, daemon=True)
+            work.start()
+            yield from self._carried(stream, messages, context)
+            work.join()
 
     def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = dict(context.invocation_metadata())
@@ -142,25 +152,22 @@ class Daemon:
         with self._answers.probed(context):
             stream = FrameStream(f"a probe ({context.peer()})", 2 * PROBE_FRAME_BYTES)
             stream.on_close(context.cancel)  # also where the caller does not read
-            yield from self._carried(stream, messages, context, lambda: echo(stream))
+            work = threading.Thread(target=echo, args=(stream,), daemon=True)
+            work.start()
+            yield from self._carried(stream, messages, context)
+            work.join()
 
     def _carried(
         self,
         stream: FrameStream,
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
-        *work: object,
     ) -> Iterator[bytes]:
-        """Both ways of a stream that was accepted; ``work`` runs beside it."""
+        """Both ways of a stream that was accepted."""
         context.send_initial_metadata(())
-        threads = [threading.Thread(target=stream.feed, args=(messages,), daemon=True)]
-        threads += [threading.Thread(target=each, daemon=True) for each in work]  # type: ignore[arg-type]
-        for thread in threads:
-            thread.start()
+        threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
         context.add_callback(stream.close)
         yield from stream.outgoing()
-        for thread in threads[1:]:
-            thread.join()
 
     @contextmanager
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from collapipe import config
 from collapipe.models.part import HeadPart
 from collapipe.models.split import HEAD
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from server_app.decoding.decoder import DecoderSession
 

@@ -22,7 +22,7 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.segments import Neighbour, SegmentDescription
 from device_app.daemon import Daemon, DeviceSettings

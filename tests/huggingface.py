@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from collapipe.batch import IGNORED, Batch
 from collapipe.models.huggingface.spec import HuggingFaceSpec
 from collapipe.models.split import SplitModel
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 LABELS = 5
 VOCABULARY = Vocabulary(size=23, pad=0, bos=1, eos=2, num_labels=LABELS)

@@ -318,7 +318,7 @@ def measure(
     raise typer.Exit(measure_devices(inventory, model, repeats, write))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def up(
     context: typer.Context,
     devices: Annotated[int, Option(min=1, help="Daemons of each cluster.")] = 3,

@@ -1,22 +1,21 @@
 """``collapipe device``: serve this machine's share of a model to a control unit."""
 
+import itertools
 import json
 import logging
 import os
+import queue
 import signal
 import socket
-import sys
-import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, NoReturn
 
-import torch
-
-from collapipe.credentials.credentials import Credentials, load
 from collapipe.errors import ConfigError
-from collapipe.torch_device import torch_device
-from device_app.daemon import Daemon, DeviceSettings
+
+if TYPE_CHECKING:
+    from collapipe.credentials.credentials import Credentials
 
 _AT_ONCE = 3  # exit status after a second signal
 _UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -36,18 +35,28 @@ class DeviceOptions:
     log_format: str
 
 
-def serve(options: DeviceOptions) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises ``ConfigError`` where that cannot begin."""
-    _log_to(sys.stderr, options.log_format)
-    torch.set_num_threads(options.threads)
-    credentials = _credentials(options)
+def serve(options: DeviceOptions) -> NoReturn:
+    """Serve until SIGTERM or Ctrl-C ends the process. Raises ``ConfigError`` where that cannot
+    begin."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_formatter(options.log_format))
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as a line of ours
+    memory, credentials = memory_bytes(options.memory), _credentials(options)
     name = credentials.name if credentials else options.name or socket.gethostname()
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    asked = _asked_to_end()
+    import torch  # takes seconds, in which a signal may come
+
+    from collapipe.torch_device import torch_device
+    from device_app.daemon import Daemon, DeviceSettings
+
+    torch.set_num_threads(options.threads)
     own = torch_device("--torch-device", options.torch_device)
-    settings = DeviceSettings(name, options.listen, memory_bytes(options.memory), own)
-    with Daemon(settings, credentials) as daemon:
-        leave = _ending(daemon)
+    with Daemon(DeviceSettings(name, options.listen, memory, own), credentials) as daemon:
         print(f"{name}: ready on {daemon.address}", flush=True)
-        leave.wait()
+        asked.get()
+        daemon.leave()
+    os._exit(0)  # the interpreter's own end tears threads out of gRPC and torch, which aborts
 
 
 def memory_bytes(text: str | None) -> float:
@@ -61,7 +70,7 @@ def memory_bytes(text: str | None) -> float:
     raise ConfigError(f"--memory {text}: expected a number with MB or GB, such as 1.5GB")
 
 
-def _credentials(options: DeviceOptions) -> Credentials | None:
+def _credentials(options: DeviceOptions) -> "Credentials | None":
     """What to serve and to dial with; None: nothing, on loopback."""
     if options.insecure:
         return None
@@ -70,6 +79,8 @@ def _credentials(options: DeviceOptions) -> Credentials | None:
             "--credentials DIR is missing: `collapipe credentials` makes some; on this machine "
             "alone --insecure does without"
         )
+    from collapipe.credentials.credentials import load
+
     found = load(options.credentials)
     if options.name not in (None, found.name):
         raise ConfigError(
@@ -79,28 +90,34 @@ def _credentials(options: DeviceOptions) -> Credentials | None:
     return found
 
 
-def _ending(daemon: Daemon) -> threading.Event:
-    """Set when the process is asked to end; asked twice, it ends at once."""
-    ending = threading.Event()
+def _asked_to_end() -> queue.SimpleQueue[int]:
+    """Gets the first SIGTERM or Ctrl-C from now on; a second one ends the process at once."""
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal handler may use it
+    earlier = itertools.count()
 
     def ask(number: int, frame: object) -> None:
-        if ending.is_set():
+        if next(earlier):
             os._exit(_AT_ONCE)
-        ending.set()
-        daemon.leave()
+        asked.put(number)
 
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, ask)
-    return ending
+    return asked
 
 
-def _log_to(stream: TextIO, form: str) -> None:
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(_JsonLines() if form == "json" else logging.Formatter("%(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+def _formatter(form: str) -> logging.Formatter:
+    if form == "plain":
+        return logging.Formatter("%(message)s")
+    if form == "json":
+        return _JsonLines()
+    raise ConfigError(f"--log-format {form}: must be plain or json")
 
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": record.created, "level": record.levelname, "message": record.getMessage()}
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "message": record.getMessage(),
+        }
         return json.dumps(line)

@@ -6,16 +6,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from collapipe.cli.device import memory_bytes
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
 
 _READY = ": ready on "
 _END_S = 10.0
+_SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,78 +26,104 @@ class LocalDevice:
 
     name: str
     address: str
-    process: subprocess.Popen[str]
+    process_id: int
 
 
 def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Sequence[str]) -> int:
     """Start ``devices`` daemons for each of ``clusters``; the exit status of ``run``, or 0 after
     Ctrl-C or SIGTERM."""
+    memory_bytes(memory)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collapipe-up-")))
-        file = inventory or folder / "inventory.yaml"
-        if inventory is not None and inventory.exists():
-            raise ConfigError(f"--inventory {inventory}: exists; remove it, or name another file")
+        file = stack.enter_context(_new_file(inventory or folder / "inventory.yaml"))
         names = [f"device-{number}" for number in range(devices * clusters)]
         credentials = temporary_authority(folder / "credentials", names)
-        started = [
-            stack.enter_context(_daemon(name, memory, credentials[name], folder)) for name in names
-        ]
+        own = credentials.pop(CONTROL_UNIT)
+        started = stack.enter_context(_daemons(credentials, memory, folder))
         groups = [started[n * devices : (n + 1) * devices] for n in range(clusters)]
-        own = credentials[CONTROL_UNIT]
         file.write_text(_inventory(groups, memory, own), encoding="utf-8")
-        if inventory is not None:
-            stack.callback(file.unlink, missing_ok=True)
+        units = f"federation.num_units={clusters}"
+        on_them = [units, "cluster=devices", f"cluster.file={file.resolve()}"]
         if run:
-            return _run([*run, "cluster=devices", f"cluster.file={file.resolve()}"])
-        print(
-            f"inventory {file}\ncollapipe run cluster=devices cluster.file={shlex.quote(str(file))}"
-        )
+            return _run([run[0], *on_them, *run[1:]])
+        print(f"inventory {file}\n{shlex.join(['collapipe', 'run', *on_them])}")
         print("Ctrl-C ends the devices", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.sigwait(_SIGNALS)
     return 0
 
 
+@contextmanager
+def _new_file(file: Path) -> Iterator[Path]:
+    """An empty file until the context ends. Raises ``ConfigError`` where it cannot be made."""
+    try:
+        file.touch(exist_ok=False)
+    except OSError as error:
+        raise ConfigError(
+            f"--inventory {file}: cannot be made ({error.strerror}); name another file"
+        ) from error
+    try:
+        yield file
+    finally:
+        file.unlink(missing_ok=True)
+
+
 def _run(arguments: Sequence[str]) -> int:
-    """``collapipe`` in a process of its own, ended with us."""
+    """``collapipe`` in a process of its own, which is interrupted when we are."""
     command = [sys.executable, "-m", "collapipe", *arguments]
-    with subprocess.Popen(command) as process:  # noqa: S603 - our own command
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            return process.wait()
+    with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - our own
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
 
 
 @contextmanager
-def _daemon(name: str, memory: str, credentials: Path, folder: Path) -> Iterator[LocalDevice]:
-    """A daemon that is ready, and ends when the context does."""
+def _daemons(
+    credentials: Mapping[str, Path], memory: str, folder: Path
+) -> Iterator[list[LocalDevice]]:
+    """Daemons that are ready, and end when the context does."""
+    processes = list[subprocess.Popen[str]]()
+    try:
+        for name, own in credentials.items():
+            processes.append(_started(own, memory, folder / f"{name}.log"))
+        yield [
+            LocalDevice(name, _address(name, process, folder / f"{name}.log"), process.pid)
+            for name, process in zip(credentials, processes, strict=True)
+        ]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _started(credentials: Path, memory: str, log: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "collapipe", "device", "--listen", "127.0.0.1:0"]
     command += ["--memory", memory, "--credentials", str(credentials)]
-    log = (folder / f"{name}.log").open("w")
-    process = subprocess.Popen(  # noqa: S603 - our own command
-        command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if _READY not in line:
-            words = (folder / f"{name}.log").read_text().strip().splitlines()
-            raise RoundFailedError(f"{name}: did not start: {words[-1] if words else 'no output'}")
-        yield LocalDevice(name, line.rpartition(_READY)[2].strip(), process)
-    finally:
-        log.close()
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with log.open("w") as words:
+        return subprocess.Popen(  # noqa: S603 - our own command
+            command, stdout=subprocess.PIPE, stderr=words, text=True, start_new_session=True
+        )
+
+
+def _address(name: str, process: subprocess.Popen[str], log: Path) -> str:
+    """Where a daemon listens, once it does."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if _READY not in line:
+        words = log.read_text().strip().splitlines()
+        raise RoundFailedError(f"{name}: did not start: {words[-1] if words else 'no output'}")
+    return line.rpartition(_READY)[2].strip()
 
 
 def _inventory(groups: Sequence[Sequence[LocalDevice]], memory: str, credentials: Path) -> str:
     """YAML; speeds are placeholders, the same for all."""
-    from collapipe.cli.device import memory_bytes
-
     lines = [
         "# Daemons of `collapipe up` on this machine. Speeds and rates are assumed alike, not",
         "# measured: `collapipe device measure` measures them.",
@@ -110,7 +138,7 @@ def _inventory(groups: Sequence[Sequence[LocalDevice]], memory: str, credentials
             lines += [
                 f"      - name: {each.name}",
                 f"        address: {each.address}",
-                f'        process_id: "{each.process.pid}"',
+                f'        process_id: "{each.process_id}"',
                 "        flops_per_s: 1.0e10",
                 "        d2d_rate_bps: 8.0e9",
                 f"        memory_bytes: {memory_bytes(memory):.0f}",

@@ -19,7 +19,7 @@ from collapipe.models.split import Head, ModelSpec
 from collapipe.models.stem import StemSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32, num_bytes
 
 _FLOAT_BITS = 32

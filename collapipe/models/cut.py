@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from collapipe.errors import ConfigError
 from collapipe.models.split import HEAD, DerivedSpec, Head, ModelSpec, through
 from collapipe.models.stem import StemSpec
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 
 def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:

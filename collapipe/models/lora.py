@@ -18,7 +18,7 @@ from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import AdapterSettings, LoraSettings
 from collapipe.seeds import derive
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")}
 

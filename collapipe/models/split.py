@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 M = TypeVar("M", bound=nn.Module)
 EMBEDDING, HEAD = "embedding", "head"

@@ -21,7 +21,7 @@ from collapipe.models.split import (
     block_name,
     through,
 )
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

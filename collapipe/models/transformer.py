@@ -19,7 +19,7 @@ from collapipe.errors import ConfigError
 from collapipe.models.dropout import Dropout
 from collapipe.models.split import decode_greedily, shift_right
 from collapipe.sections import Count, Share
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import check_fields
 
 KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]

@@ -14,22 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from collapipe.errors import ConfigError, one_line
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What a model must know of a tokeniser: size, ids of special tokens, number of labels."""
-
-    size: int
-    pad: int
-    bos: int
-    eos: int
-    num_labels: int = 0
-
-    @property
-    def num_classes(self) -> int:
-        """What a target can be: labels where the task has them, else tokens."""
-        return self.num_labels or self.size
+from collapipe.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

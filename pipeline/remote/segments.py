@@ -24,6 +24,7 @@ from collapipe.wire.segments import (
     BEHIND,
     Neighbour,
     SegmentDescription,
+    Trouble,
     as_tensor,
     packed,
 )
@@ -212,8 +213,10 @@ class RemoteSegments:
 
     def _without(self, lost: StageError) -> None:
         """Another plan, other segments, and the steps since the last complete replica."""
-        self._lost[lost.device] = lost.cause
-        _log.info("unit %d: lost %s", self._plan.unit, lost)
+        told = self._trouble(lost.device)  # its own words say more than that its stream ended
+        cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
+        self._lost[lost.device] = cause
+        _log.info("unit %d: lost %s: %s", self._plan.unit, lost.device, cause)
         for stream in self._hops or ():
             stream.close()
         self._hops = None
@@ -389,12 +392,16 @@ class RemoteSegments:
         names = [segment.device for segment in self._plan.segments]
         if isinstance(error, HopError):
             return names[-1] if error.side == BEFORE else names[0]
-        connection = self._connections.get(error.device)
-        trouble = connection.troubles.get(self._common.epoch) if connection else None
+        trouble = self._trouble(error.device)
         if trouble is None or trouble.side is None or error.device not in names:
             return None
         place = names.index(error.device) + (1 if trouble.side == BEHIND else -1)
         return names[place] if 0 <= place < len(names) else None
+
+    def _trouble(self, device: str) -> Trouble | None:
+        """What the device has told under the present plan."""
+        connection = self._connections.get(device)
+        return connection.troubles.get(self._common.epoch) if connection else None
 
 
 def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceReport:

@@ -11,7 +11,7 @@ from collapipe.models.part import HeadPart, prefixed, select
 from collapipe.models.split import HEAD, build_empty
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors, not_finite
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
 from collapipe.wire.messages import Failure, LinkAddress
 from server_app.decoding.decoder import DecoderSession, OnStep

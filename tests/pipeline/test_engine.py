@@ -21,7 +21,7 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead
 from pipeline.inline import InlineSegments, inline_pipeline

@@ -19,7 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.families import FAMILIES
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import nearest
 
 _CONFIG = "config.json"

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.models.huggingface.spec import HuggingFaceSpec
-from collapipe.text.tokenizer import Tokenizer, Vocabulary
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.vocabulary import Vocabulary
 
 # What the tasks put around an input for each kind of head.
 _TEMPLATES = {

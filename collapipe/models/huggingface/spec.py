@@ -30,7 +30,7 @@ from collapipe.models.huggingface.families import CLASSES, FAMILIES, Family, Nam
 from collapipe.models.huggingface.heads import TiedOutput
 from collapipe.models.huggingface.skeleton import fill, skeleton, strip
 from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel
 from collapipe.models.transformer import TransformerSpec
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32
 
 SPEC = TransformerSpec(

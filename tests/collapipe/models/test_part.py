@@ -27,7 +27,7 @@ from collapipe.models.part import (
 )
 from collapipe.models.transformer import Decoder, TransformerSpec
 from collapipe.sections import OptimizerSettings
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 SETTINGS = [
     optimizer_settings("adamw", lr=0.1, weight_decay=0.1),

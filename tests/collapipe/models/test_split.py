@@ -8,7 +8,7 @@ from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.models.transformer import TransformerSpec
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(size=11, pad=0, bos=1, eos=2)
 SPEC = TransformerSpec(3, 1, 16, 2, 24, dropout=0.2)

@@ -26,7 +26,7 @@ from collapipe.models.transformer import (
     TransformerSpec,
     positions,
 )
-from collapipe.text.tokenizer import Vocabulary
+from collapipe.text.vocabulary import Vocabulary
 from collapipe.validation import typed
 
 VOCABULARY = Vocabulary(size=9, pad=0, bos=1, eos=2)

@@ -1,0 +1,133 @@
+"""``collapipe device`` as its owner meets it: what it refuses, prints and ends with."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from device_cluster import Result, Work, daemons, device_name, plan_of
+from device_process import COMMAND, device_process
+
+from collapipe.credentials.authority import temporary_authority
+
+Command = Callable[..., tuple[int, str, str]]
+# A daemon whose every forward takes longer than gRPC waits for its streams at the end.
+SLOW = f"""\
+import time
+from pipeline.stage import SegmentStage
+forward = SegmentStage.forward
+def slow(*arguments):
+    print("begun", flush=True)
+    time.sleep(4)
+    made = forward(*arguments)
+    print("done", flush=True)
+    return made
+SegmentStage.forward = slow
+{COMMAND}"""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "--credentials DIR is missing"),
+        (["--insecure", "--log-format", "xml"], "--log-format xml: must be plain or json"),
+        (["--insecure", "--memory", "3x"], "--memory 3x: expected a number"),
+        (["--insecure", "--memory", "0GB"], "--memory 0GB: expected a number"),
+        (["--credentials", "nowhere"], "nowhere/key.pem: cannot be read"),
+    ],
+)
+def test_bad_options_are_one_line_and_status_2(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = command("device", *options)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ") and says in err
+
+
+def test_another_name_than_the_certificates_is_refused(command: Command, tmp_path: Path) -> None:
+    own = temporary_authority(tmp_path / "all", ["pi"])["pi"]
+    status, _, err = command("device", "--credentials", own, "--name", "jetson")
+    assert (status, err.count("\n")) == (2, 1)
+
+
+def test_a_device_comes_back_as_it_was() -> None:
+    """Killed and started again: name and address are the same; nobody else may have its port."""
+    with device_process("--name", "pi", "--listen", "127.0.0.1:0") as first:
+        address = first.address
+        with pytest.raises(AssertionError, match=f"--listen {address}: cannot listen there"):
+            device_process("--listen", address).__enter__()
+        first.process.kill()
+        assert first.ended()[0] == -signal.SIGKILL
+    with device_process("--name", "pi", "--listen", address) as again:
+        assert (again.name, again.address) == ("pi", address)
+        again.process.send_signal(signal.SIGINT)
+        assert again.ended() == (0, [], "")
+
+
+def test_a_signal_during_the_start_is_kept() -> None:
+    """While torch is imported, which would swallow an exception."""
+    program = "import builtins\nreal = builtins.__import__\n" + (
+        "def told(name, *rest):\n"
+        "    if name == 'torch': print('imports', flush=True)\n"
+        "    return real(name, *rest)\n"
+        f"builtins.__import__ = told\n{COMMAND}"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "device", "--insecure"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "imports\n"
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_the_action_under_way_is_finished_and_the_control_unit_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Then the round goes on without the device, with the same bits."""
+    caplog.set_level("INFO")
+    plan = plan_of([device_name(0), device_name(1)], (2, 2))
+    with device_process("--log-format", "json", program=SLOW) as slow, daemons(1) as others:
+        round_ = _InThread(lambda: Work().remote(plan, [slow, *others]))
+        assert slow.line() == "begun"
+        slow.ask_to_end()
+        status, lines, err = slow.ended()
+        assert (status, lines) == (0, ["done"])
+        assert round_.result().equals(Work().inline(plan))
+    assert "this device is leaving" in caplog.text
+    logged = [json.loads(line) for line in err.splitlines()]
+    assert [set(each) for each in logged] == [{"time", "level", "message"}] * len(logged)
+    assert {each["level"] for each in logged} == {"INFO", "WARNING"}
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    plan = plan_of([device_name(0), device_name(1)], (2, 2))
+    with device_process(program=SLOW) as slow, daemons(1) as others:
+        round_ = _InThread(lambda: Work().remote(plan, [slow, *others]))
+        assert slow.line() == "begun"
+        slow.ask_to_end()
+        time.sleep(0.5)  # two at once would be one to the kernel
+        slow.ask_to_end()
+        assert slow.ended()[:2] == (3, [])
+        assert round_.result().equals(Work().inline(plan))
+
+
+class _InThread:
+    """Work that goes on beside the test."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._found: list[Result] = []
+        self._thread = threading.Thread(target=lambda: self._found.append(work()), daemon=True)
+        self._thread.start()
+
+    def result(self) -> Result:
+        self._thread.join(60)
+        (found,) = self._found
+        return found

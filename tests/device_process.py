@@ -1,0 +1,72 @@
+"""Daemons in processes of their own, as on a box."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COMMAND = "from collapipe.cli.app import main\nmain()\n"
+# Prints which modules it has imported when it is asked.
+TELLING = f"""\
+import json, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: print(json.dumps(sorted(sys.modules)), flush=True))
+{COMMAND}"""
+
+
+@dataclass
+class DeviceProcess:
+    """A daemon that is ready."""
+
+    name: str
+    address: str
+    process: subprocess.Popen[str]
+
+    def line(self) -> str:
+        """The next that it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def ask_to_end(self) -> None:
+        """As ``kill`` and systemd do."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def ended(self) -> tuple[int, list[str], str]:
+        """Status, further lines, and logs, once it has ended."""
+        out, err = self.process.communicate(timeout=60)
+        print(out[-1000:], err)  # pytest shows it where the test fails
+        return self.process.returncode, out.splitlines(), err
+
+    def modules(self) -> set[str]:
+        """What a ``TELLING`` one has imported."""
+        self.process.send_signal(signal.SIGUSR1)
+        return set(json.loads(self.line()))
+
+
+@contextmanager
+def device_process(
+    *options: str,
+    program: str = COMMAND,
+    python: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[DeviceProcess]:
+    """``collapipe device --insecure`` with ``options``, by a ``program`` for Python that gets the
+    options ``python`` itself; killed in the end if it has not ended."""
+    command = [sys.executable, *python, "-c", program, "device", "--insecure", *options]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, env=variables, **pipes)
+    try:
+        assert process.stdout is not None
+        name, ready, address = process.stdout.readline().strip().partition(": ready on ")
+        if not ready:
+            raise AssertionError(process.communicate()[1])
+        yield DeviceProcess(name, address, process)
+    finally:
+        process.kill()
+        process.communicate()
