@@ -7,10 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from collapipe.errors import WireError, one_line
 from collapipe.models.part import prefixed, select
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, all_finite
 
 Start = Callable[[str], Tensors]
 """A block's weights and optimiser state before the round's first step, by their names in the whole
@@ -29,6 +31,7 @@ class Replica:
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
         self.step: int | None = None
+        self.told: int | None = None  # the last step that devices were told to do
         self._folder = Path(tempfile.mkdtemp(prefix="collapipe-replica-"))
 
     def close(self) -> None:
@@ -36,9 +39,12 @@ class Replica:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def put(self, name: str, step: int, data: bytes) -> None:
-        """Keep a block as it is after ``step``."""
-        if name not in self._blocks:
-            return
+        """Keep a block as it is after ``step``. Raises ``WireError`` for what cannot be one: of a
+        step that nobody was told to do, of other names or shapes, or with values that are not
+        finite."""
+        if name not in self._blocks or self.told is None or not 0 <= step <= self.told:
+            raise WireError(f"part {name[:40]!r} of step {step}, which nobody was told to do")
+        self._check(name, data)
         self._file(name, step).write_bytes(data)
         with self._lock:
             self._have[step].add(name)
@@ -60,6 +66,21 @@ class Replica:
             return start
         weights = {key: tensor for key, tensor in start.items() if "/" not in key}
         return weights | load(self._file(name, self.step).read_bytes())
+
+    def _check(self, name: str, data: bytes) -> None:
+        known = self._start(name)
+        try:
+            tensors = load(data)
+        except (SafetensorError, KeyError) as error:
+            raise WireError(f"{name}: {one_line(error)}") from error
+        for key, tensor in tensors.items():
+            weight = known.get(key.partition("/")[0])
+            alike = weight is not None and tensor.shape == weight.shape
+            count = "/" in key and tensor.dim() == 0  # the optimiser's, of its steps
+            if weight is None or not tensor.is_floating_point() or not (alike or count):
+                raise WireError(f"{name}: {key[:80]!r} {tensor.dtype} {list(tensor.shape)}")
+            if not all_finite(tensor):
+                raise WireError(f"{name}: {key[:80]!r} has values that are not finite")
 
     def _newer(self, step: int) -> bool:
         return self.step is None or self.step < step

@@ -316,6 +316,7 @@ class RemoteSegments:
 
     def _tell_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
+        self._replica.told = record.step
         for connection in self._members():
             connection.tell(FrameKind.STEP, self._where(record.step), numbers)
 
