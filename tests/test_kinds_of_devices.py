@@ -39,6 +39,7 @@ from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU, present
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
+from pipeline.inline import inline_pipeline
 from server_app.evaluation import Evaluator
 
 # AdamW divides rounding by eps, where a gradient is next to 0.
@@ -127,7 +128,8 @@ def cluster(
     head = LocalHead(HeadPart(HEAD, modules[HEAD], SETTINGS, state, device))
     spans = [Span(0, 1), Span(1, len(blocks) - 1)]
     segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
-    return Pipeline(ClusterPlan(1, segments, 3, "one_f_one_b"), embedding, blocks, head), head
+    plan = ClusterPlan(1, segments, 3, "one_f_one_b")
+    return inline_pipeline(plan, embedding, blocks, head), head
 
 
 def check_close(found: Learned, expected: Learned, tolerance: float = 1e-5) -> None:

@@ -44,6 +44,7 @@ class Echo:
     max_length: int = 4
     heads: tuple[str, ...] = ("pooled",)
     sizes: list[int] = field(default_factory=list)
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - cannot change
 
     @property
     def head(self) -> "Echo":

@@ -245,9 +245,9 @@ def test_a_step_for_each_micro_batch_trains_on_as_many_samples(tmp_path: Path) -
     trainer = Training(None, tmp_path, False)
     (job,) = (each for name, each in FIG09.jobs(0).items() if name == (0.0, STEPPED))
     settings = config.load_overrides(trainer._overrides(job))
-    assert (settings.batch_size, settings.federation.local_steps) == (64 // 8, 5 * 8)
+    assert (settings.batch_size, settings.federation.local_steps) == (32 // 8, 10 * 8)
     assert settings.pipeline.num_micro_batches == 1
-    assert settings.optimizer.warmup_steps == 20 * 8
+    assert settings.optimizer.warmup_steps == 100 * 8
 
 
 STEPPED = "S = 2, m = 8, a step each"
