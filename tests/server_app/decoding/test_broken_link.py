@@ -208,6 +208,8 @@ def test_changes_of_activations_are_not_said_twice() -> None:
         with DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how) as link:
             link.begin(DropoutKey(0, 0, 4), batches(), 8)
             link.submit(0, torch.ones(2, 3, 8))
+            while not session.in_step:
+                time.sleep(0.01)
             wire.cut()
             link.submit(1, torch.ones(2, 3, 8))
             with pytest.raises(LinkError, match="decoder link: "):
