@@ -1,12 +1,13 @@
 """How a stream of frames is opened to another machine."""
 
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
 
-from collapipe.credentials.addresses import require_loopback
+from collapipe.credentials.addresses import host_and_port, require_loopback
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import dial
 from collapipe.errors import LinkError, one_line
@@ -39,8 +40,9 @@ class Dialer:
     def reaches(self, device: str, address: str) -> bool:
         """Whether the device answers, within seconds."""
         try:
+            socket.create_connection(host_and_port(address), self.timeout_s).close()
             channel = self.channel(device, address)
-        except LinkError:
+        except (OSError, LinkError):
             return False
         try:
             grpc.channel_ready_future(channel).result(timeout=self.timeout_s)
