@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import collapipe
 from collapipe.config import Settings
@@ -79,6 +79,17 @@ class Devices:
         return self.dialer.reaches(name, self.roster[name].address)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a round starts from: weights, the optimiser's state, the names of ``fixed`` weights,
+    which never change, and the digests of each part's ``frozen`` ones."""
+
+    weights: Tensors
+    state: Tensors
+    fixed: Collection[str]
+    frozen: Mapping[str, str]
+
+
 class DevicePipeline:
     """A round's pipeline on ``devices``, planned with ``profiles``, while the context is open."""
 
@@ -89,15 +100,14 @@ class DevicePipeline:
         profiles: Collection[DeviceProfile],
         request: TrainRequest,
         spec: ModelSpec,
-        weights: Tensors,
-        state: Tensors,
+        start: Start,
     ) -> None:
         self._settings, self._plan = settings, request.plan
         self._devices = {each.name: each for each in profiles}
         self._all, self._spec = devices, spec
         self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
-        replica = Replica(blocks, starting_with(weights, state))
+        replica = Replica(blocks, starting_with(start.weights, start.state), start.fixed)
         reach = Cluster(devices.roster, devices.dialer, self._without, self._hung_s())
         common = SegmentDescription(
             version=collapipe.__version__,
@@ -118,6 +128,7 @@ class DevicePipeline:
             next_session=None,
             next=None,
             replicate_every=settings.pipeline.replicate_every,
+            frozen=start.frozen,
         )
         remote = request.plan, reach, common, spec.dim, replica, self._timer
         self._segments = RemoteSegments(*remote)

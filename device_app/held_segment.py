@@ -13,9 +13,10 @@ from collapipe.errors import ConfigError, WireError, one_line
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, moments, select
-from collapipe.models.split import ModelSpec, block_name, build_empty
+from collapipe.models.split import ModelSpec, block_name, build_empty, not_training
 from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU
+from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.segments import SegmentDescription
 from pipeline import schedule
 from pipeline.schedule import Action
@@ -28,13 +29,18 @@ class HeldSegment:
     """Blocks of a model, added one by one, and what is done with them.
 
     Raises ``WireError`` for a description or a part that cannot be, and ``ConfigError`` for one
-    beyond ``memory_bytes``, before anything is allocated.
+    beyond ``memory_bytes``, before anything is allocated. Frozen weights that are in the ``store``
+    need not come.
     """
 
     def __init__(
-        self, description: SegmentDescription, memory_bytes: float, device: torch.device = CPU
+        self,
+        description: SegmentDescription,
+        memory_bytes: float,
+        store: FrozenStore,
+        device: torch.device = CPU,
     ) -> None:
-        self._device = device
+        self._device, self._store = device, store
         if description.version != collapipe.__version__:
             raise WireError(
                 f"the control unit has CollaPipe {description.version[:40]}, this device "
@@ -55,6 +61,8 @@ class HeldSegment:
                 f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
             )
         self._parts = list[Part]()
+        absent = store.lacks(description.frozen.values())
+        self.lacking = [name for name, each in description.frozen.items() if each in absent]
 
     @property
     def complete(self) -> bool:
@@ -75,9 +83,10 @@ class HeldSegment:
             raise WireError(f"part {name[:40]!r} came, expected {block_name(index)} of {span}")
         try:
             tensors = load(data)
-            weights = {k: v for k, v in tensors.items() if "/" not in k}
+            weights = select({k: v for k, v in tensors.items() if "/" not in k}, name)
             state = {k: v for k, v in tensors.items() if "/" in k}
-            module = build_empty(lambda: self._block(index), select(weights, name))
+            whole = {k: v.clone() for k, v in self._with_frozen(index, weights).items()}  # aligned
+            module = build_empty(lambda: self._block(index), whole)
         except (SafetensorError, RuntimeError, KeyError) as error:
             raise WireError(f"{name}: cannot be built: {one_line(error)}") from error
         part = Part(name, module, self.description.optimizer, state, self._device)
@@ -106,6 +115,21 @@ class HeldSegment:
         """Name of each block, and what packs all of it that trains, with the optimiser's state, as
         safetensors: before the next step."""
         return [(part.name, partial(_packed, part)) for part in self._parts]
+
+    def _with_frozen(self, index: int, weights: Tensors) -> Tensors:
+        """A block's weights with those that do not train, which are kept from now on."""
+        name = block_name(index)
+        known = self.description.frozen.get(name)
+        if known is None:
+            return weights
+        if name not in self.lacking:
+            return {**self._store.load(known), **weights}
+        with torch.device("meta"):
+            frozen = {key: weights[key] for key in not_training(self._block(index))}
+        if digest(frozen) != known:
+            raise WireError(f"{name}: its frozen weights are not those that were announced")
+        self._store.add(frozen)
+        return weights
 
     def _block(self, index: int) -> nn.Module:
         return self.spec.build_block(index)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import LinkError, WireError, one_line
-from collapipe.torch_device import CPU
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
     BEFORE,
@@ -62,11 +61,10 @@ class Session:
     """
 
     control: FrameStream
-    memory_bytes: float
+    hold: Callable[[SegmentDescription], HeldSegment]
     dial: Dial
     arrived: threading.Event
     leaving: threading.Event
-    torch_device: torch.device = CPU
     held: HeldSegment | None = None
     neighbours: Neighbours = field(default_factory=Neighbours)
     _busy_since: float | None = None
@@ -136,14 +134,14 @@ class Session:
         self.neighbours.close()
         self.neighbours, self.held = Neighbours(), None
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
-        self.held = HeldSegment(description, self.memory_bytes, self.torch_device)
+        self.held = self.hold(description)
         span = description.span
         _log.info(
             "unit %d, round %d: blocks %d … %d, stage %d of %d",
             *(description.unit, description.round, span.first, span.stop - 1),
             *(description.stage + 1, description.num_segments),
         )
-        self._answer(frame, FrameKind.READY)
+        self._answer(frame, FrameKind.READY, packed(self.held.lacking))
 
     def _part(self, frame: Frame) -> None:
         name, data = _only(frame, 2)

@@ -21,6 +21,7 @@ from collapipe.run_report.trace import write_trace
 from collapipe.runs.reading import read_run
 from device_app import session
 from device_app.daemon import Daemon
+from pipeline.remote.replica import Replica
 from pipeline.remote.segments import RemoteSegments
 
 # Laws far from what is measured would change the plans: each run's are its own.
@@ -134,6 +135,30 @@ def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> No
         (event,) = first["events"]["0"]
         assert "device-1" in event
     assert [line["events"] for line in later] == [{}, {}]
+    assert_same(real, simulated)
+
+
+def test_frozen_weights_travel_to_a_device_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of adapters' blocks; the second round sends what trains alone."""
+    sent = list[tuple[str, bool]]()
+    real_packed = Replica.packed
+
+    def packed(self: Replica, name: str, whole: bool = True) -> bytes:
+        sent.append((name, whole))
+        return real_packed(self, name, whole)
+
+    monkeypatch.setattr(Replica, "packed", packed)
+    options = *STEADY, "adapter=lora", "adapter.rank=2"
+    with daemons(2) as there:
+        file = inventory(tmp_path / "here.yaml", there)
+        real = federated.run(tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options)
+    blocks = [f"blocks.{index}" for index in range(4)]
+    assert sent == [(name, True) for name in blocks] + [(name, False) for name in blocks]
+    simulated = federated.run(
+        tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
+    )
     assert_same(real, simulated)
 
 

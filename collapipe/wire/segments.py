@@ -1,7 +1,7 @@
 """What a control unit and a device tell each other beside tensors: plain values, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -33,8 +33,9 @@ class SegmentDescription:
 
     ``session`` is a secret of this segment's streams; ``epoch`` counts the round's plans. ``model``
     is what ``models.description`` makes. ``memory_bytes`` is what the planner expects to be needed.
-    ``next`` is None where the control unit dials. With ``replicate_every`` r the device sends its
-    parts after each r-th step; 0: only when asked.
+    ``next`` is None where the control unit dials. ``frozen`` has the digests of blocks' frozen
+    weights, which follow only where the device lacks them. With ``replicate_every`` r the device
+    sends its parts after each r-th step; 0: only when asked.
     """
 
     version: str
@@ -55,6 +56,7 @@ class SegmentDescription:
     next_session: str | None
     next: Neighbour | None
     replicate_every: int
+    frozen: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from collapipe import cancellation
-from collapipe.errors import StageError
+from collapipe.errors import StageError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan
@@ -27,6 +27,7 @@ from collapipe.wire.segments import (
     Trouble,
     as_tensor,
     packed,
+    unpacked,
 )
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
@@ -245,9 +246,12 @@ class RemoteSegments:
         members = [self._connections[name] for name in names]
         for stage, (connection, segment) in enumerate(zip(members, plan.segments, strict=True)):
             last = stage == len(members) - 1
+            held = set(map(block_name, segment.span.indices()))
+            frozen = {k: each for k, each in self._common.frozen.items() if k in held}
             description = replace(
                 self._common,
                 session=sessions[stage],
+                frozen=frozen,
                 span=segment.span,
                 stage=stage,
                 num_segments=len(members),
@@ -255,10 +259,12 @@ class RemoteSegments:
                 next_session=None if last else sessions[stage + 1],
             )
             connection.tell(FrameKind.LOAD, load, packed(description))
-        self._all_answer(FrameKind.READY, load)
-        for connection, segment in zip(members, plan.segments, strict=True):
+        answers = self._all_answer(FrameKind.READY, load)
+        for connection, segment, answer in zip(members, plan.segments, answers, strict=True):
+            lacking = _lacking(connection, answer)
             for name in map(block_name, segment.span.indices()):
-                data = as_tensor(self._replica.packed(name))
+                whole = name in lacking or name not in self._common.frozen
+                data = as_tensor(self._replica.packed(name, whole))
                 connection.tell(FrameKind.PART, parts, as_tensor(name.encode()), data)
         self._all_answer(FrameKind.READY, parts)
         first, last_one = members[0], members[-1]
@@ -403,6 +409,14 @@ class RemoteSegments:
         """What the device has told under the present plan."""
         connection = self._connections.get(device)
         return connection.troubles.get(self._common.epoch) if connection else None
+
+
+def _lacking(connection: DeviceConnection, answer: Frame) -> list[str]:
+    """Blocks whose frozen weights the device has not."""
+    try:
+        return unpacked(list[str], *answer.tensors[:1])
+    except (WireError, TypeError) as error:
+        raise StageError(connection.name, f"answered {answer.kind.name} with {error}") from error
 
 
 def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceReport:
