@@ -108,7 +108,8 @@ class DevicePipeline:
         self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
         replica = Replica(blocks, starting_with(start.weights, start.state), start.fixed)
-        reach = Cluster(devices.roster, devices.dialer, self._without, self._hung_s())
+        how = self._without, self._hung_s(), settings.pipeline.relay
+        reach = Cluster(devices.roster, devices.dialer, *how)
         common = SegmentDescription(
             version=collapipe.__version__,
             session="",

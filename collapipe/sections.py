@@ -85,6 +85,7 @@ class PipelineSettings:
     threads: Count
     profile: bool | None
     replicate_every: Annotated[int, Field(ge=0)]
+    relay: bool
 
 
 @dataclass(frozen=True)

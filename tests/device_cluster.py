@@ -104,6 +104,7 @@ class Work:
     optimizer: OptimizerSettings = ADAMW
     steps: int = 2
     state: Tensors = field(default_factory=dict)  # of the blocks' optimisers, at the start
+    relay: bool = False  # hops go through the control unit
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -187,7 +188,7 @@ class Work:
         )
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
         replica = Replica(blocks, starting_with(self.start, self.state))
-        cluster = Cluster(roster, dialer, without, hung_s=20.0)
+        cluster = Cluster(roster, dialer, without, 20.0, self.relay)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:

@@ -35,6 +35,7 @@ from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.remote.connection import SILENT_S, DeviceConnection
 from pipeline.remote.journal import RecordedHead, Recording, RecordingPorts, StepRecord
 from pipeline.remote.ports import Fence, HopError, StreamPorts
+from pipeline.remote.relay import relay
 from pipeline.remote.replica import Replica
 from pipeline.stage import EmbeddingStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
@@ -59,13 +60,15 @@ class Cluster:
 
     ``replan`` makes a plan without the devices that it is given, each with the cause of its loss;
     it raises where there is none.
-    ``hung_s`` is how long one action of a device may take.
+    ``hung_s`` is how long one action of a device may take. With ``relay`` devices do not dial each
+    other: what one hands to the next goes through the control unit.
     """
 
     devices: Mapping[str, Neighbour]
     dialer: Dialer
     replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: float
+    relay: bool = False
 
 
 class RemoteSegments:
@@ -89,7 +92,7 @@ class RemoteSegments:
         self._replica = replica
         self._arrived = threading.Event()
         self._connections: dict[str, DeviceConnection] = {}
-        self._hops: tuple[FrameStream, FrameStream] | None = None
+        self._hops: list[FrameStream] = []  # before the first stage, behind the last; relayed ones
         self._lost: dict[str, str] = {}
         self._journal: list[StepRecord] = []
         self._record: StepRecord | None = None
@@ -110,7 +113,7 @@ class RemoteSegments:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in self._hops or ():
+        for stream in self._hops:
             stream.close()
         for connection in self._connections.values():
             connection.close()
@@ -218,9 +221,9 @@ class RemoteSegments:
         cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
         self._lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._plan.unit, lost.device, cause)
-        for stream in self._hops or ():
+        for stream in self._hops:
             stream.close()
-        self._hops = None
+        self._hops.clear()
         if lost.device in self._connections:
             self._connections.pop(lost.device).close()
         self._plan = self._cluster.replan(dict(self._lost))
@@ -245,7 +248,7 @@ class RemoteSegments:
                 self._connections[name] = self._dialled(name)
         members = [self._connections[name] for name in names]
         for stage, (connection, segment) in enumerate(zip(members, plan.segments, strict=True)):
-            last = stage == len(members) - 1
+            dials = stage < len(members) - 1 and not self._cluster.relay
             held = set(map(block_name, segment.span.indices()))
             frozen = {k: each for k, each in self._common.frozen.items() if k in held}
             description = replace(
@@ -255,8 +258,8 @@ class RemoteSegments:
                 span=segment.span,
                 stage=stage,
                 num_segments=len(members),
-                next=None if last else self._cluster.devices[names[stage + 1]],
-                next_session=None if last else sessions[stage + 1],
+                next=self._cluster.devices[names[stage + 1]] if dials else None,
+                next_session=sessions[stage + 1] if dials else None,
             )
             connection.tell(FrameKind.LOAD, load, packed(description))
         answers = self._all_answer(FrameKind.READY, load)
@@ -267,12 +270,23 @@ class RemoteSegments:
                 data = as_tensor(self._replica.packed(name, whole))
                 connection.tell(FrameKind.PART, parts, as_tensor(name.encode()), data)
         self._all_answer(FrameKind.READY, parts)
-        first, last_one = members[0], members[-1]
-        self._hops = first.hop(sessions[0], BEFORE), last_one.hop(sessions[-1], BEHIND)
+        self._connect(members, sessions)
         for connection in members:
             connection.tell(FrameKind.OPEN, connect)
         self._all_answer(FrameKind.READY, connect)
         self._clocks = {each.name: self._clock(each) for each in members}
+
+    def _connect(self, members: Sequence[DeviceConnection], sessions: Sequence[str]) -> None:
+        """Open this side's streams: before the first stage, behind the last, and between stages
+        where these do not dial each other."""
+        self._hops.append(members[0].hop(sessions[0], BEFORE))
+        self._hops.append(members[-1].hop(sessions[-1], BEHIND))
+        between = range(len(members) - 1) if self._cluster.relay else ()
+        for stage in between:
+            front = members[stage].hop(sessions[stage], BEHIND)
+            behind = members[stage + 1].hop(sessions[stage + 1], BEFORE)
+            self._hops += front, behind
+            relay(front, behind)
 
     def _clock(self, connection: DeviceConnection) -> Clock:
         """From a few round trips; the quickest tells most."""
@@ -302,8 +316,7 @@ class RemoteSegments:
 
     def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
         """Forward and backward of a batch through all segments, and their norms."""
-        assert self._hops is not None
-        first, last = self._hops
+        first, last = self._hops[:2]
         m, where, common = record.num_micro_batches, self._where(record.step), self._common
         dtype = getattr(torch, common.dtype)
         fence = Fence(common.round, common.epoch, record.step, self._dim, dtype)
