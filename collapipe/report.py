@@ -40,7 +40,8 @@ class DeviceReport:
 
     ``compute_s`` are seconds of its forwards and backwards, ``wait_s`` those until what they need
     had come, ``span_s`` from each step's first to its last. ``chunk_s`` is the median over steps of
-    what a micro-batch took, forward and backward.
+    what a micro-batch took, forward and backward. ``sent_bytes`` went to neighbours, those of the
+    control unit among them; ``peak_bytes`` is the most memory that the process ever had.
     """
 
     name: Annotated[str, Field(max_length=64)]
@@ -49,6 +50,8 @@ class DeviceReport:
     compute_s: Amount
     wait_s: Amount
     span_s: Amount
+    sent_bytes: Amount
+    peak_bytes: Amount
 
 
 @dataclass(frozen=True, slots=True)

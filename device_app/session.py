@@ -1,6 +1,8 @@
 """A control unit's hold on this device: one segment after another, a step at a time."""
 
 import logging
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -172,7 +174,13 @@ class Session:
         for _ in run_stage(held.actions(m), stage, ports):
             self._check()
         norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
-        self._answer(frame, FrameKind.NORMS, norms, ports.table())
+        self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
+
+    def _usage(self) -> Tensor:
+        """float64 [2]: bytes sent to the neighbours, and the most memory that was ever resident."""
+        around = self.neighbours.before, self.neighbours.behind
+        sent = sum(stream.bytes_out for stream in around if stream is not None)
+        return torch.tensor([sent, _peak_bytes()], dtype=torch.float64)
 
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
@@ -275,6 +283,12 @@ class _TimedPorts:
     def table(self) -> Tensor:
         """float64 [actions, 3]: seconds, by the device's own clock."""
         return torch.tensor(self._rows, dtype=torch.float64)
+
+
+def _peak_bytes() -> int:
+    """The most memory of this process, or, where that was more, of the one that started it."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _only(frame: Frame, count: int) -> tuple[Tensor, ...]:

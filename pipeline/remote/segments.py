@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 import torch
 
@@ -34,24 +33,16 @@ from pipeline import schedule
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.remote.connection import SILENT_S, DeviceConnection
 from pipeline.remote.journal import RecordedHead, Recording, RecordingPorts, StepRecord
+from pipeline.remote.measurements import Clock, Measurements
 from pipeline.remote.ports import Fence, HopError, StreamPorts
 from pipeline.remote.relay import relay
 from pipeline.remote.replica import Replica
 from pipeline.stage import EmbeddingStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
 
-_TRACED = 100  # steps of a round
 _CLOCK_TRIPS = 3
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What to add to a device's clock for the control unit's, and how far that may be wrong."""
-
-    offset_s: float
-    error_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +89,8 @@ class RemoteSegments:
         self._record: StepRecord | None = None
         self._norms: list[float] = []
         self.events: list[str] = []
-        self._measured: dict[str, list[torch.Tensor]] = {}
         self._timer = timer
-        self._clocks: dict[str, Clock] = {}
-        self._began_s = time.monotonic()
-        self.action_times: list[torch.Tensor] = []  # of the last step, a segment: [actions, 3]
+        self._measured = Measurements()
 
     def __enter__(self) -> "RemoteSegments":
         try:
@@ -139,19 +127,17 @@ class RemoteSegments:
 
     def measured(self) -> list[DeviceReport]:
         """What each device of the plan measured since it has had its blocks, in their order."""
-        return [
-            _report(segment, self._measured[segment.device])
-            for segment in self._plan.segments
-            if segment.device in self._measured
-        ]
+        return self._measured.reports(self._plan)
 
     def traces(self) -> list[DeviceTrace]:
         """When the devices of the plan did what, by the control unit's clock."""
-        names = [each.device for each in self._plan.segments if each.device in self._measured]
-        return [
-            _trace(name, self._measured[name][:_TRACED], self._clocks[name], self._began_s)
-            for name in names
-        ]
+        return self._measured.traces(self._plan)
+
+    @property
+    def action_times(self) -> list[torch.Tensor]:
+        """Of the last step and each segment, float64 [actions, 3]: when each action waited, began
+        and ended, s."""
+        return self._measured.last_step
 
     def squared_norms(self) -> list[float]:
         return self._norms
@@ -274,7 +260,7 @@ class RemoteSegments:
         for connection in members:
             connection.tell(FrameKind.OPEN, connect)
         self._all_answer(FrameKind.READY, connect)
-        self._clocks = {each.name: self._clock(each) for each in members}
+        self._measured.clocks = {each.name: self._clock(each) for each in members}
 
     def _connect(self, members: Sequence[DeviceConnection], sessions: Sequence[str]) -> None:
         """Open this side's streams: before the first stage, behind the last, and between stages
@@ -327,11 +313,21 @@ class RemoteSegments:
         back = StreamPorts(last, None, fence, self._wait)
         runs = [StageRun(lists[0], embedding, front), *head_runs(lists[-1], head, back)]
         interleave(runs, self._idle)
-        tables = self._all_answer(FrameKind.NORMS, where)
-        self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
-        for segment, frame in zip(self._plan.segments, tables, strict=True):
-            self._measured.setdefault(segment.device, []).append(frame.tensors[1])
-        self.action_times = [frame.tensors[1] for frame in tables]
+        answers = self._all_answer(FrameKind.NORMS, where)
+        self._norms.clear()
+        for segment, actions, frame in zip(self._plan.segments, lists, answers, strict=False):
+            self._take_norms(segment, len(actions), frame)
+
+    def _take_norms(self, segment: SegmentPlan, num_actions: int, frame: Frame) -> None:
+        """A segment's squared norms, and what the device measured."""
+        try:
+            norms, *measured = frame.tensors
+            if norms.dtype != torch.float64 or norms.shape != (segment.span.blocks,):
+                raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
+            self._measured.add(segment.device, num_actions, *measured)
+        except (WireError, TypeError, ValueError) as error:
+            raise StageError(segment.device, f"sent {error}") from error
+        self._norms += norms.tolist()
 
     def _tell_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
@@ -430,20 +426,6 @@ def _lacking(connection: DeviceConnection, answer: Frame) -> list[str]:
         return unpacked(list[str], *answer.tensors[:1])
     except (WireError, TypeError) as error:
         raise StageError(connection.name, f"answered {answer.kind.name} with {error}") from error
-
-
-def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceReport:
-    asked, began, ended = torch.cat(list(tables)).T
-    span_s = sum(float(table[-1, 2] - table[0, 0]) for table in tables)
-    sums = float((ended - began).sum()), float((began - asked).sum())
-    chunk_s = median(float((each[:, 2] - each[:, 1]).sum()) * 2 / len(each) for each in tables)
-    return DeviceReport(segment.device, segment.span.blocks, chunk_s, *sums, span_s)
-
-
-def _trace(name: str, tables: Sequence[torch.Tensor], clock: Clock, began_s: float) -> DeviceTrace:
-    shifted = ((table + (clock.offset_s - began_s)).tolist() for table in tables)
-    steps = tuple(tuple((row[0], row[1], row[2]) for row in table) for table in shifted)
-    return DeviceTrace(name, clock.error_s, steps)
 
 
 class _Answered(LastStage):
