@@ -5,7 +5,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,7 +27,7 @@ from collapipe.wire.segments import (
 from collapipe.wire.streams import FrameStream
 from device_app.held_segment import HeldSegment
 from pipeline.remote.ports import Fence, HopError, StreamPorts
-from pipeline.schedule import Action
+from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
 
@@ -166,13 +166,15 @@ class Session:
             raise WireError(f"a step of {m} micro-batches begins, but blocks are missing")
         d = held.description
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, held.dtype)
-        around = self.neighbours.before, self.neighbours.behind
-        if None in around:
+        before, behind = self.neighbours.before, self.neighbours.behind
+        if before is None or behind is None:
             raise LinkError("a neighbour has not dialled yet")
-        ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), self)
+        around = before, behind
+        ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
         for _ in run_stage(held.actions(m), stage, ports):
             self._check()
+        self._wait_for(ports.all_sent)
         norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
 
@@ -258,11 +260,18 @@ class Session:
 
 
 class _TimedPorts:
-    """Ports that write down when each action waited, began and ended."""
+    """Ports that write down when each action waited, began and ended, and when what it made had
+    left."""
 
-    def __init__(self, ports: StreamPorts, session: Session) -> None:
-        self._ports, self._session = ports, session
-        self._rows = list[tuple[float, float, float]]()
+    def __init__(
+        self, ports: StreamPorts, streams: Sequence[FrameStream], session: Session
+    ) -> None:
+        self._ports, self._streams, self._session = ports, streams, session
+        self._rows = list[tuple[Action, float, float, float]]()
+        self._sending = 0
+        self._sent: dict[tuple[FrameKind | None, int], float] = {}
+        for stream in streams:
+            stream.on_sent = self._has_left
 
     def holds(self, action: Action) -> bool:
         return self._ports.holds(action)
@@ -271,18 +280,32 @@ class _TimedPorts:
         asked = time.monotonic()
         received = self._ports.receive(action)
         began = self._session._busy_since = time.monotonic()
-        self._rows.append((asked, began, began))
+        self._rows.append((action, asked, began, began))
         return received
 
     def send(self, action: Action, made: Passed) -> None:
-        asked, began, _ = self._rows[-1]
-        self._rows[-1] = asked, began, time.monotonic()
+        _, asked, began, _ = self._rows[-1]
+        self._rows[-1] = action, asked, began, time.monotonic()
         self._session._busy_since = None
+        self._sending += bool(made)
         self._ports.send(action, made)
 
+    def all_sent(self) -> bool:
+        """Whether all that was made has left, or never will."""
+        return len(self._sent) == self._sending or any(each.over for each in self._streams)
+
     def table(self) -> Tensor:
-        """float64 [actions, 3]: seconds, by the device's own clock."""
-        return torch.tensor(self._rows, dtype=torch.float64)
+        """float64 [actions, 4]: seconds, by the device's own clock."""
+        kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
+        rows = [
+            (*times, self._sent.get((kinds.get(action.kind), action.micro_batch), times[-1]))
+            for action, *times in self._rows
+        ]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _has_left(self, frame: Frame) -> None:
+        self._sent[frame.kind, frame.micro_batch] = time.monotonic()
+        self._session.arrived.set()
 
 
 def _peak_bytes() -> int:

@@ -23,7 +23,7 @@ def devices(run: Run) -> Markup | None:
     last = measured[-1]
     titles = (
         *("device", "blocks", "chunk planned", "chunk measured"),
-        *("computes", "waits", "sent", "peak memory"),
+        *("computes", "waits", "sends", "sent", "peak memory"),
     )
     told = table(titles, [*_cells(run, last)], f"Devices in round {last.round}")
     bars = [
@@ -60,6 +60,7 @@ def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
                 seconds(each.chunk_s),
                 f"{each.compute_s / span_s:.0%}",
                 f"{each.wait_s / span_s:.0%}",
+                f"{each.send_s / span_s:.0%}",
                 amount(each.sent_bytes, "B"),
                 amount(each.peak_bytes, "B"),
             ]

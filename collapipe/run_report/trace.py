@@ -1,9 +1,9 @@
 """A round on real devices as Chrome's trace events, which Perfetto and chrome://tracing open: a
-process a device, with a track for what it computes, one for what it waits for, and one for the plan
-beside them."""
+process a device, with tracks for what it computes, waits for and sends, and the plan beside."""
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,8 +22,14 @@ from pipeline.schedule import Action
 
 _TRACES = TypeAdapter(RoundTraces)
 _LONGEST = 2**28  # of a line, in bytes
-_COMPUTE, _WAIT, _PLANNED = 1, 2, 3  # tracks
-_NAMES = {_COMPUTE: "compute", _WAIT: "wait for input", _PLANNED: "plan: forward and backward"}
+_COMPUTE, _WAIT, _SEND, _SEND_BACK, _PLANNED = range(1, 6)  # tracks
+_NAMES = {
+    _COMPUTE: "compute",
+    _WAIT: "wait for input",
+    _SEND: "send activations",
+    _SEND_BACK: "send gradients",
+    _PLANNED: "plan: forward and backward",
+}
 Event = dict[str, Any]
 
 
@@ -110,10 +116,15 @@ def _measured(
     process: int, device: DeviceTrace, lists: Sequence[Sequence[Action]]
 ) -> Iterator[Event]:
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
-        for (asked, began, ended), action in zip(rows, actions, strict=False):
+        free_s = {_SEND: -math.inf, _SEND_BACK: -math.inf}  # one at a time leaves
+        for (asked, began, ended, sent), action in zip(rows, actions, strict=False):
             name, about = str(action), {"step": step}
             yield _slice(process, _WAIT, f"for {name}", asked, began - asked) | {"args": about}
             yield _slice(process, _COMPUTE, name, began, ended - began) | {"args": about}
+            track = _SEND if action.kind == schedule.FORWARD else _SEND_BACK
+            leaves = max(ended, free_s[track])
+            yield _slice(process, track, name, leaves, sent - leaves) | {"args": about}
+            free_s[track] = sent
 
 
 def _flows(
@@ -126,7 +137,7 @@ def _flows(
 ) -> Iterator[Event]:
     """An arrow from each action to that of the neighbour that needs it."""
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
-        for (_, began, ended), action in zip(rows, actions, strict=False):
+        for (_, began, ended, _), action in zip(rows, actions, strict=False):
             forward = action.kind == schedule.FORWARD
             came, left = (stage, stage + 1) if forward else (stage + 1, stage)
             common = {"cat": "hop", "name": str(action), "pid": process, "tid": _COMPUTE}

@@ -26,7 +26,8 @@ class Clock:
 class Measurements:
     """Of each device since it has had its blocks: seconds of its actions, and what it used.
 
-    A step's table is float64 [actions, 3]: when each action waited, began and ended. ``usage`` is
+    A step's table is float64 [actions, 4]: when each action asked for its input, began and ended,
+    and when what it made had left. ``usage`` is
     float64 [2]: bytes sent to neighbours since the segment came, and the process's peak memory.
     """
 
@@ -43,7 +44,7 @@ class Measurements:
 
     def add(self, device: str, num_actions: int, table: Tensor, usage: Tensor) -> None:
         """Take in a step. Raises ``WireError`` for what cannot be one's measurements."""
-        for name, came, shape in (("times", table, (num_actions, 3)), ("usage", usage, (2,))):
+        for name, came, shape in (("times", table, (num_actions, 4)), ("usage", usage, (2,))):
             if came.dtype != torch.float64 or came.shape != shape or not came.isfinite().all():
                 raise WireError(f"{name} of its actions as {came.dtype} {list(came.shape)}")
         self._tables.setdefault(device, []).append(table)
@@ -69,7 +70,7 @@ class Measurements:
         return [self._trace(name, self._tables[name][:_TRACED]) for name in names]
 
     def _report(self, segment: SegmentPlan, tables: Sequence[Tensor]) -> DeviceReport:
-        asked, began, ended = torch.cat(list(tables)).T
+        asked, began, ended, sent = torch.cat(list(tables)).T
         sent_bytes, peak_bytes = self._usage[segment.device]
         return DeviceReport(
             segment.device,
@@ -79,7 +80,8 @@ class Measurements:
             ),
             compute_s=float((ended - began).sum()),
             wait_s=float((began - asked).sum()),
-            span_s=sum(float(table[-1, 2] - table[0, 0]) for table in tables),
+            send_s=float((sent - ended).sum()),
+            span_s=sum(float(table[:, 3].max() - table[0, 0]) for table in tables),
             sent_bytes=sent_bytes,
             peak_bytes=peak_bytes,
         )
@@ -87,5 +89,5 @@ class Measurements:
     def _trace(self, name: str, tables: Sequence[Tensor]) -> DeviceTrace:
         clock = self.clocks[name]
         shifted = ((table + (clock.offset_s - self._began_s)).tolist() for table in tables)
-        steps = tuple(tuple((row[0], row[1], row[2]) for row in table) for table in shifted)
+        steps = tuple(tuple((a, b, c, d) for a, b, c, d in table) for table in shifted)
         return DeviceTrace(name, clock.error_s, steps)
