@@ -17,7 +17,8 @@ from torch import Tensor
 from collapipe.cli.status import describe
 from collapipe.errors import ConfigError
 from collapipe.run_report.page import run_page
-from collapipe.run_report.trace import write_trace
+from collapipe.run_report.trace import read_trace, write_trace
+from collapipe.run_report.trace_plot import draw
 from collapipe.runs.reading import read_run
 from device_app import session
 from device_app.daemon import Daemon
@@ -179,8 +180,9 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
         federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *STEADY)
-    written, number, error_s = write_trace(tmp_path / "run", None, None)
-    assert number == 2
+    trace, written = read_trace(tmp_path / "run", None), tmp_path / "trace.json"
+    write_trace(trace, written)
+    assert trace.round == 2
     events = json.loads(written.read_text(encoding="utf-8"))["traceEvents"]
     arrows: dict[str, dict[str, float]] = {}
     for each in events:
@@ -188,14 +190,19 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             arrows.setdefault(each["id"], {})[each["ph"]] = each["ts"]
     m, steps, stages = 4, 2, len(held(lines(tmp_path / "run")[1]))
     assert len(arrows) == 2 * m * steps * (stages - 1)
-    assert all(ends["f"] >= ends["s"] - error_s * 1e6 for ends in arrows.values())
+    assert all(ends["f"] >= ends["s"] - trace.error_s * 1e6 for ends in arrows.values())
     compute = [each for each in events if each["ph"] == "X" and each["tid"] == 1]
     assert len(compute) == 2 * m * steps * stages
     assert all(0 <= each["ts"] < 60e6 for each in compute)
     with pytest.raises(ConfigError, match="exists"):
-        write_trace(tmp_path / "run", 2, None)
+        write_trace(trace, written)
     with pytest.raises(ConfigError, match="no round 7"):
-        write_trace(tmp_path / "run", 7, None)
+        read_trace(tmp_path / "run", 7)
+    draw(trace.events, "a step", tmp_path / "trace.svg")
+    drawn = (tmp_path / "trace.svg").read_text(encoding="utf-8")
+    assert all(f"device-{k}" in drawn for k in range(stages))
+    with pytest.raises(ConfigError, match="--plot"):
+        draw(trace.events, "a step", tmp_path / "trace.txt")
 
 
 class _Skewed:
