@@ -19,13 +19,23 @@ from collapipe.torch_device import CPU
 from collapipe.wire.dialing import MESSAGE_BYTES, Dialer, open_stream
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP
 from collapipe.wire.link import channel_options
-from collapipe.wire.segments import BEFORE, BEHIND, CONTROL, HOP, SESSION, SIDE, Neighbour
+from collapipe.wire.segments import (
+    BEFORE,
+    BEHIND,
+    CONTROL,
+    HOP,
+    MOST_JSON_BYTES,
+    SESSION,
+    SIDE,
+    Neighbour,
+)
 from collapipe.wire.streams import FrameStream
 from device_app.answers import Answers, echo
 from device_app.session import Session
 
 _STREAMS = 16  # at once: a control unit's, neighbours', those of an epoch that ends, strangers'
 _MOST_FRAME_BYTES = 2**32
+_SHARE = 8  # and less of its memory is an activation: every block keeps more than that of it
 _GOODBYE_S = 2.0
 _MAY_CALL = {
     **dict.fromkeys((CONTROL, STATUS, TIME_HOP), (Role.CONTROL_UNIT,)),
@@ -57,6 +67,7 @@ class Daemon:
     ) -> None:
         self._settings, self._dialer = settings, Dialer(credentials)
         self._session: Session | None = None
+        self._most = int(min(settings.memory_bytes / _SHARE, _MOST_FRAME_BYTES))
         self._answers = Answers(
             settings.name, settings.memory_bytes, credentials, lambda: self._session
         )
@@ -119,9 +130,8 @@ class Daemon:
             session.arrived.set()
 
     def _control(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        arrived = threading.Event()
-        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
-        stream = FrameStream(f"control unit {context.peer()}", limit, arrived)
+        arrived = threading.Event()  # until it has said how large parts are, it sends messages
+        stream = FrameStream(f"control unit {context.peer()}", 2 * MOST_JSON_BYTES, arrived)
         session = Session(stream, self._settings.memory_bytes, self._dial, arrived, self._leaving)
         session.torch_device = self._settings.torch_device
         with self._occupied(session, context):
@@ -140,8 +150,7 @@ class Daemon:
         ):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
             return
-        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
-        stream = FrameStream(f"the stage {side} ({context.peer()})", limit, session.arrived)
+        stream = FrameStream(f"the stage {side} ({context.peer()})", self._most, session.arrived)
         try:
             session.attach(side, stream)
         except LinkError as error:
@@ -193,10 +202,9 @@ class Daemon:
         running = self._session
         assert running is not None
         channel = self._dialer.channel(neighbour.name, neighbour.address)
-        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
         said = (SESSION, session), (SIDE, BEFORE)
         peer = f"{neighbour.name} ({neighbour.address})"
-        stream = open_stream(channel, HOP, peer, limit, running.arrived, said)
+        stream = open_stream(channel, HOP, peer, self._most, running.arrived, said)
         stream.on_close(channel.close)
         return stream
 
