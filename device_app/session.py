@@ -78,7 +78,7 @@ class Session:
         try:
             while (frame := self._next()) is not None:
                 self._obey(frame)
-        except LinkError as error:
+        except (LinkError, WireError) as error:
             _log.info("%s", error)
         except Interrupted:
             self._tell(LinkError("this device is leaving"), None)
