@@ -16,7 +16,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
@@ -38,6 +38,7 @@ from pipeline.remote.replica import Replica
 from pipeline.stage import EmbeddingStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
 
+_AHEAD = 16  # steps that may follow one whose copies are under way
 _TRACED = 100  # steps of a round
 _CLOCK_TRIPS = 3
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
@@ -122,6 +123,7 @@ class RemoteSegments:
         asked = RecordedHead(head, record)
 
         def work() -> None:
+            self._keep_up()
             embedding.forget()
             self._pass(record, embedding, asked)
 
@@ -234,8 +236,10 @@ class RemoteSegments:
 
     def _gather(self) -> None:
         """Give each device of the plan its segment, and connect them in their order."""
-        self._trim()
         plan = self._plan
+        blocks = {block_name(k): each.device for each in plan.segments for k in each.span.indices()}
+        self._replica.expect(self._common.epoch, blocks)
+        self._trim()
         load, parts, connect = map(self._where, range(3))
         names = [segment.device for segment in plan.segments]
         sessions = [secrets.token_hex(16) for _ in names]
@@ -280,19 +284,29 @@ class RemoteSegments:
             clocks.append(Clock(offset_s, (came - asked) / 2))
         return min(clocks, key=lambda each: each.error_s)
 
-    def _trim(self) -> None:
-        """Forget steps that all blocks have been sent after."""
+    def _trim(self) -> int:
+        """Forget steps that all blocks have been sent after; how many are left."""
         base = self._replica.step
         self._journal = [each for each in self._journal if base is None or each.step > base]
+        return len(self._journal)
+
+    def _keep_up(self) -> None:
+        """Wait where copies of the blocks are far behind, for all steps since are kept too. Raises
+        ``StageError`` where a device sends none."""
+        done, began = self._replica.step, time.monotonic()
+        while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
+            if self._replica.step != done:
+                done, began = self._replica.step, time.monotonic()
+            if time.monotonic() - began > self._cluster.hung_s:
+                raise StageError(self._replica.waits_for(), "has not sent its blocks")
+            self._idle()
 
     def _dialled(self, name: str) -> DeviceConnection:
         if name not in self._cluster.devices:
             raise StageError(name, "the cluster's file has no such device")
         device, dialer = self._cluster.devices[name], self._cluster.dialer
-        return DeviceConnection(device, dialer, self._arrived, self._part)
-
-    def _part(self, name: str, step: int, data: bytes) -> None:
-        self._replica.put(name, step, data)
+        replica = self._replica
+        return DeviceConnection(device, dialer, self._arrived, replica.put, replica.most_bytes())
 
     def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
         """Forward and backward of a batch through all segments, and their norms."""
@@ -309,6 +323,8 @@ class RemoteSegments:
         runs = [StageRun(lists[0], embedding, front), *head_runs(lists[-1], head, back)]
         interleave(runs, self._idle)
         tables = self._all_answer(FrameKind.NORMS, where)
+        for segment, frame, actions in zip(self._plan.segments, tables, lists, strict=False):
+            _check_norms(segment, frame, len(actions))
         self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
         for segment, frame in zip(self._plan.segments, tables, strict=True):
             self._measured.setdefault(segment.device, []).append(frame.tensors[1])
@@ -403,6 +419,13 @@ class RemoteSegments:
         """What the device has told under the present plan."""
         connection = self._connections.get(device)
         return connection.troubles.get(self._common.epoch) if connection else None
+
+
+def _check_norms(segment: SegmentPlan, frame: Frame, actions: int) -> None:
+    """Raise ``StageError`` for other than a norm of each block and the seconds of each action."""
+    came = [tuple(each.shape) for each in frame.tensors if each.dtype == torch.float64]
+    if came != [(segment.span.blocks,), (actions, 3)] or not all_finite(frame.tensors[1]):
+        raise StageError(segment.device, f"sent norms and seconds of {came}")
 
 
 def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceReport:
