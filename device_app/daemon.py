@@ -26,6 +26,7 @@ from collapipe.wire.segments import (
     BEHIND,
     CONTROL,
     HOP,
+    MOST_JSON_BYTES,
     SESSION,
     SIDE,
     Neighbour,
@@ -38,6 +39,7 @@ from device_app.session import Session
 
 _STREAMS = 16  # at once: a control unit's, neighbours', those of an epoch that ends, strangers'
 _MOST_FRAME_BYTES = 2**32
+_SHARE = 8  # and less of its memory is an activation: every block keeps more than that of it
 _GOODBYE_S = 2.0
 _MAY_CALL = {
     **dict.fromkeys((CONTROL, STATUS, TIME_HOP), (Role.CONTROL_UNIT,)),
@@ -71,6 +73,7 @@ class Daemon:
         kept = default_folder() / "devices" / quote(settings.name, safe="")
         self._frozen = FrozenStore(kept, settings.memory_bytes)
         self._session: Session | None = None
+        self._most = int(min(settings.memory_bytes / _SHARE, _MOST_FRAME_BYTES))
         self._answers = Answers(
             settings.name, settings.memory_bytes, credentials, lambda: self._session
         )
@@ -133,9 +136,8 @@ class Daemon:
             session.arrived.set()
 
     def _control(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        arrived = threading.Event()
-        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
-        stream = FrameStream(f"control unit {context.peer()}", limit, arrived)
+        arrived = threading.Event()  # until it has said how large parts are, it sends messages
+        stream = FrameStream(f"control unit {context.peer()}", 2 * MOST_JSON_BYTES, arrived)
         session = Session(stream, self._hold, self._dial, arrived, self._leaving)
         with self._occupied(session, context):
             self._work = work = threading.Thread(target=session.run, daemon=True)
@@ -153,8 +155,7 @@ class Daemon:
         ):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
             return
-        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
-        stream = FrameStream(f"the stage {side} ({context.peer()})", limit, session.arrived)
+        stream = FrameStream(f"the stage {side} ({context.peer()})", self._most, session.arrived)
         try:
             session.attach(side, stream)
         except LinkError as error:
@@ -210,10 +211,9 @@ class Daemon:
         running = self._session
         assert running is not None
         channel = self._dialer.channel(neighbour.name, neighbour.address)
-        limit = int(min(self._settings.memory_bytes, _MOST_FRAME_BYTES))
         said = (SESSION, session), (SIDE, BEFORE)
         peer = f"{neighbour.name} ({neighbour.address})"
-        stream = open_stream(channel, HOP, peer, limit, running.arrived, said)
+        stream = open_stream(channel, HOP, peer, self._most, running.arrived, said)
         stream.on_close(channel.close)
         return stream
 

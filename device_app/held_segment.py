@@ -12,16 +12,18 @@ import collapipe
 from collapipe.errors import ConfigError, WireError, one_line
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import Part, moments, select
+from collapipe.models.part import Part, moments, select, state_like
 from collapipe.models.split import ModelSpec, block_name, build_empty, not_training
 from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU
+from collapipe.wire.compression import check_like
 from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.segments import SegmentDescription
 from pipeline import schedule
 from pipeline.schedule import Action
 from pipeline.segment import Segment
 
+_PART_HEADER_BYTES = 2**20  # names and shapes, and more
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -30,7 +32,7 @@ class HeldSegment:
 
     Raises ``WireError`` for a description or a part that cannot be, and ``ConfigError`` for one
     beyond ``memory_bytes``, before anything is allocated. Frozen weights that are in the ``store``
-    need not come.
+    need not come. No part is larger than ``part_bytes``.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class HeldSegment:
         if description.dtype not in _DTYPES:
             raise WireError(f"dtype {description.dtype[:40]!r}; it is one of {', '.join(_DTYPES)}")
         self.dtype = _DTYPES[description.dtype]
-        needed = max(description.memory_bytes, _least_bytes(self.spec, description, self.dtype))
+        least, part = _sizes(self.spec, description, self.dtype)
+        needed, self.part_bytes = max(description.memory_bytes, least), part + _PART_HEADER_BYTES
         if needed > memory_bytes:
             raise ConfigError(
                 f"{span.blocks} blocks need {needed:,.0f} bytes, this device gives "
@@ -89,6 +92,8 @@ class HeldSegment:
             module = build_empty(lambda: self._block(index), whole)
         except (SafetensorError, RuntimeError, KeyError) as error:
             raise WireError(f"{name}: cannot be built: {one_line(error)}") from error
+        came = len(whole) + len(tensors) - len(weights)
+        self._check(module, select(state, name), came)
         part = Part(name, module, self.description.optimizer, state, self._device)
         self._parts.append(part)
 
@@ -134,6 +139,20 @@ class HeldSegment:
     def _block(self, index: int) -> nn.Module:
         return self.spec.build_block(index)
 
+    def _check(self, module: nn.Module, state: Tensors, came: int) -> None:
+        """Raise ``WireError`` for other dtypes than the segment's, and for optimiser state that is
+        not its weight's: fused optimisers trust its shape."""
+        weights = module.state_dict()
+        for key, weight in weights.items():
+            if weight.is_floating_point() and weight.dtype != self.dtype:
+                raise WireError(f"{key} came as {weight.dtype}, expected {self.dtype}")
+        trained = {key: each for key, each in module.named_parameters() if each.requires_grad}
+        stepped = {key.rpartition("/")[0] for key in state} & trained.keys()
+        used = {key: trained[key] for key in stepped}
+        check_like(state, state_like(self.description.optimizer, used), "the control unit")
+        if came != len(weights) + len(state):
+            raise WireError(f"a part of {came} tensors, of which {len(weights) + len(state)} fit")
+
 
 def _packed(part: Part) -> bytes:
     return save(_contiguous(_training(part)))
@@ -150,13 +169,18 @@ def _contiguous(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def _least_bytes(spec: ModelSpec, description: SegmentDescription, dtype: torch.dtype) -> float:
-    """Weights, gradients and optimiser state, without activations."""
-    total = 0
+def _sizes(
+    spec: ModelSpec, description: SegmentDescription, dtype: torch.dtype
+) -> tuple[float, int]:
+    """Weights, gradients and optimiser state without activations; and the largest block's weights
+    and optimiser state, as they come."""
+    least = largest = 0
+    remembered = len(moments(description.optimizer))
     for index in description.span.indices():
         with torch.device("meta"):
             block = spec.build_block(index)
-        for weight in block.parameters():
-            copies = 2 + len(moments(description.optimizer)) if weight.requires_grad else 1
-            total += weight.numel() * dtype.itemsize * copies
-    return float(total)
+        state = sum(each.numel() for each in block.state_dict().values())
+        trained = sum(each.numel() for each in block.parameters() if each.requires_grad)
+        least += (state + (1 + remembered) * trained) * dtype.itemsize
+        largest = max(largest, (state + remembered * trained) * dtype.itemsize)
+    return float(least), largest

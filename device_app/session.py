@@ -32,7 +32,7 @@ from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
 
 ALIVE_S = 1.0  # between two signs of life
-_MOST_MICRO_BATCHES = 4096
+_MOST_UNSENT = 64  # answers that the control unit has not taken: then it is not obeyed
 _log = logging.getLogger(__name__)
 Dial = Callable[[Neighbour, str], FrameStream]
 
@@ -78,7 +78,7 @@ class Session:
         try:
             while (frame := self._next()) is not None:
                 self._obey(frame)
-        except LinkError as error:
+        except (LinkError, WireError) as error:
             _log.info("%s", error)
         except Interrupted:
             self._tell(LinkError("this device is leaving"), None)
@@ -103,12 +103,15 @@ class Session:
 
     def _next(self) -> Frame | None:
         """The next command; None: goodbye."""
-        self._wait(self.control.waiting, interruptible=False)
+        self._wait(self._may_obey, interruptible=False)
         frame = self.control.receive(0)
         if frame.kind == FrameKind.BYE:
             self.control.send(frame)
             return None
         return frame
+
+    def _may_obey(self) -> bool:
+        return self.control.waiting() and self.control.backlog()[0] < _MOST_UNSENT
 
     def _obey(self, frame: Frame) -> None:
         commands = {
@@ -137,6 +140,7 @@ class Session:
         self.neighbours, self.held = Neighbours(), None
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
         self.held = self.hold(description)
+        self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
         span = description.span
         _log.info(
             "unit %d, round %d: blocks %d … %d, stage %d of %d",
@@ -161,15 +165,20 @@ class Session:
     def _begin(self, frame: Frame) -> None:
         """Forward and backward of a batch; then the norms, and the seconds of each action."""
         held = self._held(frame)
-        m = int(_only(frame, 1)[0])
-        if not held.complete or not 1 <= m <= _MOST_MICRO_BATCHES:
-            raise WireError(f"a step of {m} micro-batches begins, but blocks are missing")
-        d = held.description
+        d, (number,) = held.description, _numbers(frame, 1)
+        m = int(number)
+        if not held.complete or not 1 <= m <= d.num_micro_batches:
+            raise WireError(
+                f"a step of {m} micro-batches begins with {held.description.span.blocks} blocks; "
+                f"expected 1 … {d.num_micro_batches}, once all blocks are here"
+            )
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, held.dtype)
         before, behind = self.neighbours.before, self.neighbours.behind
         if before is None or behind is None:
             raise LinkError("a neighbour has not dialled yet")
         around = before, behind
+        if any(each.backlog()[1] for each in around):
+            raise LinkError("a neighbour has not taken the tensors of the last step")
         ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
         for _ in run_stage(held.actions(m), stage, ports):
@@ -186,7 +195,7 @@ class Session:
 
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
-        rate, scale = _only(frame, 1)[0].tolist()
+        rate, scale = _numbers(frame, 2)
         self._wait(self.control.all_made, interruptible=False)  # of the blocks as they are
         held.step(rate, scale)
         every = held.description.replicate_every
@@ -194,6 +203,7 @@ class Session:
             self._send_parts(frame)
 
     def _send_state(self, frame: Frame) -> None:
+        self._wait(self.control.all_made, interruptible=False)  # one copy of the blocks at a time
         self._send_parts(frame)
 
     def _tell_time(self, frame: Frame) -> None:
@@ -256,7 +266,8 @@ class Session:
             since = self._busy_since
             busy_s = 0.0 if since is None else time.monotonic() - since
             alive = torch.tensor(busy_s, dtype=torch.float64)
-            self.control.send(Frame(FrameKind.ALIVE, 0, 0, 0, (alive,)))
+            if self.control.backlog()[0] < 2 * _MOST_UNSENT:
+                self.control.send(Frame(FrameKind.ALIVE, 0, 0, 0, (alive,)))
 
 
 class _TimedPorts:
@@ -318,3 +329,11 @@ def _only(frame: Frame, count: int) -> tuple[Tensor, ...]:
     if len(frame.tensors) != count:
         raise WireError(f"{frame.kind.name} with {len(frame.tensors)} tensors, expected {count}")
     return frame.tensors
+
+
+def _numbers(frame: Frame, count: int) -> list[float]:
+    (tensor,) = _only(frame, 1)
+    if tensor.shape != (count,) or not bool(torch.isfinite(tensor).all()):
+        raise WireError(f"{frame.kind.name} of {list(tensor.shape)}, expected {count} numbers")
+    numbers: list[float] = tensor.tolist()
+    return numbers

@@ -7,7 +7,7 @@ all schedules give the same bits.
 """
 
 import functools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
 SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "one_f_one_b": one_f_one_b}
 
 
-@functools.lru_cache
+@functools.lru_cache(maxsize=8)  # a batch may have fewer micro-batches than others
 def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
     """The schedule called ``name``, verified. Raises ``ConfigError`` for an unknown one."""
     if name not in SCHEDULES:
@@ -95,6 +95,7 @@ def _check_complete(schedule: Schedule) -> None:
     micro_batches = {action.micro_batch for actions in schedule for action in actions}
     wanted = [Action(kind, each) for each in micro_batches for kind in (FORWARD, BACKWARD)]
     for stage, actions in enumerate(schedule):
+        counts = Counter(actions)
         for action in wanted:
-            if (count := actions.count(action)) != 1:
+            if (count := counts[action]) != 1:
                 raise ScheduleError(f"stage {stage} has {action} {count} times, not once")

@@ -103,6 +103,7 @@ class Work:
     batch: Batch = field(default_factory=ragged)
     optimizer: OptimizerSettings = ADAMW
     steps: int = 2
+    hung_s: float = 20.0
     state: Tensors = field(default_factory=dict)  # of the blocks' optimisers, at the start
     relay: bool = False  # hops go through the control unit
 
@@ -188,7 +189,7 @@ class Work:
         )
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
         replica = Replica(blocks, starting_with(self.start, self.state))
-        cluster = Cluster(roster, dialer, without, 20.0, self.relay)
+        cluster = Cluster(roster, dialer, without, self.hung_s, self.relay)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:

@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "from collapipe.cli.app import main\nmain()\n"
@@ -26,6 +28,7 @@ class DeviceProcess:
     name: str
     address: str
     process: subprocess.Popen[str]
+    log: IO[str]
 
     def line(self) -> str:
         """The next that it prints."""
@@ -38,7 +41,9 @@ class DeviceProcess:
 
     def ended(self) -> tuple[int, list[str], str]:
         """Status, further lines, and logs, once it has ended."""
-        out, err = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=60)
+        self.log.seek(0)
+        err = self.log.read()
         print(out[-1000:], err)  # pytest shows it where the test fails
         return self.process.returncode, out.splitlines(), err
 
@@ -59,14 +64,17 @@ def device_process(
     options ``python`` itself; killed in the end if it has not ended."""
     command = [sys.executable, *python, "-c", program, "device", "--insecure", *options]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, env=variables, **pipes)
-    try:
-        assert process.stdout is not None
-        name, ready, address = process.stdout.readline().strip().partition(": ready on ")
-        if not ready:
-            raise AssertionError(process.communicate()[1])
-        yield DeviceProcess(name, address, process)
-    finally:
-        process.kill()
-        process.communicate()
+    with tempfile.TemporaryFile("w+") as log:  # not a pipe, which would fill up
+        process = subprocess.Popen(
+            command, text=True, env=variables, stdout=subprocess.PIPE, stderr=log
+        )
+        try:
+            assert process.stdout is not None
+            name, ready, address = process.stdout.readline().strip().partition(": ready on ")
+            device = DeviceProcess(name, address, process, log)
+            if not ready:
+                raise AssertionError(device.ended())
+            yield device
+        finally:
+            process.kill()
+            process.communicate()

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from collapipe.cli.log_limits import LogLimits
 from collapipe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def serve(options: DeviceOptions) -> NoReturn:
     begin."""
     handler = logging.StreamHandler()
     handler.setFormatter(_formatter(options.log_format))
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters comes as a line of ours
+    handler.addFilter(LogLimits())
+    for library, silence in (("GRPC", "NONE"), ("TRANSFORMERS", "critical")):
+        os.environ.setdefault(f"{library}_VERBOSITY", silence)  # what matters is a line of ours
     memory, credentials = memory_bytes(options.memory), _credentials(options)
     name = credentials.name if credentials else options.name or socket.gethostname()
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -14,6 +14,7 @@ from collapipe.models.lora import LoraSpec
 from collapipe.models.split import DerivedSpec, ModelSpec
 from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
+from collapipe.wire.segments import MOST_BLOCKS
 
 Description = dict[str, Any]
 _KIND, _HUGGING_FACE = "kind", "huggingface"
@@ -21,6 +22,7 @@ _OWN: dict[str, type[Any]] = {"transformer": TransformerSpec}
 _DERIVED: dict[str, type[DerivedSpec]] = {"lora": LoraSpec, "stem": StemSpec, "cut": CutSpec}
 _LOCAL = {"base", "store"}  # described by themselves, and not at all
 _Scalar = (str, int, float, bool, type(None))
+_MOST_SIZE = 2**24
 
 
 def describe(spec: ModelSpec) -> Description:
@@ -44,18 +46,28 @@ def describe(spec: ModelSpec) -> Description:
 
 
 def from_description(description: Mapping[str, Any]) -> ModelSpec:
-    """The model of ``describe``. Raises ``WireError`` for what it never makes."""
+    """The model of ``describe``. Raises ``WireError`` for what it never makes, and for what would
+    take long to build: more than ``MOST_BLOCKS`` layers, or a model derived in one way twice."""
+    return _built(description, frozenset(_DERIVED))
+
+
+def _built(description: Mapping[str, Any], derivations: frozenset[str]) -> ModelSpec:
+    """``derivations`` are those that the model may still have."""
     values = dict(description)
     kind = values.pop(_KIND, None)
     try:
         if kind == _HUGGING_FACE:
             from collapipe.models.huggingface.spec import HuggingFaceSpec
 
+            _check_sizes(values | values["config"])
             return cast(ModelSpec, HuggingFaceSpec.from_portable(values))
-        if kind in _DERIVED:
-            base = from_description(values.pop("base"))
+        if kind in derivations:
+            base = _built(values.pop("base"), derivations - {kind})
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-            return cast(ModelSpec, _DERIVED[kind](base, **_plain(values)))
+            derived = cast(ModelSpec, _DERIVED[kind](base, **_plain(values)))
+            if not 1 <= derived.num_blocks <= base.num_blocks:
+                raise ValueError(f"{derived.num_blocks} blocks out of {base.num_blocks}")
+            return derived
         if kind in _OWN:
             return cast(ModelSpec, _OWN[kind](**_plain(values)))
     except (ConfigError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -63,8 +75,19 @@ def from_description(description: Mapping[str, Any]) -> ModelSpec:
     raise WireError(f"the description of a model has the unknown kind {str(kind)[:40]!r}")
 
 
+def _check_sizes(values: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a size that no model has: of layers some time is taken for each, of
+    other things some constants may be allocated before anybody can count them."""
+    for name, value in values.items():
+        most = MOST_BLOCKS if "layer" in name or name == "num_blocks" else _MOST_SIZE
+        if isinstance(value, int) and abs(value) > most:
+            raise ValueError(f"{name[:40]}={value}: at most {most:,}")
+
+
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values``, where each is a scalar or a tuple of them. Raises ``TypeError``."""
+    """``values``, where each is a scalar or a tuple of them. Raises ``TypeError``, and
+    ``ValueError`` for a size that no model has."""
+    _check_sizes(values)
     for name, value in values.items():
         if not all(
             isinstance(each, _Scalar) for each in (value if type(value) is tuple else (value,))

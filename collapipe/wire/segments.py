@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from collapipe.errors import WireError, one_line
 from collapipe.plan import Span
-from collapipe.sections import OptimizerSettings
+from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 
 T = TypeVar("T")
 CONTROL = "/collapipe.Device/Control"  # a stream of a control unit: one segment
@@ -18,13 +18,19 @@ HOP = "/collapipe.Device/Pass"  # a stream of a neighbour: activations and gradi
 SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
 BEFORE, BEHIND = "before", "behind"  # where the caller of HOP stands
 
+MOST_BLOCKS = 512  # of a model: four times those of the deepest one that is known
+MOST_JSON_BYTES = 2**18  # of a message
+_MOST_ACTIONS = 2**16  # segments times micro-batches: a schedule of so many is built in a second
+Text = Annotated[str, Field(max_length=256)]  # a name, an address, a secret
+Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
+
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """The device that holds the next segment."""
 
-    name: str
-    address: str
+    name: Text
+    address: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +41,37 @@ class SegmentDescription:
     is what ``models.description`` makes. ``memory_bytes`` is what the planner expects to be needed.
     ``next`` is None where the control unit dials. ``frozen`` has the digests of blocks' frozen
     weights, which follow only where the device lacks them. With ``replicate_every`` r the device
-    sends its parts after each r-th step; 0: only when asked.
+    sends its parts after each r-th step; 0: only when asked. Raises ``WireError`` for more blocks
+    than ``MOST_BLOCKS``, or a schedule that would take long to build.
     """
 
-    version: str
-    session: str
-    unit: int
-    round: int
-    epoch: int
-    seed: int
+    version: Text
+    session: Text
+    unit: CountFrom0
+    round: Annotated[int, Field(ge=0, lt=2**32)]  # as a frame has it, and the epoch
+    epoch: Annotated[int, Field(ge=0, lt=2**16)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
     model: Mapping[str, Any]
     span: Span
-    stage: int
-    num_segments: int
-    num_micro_batches: int
-    schedule: str
-    dtype: str
+    stage: Stages
+    num_segments: Stages
+    num_micro_batches: Annotated[int, Field(ge=1, le=4096)]
+    schedule: Text
+    dtype: Text
     optimizer: OptimizerSettings
-    memory_bytes: float
-    next_session: str | None
+    memory_bytes: NotNegative
+    next_session: Text | None
     next: Neighbour | None
-    replicate_every: int
-    frozen: Mapping[str, str] = field(default_factory=dict)
+    replicate_every: CountFrom0
+    frozen: Mapping[Text, Text] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        actions = self.num_segments * self.num_micro_batches
+        if self.span.stop > MOST_BLOCKS or actions > _MOST_ACTIONS:
+            raise WireError(
+                f"blocks up to {self.span.stop:,}, {actions:,} segments times micro-batches; at "
+                f"most {MOST_BLOCKS:,} and {_MOST_ACTIONS:,}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,8 @@ def as_json(message: object) -> bytes:
 
 def from_json(kind: type[T], data: bytes) -> T:
     """The message of ``as_json``. Raises ``WireError``."""
+    if len(data) > MOST_JSON_BYTES:
+        raise WireError(f"{kind.__name__}: {len(data):,} bytes; at most {MOST_JSON_BYTES:,}")
     try:
         return TypeAdapter(kind).validate_json(data, strict=True)
     except ValidationError as error:

@@ -65,6 +65,11 @@ class FrameStream:
         was closed none."""
         return 0 if self._closed else len(self._urgent) + len(self._parts)
 
+    def backlog(self) -> tuple[int, int]:
+        """Frames but for parts that gRPC has not taken yet, of a stream that is open: those that
+        need no credit, and those that do."""
+        return (0, 0) if self._closed else (len(self._urgent), len(self._tensors))
+
     def send_later(self, make: Callable[[], Frame]) -> None:
         """Send a part that is made when it is its turn, so that one at a time takes memory."""
 

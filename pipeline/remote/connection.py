@@ -4,10 +4,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor
 
-from collapipe.errors import CollaPipeError, LinkError, StageError, WireError
+from collapipe.errors import CollaPipeError, LinkError, StageError, WireError, one_line
 from collapipe.wire.dialing import Dialer, open_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
@@ -24,21 +25,29 @@ from collapipe.wire.streams import FrameStream
 
 MOST_FRAME_BYTES = 2**32
 SILENT_S = 5.0  # without a sign of life a device is gone
-OnPart = Callable[[str, int, bytes], None]
+_MOST_ANSWERS = 64  # that nobody has asked for
+OnPart = Callable[[str, int, str, int, bytes], None]
+"""Gets a device, an epoch, a block's name, a step and the block."""
 
 
 class DeviceConnection:
     """A device's control stream, for a round. ``arrived`` is set when it says anything.
 
-    Raises ``StageError`` where the device does not answer, or refuses.
+    It sends parts of at most ``part_bytes``. Raises ``StageError`` where the device does not
+    answer, or refuses.
     """
 
     def __init__(
-        self, device: Neighbour, dialer: Dialer, arrived: threading.Event, on_part: OnPart
+        self,
+        device: Neighbour,
+        dialer: Dialer,
+        arrived: threading.Event,
+        on_part: OnPart,
+        part_bytes: int,
     ) -> None:
         self.name, self._device, self._arrived = device.name, device, arrived
         self._on_part = on_part
-        self.troubles: dict[int, Trouble] = {}  # by epoch
+        self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None
         self.busy_s = 0.0
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
@@ -49,7 +58,7 @@ class DeviceConnection:
             raise StageError(device.name, str(error)) from error
         try:
             self._control = open_stream(
-                self._channel, CONTROL, device.name, MOST_FRAME_BYTES, threading.Event()
+                self._channel, CONTROL, device.name, part_bytes, threading.Event()
             )
         except LinkError as error:
             self.close()
@@ -100,18 +109,24 @@ class DeviceConnection:
             while True:
                 self._hear(self._control.receive())
                 self._arrived.set()
-        except (LinkError, WireError) as error:
-            self.broken = error
+        except Exception as error:  # whatever it sent: it is done without
+            ours = isinstance(error, CollaPipeError)
+            self.broken = cast(CollaPipeError, error) if ours else WireError(one_line(error))
             self._arrived.set()
 
     def _hear(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.CLOCK and [each.numel() for each in frame.tensors] != [1]:
+            raise WireError(f"{self.name} sent {len(frame.tensors)} tensors as the time")
+        if self._answers.qsize() > _MOST_ANSWERS:
+            raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} answers unasked")
         if frame.kind == FrameKind.ALIVE and len(frame.tensors) == 1:
             self.busy_s = float(frame.tensors[0])
         elif frame.kind == FrameKind.PART and len(frame.tensors) == 2:
             name, data = map(as_bytes, frame.tensors)
-            self._on_part(name.decode("ascii", "replace"), frame.step, data)
+            text = name.decode("ascii", "replace")
+            self._on_part(self.name, frame.epoch, text, frame.step, data)
         elif frame.kind == FrameKind.FAILED and len(frame.tensors) == 1:
-            self.troubles[frame.epoch] = unpacked(Trouble, frame.tensors[0])
+            self.troubles = {frame.epoch: unpacked(Trouble, frame.tensors[0])}
         elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK, FrameKind.BYE):
             self._answers.put(frame)
         else:

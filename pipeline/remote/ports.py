@@ -54,6 +54,7 @@ class Fence:
         hidden = frame.tensors[0] if fits else None
         fits = hidden is not None and hidden.dim() == 3 and hidden.shape[2] == self.dim
         fits = fits and hidden is not None and hidden.dtype == self.dtype
+        fits = fits and hidden is not None and hidden.numel() > 0  # of no sample, any length
         if fits and kind == FrameKind.ACTIVATION and hidden is not None:
             mask = frame.tensors[1]
             fits = mask.dtype == torch.bool and mask.dim() == 2

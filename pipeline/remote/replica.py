@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,6 +14,8 @@ from collapipe.errors import WireError, one_line
 from collapipe.models.part import prefixed, select
 from collapipe.tensors import Tensors, all_finite
 
+_HEADER_BYTES = 2**20  # names and shapes, and more
+_COPIES = 3  # a weight and its moments
 Start = Callable[[str], Tensors]
 """A block's weights and optimiser state before the round's first step, by their names in the whole
 model."""
@@ -33,6 +35,7 @@ class Replica:
         self._blocks, self._start, self._frozen = blocks, start, frozen
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
+        self._epoch, self._holders = 0, dict[str, str]()
         self.step: int | None = None
         self.told: int | None = None  # the last step that devices were told to do
         self._folder = Path(tempfile.mkdtemp(prefix="collapipe-replica-"))
@@ -41,15 +44,32 @@ class Replica:
         """Remove the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def put(self, name: str, step: int, data: bytes) -> None:
-        """Keep a block as it is after ``step``. Raises ``WireError`` for what cannot be one: of a
-        step that nobody was told to do, of other names or shapes, or with values that are not
-        finite."""
-        if name not in self._blocks or self.told is None or not 0 <= step <= self.told:
-            raise WireError(f"part {name[:40]!r} of step {step}, which nobody was told to do")
+    def expect(self, epoch: int, holders: Mapping[str, str]) -> None:
+        """From now on take blocks under the plan of ``epoch`` alone, each of the device that holds
+        it."""
+        with self._lock:
+            self._epoch, self._holders = epoch, dict(holders)
+
+    def most_bytes(self) -> int:
+        """More than any block takes with its optimiser's state."""
+        return max(map(self._most_bytes, self._blocks))
+
+    def put(self, sender: str, epoch: int, name: str, step: int, data: bytes) -> None:
+        """Keep a block as it is after ``step``; nothing of a plan that was given up, or of a step
+        that is complete. Raises ``WireError`` for what cannot be one: of a device that does not
+        hold it, of a step that nobody was told to do, too large, of other names, shapes or dtypes,
+        or with values that are not finite."""
+        if epoch != self._epoch:
+            return
+        if self._holders.get(name) != sender or self.told is None or not 0 <= step <= self.told:
+            raise WireError(f"part {name[:40]!r} of step {step}, which it was not told to do")
+        if not self._newer(step):
+            return
         self._check(name, data)
         self._file(name, step).write_bytes(data)
         with self._lock:
+            if epoch != self._epoch:  # blocks are on their way to devices, all of one step
+                return
             self._have[step].add(name)
             if len(self._have[step]) < len(self._blocks) or not self._newer(step):
                 return
@@ -71,7 +91,20 @@ class Replica:
         weights = {key: tensor for key, tensor in start.items() if "/" not in key}
         return weights | load(self._file(name, self.step).read_bytes())
 
+    def waits_for(self) -> str:
+        """A device that has not sent a block of the step that is completed next."""
+        with self._lock:
+            later = [step for step in self._have if self._newer(step)]
+            have = self._have[min(later)] if later else set()
+            return next(device for name, device in self._holders.items() if name not in have)
+
+    def _most_bytes(self, name: str) -> int:
+        weights = (each for key, each in self._start(name).items() if "/" not in key)
+        return _COPIES * sum(each.nbytes for each in weights) + _HEADER_BYTES
+
     def _check(self, name: str, data: bytes) -> None:
+        if len(data) > self._most_bytes(name):
+            raise WireError(f"{name}: {len(data):,} bytes, at most {self._most_bytes(name):,}")
         known = self._start(name)
         try:
             tensors = load(data)
@@ -79,7 +112,10 @@ class Replica:
             raise WireError(f"{name}: {one_line(error)}") from error
         for key, tensor in tensors.items():
             weight = known.get(key.partition("/")[0])
-            alike = weight is not None and tensor.shape == weight.shape
+            alike = weight is not None and (tensor.shape, tensor.dtype) == (
+                weight.shape,
+                weight.dtype,
+            )
             count = "/" in key and tensor.dim() == 0  # the optimiser's, of its steps
             if weight is None or not tensor.is_floating_point() or not (alike or count):
                 raise WireError(f"{name}: {key[:80]!r} {tensor.dtype} {list(tensor.shape)}")

@@ -40,6 +40,7 @@ from pipeline.remote.replica import Replica
 from pipeline.stage import EmbeddingStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
 
+_AHEAD = 16  # steps that may follow one whose copies are under way
 _CLOCK_TRIPS = 3
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _log = logging.getLogger(__name__)
@@ -101,8 +102,7 @@ class RemoteSegments:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in self._hops:
-            stream.close()
+        self._hang_up()
         for connection in self._connections.values():
             connection.close()
         self._replica.close()
@@ -114,6 +114,7 @@ class RemoteSegments:
         asked = RecordedHead(head, record)
 
         def work() -> None:
+            self._keep_up()
             embedding.forget()
             self._pass(record, embedding, asked)
 
@@ -207,9 +208,7 @@ class RemoteSegments:
         cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
         self._lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._plan.unit, lost.device, cause)
-        for stream in self._hops:
-            stream.close()
-        self._hops.clear()
+        self._hang_up()
         if lost.device in self._connections:
             self._connections.pop(lost.device).close()
         self._plan = self._cluster.replan(dict(self._lost))
@@ -224,8 +223,10 @@ class RemoteSegments:
 
     def _gather(self) -> None:
         """Give each device of the plan its segment, and connect them in their order."""
-        self._trim()
         plan = self._plan
+        blocks = {block_name(k): each.device for each in plan.segments for k in each.span.indices()}
+        self._replica.expect(self._common.epoch, blocks)
+        self._trim()
         load, parts, connect = map(self._where, range(3))
         names = [segment.device for segment in plan.segments]
         sessions = [secrets.token_hex(16) for _ in names]
@@ -265,6 +266,7 @@ class RemoteSegments:
     def _connect(self, members: Sequence[DeviceConnection], sessions: Sequence[str]) -> None:
         """Open this side's streams: before the first stage, behind the last, and between stages
         where these do not dial each other."""
+        self._hang_up()
         self._hops.append(members[0].hop(sessions[0], BEFORE))
         self._hops.append(members[-1].hop(sessions[-1], BEHIND))
         between = range(len(members) - 1) if self._cluster.relay else ()
@@ -273,6 +275,10 @@ class RemoteSegments:
             behind = members[stage + 1].hop(sessions[stage + 1], BEFORE)
             self._hops += front, behind
             relay(front, behind)
+
+    def _hang_up(self) -> None:
+        while self._hops:
+            self._hops.pop().close()
 
     def _clock(self, connection: DeviceConnection) -> Clock:
         """From a few round trips; the quickest tells most."""
@@ -286,19 +292,29 @@ class RemoteSegments:
             clocks.append(Clock(offset_s, (came - asked) / 2))
         return min(clocks, key=lambda each: each.error_s)
 
-    def _trim(self) -> None:
-        """Forget steps that all blocks have been sent after."""
+    def _trim(self) -> int:
+        """Forget steps that all blocks have been sent after; how many are left."""
         base = self._replica.step
         self._journal = [each for each in self._journal if base is None or each.step > base]
+        return len(self._journal)
+
+    def _keep_up(self) -> None:
+        """Wait where copies of the blocks are far behind, for all steps since are kept too. Raises
+        ``StageError`` where a device sends none."""
+        done, began = self._replica.step, time.monotonic()
+        while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
+            if self._replica.step != done:
+                done, began = self._replica.step, time.monotonic()
+            if time.monotonic() - began > self._cluster.hung_s:
+                raise StageError(self._replica.waits_for(), "has not sent its blocks")
+            self._idle()
 
     def _dialled(self, name: str) -> DeviceConnection:
         if name not in self._cluster.devices:
             raise StageError(name, "the cluster's file has no such device")
         device, dialer = self._cluster.devices[name], self._cluster.dialer
-        return DeviceConnection(device, dialer, self._arrived, self._part)
-
-    def _part(self, name: str, step: int, data: bytes) -> None:
-        self._replica.put(name, step, data)
+        replica = self._replica
+        return DeviceConnection(device, dialer, self._arrived, replica.put, replica.most_bytes())
 
     def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
         """Forward and backward of a batch through all segments, and their norms."""

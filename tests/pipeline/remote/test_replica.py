@@ -1,6 +1,7 @@
 """What a control unit takes from its devices, and what it does not."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,15 @@ from safetensors.torch import save
 
 from collapipe.errors import WireError
 from collapipe.tensors import Tensors
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.streams import FrameStream
 from device_app import held_segment
+from device_app.session import Session
+from pipeline.remote import segments
 from pipeline.remote.replica import Replica
 
 WEIGHT = torch.ones(2, 3)
+HOLDERS = {"blocks.0": "pi", "blocks.1": "nano"}
 
 
 @pytest.fixture
@@ -24,6 +30,7 @@ def replica() -> Iterator[Replica]:
 
     replica = Replica(["blocks.0", "blocks.1"], start)
     replica.told = 4
+    replica.expect(2, HOLDERS)
     yield replica
     replica.close()
 
@@ -32,8 +39,10 @@ def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
     for block in (0, 1):
         assert replica.step is None
         tensors = {f"blocks.{block}.weight": WEIGHT * 2}
-        replica.put(f"blocks.{block}", 3, save(tensors))
+        replica.put(HOLDERS[f"blocks.{block}"], 2, f"blocks.{block}", 3, save(tensors))
     assert replica.step == 3
+    replica.put("pi", 2, "blocks.0", 3, save({"blocks.0.weight": WEIGHT * 9}))
+    assert torch.equal(replica.tensors("blocks.0")["blocks.0.weight"], WEIGHT * 2)
     assert torch.equal(replica.tensors("blocks.1")["blocks.1.weight"], WEIGHT * 2)
 
 
@@ -49,15 +58,26 @@ def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
         ("blocks.0", 3, {"blocks.0.weight": WEIGHT * torch.nan}),
         ("blocks.0", 3, {"blocks.0.weight/exp_avg": WEIGHT * torch.inf}),
         ("blocks.0", 3, {"blocks.0.weight/exp_avg": torch.ones(10**4)}),
+        ("blocks.0", 3, {"blocks.0.weight": WEIGHT.double()}),
+        ("blocks.0", 3, {f"blocks.0.weight/{k}": WEIGHT.clone() for k in range(20_000)}),
+        ("blocks.1", 3, {"blocks.1.weight": WEIGHT}),  # which another device holds
     ],
 )
 def test_what_is_no_block_is_refused(
     replica: Replica, name: str, step: int, tensors: Tensors
 ) -> None:
     with pytest.raises(WireError):
-        replica.put(name, step, save(tensors))
+        replica.put("pi", 2, name, step, save(tensors))
     with pytest.raises(WireError):
-        replica.put("blocks.0", 3, b"no tensors")
+        replica.put("pi", 2, "blocks.0", 3, b"no tensors")
+    assert replica.step is None
+    assert list(replica._folder.iterdir()) == []
+
+
+def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:
+    """Nobody lied: the device held the block when it sent it."""
+    for name in HOLDERS:
+        replica.put("jetson", 1, name, 3, save({f"{name}.weight": WEIGHT}))
     assert replica.step is None
 
 
@@ -76,5 +96,45 @@ def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.Mo
     monkeypatch.setattr(held_segment, "_training", wrong)
     plan = plan_of([device_name(k) for k in range(3)], (1, 2, 1))
     with daemons(3) as there:
+        assert Work().remote(plan, there).equals(Work().inline(plan))
+    assert lied
+
+
+def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the steps since, which are kept for another device, are too many."""
+    monkeypatch.setattr(segments, "_AHEAD", 1)
+    real = Session._send_parts
+
+    def silent(self: Session, frame: Frame) -> None:
+        assert self.held is not None
+        if self.held.description.stage != 1 or self.held.description.num_segments != 3:
+            real(self, frame)
+
+    monkeypatch.setattr(Session, "_send_parts", silent)
+    plan, work = plan_of([device_name(k) for k in range(3)], (1, 2, 1)), Work(steps=6, hung_s=0.5)
+    with daemons(3) as there:
+        assert work.remote(plan, there).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("kind", [FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE])
+@pytest.mark.parametrize(
+    "tensors", [(), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2], ids=str
+)
+def test_a_device_that_answers_nonsense_is_done_without(
+    kind: FrameKind, tensors: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round ends with the bits of an honest one."""
+    send, lied = FrameStream.send, list[bool]()
+
+    def lying(stream: FrameStream, frame: Frame) -> None:
+        if frame.kind == kind and not lied and stream.peer.startswith("control unit"):
+            lied.append(True)
+            frame = replace(frame, tensors=tensors)
+        send(stream, frame)
+
+    monkeypatch.setattr(FrameStream, "send", lying)
+    monkeypatch.setattr("device_app.session.ALIVE_S", 0.01)
+    plan = plan_of([device_name(k) for k in range(2)], (2, 2))
+    with daemons(2) as there:
         assert Work().remote(plan, there).equals(Work().inline(plan))
     assert lied

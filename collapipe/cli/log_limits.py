@@ -1,0 +1,28 @@
+"""A daemon's log: lines of one line each, and not more of them than its owner's disk can bear."""
+
+import logging
+import time
+
+from collapipe.errors import one_line
+
+_WHILE_S, _MOST_LINES = 60.0, 200
+
+
+class LogLimits(logging.Filter):
+    """Makes each record a printable line, and leaves out those beyond ``_MOST_LINES`` in a while;
+    the next line says how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began, self._lines = time.monotonic(), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        left_out, late = self._lines - _MOST_LINES, time.monotonic() - self._began > _WHILE_S
+        error = record.exc_info[1] if record.exc_info else None
+        said = record.getMessage() + (f": {error}" if error else "")
+        if late:
+            self._began, self._lines = time.monotonic(), 0
+            said = f"({left_out:,} lines were left out) {said}" if left_out > 0 else said
+        record.msg, record.args, record.exc_info = one_line(said), None, None
+        self._lines += 1
+        return self._lines <= _MOST_LINES

@@ -1,0 +1,259 @@
+"""Who talks to a daemon without keeping to anything: raw messages, and real frames mutated."""
+
+import json
+import math
+import queue
+import random
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from collapipe.errors import LinkError, WireError
+from collapipe.wire.dialing import MESSAGE_BYTES
+from collapipe.wire.frames import Frame, FrameKind, encode
+from collapipe.wire.link import channel_options
+from collapipe.wire.segments import (
+    CONTROL,
+    HOP,
+    SESSION,
+    SIDE,
+    as_bytes,
+    as_tensor,
+)
+from collapipe.wire.streams import FrameStream
+from tests.device_cluster import Work, daemons, device_name, plan_of
+
+PATIENCE_S = 60.0  # after which a daemon is called hung, on a busy machine too
+Metadata = Sequence[tuple[str, str]]
+
+
+class RawStream:
+    """A stream of one of a daemon's methods, into which any bytes go."""
+
+    def __init__(self, channel: grpc.Channel, method: str, metadata: Metadata = ()) -> None:
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._incoming = FrameStream("the daemon", 2**30)
+        call = channel.stream_stream(method)(
+            iter(self._outgoing.get, None), metadata=tuple(metadata), timeout=PATIENCE_S
+        )
+        self._call = call
+        call.initial_metadata()
+        if not call.is_active():
+            raise LinkError(f"{call.code().name}: {call.details()}")
+        threading.Thread(target=self._incoming.feed, args=(call,), daemon=True).start()
+
+    def send(self, message: bytes) -> None:
+        """A message of gRPC, whatever it is."""
+        self._outgoing.put(message)
+
+    def tell(self, frame: Frame) -> None:
+        """A whole frame in one message."""
+        self.send(as_message(frame.kind, encode(frame)))
+
+    def receive(self) -> Frame:
+        """The daemon's next frame; ``LinkError`` or ``WireError`` where it has ended the stream."""
+        return self._incoming.receive(PATIENCE_S)
+
+    def close(self) -> None:
+        """As who is gone."""
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._incoming.close()
+
+
+def as_message(kind: int, data: bytes) -> bytes:
+    """A frame's bytes as one piece, on the lane of its kind."""
+    return bytes([3 if kind == FrameKind.PART else 1]) + data
+
+
+@dataclass
+class HostileUnit:
+    """A control unit that opens its streams again when the daemon has ended them."""
+
+    address: str
+    _control: RawStream | None = None
+    _asked: int = 0
+    troubles: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.channel = grpc.insecure_channel(self.address, channel_options(MESSAGE_BYTES))
+
+    def __enter__(self) -> "HostileUnit":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        self.channel.close()
+
+    @property
+    def control(self) -> RawStream:
+        """The stream, once the daemon is free."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._control is None:
+            try:
+                self._control = RawStream(self.channel, CONTROL)
+            except LinkError as error:
+                assert "RESOURCE_EXHAUSTED" in str(error), error
+                assert time.monotonic() < deadline, "the daemon stays occupied"
+                time.sleep(0.005)
+        return self._control
+
+    def leave(self) -> None:
+        """End the control stream."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def settled(self) -> bool:
+        """Wait until the daemon has dealt with all that it was sent; False: it ended the stream."""
+        self._asked += 1
+        self.control.tell(Frame(FrameKind.CLOCK, 0, self._asked, 0))
+        try:
+            while not self._answers(self.control.receive()):
+                pass
+        except (LinkError, WireError):
+            self.leave()
+            return False
+        return True
+
+    def hop(self, session: str, side: str) -> RawStream:
+        """A neighbour's stream."""
+        return RawStream(self.channel, HOP, ((SESSION, session), (SIDE, side)))
+
+    def load(self, frames: Sequence[Frame]) -> bool:
+        """Have the daemon hold a segment by LOAD and its PARTs; False: it did not."""
+        for frame in frames:
+            self.control.tell(frame)
+            if not self.settled():
+                return False
+        return True
+
+    def _answers(self, frame: Frame) -> bool:
+        if frame.kind == FrameKind.FAILED:
+            self.troubles.append(json.loads(as_bytes(frame.tensors[0]))["message"])
+        return frame.kind == FrameKind.CLOCK and frame.step == self._asked
+
+
+def recorded(devices: int = 1) -> list[Frame]:
+    """All frames of a round, in the order in which they were sent."""
+    frames, send = list[Frame](), FrameStream.send
+
+    def noting(stream: FrameStream, frame: Frame) -> None:
+        if frame.kind != FrameKind.ALIVE:
+            own = tuple(each.detach().clone() for each in frame.tensors)
+            frames.append(replace(frame, tensors=own))
+        send(stream, frame)
+
+    names = [device_name(k) for k in range(devices)]
+    with pytest.MonkeyPatch.context() as patch, daemons(devices) as there:
+        patch.setattr(FrameStream, "send", noting)
+        Work().remote(plan_of(names, [4 // devices] * devices), there)
+    return frames
+
+
+def loading(frames: Sequence[Frame]) -> list[Frame]:
+    """LOAD and the PARTs of a round on one device."""
+    load = next(each for each in frames if each.kind == FrameKind.LOAD)
+    wanted = description_of(load)["span"]["blocks"]
+    parts = [each for each in frames if each.kind == FrameKind.PART]
+    return [load, *parts[:wanted]]
+
+
+def description_of(load: Frame) -> dict[str, Any]:
+    """What LOAD describes."""
+    tree: dict[str, Any] = json.loads(as_bytes(load.tensors[0]))
+    return tree
+
+
+def described(load: Frame, tree: object) -> Frame:
+    """LOAD with another description."""
+    return replace(load, tensors=(as_tensor(json.dumps(tree).encode()),))
+
+
+_VALUES = (-1, 0, 1, 2**31, 2**63, 10**400, -0.5, 1e308, math.nan, math.inf, None, True)
+_VALUES += ("", "x", "x" * 10**5, "\n\x1b[2J", [], {}, [[[]]], [1] * 1000, {"kind": "lora"})
+_NUMBERS = (0, 1, 2, 3, 4, 8, 255, 2**16 - 1)
+
+
+class Mutator:
+    """Damages real frames, by a seed."""
+
+    def __init__(self, frames: Sequence[Frame], seed: int) -> None:
+        self._frames, self._random = frames, random.Random(seed)
+
+    def message(self) -> bytes:
+        """A message with a damaged frame or description."""
+        frame = self._random.choice(self._frames)
+        if frame.kind == FrameKind.LOAD and self._random.random() < 0.8:
+            frame = described(frame, self._other(description_of(frame)))
+            return as_message(frame.kind, encode(frame))
+        damage = (self._flipped, self._cut, self._spliced, self._headed, self._shaped)
+        data = self._random.choice(damage)(bytearray(encode(frame)))
+        message = bytearray(as_message(frame.kind, bytes(data)))
+        if self._random.random() < 0.05:
+            message[0] = self._random.randrange(256)
+        return bytes(message)
+
+    def frame(self, *kinds: FrameKind) -> Frame:
+        """A whole one of these kinds."""
+        return self._random.choice([each for each in self._frames if each.kind in kinds])
+
+    def chance(self, share: float) -> bool:
+        """True so often."""
+        return self._random.random() < share
+
+    def _flipped(self, data: bytearray) -> bytearray:
+        for _ in range(self._random.randrange(1, 9)):
+            within = len(data) if self._random.random() < 0.5 else min(len(data), 64)
+            data[self._random.randrange(within)] ^= 1 << self._random.randrange(8)
+        return data
+
+    def _cut(self, data: bytearray) -> bytearray:
+        return data[: self._random.randrange(len(data))]
+
+    def _spliced(self, data: bytearray) -> bytearray:
+        other = encode(self._random.choice(self._frames))
+        return data[: self._random.randrange(len(data))] + other[self._random.randrange(64) :]
+
+    def _headed(self, data: bytearray) -> bytearray:
+        """Another kind, number of tensors, epoch, round, step or micro-batch."""
+        form, at = self._random.choice(
+            (("B", 4), ("B", 5), ("H", 6), ("I", 8), ("I", 12), ("I", 16))
+        )
+        most = 256 ** struct.calcsize(form)
+        number = self._random.choice((*_NUMBERS, self._random.randrange(most), most - 1))
+        struct.pack_into(f"<{form}", data, at, number % most)
+        return data
+
+    def _shaped(self, data: bytearray) -> bytearray:
+        """Another dtype, number of dimensions or size of the first tensor."""
+        if len(data) >= 28:
+            form, at = self._random.choice((("B", 20), ("B", 21), ("I", 24)))
+            most = 256 ** struct.calcsize(form)
+            number = self._random.choice((*_NUMBERS, self._random.randrange(most), most - 1))
+            struct.pack_into(f"<{form}", data, at, number % most)
+        return data
+
+    def _other(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """A description with another value somewhere, or a key less or more."""
+        place = tree
+        while (inner := [v for v in place.values() if isinstance(v, dict)]) and self.chance(0.6):
+            place = self._random.choice(inner)
+        key = self._random.choice([*place, "more"])
+        if self.chance(0.1):
+            place.pop(key, None)
+        else:
+            place[key] = self._random.choice(_VALUES)
+        return tree
+
+
+def numbers(*values: float) -> torch.Tensor:
+    """As BEGIN and STEP have them."""
+    return torch.tensor(values, dtype=torch.float64)
