@@ -7,6 +7,7 @@ all schedules give the same bits.
 """
 
 import functools
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,11 +66,14 @@ def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
 
 
 def verify(schedule: Schedule) -> None:
-    """Prove that every stage sees the same micro-batches and that none waits for ever.
+    """Prove that every stage sees the same micro-batches, that none waits for ever, and that
+    gradients add up in the order of micro-batches.
 
-    Raises ``ScheduleError`` naming a missing or repeated action, or each stage's waiting action.
+    Raises ``ScheduleError`` naming an unknown, a missing or repeated action, two that are in the
+    wrong order, or each stage's waiting action.
     """
     _check_complete(schedule)
+    _check_order(schedule)
     done: list[set[Action]] = [set() for _ in schedule]
     pending = [deque(actions) for actions in schedule]
     while able := [s for s, each in enumerate(pending) if each and ready(each[0], s, done)]:
@@ -91,7 +95,24 @@ def alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
+def _check_order(schedule: Schedule) -> None:
+    for stage, actions in enumerate(schedule):
+        backwards = [action for action in actions if action.kind == BACKWARD]
+        for before, action in itertools.pairwise(backwards):
+            if action.micro_batch < before.micro_batch:
+                raise ScheduleError(
+                    f"stage {stage} has {action} behind {before}; gradients add up in the order "
+                    "of micro-batches"
+                )
+
+
 def _check_complete(schedule: Schedule) -> None:
+    for stage, actions in enumerate(schedule):
+        for action in actions:
+            if action.kind not in (FORWARD, BACKWARD):
+                raise ScheduleError(
+                    f"stage {stage} has {action}, whose kind is none of {FORWARD}, {BACKWARD}"
+                )
     micro_batches = {action.micro_batch for actions in schedule for action in actions}
     wanted = [Action(kind, each) for each in micro_batches for kind in (FORWARD, BACKWARD)]
     for stage, actions in enumerate(schedule):

@@ -33,6 +33,12 @@ def schedule_of(*stages: str) -> Schedule:
     )
 
 
+def in_order(schedule: Schedule) -> bool:
+    """Whether gradients add up in the order of micro-batches on every stage."""
+    orders = [[a.micro_batch for a in actions if a.kind != FORWARD] for actions in schedule]
+    return all(order == sorted(order) for order in orders)
+
+
 def can_end(schedule: Schedule) -> bool:
     """Whether the actions and all they wait for form a graph without a cycle; the oracle."""
     graph: TopologicalSorter[tuple[int, Action]] = TopologicalSorter()
@@ -114,10 +120,11 @@ def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batch
 @given(disturbed())
 def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
     """Whatever the order of actions."""
-    if can_end(schedule):
+    if in_order(schedule) and can_end(schedule):
         verify(schedule)
     else:
-        with pytest.raises(ScheduleError, match="deadlock"):
+        why = "deadlock" if in_order(schedule) else "in the order of micro-batches"
+        with pytest.raises(ScheduleError, match=why):
             verify(schedule)
 
 
@@ -133,11 +140,11 @@ def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
             "deadlock: stage 0 before B0, stage 1 before F0",
         ),
         (
-            schedule_of("F0 F1 B0 B1", "F0 F1 B1 B0", "B1 F1 F0 B0"),
-            "deadlock: stage 0 before B0, stage 1 before B1, stage 2 before B1",
+            schedule_of("F0 F1 B0 B1", "F0 B0 F1 B1", "F1 F0 B0 B1"),
+            "deadlock: stage 0 before B0, stage 1 before B0, stage 2 before F1",
         ),
         (
-            schedule_of("F0 F1 B0 B1", "F0 F1 B1 B0", "F1 B1 F0 B0"),
+            schedule_of("F0 F1 B0 B1", "F1 F0 B0 B1", "F1 F0 B0 B1"),
             None,
         ),
     ],
@@ -150,6 +157,22 @@ def test_planted_deadlocks_are_found(schedule: Schedule, message: str | None) ->
         with pytest.raises(ScheduleError) as caught:
             verify(schedule)
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            schedule_of("F0 F1 B1 B0", "F0 F1 B1 B0"),  # which could end
+            "stage 0 has B0 behind B1; gradients add up in the order of micro-batches",
+        ),
+        (schedule_of("F0 B0", "F0 X0 B0"), "stage 1 has X0, whose kind is none of F, B"),
+    ],
+)
+def test_wrong_orders_and_unknown_kinds_are_named(schedule: Schedule, message: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule)
+    assert str(caught.value) == message
 
 
 @given(st.data(), names, segment_counts, micro_batch_counts)
