@@ -112,6 +112,7 @@ class DevicePipeline:
             num_segments=1,
             num_micro_batches=request.plan.num_micro_batches,
             schedule=request.plan.schedule,
+            recompute=settings.pipeline.recompute,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
             memory_bytes=0.0,

@@ -85,6 +85,7 @@ class PipelineSettings:
     threads: Count
     profile: bool | None
     replicate_every: Annotated[int, Field(ge=0)]
+    recompute: bool = False  # older runs have none
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class HeldSegment:
 
     def segment(self) -> Segment:
         """The blocks as one."""
-        return Segment(self._parts)
+        return Segment(self._parts, self.description.recompute)
 
     def key(self, step: int) -> DropoutKey:
         """Whose dropout it is in a step."""

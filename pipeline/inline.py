@@ -20,11 +20,15 @@ _Box = dict[Action, Passed]
 
 
 def inline_pipeline(
-    plan: ClusterPlan, embedding: Part, blocks: Sequence[Part], head: HeadStage
+    plan: ClusterPlan,
+    embedding: Part,
+    blocks: Sequence[Part],
+    head: HeadStage,
+    recompute: bool = False,
 ) -> Pipeline:
     """A cluster's pipeline in one thread; see ``InlineSegments``."""
     timer = PhaseTimer()
-    segments = InlineSegments(plan, blocks, timer)
+    segments = InlineSegments(plan, blocks, timer, recompute)
     return Pipeline(plan.num_micro_batches, embedding, segments, head, timer)
 
 
@@ -34,7 +38,9 @@ class InlineSegments:
     Raises ``ConfigError`` for a plan that does not place every block.
     """
 
-    def __init__(self, plan: ClusterPlan, blocks: Sequence[Part], timer: PhaseTimer) -> None:
+    def __init__(
+        self, plan: ClusterPlan, blocks: Sequence[Part], timer: PhaseTimer, recompute: bool
+    ) -> None:
         covered = sum(segment.span.blocks for segment in plan.segments)
         if covered != len(blocks):
             raise ConfigError(
@@ -43,7 +49,7 @@ class InlineSegments:
             )
         self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
         self.segments = [
-            Segment([blocks[index] for index in segment.span.indices()])
+            Segment([blocks[index] for index in segment.span.indices()], recompute)
             for segment in plan.segments
         ]
 

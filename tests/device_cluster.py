@@ -103,6 +103,7 @@ class Work:
     batch: Batch = field(default_factory=ragged)
     optimizer: OptimizerSettings = ADAMW
     steps: int = 2
+    recompute: bool = False
     state: Tensors = field(default_factory=dict)  # of the blocks' optimisers, at the start
 
     def __post_init__(self) -> None:
@@ -126,7 +127,7 @@ class Work:
         """The round in one thread."""
         embedding, blocks, part = self.parts()
         head = LocalHead(part)
-        with inline_pipeline(plan, embedding, blocks, head) as pipeline:
+        with inline_pipeline(plan, embedding, blocks, head, self.recompute) as pipeline:
             return self._trained(pipeline, head)
 
     def remote(
@@ -178,6 +179,7 @@ class Work:
             num_segments=1,
             num_micro_batches=plan.num_micro_batches,
             schedule=plan.schedule,
+            recompute=self.recompute,
             dtype="float32",
             optimizer=self.optimizer,
             memory_bytes=0.0,

@@ -49,6 +49,7 @@ class SegmentDescription:
     num_segments: int
     num_micro_batches: int
     schedule: str
+    recompute: bool
     dtype: str
     optimizer: OptimizerSettings
     memory_bytes: float
