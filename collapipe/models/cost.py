@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from inspect import unwrap
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ def measure_cost(
     tokens: int,
     batch_size: int,
     optimizer: OptimizerSettings | None = None,
+    recompute: bool = False,
 ) -> BlockCost:
     """Cost of the dearest block for samples of ``tokens`` tokens, in float32.
 
@@ -48,7 +49,8 @@ def measure_cost(
     FLOPs are those of matrix products, attention's among them, in one forward and backward of one
     sample. Bytes are the weights, gradients and moments (AdamW's where no ``optimizer`` is given)
     of what trains, and what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B
-    fewer.
+    fewer. With ``recompute`` they are kept of one micro-batch, and inputs of all b samples; FLOPs
+    are those without.
     """
     rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
     shape, costs = torch.Size((1, tokens + rows, spec.dim)), []
@@ -56,19 +58,27 @@ def measure_cost(
         with torch.device("meta"):
             block = spec.build_block(index)
         with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone: nothing is computed
-            shape, cost = _measure(block, shape, tokens, batch_size, optimizer)
-        costs.append(astuple(cost))
+            shape, cost = _measure(block, shape, tokens, optimizer)
+        costs.append(astuple(_keeping(cost, batch_size, recompute)))
     return BlockCost(*map(max, zip(*costs, strict=True)))
+
+
+def _keeping(cost: BlockCost, batch_size: int, recompute: bool) -> BlockCost:
+    """Of a block that keeps what it saved, or its segment's inputs, of all samples of a batch."""
+    if recompute:
+        return replace(cost, segment_bytes=batch_size * cost.activation_bits / 8)
+    kept = batch_size * cost.sample_bytes
+    return replace(cost, block_bytes=cost.block_bytes + kept, sample_bytes=0.0)
 
 
 def _measure(
     block: nn.Module,
     shape: torch.Size,
     tokens: int,
-    batch_size: int,
     optimizer: OptimizerSettings | None,
 ) -> tuple[torch.Size, BlockCost]:
-    """The shape of the block's activation, and its cost; ``shape`` is what the block gets."""
+    """The shape of the block's activation, and its cost where nothing is kept but the sample under
+    way; ``shape`` is what the block gets."""
     block = block.train().to_empty(device="cpu")
     hidden = torch.zeros(shape, requires_grad=True)
     mask = torch.ones(1, tokens, dtype=torch.bool)
@@ -95,7 +105,8 @@ def _measure(
         backward_flops=float(backward.get_total_flops()),
         activation_bits=float(out.numel() * _FLOAT_BITS),
         gradient_bits=float(out.numel() * _FLOAT_BITS),
-        block_bytes=float(sum(own.values()) + (1 + count) * trained + batch_size * stash),
+        block_bytes=float(sum(own.values()) + (1 + count) * trained),
+        sample_bytes=float(stash),
     )
     return out.shape, cost
 

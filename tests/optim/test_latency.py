@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
 from optim.latency import block_caps, micro_batch_sizes, pipeline_latency, round_up
 from optim.problem import ClusterProblem, Latency
 from pipeline.schedule import gpipe, one_f_one_b
@@ -216,6 +216,25 @@ def test_each_device_has_its_own_column() -> None:
 
 
 positive = st.floats(1e-3, 1e3)
+
+
+@given(st.tuples(positive, positive, positive), st.floats(1e-3, 1e5), st.integers(0, 9))
+def test_memory_of_a_micro_batch_holds_a_cap_and_no_block_more(
+    law: tuple[float, float, float], limit_bytes: float, max_blocks: int
+) -> None:
+    """In exact arithmetic, up to rounding; smaller micro-batches leave room for more blocks."""
+    segment, block, sample = map(Fraction, law)
+
+    def needed(held: int, m: int) -> Fraction:
+        return segment + held * (block + sample * Fraction(12, m))
+
+    device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), max_blocks)
+    device = replace(device, memory=MemoryBudget(limit_bytes, *law))
+    caps = block_caps(replace(cluster_of(None), devices=(device,)))[:, 0].tolist()
+    for m, cap in enumerate(caps, start=1):
+        assert needed(cap, m) <= limit_bytes * (1 + 1e-9) or cap == 0
+        assert cap == max_blocks or needed(cap + 1, m) > limit_bytes * (1 - 1e-9)
+    assert caps == sorted(caps)
 
 
 @pytest.mark.parametrize("scope", ["batch", "micro_batch"])
