@@ -18,6 +18,7 @@ from collapipe.state import AffineLaw, BlockCost, ClusterState, DeviceProfile, U
 from collapipe.tasks.task import Examples
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32
+from pipeline.schedule import splits_backward
 
 
 def cluster_state(
@@ -26,7 +27,8 @@ def cluster_state(
     """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
     cluster: ClusterPreset = settings.build("cluster")
     sizes = settings.task.max_length, settings.batch_size
-    cost = measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes)
+    split = splits_backward(settings.pipeline.schedule)
+    cost = measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
     if settings.recomputes:
         devices = tuple(recomputing(each, cost.forward_share) for each in devices)

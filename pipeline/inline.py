@@ -11,7 +11,7 @@ from pipeline import schedule
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage
 from pipeline.interleave import StageRun, head_runs, interleave
-from pipeline.schedule import FORWARD, Action
+from pipeline.schedule import FORWARD, WEIGHTS, Action
 from pipeline.segment import Segment
 from pipeline.stage import LastStage, Passed, SegmentStage, Stage
 from pipeline.timer import PhaseTimer
@@ -48,8 +48,9 @@ class InlineSegments:
                 "a plan must place every block"
             )
         self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
+        split = schedule.splits_backward(plan.schedule)
         self.segments = [
-            Segment([blocks[index] for index in segment.span.indices()], recompute)
+            Segment([blocks[index] for index in segment.span.indices()], recompute, split)
             for segment in plan.segments
         ]
 
@@ -63,7 +64,7 @@ class InlineSegments:
         outside: _Box = {}  # in front of the embedding, behind the head
         around = zip(boxes, [outside, *boxes], [*boxes[1:], outside], strict=False)
         ports = [_Boxes(*each) for each in around]
-        lists = first, first, *others[:-1]
+        lists = schedule.passed_on(first), first, *others[:-1]
         before = map(StageRun, lists, (embedding, *segments), ports)
         interleave([*before, *head_runs(others[-1], head, ports[-1])])
 
@@ -92,10 +93,11 @@ class _Boxes:
         self._own, self._before, self._behind = own, before, behind
 
     def holds(self, action: Action) -> bool:
-        return action in self._own
+        return action.kind == WEIGHTS or action in self._own
 
     def receive(self, action: Action) -> Passed:
-        return self._own.pop(action)
+        return () if action.kind == WEIGHTS else self._own.pop(action)
 
     def send(self, action: Action, made: Passed) -> None:
-        (self._behind if action.kind == FORWARD else self._before)[action] = made
+        if action.kind != WEIGHTS:
+            (self._behind if action.kind == FORWARD else self._before)[action] = made

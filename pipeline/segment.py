@@ -8,17 +8,20 @@ from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import Part
+from collapipe.models.weight_gradients import SplitBackward
 
 
 class Segment:
     """Consecutive parts of the model that one device holds.
 
     With ``recompute`` it keeps of a micro-batch its inputs alone, and computes it once more, with
-    the same dropout, when the gradient is there.
+    the same dropout, when the gradient is there. With ``split`` a backward is that of the inputs,
+    and ``weight_gradients`` follows.
     """
 
-    def __init__(self, parts: Sequence[Part], recompute: bool = False) -> None:
-        self.parts, self._recompute = parts, recompute
+    def __init__(self, parts: Sequence[Part], recompute: bool = False, split: bool = False) -> None:
+        self.parts, self._recompute, self._split = parts, recompute, split
+        self._halves: dict[int, SplitBackward] = {}
         self._kept: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
@@ -34,16 +37,25 @@ class Segment:
         return hidden.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """Add to the parts' gradients; the gradient of the inputs, None where they are ids."""
+        """Add to the parts' gradients, or do so later; the gradient of the inputs, None where they
+        are ids."""
         inputs, output = self._kept.pop(micro_batch)
         hidden = output()
-        if hidden.requires_grad:  # a frozen embedding has nothing to learn
-            torch.autograd.backward(hidden, gradient.to(hidden.device))
+        gradient = gradient.to(hidden.device)
+        if self._split:
+            self._halves[micro_batch] = SplitBackward(hidden, gradient, inputs)
+        elif hidden.requires_grad:  # a frozen embedding has nothing to learn
+            torch.autograd.backward(hidden, gradient)
         return inputs.grad
+
+    def weight_gradients(self, micro_batch: int) -> None:
+        """Add what a split backward left."""
+        self._halves.pop(micro_batch).accumulate()
 
     def forget(self) -> None:
         """Drop what a step that was given up has left behind."""
         self._kept.clear()
+        self._halves.clear()
         for part in self.parts:
             part.forget_gradients()
 

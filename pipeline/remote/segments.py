@@ -135,8 +135,9 @@ class RemoteSegments:
 
     def measured(self) -> list[DeviceReport]:
         """What each device of the plan measured since it has had its blocks, in their order."""
+        actions = len(schedule.build(self._plan.schedule, 1, 1)[0])
         return [
-            _report(segment, self._measured[segment.device])
+            _report(segment, self._measured[segment.device], actions)
             for segment in self._plan.segments
             if segment.device in self._measured
         ]
@@ -306,7 +307,10 @@ class RemoteSegments:
         lists = schedule.build(self._plan.schedule, len(self._plan.segments), m)
         front = RecordingPorts(StreamPorts(None, first, fence, self._wait), record)
         back = StreamPorts(last, None, fence, self._wait)
-        runs = [StageRun(lists[0], embedding, front), *head_runs(lists[-1], head, back)]
+        runs = [
+            StageRun(schedule.passed_on(lists[0]), embedding, front),
+            *head_runs(lists[-1], head, back),
+        ]
         interleave(runs, self._idle)
         tables = self._all_answer(FrameKind.NORMS, where)
         self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
@@ -405,11 +409,14 @@ class RemoteSegments:
         return connection.troubles.get(self._common.epoch) if connection else None
 
 
-def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceReport:
+def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor], actions: int) -> DeviceReport:
+    """A micro-batch has so many ``actions``."""
     asked, began, ended = torch.cat(list(tables)).T
     span_s = sum(float(table[-1, 2] - table[0, 0]) for table in tables)
     sums = float((ended - began).sum()), float((began - asked).sum())
-    chunk_s = median(float((each[:, 2] - each[:, 1]).sum()) * 2 / len(each) for each in tables)
+    chunk_s = median(
+        float((each[:, 2] - each[:, 1]).sum()) * actions / len(each) for each in tables
+    )
     return DeviceReport(segment.device, segment.span.blocks, chunk_s, *sums, span_s)
 
 
