@@ -263,7 +263,8 @@ class ControlUnit:
             for index in range(spec.num_blocks)
         ]
         first = self._embedding(spec, weights, state)
-        return inline_pipeline(request.plan, first, blocks, head)
+        recompute = self._settings.pipeline.recompute
+        return inline_pipeline(request.plan, first, blocks, head, recompute)
 
     def _embedding(self, spec: ModelSpec, weights: Tensors, state: Tensors) -> Part:
         def build() -> Module:

@@ -44,7 +44,7 @@ class Devices:
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
         """Described devices with the speed that was measured of them."""
         return tuple(
-            replace(each, time=_slower(each.time, self._slowness.get(each.name, 1.0)))
+            replace(each, time=each.time.computing(self._slowness.get(each.name, 1.0)))
             for each in profiles
         )
 
@@ -123,6 +123,7 @@ class DevicePipeline:
             num_segments=1,
             num_micro_batches=request.plan.num_micro_batches,
             schedule=request.plan.schedule,
+            recompute=settings.pipeline.recompute,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
             memory_bytes=0.0,
@@ -184,8 +185,3 @@ class DevicePipeline:
         held = {each.device: each.span.blocks for each in self._plan.segments}
         planned = (self._devices[name].time.compute(n, samples) for name, n in held.items())
         return max(_HUNG_S, _HUNG_CHUNKS * max(planned, default=0.0))
-
-
-def _slower(law: AffineLaw, times: float) -> AffineLaw:
-    """A law whose chunks, not hops, take so many times as long."""
-    return replace(law, u=law.u * times, v=law.v * times)

@@ -71,6 +71,7 @@ def chunk_seconds(
         num_segments=1,
         num_micro_batches=plan.num_micro_batches,
         schedule=plan.schedule,
+        recompute=False,  # the planner adds what it takes
         dtype="float32",
         optimizer=_NO_STEP,
         memory_bytes=0.0,

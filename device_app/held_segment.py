@@ -99,7 +99,8 @@ class HeldSegment:
 
     def segment(self) -> Segment:
         """The blocks as one."""
-        return Segment(self._parts)
+        d = self.description
+        return Segment(self._parts, d.recompute, schedule.splits_backward(d.schedule))
 
     def key(self, step: int) -> DropoutKey:
         """Whose dropout it is in a step."""

@@ -104,6 +104,7 @@ class Work:
     optimizer: OptimizerSettings = ADAMW
     steps: int = 2
     hung_s: float = 20.0
+    recompute: bool = False
     state: Tensors = field(default_factory=dict)  # of the blocks' optimisers, at the start
     relay: bool = False  # hops go through the control unit
 
@@ -128,7 +129,7 @@ class Work:
         """The round in one thread."""
         embedding, blocks, part = self.parts()
         head = LocalHead(part)
-        with inline_pipeline(plan, embedding, blocks, head) as pipeline:
+        with inline_pipeline(plan, embedding, blocks, head, self.recompute) as pipeline:
             return self._trained(pipeline, head)
 
     def remote(
@@ -180,6 +181,7 @@ class Work:
             num_segments=1,
             num_micro_batches=plan.num_micro_batches,
             schedule=plan.schedule,
+            recompute=self.recompute,
             dtype="float32",
             optimizer=self.optimizer,
             memory_bytes=0.0,

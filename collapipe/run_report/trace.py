@@ -149,6 +149,8 @@ def _flows(
     """An arrow from each action to that of the neighbour that needs it."""
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
         for (_, began, ended, _), action in zip(rows, actions, strict=False):
+            if action.kind == schedule.WEIGHTS:  # which nobody waits for
+                continue
             forward = action.kind == schedule.FORWARD
             came, left = (stage, stage + 1) if forward else (stage + 1, stage)
             common = {"cat": "hop", "name": str(action), "pid": process, "tid": COMPUTE}

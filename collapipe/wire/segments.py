@@ -57,6 +57,7 @@ class SegmentDescription:
     num_segments: Stages
     num_micro_batches: Annotated[int, Field(ge=1, le=4096)]
     schedule: Text
+    recompute: bool
     dtype: Text
     optimizer: OptimizerSettings
     memory_bytes: NotNegative

@@ -11,6 +11,7 @@ from torch import Tensor
 from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.report import DeviceReport, DeviceTrace
+from pipeline import schedule
 
 _TRACED = 100  # steps of a round
 
@@ -58,8 +59,9 @@ class Measurements:
 
     def reports(self, plan: ClusterPlan) -> list[DeviceReport]:
         """Of the plan's devices, in their order."""
+        actions = len(schedule.build(plan.schedule, 1, 1)[0])  # of a micro-batch
         return [
-            self._report(segment, self._tables[segment.device])
+            self._report(segment, actions, self._tables[segment.device])
             for segment in plan.segments
             if segment.device in self._tables
         ]
@@ -69,14 +71,14 @@ class Measurements:
         names = [each.device for each in plan.segments if each.device in self._tables]
         return [self._trace(name, self._tables[name][:_TRACED]) for name in names]
 
-    def _report(self, segment: SegmentPlan, tables: Sequence[Tensor]) -> DeviceReport:
+    def _report(self, segment: SegmentPlan, actions: int, tables: Sequence[Tensor]) -> DeviceReport:
         asked, began, ended, sent = torch.cat(list(tables)).T
         sent_bytes, peak_bytes = self._usage[segment.device]
         return DeviceReport(
             segment.device,
             segment.span.blocks,
             chunk_s=median(
-                float((each[:, 2] - each[:, 1]).sum()) * 2 / len(each) for each in tables
+                float((each[:, 2] - each[:, 1]).sum()) * actions / len(each) for each in tables
             ),
             compute_s=float((ended - began).sum()),
             wait_s=float((began - asked).sum()),

@@ -327,7 +327,10 @@ class RemoteSegments:
         lists = schedule.build(self._plan.schedule, len(self._plan.segments), m)
         front = RecordingPorts(StreamPorts(None, first, fence, self._wait), record)
         back = StreamPorts(last, None, fence, self._wait)
-        runs = [StageRun(lists[0], embedding, front), *head_runs(lists[-1], head, back)]
+        runs = [
+            StageRun(schedule.passed_on(lists[0]), embedding, front),
+            *head_runs(lists[-1], head, back),
+        ]
         interleave(runs, self._idle)
         answers = self._all_answer(FrameKind.NORMS, where)
         self._norms.clear()

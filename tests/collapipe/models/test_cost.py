@@ -77,6 +77,18 @@ def test_memory_grows_with_what_is_kept_for_each_sample() -> None:
     assert stash > 2 * 12 * SPEC.feed_forward_dim * 4  # both sides of the feed-forward's ReLU
 
 
+def test_who_recomputes_keeps_inputs_and_one_micro_batch() -> None:
+    """The system model's §8: b inputs of a segment, and b/m samples' activations of each block."""
+    whole, again = measure_cost(SPEC, 12, 10), measure_cost(SPEC, 12, 10, recompute=True)
+    assert again.segment_bytes == 10 * 12 * SPEC.dim * 4
+    assert again.block_bytes + 10 * again.sample_bytes == whole.block_bytes
+    assert again.block_bytes == 4 * 4 * sum(p.numel() for p in SPEC.build_block(0).parameters())
+    assert (again.forward_flops, again.backward_flops) == (
+        whole.forward_flops,
+        whole.backward_flops,
+    )
+
+
 @pytest.mark.parametrize(("name", "head"), [("ours", "decoder"), *CASES])
 def test_the_flops_of_a_head_are_those_of_a_real_one(tmp_path: Path, name: str, head: str) -> None:
     base = SPEC if name == "ours" else spec_of(tmp_path, name, head)

@@ -10,12 +10,13 @@ NAMES = [device_name(k) for k in range(4)]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
 @pytest.mark.parametrize("cut", [(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)], ids=str)
-def test_devices_equal_inline(cut: tuple[int, ...], schedule: str) -> None:
+def test_devices_equal_inline(cut: tuple[int, ...], recompute: bool, schedule: str) -> None:
     """Losses, norms, weights and optimiser state after two steps, with dropout."""
-    work, plan = Work(), plan_of(NAMES, cut, 3, schedule)
+    work, plan = Work(recompute=recompute), plan_of(NAMES, cut, 3, schedule)
     with daemons(len(cut)) as there:
-        assert work.remote(plan, there).equals(work.inline(plan))
+        assert work.remote(plan, there).equals(Work().inline(plan))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
