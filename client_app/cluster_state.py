@@ -17,7 +17,7 @@ from collapipe.seeds import derive
 from collapipe.state import AffineLaw, BlockCost, ClusterState, DeviceProfile, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.compression import FLOAT32
+from collapipe.wire.compression import FLOAT32, num_bytes
 from pipeline.schedule import splits_backward
 
 
@@ -30,8 +30,9 @@ def cluster_state(
     split = splits_backward(settings.pipeline.schedule)
     cost = measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
-    if settings.recomputes:
-        devices = tuple(recomputing(each, cost.forward_share) for each in devices)
+    times = 1 + cost.forward_share if settings.recomputes else 1.0
+    sent = _sent_share(settings)
+    devices = tuple(_planned(each, times, sent) for each in devices)
     uplink = _uplink(settings, unit, examples, vocabulary)
     if settings.units_have_heads and not settings.framework.unsplit:
         head_s = _head_seconds(settings, vocabulary, cluster, cost, unit)
@@ -42,12 +43,22 @@ def cluster_state(
     return ClusterState(unit, devices, len(examples.lengths), uplink)
 
 
-def recomputing(device: DeviceProfile, forward_share: float) -> DeviceProfile:
-    """A device that computes each forward, so large a part of a block's time, once more."""
-    times, energy = 1 + forward_share, device.energy
-    if energy is not None:
-        energy = replace(energy, law=energy.law.computing(times))
-    return replace(device, time=device.time.computing(times), energy=energy)
+def _planned(device: DeviceProfile, times: float, sent: float) -> DeviceProfile:
+    """A device whose blocks take so many ``times`` as long, and whose hops have a share ``sent`` of
+    float32's bits."""
+
+    def law(each: AffineLaw) -> AffineLaw:
+        return replace(each.computing(times), w=each.w * sent)
+
+    energy = device.energy and replace(device.energy, law=law(device.energy.law))
+    return replace(device, time=law(device.time), energy=energy)
+
+
+def _sent_share(settings: Settings) -> float:
+    """Of float32's bits, what a row takes as stages hand it over."""
+    row = (settings.model.dim,)
+    sent = num_bytes(row, torch.float32, settings.pipeline.wire_dtype)
+    return sent / num_bytes(row, torch.float32, FLOAT32)
 
 
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:

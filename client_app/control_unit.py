@@ -263,8 +263,8 @@ class ControlUnit:
             for index in range(spec.num_blocks)
         ]
         first = self._embedding(spec, weights, state)
-        recompute = self._settings.pipeline.recompute
-        return inline_pipeline(request.plan, first, blocks, head, recompute)
+        how = self._settings.pipeline.recompute, self._settings.pipeline.wire_dtype
+        return inline_pipeline(request.plan, first, blocks, head, *how)
 
     def _embedding(self, spec: ModelSpec, weights: Tensors, state: Tensors) -> Part:
         def build() -> Module:

@@ -124,6 +124,7 @@ class DevicePipeline:
             num_micro_batches=request.plan.num_micro_batches,
             schedule=request.plan.schedule,
             recompute=settings.pipeline.recompute,
+            wire_dtype=settings.pipeline.wire_dtype,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
             memory_bytes=0.0,

@@ -86,6 +86,7 @@ class PipelineSettings:
     profile: bool | None
     replicate_every: Annotated[int, Field(ge=0)]
     relay: bool = False  # older runs have none
+    wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"  # likewise
     recompute: bool = False  # likewise
 
 

@@ -26,6 +26,7 @@ from collapipe.wire.segments import (
 )
 from collapipe.wire.streams import FrameStream
 from device_app.held_segment import HeldSegment
+from pipeline.hop_codec import HopCodec
 from pipeline.remote.ports import Fence, HopError, StreamPorts
 from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed, SegmentStage, run_stage
@@ -172,7 +173,8 @@ class Session:
                 f"a step of {m} micro-batches begins with {held.description.span.blocks} blocks; "
                 f"expected 1 … {d.num_micro_batches}, once all blocks are here"
             )
-        fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, held.dtype)
+        codec = HopCodec(d.wire_dtype, held.dtype)
+        fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
         before, behind = self.neighbours.before, self.neighbours.behind
         if before is None or behind is None:
             raise LinkError("a neighbour has not dialled yet")

@@ -6,10 +6,12 @@ from collapipe.errors import ConfigError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part
 from collapipe.plan import ClusterPlan
+from collapipe.state import Precision
 from collapipe.tensors import Tensors
 from pipeline import schedule
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage
+from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.schedule import FORWARD, WEIGHTS, Action
 from pipeline.segment import Segment
@@ -25,21 +27,29 @@ def inline_pipeline(
     blocks: Sequence[Part],
     head: HeadStage,
     recompute: bool = False,
+    wire_dtype: Precision = "float32",
 ) -> Pipeline:
     """A cluster's pipeline in one thread; see ``InlineSegments``."""
     timer = PhaseTimer()
-    segments = InlineSegments(plan, blocks, timer, recompute)
+    segments = InlineSegments(plan, blocks, timer, recompute, wire_dtype)
     return Pipeline(plan.num_micro_batches, embedding, segments, head, timer)
 
 
 class InlineSegments:
     """A plan's segments of ``blocks``, the encoder's L parts in order.
 
+    What stages hand over is rounded to ``wire_dtype``, as if it travelled.
+
     Raises ``ConfigError`` for a plan that does not place every block.
     """
 
     def __init__(
-        self, plan: ClusterPlan, blocks: Sequence[Part], timer: PhaseTimer, recompute: bool
+        self,
+        plan: ClusterPlan,
+        blocks: Sequence[Part],
+        timer: PhaseTimer,
+        recompute: bool,
+        wire_dtype: Precision,
     ) -> None:
         covered = sum(segment.span.blocks for segment in plan.segments)
         if covered != len(blocks):
@@ -48,6 +58,7 @@ class InlineSegments:
                 "a plan must place every block"
             )
         self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
+        self._codec = HopCodec(wire_dtype, next(blocks[0].module.parameters()).dtype)
         split = schedule.splits_backward(plan.schedule)
         self.segments = [
             Segment([blocks[index] for index in segment.span.indices()], recompute, split)
@@ -63,7 +74,7 @@ class InlineSegments:
         boxes[0] |= {action: () for action in first if action.kind == FORWARD}  # waits for nobody
         outside: _Box = {}  # in front of the embedding, behind the head
         around = zip(boxes, [outside, *boxes], [*boxes[1:], outside], strict=False)
-        ports = [_Boxes(*each) for each in around]
+        ports = [_Boxes(*each, self._codec) for each in around]
         lists = schedule.passed_on(first), first, *others[:-1]
         before = map(StageRun, lists, (embedding, *segments), ports)
         interleave([*before, *head_runs(others[-1], head, ports[-1])])
@@ -89,8 +100,8 @@ class InlineSegments:
 class _Boxes:
     """Ports of a stage: it takes from one box, and puts into its neighbours'."""
 
-    def __init__(self, own: _Box, before: _Box, behind: _Box) -> None:
-        self._own, self._before, self._behind = own, before, behind
+    def __init__(self, own: _Box, before: _Box, behind: _Box, codec: HopCodec) -> None:
+        self._own, self._before, self._behind, self._codec = own, before, behind, codec
 
     def holds(self, action: Action) -> bool:
         return action.kind == WEIGHTS or action in self._own
@@ -100,4 +111,5 @@ class _Boxes:
 
     def send(self, action: Action, made: Passed) -> None:
         if action.kind != WEIGHTS:
-            (self._behind if action.kind == FORWARD else self._before)[action] = made
+            box = self._behind if action.kind == FORWARD else self._before
+            box[action] = self._codec.hop(made)

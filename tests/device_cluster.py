@@ -22,6 +22,7 @@ from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings
+from collapipe.state import Precision
 from collapipe.tensors import Tensors
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.dialing import Dialer
@@ -119,6 +120,7 @@ class Work:
     recompute: bool = False
     state: Tensors = field(default_factory=dict)  # of the optimisers, at the start
     relay: bool = False  # hops go through the control unit
+    wire_dtype: Precision = "float32"
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -173,7 +175,8 @@ class Work:
         """The round in one thread."""
         embedding, blocks, part = self.parts()
         head = LocalHead(part)
-        with inline_pipeline(plan, embedding, blocks, head, self.recompute) as pipeline:
+        how = self.recompute, self.wire_dtype
+        with inline_pipeline(plan, embedding, blocks, head, *how) as pipeline:
             return self._trained(pipeline, head)
 
     def remote(
@@ -226,6 +229,7 @@ class Work:
             num_micro_batches=plan.num_micro_batches,
             schedule=plan.schedule,
             recompute=self.recompute,
+            wire_dtype=self.wire_dtype,
             dtype="float32",
             optimizer=self.optimizer,
             memory_bytes=0.0,

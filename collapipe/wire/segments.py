@@ -11,6 +11,7 @@ from torch import Tensor
 from collapipe.errors import WireError, one_line
 from collapipe.plan import Span
 from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
+from collapipe.state import Precision
 
 T = TypeVar("T")
 CONTROL = "/collapipe.Device/Control"  # a stream of a control unit: one segment
@@ -65,6 +66,7 @@ class SegmentDescription:
     next: Neighbour | None
     replicate_every: CountFrom0
     frozen: Mapping[Text, Text] = field(default_factory=dict)
+    wire_dtype: Precision = "float32"
 
     def __post_init__(self) -> None:
         actions = self.num_segments * self.num_micro_batches

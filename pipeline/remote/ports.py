@@ -10,6 +10,7 @@ from collapipe.errors import LinkError, WireError
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import BEFORE, BEHIND
 from collapipe.wire.streams import FrameStream
+from pipeline.hop_codec import HopCodec
 from pipeline.schedule import FORWARD, WEIGHTS, Action
 from pipeline.stage import Passed
 
@@ -29,20 +30,21 @@ Wait = Callable[[Callable[[], bool]], None]
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Where frames belong, and how large their tensors may be: [at most b, any, d] of ``dtype``."""
+    """Where frames belong, and what their tensors are: [b, s, d] as the ``codec`` sends it."""
 
     round: int
     epoch: int
     step: int
     dim: int
-    dtype: torch.dtype
+    codec: HopCodec
 
     def frame(self, kind: FrameKind, micro_batch: int = 0, *tensors: Tensor) -> Frame:
         """A frame that belongs here."""
         return Frame(kind, self.round, self.step, micro_batch, tensors, self.epoch)
 
-    def check(self, frame: Frame, kind: FrameKind, micro_batch: int, peer: str) -> None:
-        """Raise ``WireError`` where ``frame`` is not the one that is expected."""
+    def received(self, frame: Frame, kind: FrameKind, micro_batch: int, peer: str) -> Passed:
+        """The tensors of ``frame``. Raises ``WireError`` where it is not the one that is
+        expected."""
         wanted = self.round, self.epoch, self.step, micro_batch
         came = frame.round, frame.epoch, frame.step, frame.micro_batch
         if frame.kind != kind or came != wanted:
@@ -50,18 +52,18 @@ class Fence:
                 f"{peer} sent {frame.kind.name} of round, epoch, step, micro-batch {came}; "
                 f"expected {kind.name} of {wanted}"
             )
-        fits = len(frame.tensors) == (2 if kind == FrameKind.ACTIVATION else 1)
-        hidden = frame.tensors[0] if fits else None
-        fits = hidden is not None and hidden.dim() == 3 and hidden.shape[2] == self.dim
-        fits = fits and hidden is not None and hidden.dtype == self.dtype
-        fits = fits and hidden is not None and hidden.numel() > 0  # of no sample, any length
-        if fits and kind == FrameKind.ACTIVATION and hidden is not None:
-            mask = frame.tensors[1]
+        hidden, *others = tensors = self.codec.decode(frame.tensors)
+        fits = len(others) == (1 if kind == FrameKind.ACTIVATION else 0)
+        fits = fits and hidden.dim() == 3 and hidden.shape[2] == self.dim
+        fits = fits and hidden.numel() > 0  # of no sample, any length
+        if fits and kind == FrameKind.ACTIVATION:
+            mask = others[0]
             fits = mask.dtype == torch.bool and mask.dim() == 2
             fits = fits and mask.shape[0] == hidden.shape[0] and mask.shape[1] <= hidden.shape[1]
         if not fits:
             shapes = [f"{each.dtype} {list(each.shape)}" for each in frame.tensors]
             raise WireError(f"{peer} sent {kind.name} of {', '.join(shapes) or 'nothing'}")
+        return tensors
 
 
 class StreamPorts:
@@ -93,13 +95,13 @@ class StreamPorts:
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
         try:
             frame = stream.receive(0)  # nobody else takes from it
-            self._fence.check(frame, kind, action.micro_batch, stream.peer)
-            shape = frame.tensors[0].shape
+            tensors = self._fence.received(frame, kind, action.micro_batch, stream.peer)
+            shape = tensors[0].shape
             if not forward and shape != self._sent.pop(action.micro_batch):
                 raise WireError(f"{stream.peer} sent a gradient of {list(shape)}")
         except (LinkError, WireError) as error:
             raise HopError(BEFORE if forward else BEHIND, str(error)) from error
-        return frame.tensors
+        return tensors
 
     def send(self, action: Action, made: Passed) -> None:
         forward = action.kind == FORWARD
@@ -109,4 +111,5 @@ class StreamPorts:
         if forward:
             self._sent[action.micro_batch] = made[0].shape
         kind = FrameKind.ACTIVATION if forward else FrameKind.GRADIENT
-        stream.send(self._fence.frame(kind, action.micro_batch, *made))
+        encoded = self._fence.codec.encode(made)
+        stream.send(self._fence.frame(kind, action.micro_batch, *encoded))

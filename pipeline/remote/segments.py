@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from collapipe import cancellation
-from collapipe.errors import StageError, WireError
+from collapipe.errors import NonFiniteLossError, StageError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan
@@ -30,6 +30,7 @@ from collapipe.wire.segments import (
 )
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
+from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.remote.connection import SILENT_S, DeviceConnection
 from pipeline.remote.journal import RecordedHead, Recording, RecordingPorts, StepRecord
@@ -320,8 +321,8 @@ class RemoteSegments:
         """Forward and backward of a batch through all segments, and their norms."""
         first, last = self._hops[:2]
         m, where, common = record.num_micro_batches, self._where(record.step), self._common
-        dtype = getattr(torch, common.dtype)
-        fence = Fence(common.round, common.epoch, record.step, self._dim, dtype)
+        codec = HopCodec(common.wire_dtype, getattr(torch, common.dtype))
+        fence = Fence(common.round, common.epoch, record.step, self._dim, codec)
         for connection in self._members():
             connection.tell(FrameKind.BEGIN, where, torch.tensor([m]))
         lists = schedule.build(self._plan.schedule, len(self._plan.segments), m)
@@ -395,6 +396,8 @@ class RemoteSegments:
         for connection in self._members():
             connection.check(self._cluster.hung_s)
             if trouble := connection.troubles.get(self._common.epoch):
+                if trouble.kind == NonFiniteLossError.__name__:  # no fault of the device
+                    raise NonFiniteLossError(trouble.message)
                 raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
 
     def _blamed(self, error: StageError | HopError) -> StageError:

@@ -39,6 +39,15 @@ def test_devices_that_recompute_take_a_forward_more_and_joules_for_it(cluster: s
     assert state(*alone, "pipeline.recompute=true") == state(*alone)
 
 
+def test_devices_that_round_what_they_hand_over_take_less_time_for_it() -> None:
+    once = state("cluster=edge").devices
+    for precision, share in (("bfloat16", 1 / 2), ("int8", (16 + 4) / (4 * 16))):  # of 16 wide rows
+        rounded = state("cluster=edge", f"pipeline.wire_dtype={precision}").devices
+        for first, second in zip(once, rounded, strict=True):
+            assert second.time == replace(first.time, w=first.time.w * share)
+            assert first.time.w > 0
+
+
 def test_a_presets_activations_are_those_of_each_local_step() -> None:
     preset = uplink("channel=paper", "federation.local_steps=3")
     assert preset.activation_bits == 3 * 64 * 64 * 768 * 32

@@ -9,6 +9,7 @@ from device_cluster import SMALL, Result, Work, daemons, device_name, plan_of
 from huggingface import VOCABULARY, batch_for, spec_of
 
 from collapipe.models.lora import LoraSpec
+from collapipe.state import Precision
 from device_app.daemon import Daemon
 from pipeline.schedule import SCHEDULES
 
@@ -34,6 +35,15 @@ def test_hops_through_the_control_unit_change_nothing(
     monkeypatch.setattr(Daemon, "_dial", None)
     with daemons(3) as there:
         assert work.remote(plan, there).equals(work.inline(plan))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_rounded_hops_are_the_same_on_devices(precision: Precision) -> None:
+    work, plan = Work(wire_dtype=precision), plan_of(NAMES, (2, 1, 1))
+    with daemons(3) as there:
+        rounded = work.remote(plan, there)
+    assert rounded.equals(work.inline(plan))
+    assert not rounded.equals(Work().inline(plan))
 
 
 @pytest.fixture(scope="module")

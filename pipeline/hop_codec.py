@@ -1,0 +1,39 @@
+"""Activations and gradients as they travel between stages: as they are, or rounded."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collapipe.errors import WireError
+from collapipe.state import Precision
+from collapipe.wire.compression import decode, encode, layout
+
+Passed = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HopCodec:
+    """Rounds the first tensor, [b, s, d] of ``dtype``, to ``precision``; others travel as they are.
+
+    Values are rounded to the nearest; with int8 each row of d has a scale.
+    """
+
+    precision: Precision
+    dtype: torch.dtype
+
+    def encode(self, made: Passed) -> Passed:
+        """What travels. Raises ``NonFiniteLossError`` for what cannot be rounded."""
+        return (*encode(made[0], self.precision), *made[1:]) if made else ()
+
+    def decode(self, came: Passed) -> Passed:
+        """What is computed with. Raises ``WireError`` for what is not of this precision."""
+        parts = len(layout((1, 1, 1), self.dtype, self.precision))
+        if len(came) < parts:
+            raise WireError(f"{len(came)} tensors, expected {parts} for {self.precision}")
+        hidden = decode(came[:parts], came[0].shape, self.precision, self.dtype)
+        return hidden, *came[parts:]
+
+    def hop(self, made: Passed) -> Passed:
+        """Both, for a hop within a process."""
+        return self.decode(self.encode(made)) if made else ()
