@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from device_cluster import Work, daemons, device_name, plan_of
@@ -12,22 +13,28 @@ from collapipe.errors import RoundFailedError
 from collapipe.wire.frames import Frame
 from collapipe.wire.streams import FrameStream
 from device_app.daemon import Daemon
+from device_app.session import Session
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
 
 
 class Fault:
-    """Ends a daemon at its ``number``-th frame, before or after the frame is sent or taken."""
+    """Ends a daemon at its ``number``-th frame, or that of a ``kind``, before or after the frame is
+    sent or taken."""
 
-    def __init__(self, daemon: Daemon, number: int, sending: bool, before: bool) -> None:
-        self.daemon, self.number = daemon, number
+    def __init__(
+        self, daemon: Daemon, number: int, sending: bool, before: bool, kind: str = ""
+    ) -> None:
+        self.daemon, self.number, self.kind = daemon, number, kind
         self.sending, self.before = sending, before
         self.seen = 0
 
-    def hit(self, stream: FrameStream, sending: bool, before: bool) -> bool:
+    def hit(self, stream: FrameStream, sending: bool, before: bool, kind: str) -> bool:
         """Whether this frame is the one."""
         if (sending, before) != (self.sending, self.before) or not self._own(stream):
+            return False
+        if self.kind not in ("", kind):
             return False
         self.seen += 1
         return self.seen == self.number
@@ -43,28 +50,37 @@ class Fault:
 @contextmanager
 def planted(faults: list[Fault]) -> Iterator[None]:
     """Every stream of every daemon looks whether a fault is due."""
-    send, receive = FrameStream.send, FrameStream.receive
+    send, receive, part_of = FrameStream.send, FrameStream.receive, Session._part_of
 
-    def check(stream: FrameStream, sending: bool, before: bool) -> None:
+    def check(stream: FrameStream, sending: bool, before: bool, kind: str = "") -> None:
         for fault in faults:
-            if fault.hit(stream, sending, before):
+            if fault.hit(stream, sending, before, kind):
                 threading.Thread(target=fault.daemon._server.stop, args=(None,)).start()
                 raise SystemExit
 
     def faulty_send(stream: FrameStream, frame: Frame) -> None:
-        check(stream, True, True)
+        check(stream, True, True, frame.kind.name)
         send(stream, frame)
-        check(stream, True, False)
+        check(stream, True, False, frame.kind.name)
 
     def faulty_receive(stream: FrameStream, timeout_s: float | None = None) -> Frame:
-        check(stream, False, True)
+        coming = stream._incoming[0][0].kind.name if stream._incoming else ""
+        check(stream, False, True, coming)
         frame = receive(stream, timeout_s)
-        check(stream, False, False)
+        check(stream, False, False, frame.kind.name)
+        return frame
+
+    def faulty_part(session: Session, *arguments: Any) -> Frame:
+        """What is sent later, when it is made."""
+        check(session.control, True, True, "PART")
+        frame = part_of(session, *arguments)
+        check(session.control, True, False, "PART")
         return frame
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FrameStream, "send", faulty_send)
         patch.setattr(FrameStream, "receive", faulty_receive)
+        patch.setattr(Session, "_part_of", faulty_part)
         yield
 
 
@@ -75,6 +91,23 @@ def points(count: int, seed: int) -> list[tuple[int, int, bool, bool]]:
         (drawn.randrange(3), drawn.randrange(1, 17), drawn.random() < 0.5, drawn.random() < 0.5)
         for _ in range(count)
     ]
+
+
+SENT = {"READY": 3, "ACTIVATION": 6, "GRADIENT": 6, "NORMS": 2, "PART": 2, "CREDIT": 6, "CLOCK": 3}
+TAKEN = {"LOAD": 1, "PART": 1, "OPEN": 1, "CLOCK": 3, "BEGIN": 2, "STEP": 2}
+TAKEN |= {"ACTIVATION": 6, "GRADIENT": 6}  # so many of a kind by each device at least
+
+
+def points_of_kinds(count: int, seed: int) -> list[tuple[int, str, int, bool, bool]]:
+    """Device, kind, which of its kind, sent or taken, before or after: each kind in its turn."""
+    drawn, found = random.Random(seed), list[tuple[int, str, int, bool, bool]]()
+    while len(found) < count:
+        for before in (True, False):
+            for sending, kinds in ((True, SENT), (False, TAKEN)):
+                for kind, most in kinds.items():
+                    number = drawn.randrange(1, most + 1)
+                    found.append((drawn.randrange(3), kind, number, sending, before))
+    return found[:count]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +122,19 @@ def test_a_fault_changes_nothing(point: tuple[int, int, bool, bool], expected: o
     device, *when = point
     with daemons(3) as there:
         fault = Fault(there[device], *when)
+        with planted([fault]):
+            assert Work().remote(PLAN, there).equals(expected)  # type: ignore[arg-type]
+        assert fault.seen >= fault.number
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", points_of_kinds(50, 1), ids=str)
+def test_a_fault_at_any_kind_changes_nothing(
+    point: tuple[int, str, int, bool, bool], expected: object
+) -> None:
+    device, kind, *when = point
+    with daemons(3) as there:
+        fault = Fault(there[device], *when, kind=kind)  # type: ignore[arg-type]
         with planted([fault]):
             assert Work().remote(PLAN, there).equals(expected)  # type: ignore[arg-type]
         assert fault.seen >= fault.number
