@@ -1,11 +1,14 @@
 """What runs, listens, is held or lies about after rounds on devices: what was there before."""
 
+import gc
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ from device_process import DeviceProcess, device_process
 from planted_faults import Fault, planted
 
 from collapipe.models.part import HeadPart
+from device_app.held_segment import HeldSegment
 from pipeline.head import LocalHead
 
 NAMES = [device_name(k) for k in range(3)]
@@ -29,7 +33,7 @@ def there(folder: Path) -> dict[str, set[object]]:
         "processes": {each.pid for each in own.children(recursive=True)},
         "ports": {each.laddr.port for each in listening},
         "threads": {each.ident for each in threading.enumerate()},
-        "files": {*folder.rglob("*")},
+        "files": {*folder.rglob("collapipe*")},
     }
 
 
@@ -59,6 +63,26 @@ def test_nothing_of_ours_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return not any(left.values())
 
     assert soon(clean), left
+
+
+def test_blocks_go_with_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when Python looks for cycles: the next ones need the memory."""
+    held, real = list[weakref.ref[HeldSegment]](), HeldSegment.__init__
+
+    def noted(self: HeldSegment, *arguments: Any) -> None:
+        held.append(weakref.ref(self))
+        real(self, *arguments)
+
+    monkeypatch.setattr(HeldSegment, "__init__", noted)
+    gc.disable()
+    try:
+        with daemons(3) as started:
+            for _ in range(2):
+                Work().remote(PLAN, started)
+            assert soon(lambda: all(each() is None for each in held)), [each() for each in held]
+    finally:
+        gc.enable()
+    assert len(held) == 6
 
 
 class Killing(LocalHead):
