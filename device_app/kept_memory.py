@@ -68,7 +68,7 @@ def _saved_bytes(parts: Sequence[Part], tokens: int, rows: int, like: Tensor) ->
         def save(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
             storage = tensor.untyped_storage()
             saved[storage.data_ptr()] = storage.nbytes()
-            return tensor
+            return tensor.detach()  # itself would hold the graph that holds it, for ever
 
         hooks = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
         with hooks, drawing_from(torch.Generator()):
