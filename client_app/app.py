@@ -16,7 +16,7 @@ from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed, select
-from collapipe.models.split import EMBEDDING, HEAD
+from collapipe.models.split import HEAD
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -117,8 +117,7 @@ def train(message: Message, context: Context) -> RecordDict:
         coder = None
         if settings.compression.feedback and request.link is not None:
             coder = unit.change_coder(request, *(_kept(context, key) for key in _ACTIVATIONS))
-        digest = frozen.get(EMBEDDING)
-        reply, optimizer_state = unit.train(request, whole, state, stem, digest, coder)
+        reply, optimizer_state = unit.train(request, whole, state, stem, frozen, coder)
         end = {name: reply.weights[name] for name in weights}
         sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
         cancellation.check()  # a round that the server has given up leaves no state

@@ -14,10 +14,11 @@ from collapipe.devices.presets import ClusterPreset
 from collapipe.errors import ConfigError
 from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upload_bits
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, BlockCost, ClusterState, Uplink
+from collapipe.state import AffineLaw, BlockCost, ClusterState, DeviceProfile, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.compression import FLOAT32
+from pipeline.schedule import splits_backward
 
 
 def cluster_state(
@@ -25,10 +26,12 @@ def cluster_state(
 ) -> ClusterState:
     """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
     cluster: ClusterPreset = settings.build("cluster")
-    cost = measure_cost(
-        settings.model, settings.task.max_length, settings.batch_size, settings.optimizer
-    )
+    sizes = settings.task.max_length, settings.batch_size
+    split = splits_backward(settings.pipeline.schedule)
+    cost = measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
+    if settings.recomputes:
+        devices = tuple(recomputing(each, cost.forward_share) for each in devices)
     uplink = _uplink(settings, unit, examples, vocabulary)
     if settings.units_have_heads and not settings.framework.unsplit:
         head_s = _head_seconds(settings, vocabulary, cluster, cost, unit)
@@ -37,6 +40,14 @@ def cluster_state(
         else:
             uplink = replace(uplink, head_s=head_s)
     return ClusterState(unit, devices, len(examples.lengths), uplink)
+
+
+def recomputing(device: DeviceProfile, forward_share: float) -> DeviceProfile:
+    """A device that computes each forward, so large a part of a block's time, once more."""
+    times, energy = 1 + forward_share, device.energy
+    if energy is not None:
+        energy = replace(energy, law=energy.law.computing(times))
+    return replace(device, time=device.time.computing(times), energy=energy)
 
 
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:

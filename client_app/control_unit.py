@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
 from client_app.cluster_state import cluster_state
-from client_app.devices import DevicePipeline, Devices
+from client_app.devices import DevicePipeline, Devices, Start
 from client_app.link import DecoderLink, LinkPrecisions
 from client_app.stem_rows import StemRows
 from collapipe import cancellation
@@ -36,7 +36,15 @@ from collapipe.models.part import (
     step_at,
 )
 from collapipe.models.sent_rows import RowsRead
-from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
+from collapipe.models.split import (
+    EMBEDDING,
+    HEAD,
+    ModelSpec,
+    SplitModel,
+    block_name,
+    build_empty,
+    frozen_names,
+)
 from collapipe.models.stem import StemSpec
 from collapipe.report import ClusterReport
 from collapipe.runs.rows import load_shards
@@ -184,18 +192,19 @@ class ControlUnit:
         weights: Tensors,
         state: Tensors,
         stem: StemRows,
-        stem_digest: str | None,
+        frozen: Mapping[str, str],
         coder: ChangeCoder | None = None,
     ) -> tuple[TrainReply, Tensors]:
         """Run the round's local steps; the reply, and the optimiser's ``state`` after them.
 
-        ``stem`` counts the rows that a frozen stem computes; ``stem_digest`` is of its weights.
+        ``stem`` counts the rows that a frozen stem computes; ``frozen`` has the digests of the
+        frozen weights of each part.
         ``coder`` is that of the link, where changes of activations travel.
         Raises ``NonFiniteLossError``, ``LinkError`` or ``CancelledRoundError``.
         """
         settings, spec = self._settings, self._settings.model
-        if isinstance(spec, StemSpec) and stem.limit_bytes and stem_digest:
-            folder = activation_folder(stem_digest, spec.base, self.device)
+        if isinstance(spec, StemSpec) and stem.limit_bytes and EMBEDDING in frozen:
+            folder = activation_folder(frozen[EMBEDDING], spec.base, self.device)
             spec = replace(spec, store=ActivationStore(folder, stem.limit_bytes))
         if settings.framework.unsplit:
             how = settings.optimizer, state, self.device
@@ -208,13 +217,15 @@ class ControlUnit:
                 pipeline = stack.enter_context(self._pipeline(request, *given))
                 return self._run(request, pipeline, stem, head)
             known = self._devices.known(self._described.devices)
-            remote = DevicePipeline(settings, self._devices, known, request, spec, weights, state)
+            fixed = frozen_names(spec, self._vocabulary) if frozen else frozenset()
+            start = Start(weights, state, fixed, frozen)
+            remote = DevicePipeline(settings, self._devices, known, request, spec, start)
             stack.enter_context(remote)
             embedding = self._embedding(spec, weights, state)
             pipeline = stack.enter_context(remote.pipeline(embedding, head))
-            reply, kept = self._run(request, pipeline, stem, head)
+            reply, end = self._run(request, pipeline, stem, head)
             report = remote.report(reply.report)
-        return replace(reply, report=report, state=self._state(remote.alive)), kept
+        return replace(reply, report=report, state=self._state(remote.alive)), end
 
     def _head(
         self, request: TrainRequest, weights: Tensors, state: Tensors, coder: ChangeCoder | None
@@ -252,7 +263,8 @@ class ControlUnit:
             for index in range(spec.num_blocks)
         ]
         first = self._embedding(spec, weights, state)
-        return inline_pipeline(request.plan, first, blocks, head)
+        recompute = self._settings.pipeline.recompute
+        return inline_pipeline(request.plan, first, blocks, head, recompute)
 
     def _embedding(self, spec: ModelSpec, weights: Tensors, state: Tensors) -> Part:
         def build() -> Module:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import collapipe
 from collapipe.config import Settings
@@ -44,7 +44,7 @@ class Devices:
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
         """Described devices with the speed that was measured of them."""
         return tuple(
-            replace(each, time=_slower(each.time, self._slowness.get(each.name, 1.0)))
+            replace(each, time=each.time.computing(self._slowness.get(each.name, 1.0)))
             for each in profiles
         )
 
@@ -79,6 +79,17 @@ class Devices:
         return self.dialer.reaches(name, self.roster[name].address)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a round starts from: weights, the optimiser's state, the names of ``fixed`` weights,
+    which never change, and the digests of each part's ``frozen`` ones."""
+
+    weights: Tensors
+    state: Tensors
+    fixed: Collection[str]
+    frozen: Mapping[str, str]
+
+
 class DevicePipeline:
     """A round's pipeline on ``devices``, planned with ``profiles``, while the context is open."""
 
@@ -89,16 +100,16 @@ class DevicePipeline:
         profiles: Collection[DeviceProfile],
         request: TrainRequest,
         spec: ModelSpec,
-        weights: Tensors,
-        state: Tensors,
+        start: Start,
     ) -> None:
         self._settings, self._plan = settings, request.plan
         self._devices = {each.name: each for each in profiles}
         self._all, self._spec = devices, spec
         self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
-        replica = Replica(blocks, starting_with(weights, state))
-        reach = Cluster(devices.roster, devices.dialer, self._without, self._hung_s())
+        replica = Replica(blocks, starting_with(start.weights, start.state), start.fixed)
+        how = self._without, self._hung_s(), settings.pipeline.relay
+        reach = Cluster(devices.roster, devices.dialer, *how)
         common = SegmentDescription(
             version=collapipe.__version__,
             session="",
@@ -112,12 +123,14 @@ class DevicePipeline:
             num_segments=1,
             num_micro_batches=request.plan.num_micro_batches,
             schedule=request.plan.schedule,
+            recompute=settings.pipeline.recompute,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
             memory_bytes=0.0,
             next_session=None,
             next=None,
             replicate_every=settings.pipeline.replicate_every,
+            frozen=start.frozen,
         )
         remote = request.plan, reach, common, spec.dim, replica, self._timer
         self._segments = RemoteSegments(*remote)
@@ -172,8 +185,3 @@ class DevicePipeline:
         held = {each.device: each.span.blocks for each in self._plan.segments}
         planned = (self._devices[name].time.compute(n, samples) for name, n in held.items())
         return max(_HUNG_S, _HUNG_CHUNKS * max(planned, default=0.0))
-
-
-def _slower(law: AffineLaw, times: float) -> AffineLaw:
-    """A law whose chunks, not hops, take so many times as long."""
-    return replace(law, u=law.u * times, v=law.v * times)

@@ -71,6 +71,7 @@ def chunk_seconds(
         num_segments=1,
         num_micro_batches=plan.num_micro_batches,
         schedule=plan.schedule,
+        recompute=False,  # the planner adds what it takes
         dtype="float32",
         optimizer=_NO_STEP,
         memory_bytes=0.0,
@@ -97,7 +98,7 @@ def _median_seconds(
     (table,) = segments.action_times
     taken = [0.0] * m
     actions = schedule.build(plan.schedule, 1, m)[0]
-    for action, (_, began, ended) in zip(actions, table.tolist(), strict=True):
+    for action, (_, began, ended, _) in zip(actions, table.tolist(), strict=True):
         taken[action.micro_batch] += ended - began
     return median(taken[_WARM_UPS:])
 

@@ -88,7 +88,7 @@ class ClusterPlan:
     ``segments`` are the S segments in the order in which activations pass them, contiguous from
     block 0; without any, every device trains all blocks on its share of the batch. A batch of fewer
     samples than ``num_micro_batches``, m, is split into as many micro-batches as it has samples.
-    ``schedule`` is ``gpipe`` or ``one_f_one_b``. ``latency_s`` is what the strategy expects the
+    ``schedule`` is one of ``pipeline.schedule``. ``latency_s`` is what the strategy expects the
     round's pipelines to take, None where it does not model time; ``uplink`` is None where it plans
     no channels. ``over_limits``: a device may get more than its memory or energy allows.
     """

@@ -13,7 +13,7 @@ from collapipe.state import Estimates
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
 _Sentence = Annotated[str, Field(max_length=600)]
-_Times = tuple[float, float, float]
+_Times = tuple[float, float, float, float]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -39,8 +39,10 @@ class DeviceReport:
     """What a device measured of a unit's round, by its own clock.
 
     ``compute_s`` are seconds of its forwards and backwards, ``wait_s`` those until what they need
-    had come, ``span_s`` from each step's first to its last. ``chunk_s`` is the median over steps of
-    what a micro-batch took, forward and backward.
+    had come, ``send_s`` those from an action's end until what it made had left, beside others,
+    ``span_s`` from each step's first to its last. ``chunk_s`` is the median over steps of
+    what a micro-batch took, forward and backward. ``sent_bytes`` went to neighbours, those of the
+    control unit among them; ``peak_bytes`` is the most memory that the process ever had.
     """
 
     name: Annotated[str, Field(max_length=64)]
@@ -48,7 +50,10 @@ class DeviceReport:
     chunk_s: Amount
     compute_s: Amount
     wait_s: Amount
+    send_s: Amount
     span_s: Amount
+    sent_bytes: Amount
+    peak_bytes: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class DeviceTrace:
     first step on.
 
     ``steps`` has a row for each action of each step, in their order: when the device asked for what
-    the action needs, when that was there, and when it was done. ``error_s`` is how far the two
+    the action needs, when that was there, when it was done, and when what it made had left.
+    ``error_s`` is how far the two
     clocks may be apart from what was taken for it.
     """
 

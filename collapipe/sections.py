@@ -80,11 +80,13 @@ class PipelineSettings:
 
     num_segments: Count | None
     num_micro_batches: Count
-    schedule: Literal["gpipe", "one_f_one_b"]
+    schedule: Literal["gpipe", "one_f_one_b", "zb_h1"]
     dtype: Literal["float32", "float64"]
     threads: Count
     profile: bool | None
     replicate_every: Annotated[int, Field(ge=0)]
+    relay: bool = False  # older runs have none
+    recompute: bool = False  # likewise
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What is true now: what a unit tells of itself before a round is planned, in SI units."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -46,6 +47,10 @@ class AffineLaw:
         """C + H."""
         return self.compute(blocks, micro_batch_size) + self.hop(micro_batch_size)
 
+    def computing(self, times: float) -> "AffineLaw":
+        """A law whose computes, not hops, take so many times as much."""
+        return replace(self, u=self.u * times, v=self.v * times)
+
 
 @dataclass(frozen=True, slots=True)
 class EnergyBudget:
@@ -64,6 +69,28 @@ class EnergyBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What a device may hold at once (C7) where that depends on the size of a micro-batch:
+
+    bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·b̂), for δ blocks and b̂ samples.
+    """
+
+    limit_bytes: float
+    segment_bytes: float
+    block_bytes: float
+    sample_bytes: float
+
+    def __post_init__(self) -> None:
+        _check_within(self, ("limit_bytes", "segment_bytes", "block_bytes", "sample_bytes"))
+
+    def blocks(self, micro_batch_size: float, most: int) -> int:
+        """How many fit, at most ``most``."""
+        left = self.limit_bytes - self.segment_bytes
+        each = self.block_bytes + self.sample_bytes * micro_batch_size
+        return most if left >= most * each else max(0, math.floor(left / each))
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceProfile:
     """A device k that can hold a segment."""
 
@@ -71,6 +98,7 @@ class DeviceProfile:
     time: AffineLaw  # its chunk law, in seconds
     max_blocks: int | None = None  # that its memory holds (C7); None: any number
     energy: EnergyBudget | None = None  # None: unlimited
+    memory: MemoryBudget | None = None  # beside ``max_blocks``; None: that is all
 
     def __post_init__(self) -> None:
         if len(self.name) > _MOST_NAME or not self.name.isprintable():
@@ -79,6 +107,11 @@ class DeviceProfile:
                 "all printable"
             )
         _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
+
+    def memory_cap(self, micro_batch_size: float, num_blocks: int) -> int:
+        """Of ``num_blocks``, those that its memory holds with micro-batches of that size (C7)."""
+        most = num_blocks if self.max_blocks is None else min(self.max_blocks, num_blocks)
+        return most if self.memory is None else self.memory.blocks(micro_batch_size, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +123,13 @@ class BlockCost:
     activation_bits: float  # z^s, per sample and hop
     gradient_bits: float  # g^s, per sample and hop
     block_bytes: float  # γ_0: weights, gradients, optimiser state and what backward needs
+    sample_bytes: float = 0.0  # what backward needs of the micro-batch under way, per sample
+    segment_bytes: float = 0.0  # inputs that a segment keeps, however many blocks it has
+
+    @property
+    def forward_share(self) -> float:
+        """Forward's part of a block's compute."""
+        return self.forward_flops / (self.forward_flops + self.backward_flops)
 
 
 @dataclass(frozen=True, slots=True)

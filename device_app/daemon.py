@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import grpc
 import torch
@@ -17,6 +18,7 @@ from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError, LinkError
 from collapipe.torch_device import CPU
 from collapipe.wire.dialing import MESSAGE_BYTES, Dialer, open_stream
+from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP
 from collapipe.wire.link import channel_options
 from collapipe.wire.segments import (
@@ -28,9 +30,11 @@ from collapipe.wire.segments import (
     SESSION,
     SIDE,
     Neighbour,
+    SegmentDescription,
 )
 from collapipe.wire.streams import FrameStream
 from device_app.answers import Answers, echo
+from device_app.held_segment import HeldSegment
 from device_app.session import Session
 
 _STREAMS = 16  # at once: a control unit's, neighbours', those of an epoch that ends, strangers'
@@ -66,6 +70,8 @@ class Daemon:
         credentials: Credentials | None,
     ) -> None:
         self._settings, self._dialer = settings, Dialer(credentials)
+        kept = default_folder() / "devices" / quote(settings.name, safe="")
+        self._frozen = FrozenStore(kept, settings.memory_bytes)
         self._session: Session | None = None
         self._most = int(min(settings.memory_bytes / _SHARE, _MOST_FRAME_BYTES))
         self._answers = Answers(
@@ -134,8 +140,7 @@ class Daemon:
     def _control(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         arrived = threading.Event()  # until it has said how large parts are, it sends messages
         stream = FrameStream(f"control unit {context.peer()}", 2 * MOST_JSON_BYTES, arrived)
-        session = Session(stream, self._settings.memory_bytes, self._dial, arrived, self._leaving)
-        session.torch_device = self._settings.torch_device
+        session = Session(stream, self._hold, self._dial, arrived, self._leaving)
         with self._occupied(session, context):
             self._work = work = threading.Thread(target=session.run, daemon=True)
             work.start()
@@ -198,6 +203,10 @@ class Daemon:
         finally:
             with self._lock:
                 self._session = None
+
+    def _hold(self, description: SegmentDescription) -> HeldSegment:
+        own = self._settings
+        return HeldSegment(description, own.memory_bytes, self._frozen, own.torch_device)
 
     def _dial(self, neighbour: Neighbour, session: str) -> FrameStream:
         """The stream to the next stage."""

@@ -13,12 +13,12 @@ from collapipe.errors import ConfigError, WireError, one_line
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, moments, select, state_like
-from collapipe.models.split import ModelSpec, block_name, build_empty
+from collapipe.models.split import ModelSpec, block_name, build_empty, not_training
 from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU
 from collapipe.wire.compression import check_like
+from collapipe.wire.frozen_store import FrozenStore, digest
 from collapipe.wire.segments import SegmentDescription
-from device_app.kept_memory import KeptMemory
 from pipeline import schedule
 from pipeline.schedule import Action
 from pipeline.segment import Segment
@@ -31,13 +31,18 @@ class HeldSegment:
     """Blocks of a model, added one by one, and what is done with them.
 
     Raises ``WireError`` for a description or a part that cannot be, and ``ConfigError`` for one
-    beyond ``memory_bytes``, before anything is allocated. No part is larger than ``part_bytes``.
+    beyond ``memory_bytes``, before anything is allocated. Frozen weights that are in the ``store``
+    need not come. No part is larger than ``part_bytes``.
     """
 
     def __init__(
-        self, description: SegmentDescription, memory_bytes: float, device: torch.device = CPU
+        self,
+        description: SegmentDescription,
+        memory_bytes: float,
+        store: FrozenStore,
+        device: torch.device = CPU,
     ) -> None:
-        self._device = device
+        self._device, self._store = device, store
         if description.version != collapipe.__version__:
             raise WireError(
                 f"the control unit has CollaPipe {description.version[:40]}, this device "
@@ -59,7 +64,8 @@ class HeldSegment:
                 f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
             )
         self._parts = list[Part]()
-        self.memory = KeptMemory(self._parts, least, memory_bytes)
+        absent = store.lacks(description.frozen.values())
+        self.lacking = [name for name, each in description.frozen.items() if each in absent]
 
     @property
     def complete(self) -> bool:
@@ -80,18 +86,21 @@ class HeldSegment:
             raise WireError(f"part {name[:40]!r} came, expected {block_name(index)} of {span}")
         try:
             tensors = load(data)
-            weights = {k: v for k, v in tensors.items() if "/" not in k}
+            weights = select({k: v for k, v in tensors.items() if "/" not in k}, name)
             state = {k: v for k, v in tensors.items() if "/" in k}
-            module = build_empty(lambda: self._block(index), select(weights, name))
+            whole = {k: v.clone() for k, v in self._with_frozen(index, weights).items()}  # aligned
+            module = build_empty(lambda: self._block(index), whole)
         except (SafetensorError, RuntimeError, KeyError) as error:
             raise WireError(f"{name}: cannot be built: {one_line(error)}") from error
-        self._check(module, select(state, name), len(tensors))
+        came = len(whole) + len(tensors) - len(weights)
+        self._check(module, select(state, name), came)
         part = Part(name, module, self.description.optimizer, state, self._device)
         self._parts.append(part)
 
     def segment(self) -> Segment:
         """The blocks as one."""
-        return Segment(self._parts)
+        d = self.description
+        return Segment(self._parts, d.recompute, schedule.splits_backward(d.schedule))
 
     def key(self, step: int) -> DropoutKey:
         """Whose dropout it is in a step."""
@@ -105,7 +114,6 @@ class HeldSegment:
             part.step(rate, scale)
 
     def forget(self) -> None:
-        self.memory.forget()
         for part in self._parts:
             part.forget_gradients()
 
@@ -113,6 +121,21 @@ class HeldSegment:
         """Name of each block, and what packs all of it that trains, with the optimiser's state, as
         safetensors: before the next step."""
         return [(part.name, partial(_packed, part)) for part in self._parts]
+
+    def _with_frozen(self, index: int, weights: Tensors) -> Tensors:
+        """A block's weights with those that do not train, which are kept from now on."""
+        name = block_name(index)
+        known = self.description.frozen.get(name)
+        if known is None:
+            return weights
+        if name not in self.lacking:
+            return {**self._store.load(known), **weights}
+        with torch.device("meta"):
+            frozen = {key: weights[key] for key in not_training(self._block(index))}
+        if digest(frozen) != known:
+            raise WireError(f"{name}: its frozen weights are not those that were announced")
+        self._store.add(frozen)
+        return weights
 
     def _block(self, index: int) -> nn.Module:
         return self.spec.build_block(index)

@@ -1,9 +1,11 @@
 """A control unit's hold on this device: one segment after another, a step at a time."""
 
 import logging
+import resource
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,7 +13,6 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import LinkError, WireError, one_line
-from collapipe.torch_device import CPU
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
     BEFORE,
@@ -26,7 +27,7 @@ from collapipe.wire.segments import (
 from collapipe.wire.streams import FrameStream
 from device_app.held_segment import HeldSegment
 from pipeline.remote.ports import Fence, HopError, StreamPorts
-from pipeline.schedule import FORWARD, Action
+from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
 
@@ -62,11 +63,10 @@ class Session:
     """
 
     control: FrameStream
-    memory_bytes: float
+    hold: Callable[[SegmentDescription], HeldSegment]
     dial: Dial
     arrived: threading.Event
     leaving: threading.Event
-    torch_device: torch.device = CPU
     held: HeldSegment | None = None
     neighbours: Neighbours = field(default_factory=Neighbours)
     _busy_since: float | None = None
@@ -139,7 +139,7 @@ class Session:
         self.neighbours.close()
         self.neighbours, self.held = Neighbours(), None
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
-        self.held = HeldSegment(description, self.memory_bytes, self.torch_device)
+        self.held = self.hold(description)
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
         span = description.span
         _log.info(
@@ -147,7 +147,7 @@ class Session:
             *(description.unit, description.round, span.first, span.stop - 1),
             *(description.stage + 1, description.num_segments),
         )
-        self._answer(frame, FrameKind.READY)
+        self._answer(frame, FrameKind.READY, packed(self.held.lacking))
 
     def _part(self, frame: Frame) -> None:
         name, data = _only(frame, 2)
@@ -173,17 +173,25 @@ class Session:
                 f"expected 1 … {d.num_micro_batches}, once all blocks are here"
             )
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, held.dtype)
-        around = self.neighbours.before, self.neighbours.behind
-        if None in around:
+        before, behind = self.neighbours.before, self.neighbours.behind
+        if before is None or behind is None:
             raise LinkError("a neighbour has not dialled yet")
-        if any(each.backlog()[1] for each in around if each is not None):
+        around = before, behind
+        if any(each.backlog()[1] for each in around):
             raise LinkError("a neighbour has not taken the tensors of the last step")
-        ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), self)
+        ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
         for _ in run_stage(held.actions(m), stage, ports):
             self._check()
+        self._wait_for(ports.all_sent)
         norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
-        self._answer(frame, FrameKind.NORMS, norms, ports.table())
+        self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
+
+    def _usage(self) -> Tensor:
+        """float64 [2]: bytes sent to the neighbours, and the most memory that was ever resident."""
+        around = self.neighbours.before, self.neighbours.behind
+        sent = sum(stream.bytes_out for stream in around if stream is not None)
+        return torch.tensor([sent, _peak_bytes()], dtype=torch.float64)
 
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
@@ -263,36 +271,58 @@ class Session:
 
 
 class _TimedPorts:
-    """Ports that write down when each action waited, began and ended."""
+    """Ports that write down when each action waited, began and ended, and when what it made had
+    left."""
 
-    def __init__(self, ports: StreamPorts, session: Session) -> None:
-        self._ports, self._session = ports, session
-        self._rows = list[tuple[float, float, float]]()
+    def __init__(
+        self, ports: StreamPorts, streams: Sequence[FrameStream], session: Session
+    ) -> None:
+        self._ports, self._streams, self._session = ports, streams, session
+        self._rows = list[tuple[Action, float, float, float]]()
+        self._sending = 0
+        self._sent: dict[tuple[FrameKind | None, int], float] = {}
+        for stream in streams:
+            stream.on_sent = self._has_left
 
     def holds(self, action: Action) -> bool:
         return self._ports.holds(action)
 
     def receive(self, action: Action) -> Passed:
         asked = time.monotonic()
-        received, held = self._ports.receive(action), self._session.held
-        assert held is not None
-        if action.kind == FORWARD:
-            held.memory.admit(action.micro_batch, *received)
-        else:
-            held.memory.release(action.micro_batch)
+        received = self._ports.receive(action)
         began = self._session._busy_since = time.monotonic()
-        self._rows.append((asked, began, began))
+        self._rows.append((action, asked, began, began))
         return received
 
     def send(self, action: Action, made: Passed) -> None:
-        asked, began, _ = self._rows[-1]
-        self._rows[-1] = asked, began, time.monotonic()
+        _, asked, began, _ = self._rows[-1]
+        self._rows[-1] = action, asked, began, time.monotonic()
         self._session._busy_since = None
+        self._sending += bool(made)
         self._ports.send(action, made)
 
+    def all_sent(self) -> bool:
+        """Whether all that was made has left, or never will."""
+        return len(self._sent) == self._sending or any(each.over for each in self._streams)
+
     def table(self) -> Tensor:
-        """float64 [actions, 3]: seconds, by the device's own clock."""
-        return torch.tensor(self._rows, dtype=torch.float64)
+        """float64 [actions, 4]: seconds, by the device's own clock."""
+        kinds = {FORWARD: FrameKind.ACTIVATION, BACKWARD: FrameKind.GRADIENT}
+        rows = [
+            (*times, self._sent.get((kinds.get(action.kind), action.micro_batch), times[-1]))
+            for action, *times in self._rows
+        ]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _has_left(self, frame: Frame) -> None:
+        self._sent[frame.kind, frame.micro_batch] = time.monotonic()
+        self._session.arrived.set()
+
+
+def _peak_bytes() -> int:
+    """The most memory of this process, or, where that was more, of the one that started it."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _only(frame: Frame, count: int) -> tuple[Tensor, ...]:

@@ -201,7 +201,9 @@ def _front(
         # As a system splits that looks at no limits. The same draws again: limits must not favour
         # some of them.
         rng.bit_generator.state = before
-        free = (replace(device, max_blocks=None, energy=None) for device in problem.devices)
+        free = (
+            replace(device, max_blocks=None, energy=None, memory=None) for device in problem.devices
+        )
         front = solve_cached(replace(problem, devices=tuple(free)), solve, rng)
         front = tuple(replace(point, over_limits=True) for point in front)
     kept = [point for point in front if most is None or point.num_segments <= most]

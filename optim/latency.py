@@ -91,13 +91,12 @@ def batch_s(partition: Partition, activation_s: float) -> float:
 def block_caps(problem: ClusterProblem) -> Ints:
     """How many blocks each device can hold, [M, K]: row m - 1 is for m micro-batches; 0 … L.
 
-    Memory (C7) gives the same in every row, energy (C9') does not.
+    Memory (C7) gives the same in every row, unless segments recompute; energy (C9') does not.
     """
     sizes = micro_batch_sizes(problem)
     caps = np.empty((problem.max_micro_batches, len(problem.devices)), dtype=np.int64)
     for column, device in enumerate(problem.devices):
-        limit = problem.num_blocks if device.max_blocks is None else device.max_blocks
-        caps[:, column] = min(limit, problem.num_blocks)
+        caps[:, column] = [device.memory_cap(size, problem.num_blocks) for size in sizes.tolist()]
         if (budget := device.energy) is not None:
             caps[:, column] = np.minimum(caps[:, column], _energy_caps(budget, sizes, problem))
     return caps
@@ -138,11 +137,12 @@ def require_within_caps(
     caps = block_caps(problem)[num_micro_batches - 1].tolist()
     for device, held, cap in zip(problem.devices, blocks, caps, strict=True):
         if held > cap:
-            by_memory = device.max_blocks is not None and cap == device.max_blocks
+            size = problem.batch_size / num_micro_batches
+            by_memory = cap == device.memory_cap(size, problem.num_blocks)
             raise InfeasibleRoundError(
                 f"solver {solver}: device {device.name} would hold {held} blocks with "
                 f"{num_micro_batches} micro-batches, at most {cap} fit its "
-                f"{'memory (max_blocks)' if by_memory else 'energy budget'}; raise it, lower "
+                f"{'memory' if by_memory else 'energy budget'}; raise it, lower "
                 "model.num_blocks, or let the exact solver split"
             )
 
@@ -160,7 +160,7 @@ def model_too_large(problem: ClusterProblem, limits: Sequence[str] = ()) -> Infe
         problem.devices, caps, limits or ["memory"] * len(caps), strict=True
     ):
         binds = limit
-        if device.energy and _energy_binds(device, cap):
+        if device.energy and _energy_binds(problem, m, device, cap):
             blocks = f"{cap + 1} blocks take" if cap else "1 block takes"
             joules = _joules(device.energy, cap + 1, m, problem)
             binds = f"energy_j {device.energy.limit_j:g} where {blocks} {joules} J"
@@ -177,7 +177,7 @@ def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequen
     """More energy, as far as memory lets it help, then memory."""
     raises, missing = [], problem.num_blocks - sum(caps)
     for device, cap in zip(problem.devices, caps, strict=True):
-        most = problem.num_blocks if device.max_blocks is None else device.max_blocks
+        most = device.memory_cap(problem.batch_size / m, problem.num_blocks)
         more = min(most - cap, missing)
         if device.energy and more > 0:
             joules = _joules(device.energy, cap + more, m, problem)
@@ -185,14 +185,15 @@ def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequen
             missing -= more
     if missing:
         named = list(zip(problem.devices, caps, limits, strict=False))
-        full = [each for each in named if not _energy_binds(*each[:2])] or named
+        full = [each for each in named if not _energy_binds(problem, m, *each[:2])] or named
         keys = " or ".join(f"{device.name}'s {limit}" for device, _, limit in full) or "memory"
         raises.append(f"{keys} by {'1 block' if missing == 1 else f'{missing} blocks in all'}")
     return " and ".join(raises)
 
 
-def _energy_binds(device: DeviceProfile, cap: int) -> bool:
-    return device.energy is not None and (device.max_blocks is None or cap < device.max_blocks)
+def _energy_binds(problem: ClusterProblem, m: int, device: DeviceProfile, cap: int) -> bool:
+    most = device.memory_cap(problem.batch_size / m, problem.num_blocks)
+    return device.energy is not None and cap < most
 
 
 def _joules(budget: EnergyBudget, blocks: int, m: int, problem: ClusterProblem) -> str:

@@ -11,7 +11,7 @@ from pipeline import schedule
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage
 from pipeline.interleave import StageRun, head_runs, interleave
-from pipeline.schedule import FORWARD, Action
+from pipeline.schedule import FORWARD, WEIGHTS, Action
 from pipeline.segment import Segment
 from pipeline.stage import LastStage, Passed, SegmentStage, Stage
 from pipeline.timer import PhaseTimer
@@ -20,11 +20,15 @@ _Box = dict[Action, Passed]
 
 
 def inline_pipeline(
-    plan: ClusterPlan, embedding: Part, blocks: Sequence[Part], head: HeadStage
+    plan: ClusterPlan,
+    embedding: Part,
+    blocks: Sequence[Part],
+    head: HeadStage,
+    recompute: bool = False,
 ) -> Pipeline:
     """A cluster's pipeline in one thread; see ``InlineSegments``."""
     timer = PhaseTimer()
-    segments = InlineSegments(plan, blocks, timer)
+    segments = InlineSegments(plan, blocks, timer, recompute)
     return Pipeline(plan.num_micro_batches, embedding, segments, head, timer)
 
 
@@ -34,7 +38,9 @@ class InlineSegments:
     Raises ``ConfigError`` for a plan that does not place every block.
     """
 
-    def __init__(self, plan: ClusterPlan, blocks: Sequence[Part], timer: PhaseTimer) -> None:
+    def __init__(
+        self, plan: ClusterPlan, blocks: Sequence[Part], timer: PhaseTimer, recompute: bool
+    ) -> None:
         covered = sum(segment.span.blocks for segment in plan.segments)
         if covered != len(blocks):
             raise ConfigError(
@@ -42,8 +48,9 @@ class InlineSegments:
                 "a plan must place every block"
             )
         self._blocks, self._schedule, self._timer = blocks, plan.schedule, timer
+        split = schedule.splits_backward(plan.schedule)
         self.segments = [
-            Segment([blocks[index] for index in segment.span.indices()])
+            Segment([blocks[index] for index in segment.span.indices()], recompute, split)
             for segment in plan.segments
         ]
 
@@ -57,7 +64,7 @@ class InlineSegments:
         outside: _Box = {}  # in front of the embedding, behind the head
         around = zip(boxes, [outside, *boxes], [*boxes[1:], outside], strict=False)
         ports = [_Boxes(*each) for each in around]
-        lists = first, first, *others[:-1]
+        lists = schedule.passed_on(first), first, *others[:-1]
         before = map(StageRun, lists, (embedding, *segments), ports)
         interleave([*before, *head_runs(others[-1], head, ports[-1])])
 
@@ -86,10 +93,11 @@ class _Boxes:
         self._own, self._before, self._behind = own, before, behind
 
     def holds(self, action: Action) -> bool:
-        return action in self._own
+        return action.kind == WEIGHTS or action in self._own
 
     def receive(self, action: Action) -> Passed:
-        return self._own.pop(action)
+        return () if action.kind == WEIGHTS else self._own.pop(action)
 
     def send(self, action: Action, made: Passed) -> None:
-        (self._behind if action.kind == FORWARD else self._before)[action] = made
+        if action.kind != WEIGHTS:
+            (self._behind if action.kind == FORWARD else self._before)[action] = made

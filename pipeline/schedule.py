@@ -2,23 +2,25 @@
 
 Stages 0 … S − 1 are the segments, stage S is the head (the decoder behind its link, or a local
 head). ``F2`` on a stage needs ``F2`` of the stage before it; ``B2`` needs ``B2`` of the stage
-behind it and its own ``F2``. Gradients always accumulate in the order of micro-batches, so that
-all schedules give the same bits.
+behind it and its own ``F2``. Where a segment's list has ``W2``, its ``B2`` is the gradient of the
+inputs alone, and ``W2``, which needs ``B2``, that of the weights. Gradients always accumulate in
+the order of micro-batches, so that all schedules give the same bits.
 """
 
 import functools
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from collapipe.errors import ConfigError, ScheduleError
 
-FORWARD, BACKWARD = "F", "B"
+FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Forward or backward of one micro-batch."""
+    """Forward or backward of one micro-batch, or the weights' part of its backward."""
 
     kind: str
     micro_batch: int
@@ -43,7 +45,20 @@ def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
     )
 
 
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "one_f_one_b": one_f_one_b}
+def zb_h1(num_segments: int, num_micro_batches: int) -> Schedule:
+    """ZB-H1 (Qi et al. 2024): 1F1B in which gradients go on before those of weights are computed.
+
+    Segment s computes them s micro-batches later: each segment keeps S + 1 micro-batches at most.
+    """
+    *segments, head = one_f_one_b(num_segments, num_micro_batches)
+    return (*(_weights_later(each, stage) for stage, each in enumerate(segments)), head)
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "zb_h1": zb_h1,
+}
 
 
 @functools.lru_cache(maxsize=8)  # a batch may have fewer micro-batches than others
@@ -56,20 +71,35 @@ def build(name: str, num_segments: int, num_micro_batches: int) -> Schedule:
     return schedule
 
 
+def splits_backward(name: str) -> bool:
+    """Whether segments under this schedule compute weights' gradients by themselves."""
+    return any(action.kind == WEIGHTS for action in build(name, 1, 1)[0])
+
+
+def passed_on(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    """Those that neighbours take part in: the list of who stands in front of the first segment."""
+    return tuple(action for action in actions if action.kind != WEIGHTS)
+
+
 def ready(action: Action, stage: int, done: list[set[Action]]) -> bool:
     """Whether what ``action`` needs is among the actions ``done`` on each stage."""
     if action.kind == FORWARD:
         return stage == 0 or action in done[stage - 1]
+    if action.kind == WEIGHTS:
+        return Action(BACKWARD, action.micro_batch) in done[stage]
     behind = stage == len(done) - 1 or action in done[stage + 1]
     return behind and Action(FORWARD, action.micro_batch) in done[stage]
 
 
 def verify(schedule: Schedule) -> None:
-    """Prove that every stage sees the same micro-batches and that none waits for ever.
+    """Prove that every stage sees the same micro-batches, that none waits for ever, and that
+    gradients add up in the order of micro-batches.
 
-    Raises ``ScheduleError`` naming a missing or repeated action, or each stage's waiting action.
+    Raises ``ScheduleError`` naming an unknown, a missing or repeated action, two that are in the
+    wrong order, or each stage's waiting action.
     """
     _check_complete(schedule)
+    _check_order(schedule)
     done: list[set[Action]] = [set() for _ in schedule]
     pending = [deque(actions) for actions in schedule]
     while able := [s for s, each in enumerate(pending) if each and ready(each[0], s, done)]:
@@ -91,11 +121,40 @@ def alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def _check_complete(schedule: Schedule) -> None:
-    micro_batches = {action.micro_batch for actions in schedule for action in actions}
-    wanted = [Action(kind, each) for each in micro_batches for kind in (FORWARD, BACKWARD)]
+def _weights_later(actions: tuple[Action, ...], delay: int) -> tuple[Action, ...]:
+    """With a W behind each B, ``delay`` micro-batches later; those that are left at the end."""
+    found, waiting = list[Action](), deque[Action]()
+    for action in actions:
+        found.append(action)
+        if action.kind == BACKWARD:
+            waiting.append(Action(WEIGHTS, action.micro_batch))
+            if len(waiting) > delay:
+                found.append(waiting.popleft())
+    return (*found, *waiting)
+
+
+def _check_order(schedule: Schedule) -> None:
     for stage, actions in enumerate(schedule):
-        counts = Counter(actions)
-        for action in wanted:
+        halves = ([each for each in actions if each.kind == kind] for kind in (BACKWARD, WEIGHTS))
+        for before, action in itertools.chain(*map(itertools.pairwise, halves)):
+            if action.micro_batch < before.micro_batch:
+                raise ScheduleError(
+                    f"stage {stage} has {action} behind {before}; gradients add up in the order "
+                    "of micro-batches"
+                )
+
+
+def _check_complete(schedule: Schedule) -> None:
+    every = {action for actions in schedule for action in actions}
+    micro_batches = {action.micro_batch for action in every}
+    used = {FORWARD, BACKWARD} | {action.kind for action in every}
+    for stage, actions in enumerate(schedule):
+        known = (FORWARD, BACKWARD) if stage == len(schedule) - 1 else (FORWARD, BACKWARD, WEIGHTS)
+        if odd := next((each for each in actions if each.kind not in known), None):
+            raise ScheduleError(
+                f"stage {stage} has {odd}, whose kind is none of {', '.join(known)}"
+            )
+        kinds, counts = [kind for kind in known if kind in used], Counter(actions)
+        for action in (Action(kind, each) for each in micro_batches for kind in kinds):
             if (count := counts[action]) != 1:
                 raise ScheduleError(f"stage {stage} has {action} {count} times, not once")

@@ -1,20 +1,28 @@
 """One device's blocks: forward, backward, and what it keeps between the two."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import Part
+from collapipe.models.weight_gradients import SplitBackward
 
 
 class Segment:
-    """Consecutive parts of the model that one device holds."""
+    """Consecutive parts of the model that one device holds.
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = parts
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+    With ``recompute`` it keeps of a micro-batch its inputs alone, and computes it once more, with
+    the same dropout, when the gradient is there. With ``split`` a backward is that of the inputs,
+    and ``weight_gradients`` follows.
+    """
+
+    def __init__(self, parts: Sequence[Part], recompute: bool = False, split: bool = False) -> None:
+        self.parts, self._recompute, self._split = parts, recompute, split
+        self._halves: dict[int, SplitBackward] = {}
+        self._kept: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
 
     def forward(self, micro_batch: int, inputs: Tensor, key: DropoutKey, *mask: Tensor) -> Tensor:
         """Activation [b, s, d] of the last part, on this segment's device, to which inputs are
@@ -23,22 +31,38 @@ class Segment:
         inputs, mask = inputs.to(device), tuple(each.to(device) for each in mask)
         if inputs.is_floating_point():  # token ids have no gradient
             inputs = inputs.detach().requires_grad_()
-        hidden = inputs
-        for part in self.parts:
-            with drawing_from(key.generator(part.name, micro_batch)):
-                hidden = part.module(hidden, *mask)
-        self._kept[micro_batch] = (inputs, hidden)
+        compute = partial(self._through, inputs, mask, micro_batch, key)
+        hidden = compute()  # with a graph, even if it is thrown away: bits are those of a kept one
+        self._kept[micro_batch] = inputs, compute if self._recompute else lambda: hidden
         return hidden.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """Add to the parts' gradients; the gradient of the inputs, None where they are ids."""
-        inputs, hidden = self._kept.pop(micro_batch)
-        if hidden.requires_grad:  # a frozen embedding has nothing to learn
-            torch.autograd.backward(hidden, gradient.to(hidden.device))
+        """Add to the parts' gradients, or do so later; the gradient of the inputs, None where they
+        are ids."""
+        inputs, output = self._kept.pop(micro_batch)
+        hidden = output()
+        gradient = gradient.to(hidden.device)
+        if self._split:
+            self._halves[micro_batch] = SplitBackward(hidden, gradient, inputs)
+        elif hidden.requires_grad:  # a frozen embedding has nothing to learn
+            torch.autograd.backward(hidden, gradient)
         return inputs.grad
+
+    def weight_gradients(self, micro_batch: int) -> None:
+        """Add what a split backward left."""
+        self._halves.pop(micro_batch).accumulate()
 
     def forget(self) -> None:
         """Drop what a step that was given up has left behind."""
         self._kept.clear()
+        self._halves.clear()
         for part in self.parts:
             part.forget_gradients()
+
+    def _through(
+        self, hidden: Tensor, mask: tuple[Tensor, ...], micro_batch: int, key: DropoutKey
+    ) -> Tensor:
+        for part in self.parts:
+            with drawing_from(key.generator(part.name, micro_batch)):
+                hidden = part.module(hidden, *mask)
+        return hidden

@@ -8,7 +8,7 @@ from torch import Tensor
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import masks_for
 from pipeline.head import HeadStage
-from pipeline.schedule import BACKWARD, FORWARD, Action
+from pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Action
 from pipeline.segment import Segment
 from pipeline.timer import PhaseTimer
 
@@ -28,7 +28,8 @@ class Stage(Protocol):
 
 
 class Ports(Protocol):
-    """Where what an action needs comes from, and where what it makes goes to."""
+    """Where what an action needs comes from, and where what it makes goes to; of weights' gradients
+    nothing does."""
 
     def holds(self, action: Action) -> bool:
         """Whether ``receive`` would return at once."""
@@ -49,8 +50,16 @@ def run_stage(actions: Sequence[Action], stage: Stage, ports: Ports) -> Iterator
     for action in actions:
         yield action
         received = ports.receive(action)
-        run = stage.forward if action.kind == FORWARD else stage.backward
-        ports.send(action, run(action.micro_batch, received))
+        ports.send(action, _run(action, stage, received))
+
+
+def _run(action: Action, stage: Stage, received: Passed) -> Passed:
+    if action.kind == WEIGHTS:
+        assert isinstance(stage, SegmentStage)  # a verified schedule has it on no other
+        stage.weight_gradients(action.micro_batch)
+        return ()
+    run = stage.forward if action.kind == FORWARD else stage.backward
+    return run(action.micro_batch, received)
 
 
 class EmbeddingStage:
@@ -94,6 +103,11 @@ class SegmentStage:
             gradient = self._segment.backward(micro_batch, *received)
         assert gradient is not None  # activations have one
         return (gradient,)
+
+    def weight_gradients(self, micro_batch: int) -> None:
+        """What a split backward has left to do."""
+        with self._timer.phase("backward"):
+            self._segment.weight_gradients(micro_batch)
 
 
 class LastStage:

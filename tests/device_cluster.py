@@ -1,5 +1,6 @@
 """Daemons in this process, a small model, and a round of steps on them or in one thread."""
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from collapipe.credentials.credentials import load
 from collapipe.errors import RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part
+from collapipe.models.part import HeadPart, Part, clip_scale
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
@@ -29,6 +30,7 @@ from device_app.daemon import Daemon, DeviceSettings
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
+from pipeline.micro_batch import split as micro_batches_of
 from pipeline.remote.replica import Replica, starting_with
 from pipeline.remote.segments import Cluster, RemoteSegments
 from pipeline.timer import PhaseTimer
@@ -72,6 +74,16 @@ def ragged() -> Batch:
 
 
 @dataclass(frozen=True)
+class NumberedKey(DropoutKey):
+    """The unsplit model draws for micro-batch 0; here it draws for this one."""
+
+    micro_batch: int
+
+    def generator(self, part: str, micro_batch: int) -> torch.Generator:
+        return DropoutKey(self.seed, self.unit, self.step).generator(part, self.micro_batch)
+
+
+@dataclass(frozen=True)
 class Result:
     """What a round came to."""
 
@@ -104,7 +116,9 @@ class Work:
     optimizer: OptimizerSettings = ADAMW
     steps: int = 2
     hung_s: float = 20.0
-    state: Tensors = field(default_factory=dict)  # of the blocks' optimisers, at the start
+    recompute: bool = False
+    state: Tensors = field(default_factory=dict)  # of the optimisers, at the start
+    relay: bool = False  # hops go through the control unit
 
     def __post_init__(self) -> None:
         torch.manual_seed(3)
@@ -117,17 +131,49 @@ class Work:
         model = build_empty(lambda: SplitModel(self.spec, self.vocabulary), weights)
         modules = model.parts()
         blocks = [
-            Part(name, modules[name], self.optimizer)
+            Part(name, modules[name], self.optimizer, self.state)
             for name in map(block_name, range(self.spec.num_blocks))
         ]
-        head = HeadPart(HEAD, modules[HEAD], self.optimizer)
-        return Part(EMBEDDING, modules[EMBEDDING], self.optimizer), blocks, head
+        head = HeadPart(HEAD, modules[HEAD], self.optimizer, self.state)
+        return Part(EMBEDDING, modules[EMBEDDING], self.optimizer, self.state), blocks, head
+
+    def after(self, round_: Result) -> "Work":
+        """Another round, which begins where ``round_`` ended."""
+        again = copy.copy(self)
+        again.start = {name: each for name, each in round_.tensors.items() if "/" not in name}
+        again.state = {name: each for name, each in round_.tensors.items() if "/" in name}
+        return again
+
+    def unsplit(self, num_micro_batches: int) -> Result:
+        """The round of one model by torch's own backward, one micro-batch after the other."""
+        embedding, blocks, head = self.parts()
+        parts = [embedding, *blocks, head]
+        model = build_empty(lambda: SplitModel(self.spec, self.vocabulary), dict(self.start))
+        assert isinstance(model, SplitModel)
+        for part in parts:
+            model.set_submodule(part.name, part.module)
+        losses, norms = [], []
+        for step in range(self.steps):
+            loss = 0.0
+            for number, each in enumerate(micro_batches_of(self.batch, num_micro_batches)):
+                own = (
+                    model.loss(each, NumberedKey(SEED, UNIT, step, number)) / self.batch.num_targets
+                )
+                own.backward()  # type: ignore[no-untyped-call]
+                loss += float(own.detach())
+            squared = [part.squared_norm() for part in parts]
+            for part in parts:
+                part.step(RATE, clip_scale(squared, CLIP))
+            losses.append(loss)
+            norms.append(sum(squared))
+        kept = [part.weights() | part.optimizer_state() for part in parts]
+        return Result(losses, norms, {name: each for part in kept for name, each in part.items()})
 
     def inline(self, plan: ClusterPlan) -> Result:
         """The round in one thread."""
         embedding, blocks, part = self.parts()
         head = LocalHead(part)
-        with inline_pipeline(plan, embedding, blocks, head) as pipeline:
+        with inline_pipeline(plan, embedding, blocks, head, self.recompute) as pipeline:
             return self._trained(pipeline, head)
 
     def remote(
@@ -179,6 +225,7 @@ class Work:
             num_segments=1,
             num_micro_batches=plan.num_micro_batches,
             schedule=plan.schedule,
+            recompute=self.recompute,
             dtype="float32",
             optimizer=self.optimizer,
             memory_bytes=0.0,
@@ -188,7 +235,7 @@ class Work:
         )
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
         replica = Replica(blocks, starting_with(self.start, self.state))
-        cluster = Cluster(roster, dialer, without, self.hung_s)
+        cluster = Cluster(roster, dialer, without, self.hung_s, self.relay)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:

@@ -17,10 +17,12 @@ from torch import Tensor
 from collapipe.cli.status import describe
 from collapipe.errors import ConfigError
 from collapipe.run_report.page import run_page
-from collapipe.run_report.trace import write_trace
+from collapipe.run_report.trace import read_trace, write_trace
+from collapipe.run_report.trace_plot import draw
 from collapipe.runs.reading import read_run
 from device_app import session
 from device_app.daemon import Daemon
+from pipeline.remote.replica import Replica
 from pipeline.remote.segments import RemoteSegments
 
 # Laws far from what is measured would change the plans: each run's are its own.
@@ -60,6 +62,12 @@ def held(line: dict[str, Any]) -> dict[str, int]:
     return {each["device"]: each["span"]["blocks"] for each in cluster["segments"]}
 
 
+def plans(run_dir: Path) -> list[Any]:
+    """Segments and micro-batches of each round."""
+    clusters = [line["plan"]["clusters"][0] for line in lines(run_dir)]
+    return [(each["segments"], each["num_micro_batches"]) for each in clusters]
+
+
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     """Names and values."""
     assert left.keys() == right.keys()
@@ -76,6 +84,7 @@ def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, head: str) -
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )
+    assert plans(tmp_path / "real") == plans(tmp_path / "simulated")
     assert_same(real, simulated)
     for line in lines(tmp_path / "real"):
         measured = {each["name"]: each for each in line["devices"]["0"]}
@@ -120,13 +129,38 @@ def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> No
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )
-    assert_same(real, simulated)
     first, *later = lines(tmp_path / "real")
     assert "device-1" in held(first) or len(held(first)) == 2
     assert all("device-1" not in held(line) for line in later)
     if "device-1" in held(first):
         (event,) = first["events"]["0"]
         assert "device-1" in event
+    assert [line["events"] for line in later] == [{}, {}]
+    assert_same(real, simulated)
+
+
+def test_frozen_weights_travel_to_a_device_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of adapters' blocks; the second round sends what trains alone."""
+    sent = list[tuple[str, bool]]()
+    real_packed = Replica.packed
+
+    def packed(self: Replica, name: str, whole: bool = True) -> bytes:
+        sent.append((name, whole))
+        return real_packed(self, name, whole)
+
+    monkeypatch.setattr(Replica, "packed", packed)
+    options = *STEADY, "adapter=lora", "adapter.rank=2"
+    with daemons(2) as there:
+        file = inventory(tmp_path / "here.yaml", there)
+        real = federated.run(tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options)
+    blocks = [f"blocks.{index}" for index in range(4)]
+    assert sent == [(name, True) for name in blocks] + [(name, False) for name in blocks]
+    simulated = federated.run(
+        tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
+    )
+    assert_same(real, simulated)
 
 
 def test_what_is_far_from_the_plan_changes_the_next_one(tmp_path: Path) -> None:
@@ -146,8 +180,9 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
         federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *STEADY)
-    written, number, error_s = write_trace(tmp_path / "run", None, None)
-    assert number == 2
+    trace, written = read_trace(tmp_path / "run", None), tmp_path / "trace.json"
+    write_trace(trace, written)
+    assert trace.round == 2
     events = json.loads(written.read_text(encoding="utf-8"))["traceEvents"]
     arrows: dict[str, dict[str, float]] = {}
     for each in events:
@@ -155,14 +190,19 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             arrows.setdefault(each["id"], {})[each["ph"]] = each["ts"]
     m, steps, stages = 4, 2, len(held(lines(tmp_path / "run")[1]))
     assert len(arrows) == 2 * m * steps * (stages - 1)
-    assert all(ends["f"] >= ends["s"] - error_s * 1e6 for ends in arrows.values())
+    assert all(ends["f"] >= ends["s"] - trace.error_s * 1e6 for ends in arrows.values())
     compute = [each for each in events if each["ph"] == "X" and each["tid"] == 1]
     assert len(compute) == 2 * m * steps * stages
     assert all(0 <= each["ts"] < 60e6 for each in compute)
     with pytest.raises(ConfigError, match="exists"):
-        write_trace(tmp_path / "run", 2, None)
+        write_trace(trace, written)
     with pytest.raises(ConfigError, match="no round 7"):
-        write_trace(tmp_path / "run", 7, None)
+        read_trace(tmp_path / "run", 7)
+    draw(trace.events, "a step", tmp_path / "trace.svg")
+    drawn = (tmp_path / "trace.svg").read_text(encoding="utf-8")
+    assert all(f"device-{k}" in drawn for k in range(stages))
+    with pytest.raises(ConfigError, match="--plot"):
+        draw(trace.events, "a step", tmp_path / "trace.txt")
 
 
 class _Skewed:

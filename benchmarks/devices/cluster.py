@@ -69,7 +69,7 @@ class Ours:
     @property
     def tables(self) -> list[Tensor]:
         """Of each device in the last step: when each action waited, began and ended, s."""
-        return [each[-1] for each in self.segments._measured.values()]
+        return self.segments.action_times
 
     def run(self, samples: int | None = None) -> float:
         """Forward and backward of the batch, or of its first samples; its loss."""

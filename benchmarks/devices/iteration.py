@@ -12,7 +12,7 @@ import torch
 from benchmarks.devices.cluster import CLIP, RATE, Ours, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import WARM, about, alike, ratio, save, turns
 from pipeline import schedule
-from pipeline.schedule import FORWARD
+from pipeline.schedule import BACKWARD, FORWARD, WEIGHTS
 from tests.device_cluster import device_name, even_plan, plan_of
 from tests.network import Place
 from tests.optim.discrete_event import Behind, Chunk, makespan
@@ -80,15 +80,17 @@ def _ideal_s(mine: Ours, before: dict[str, float], name: str, m: int) -> float:
     lists = schedule.build(name, len(mine.tables), m)
     took = {key: mine.timer.seconds[key] - before.get(key, 0.0) for key in ("embedding", "head")}
     embedding = Chunk(took["embedding"] / m / 2)
-    forward, backward = [embedding], [embedding]
+    forward, backward, weights_s = [embedding], [embedding], [0.0]
     for actions, table in zip(lists, mine.tables, strict=False):
         seconds = (table[:, 2] - table[:, 1]).tolist()
         pairs = list(zip(actions, seconds, strict=True))
         forward.append(Chunk(_mean([s for action, s in pairs if action.kind == FORWARD])))
-        backward.append(Chunk(_mean([s for action, s in pairs if action.kind != FORWARD])))
+        backward.append(Chunk(_mean([s for action, s in pairs if action.kind == BACKWARD])))
+        weights_s.append(_mean([s for action, s in pairs if action.kind == WEIGHTS]))
     behind = Behind(head_s=took["head"] / m)
-    return makespan((lists[0], *lists), forward, backward, "link", behind)
+    every = schedule.passed_on(lists[0]), *lists
+    return makespan(every, forward, backward, "link", behind, weights_s)
 
 
 def _mean(seconds: Sequence[float]) -> float:
-    return sum(seconds) / len(seconds)
+    return sum(seconds) / len(seconds) if seconds else 0.0

@@ -29,7 +29,7 @@ def fitted(mine: Ours) -> Laws:
     for size in SIZES:
         mine.cut(mine.work.batch.num_samples // size)
         mine.run()
-        _, began, ended = _actions(mine)
+        _, began, ended, _ = _actions(mine)
         chunks.append(2 * (ended - began).mean(axis=1))  # as many forwards as backwards
         mine.step()
         mine.cut(1)
@@ -44,7 +44,7 @@ def fitted(mine: Ours) -> Laws:
 
 
 def _actions(mine: Ours) -> NDArray[np.float64]:
-    """When each action waited, began and ended, [3, devices, actions]."""
+    """When each action waited, began, ended and had left, [4, devices, actions]."""
     return np.stack([each.numpy().T for each in mine.tables], 1)
 
 
@@ -52,7 +52,7 @@ def _hops(mine: Ours, samples: int) -> NDArray[np.float64]:
     """Seconds on the way from each device to the next and back, by one clock for all."""
     mine.run(samples)
     mine.step()
-    _, began, ended = _actions(mine)
+    _, began, ended, _ = _actions(mine)
     found = began[1:, 0] - ended[:-1, 0] + began[:-1, 1] - ended[1:, 1]
     return np.append(found, found.mean())  # the head's clock is not asked
 

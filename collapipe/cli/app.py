@@ -230,12 +230,21 @@ def trace(
     output: Annotated[
         Path | None, Option(help="File; default: trace-ROUND.json in the run's folder.")
     ] = None,
+    plot: Annotated[Path | None, Option(help="Picture of a step instead, .svg or .png.")] = None,
 ) -> None:
     """Write when each real device did what in a round, for https://ui.perfetto.dev."""
-    from collapipe.run_report.trace import write_trace
+    from collapipe.run_report.trace import read_trace, write_trace
 
-    file, number, error_s = write_trace(run_dir, round_, output)
-    print(f"round {number}: {file}; clocks of devices agree within {1e3 * error_s:.3g} ms")
+    trace = read_trace(run_dir, round_)
+    file = plot or output or run_dir / f"trace-{trace.round}.json"
+    if plot is None:
+        write_trace(trace, file)
+    else:
+        from collapipe.run_report.trace_plot import draw
+
+        draw(trace.events, f"the last traced step of round {trace.round}", file)
+    agree = f"clocks of devices agree within {1e3 * trace.error_s:.3g} ms"
+    print(f"round {trace.round}: {file}; {agree}")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """``collapipe up``: daemons on this machine, with an inventory of them, for trials."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -108,7 +109,12 @@ def _started(credentials: Path, memory: str, log: Path) -> subprocess.Popen[str]
     command += ["--memory", memory, "--credentials", str(credentials)]
     with log.open("w") as words:
         return subprocess.Popen(  # noqa: S603 - our own command
-            command, stdout=subprocess.PIPE, stderr=words, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(log.parent / "cache")},
         )
 
 

@@ -87,6 +87,11 @@ class Settings:
         """Whether the scheduler decides what units send."""
         return self.compression.decided or self.chooses_heads
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether devices compute each forward twice; who trains without a pipeline does not."""
+        return self.pipeline.recompute and not self.framework.unsplit
+
     def unit_has_head(self, uplink: UplinkPlan | None) -> bool:
         """Whether a unit with this plan trains its head by itself."""
         if self.chooses_heads:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import astuple, dataclass
 
-from collapipe.state import AffineLaw, BlockCost, DeviceProfile, EnergyBudget
+from collapipe.state import AffineLaw, BlockCost, DeviceProfile, EnergyBudget, MemoryBudget
 
 _FLOAT_BYTES = 4  # float32
 _COPIES = 4  # weights, gradients and AdamW's two moments
@@ -32,7 +32,11 @@ class PhysicalDevice:
         if self.energy_j is not None and self.power_w is not None:
             parts = (self.power_w * part for part in astuple(time))
             energy = EnergyBudget(self.energy_j, AffineLaw(*parts))
-        return DeviceProfile(self.name, time, held, energy)
+        memory = None
+        if self.memory_bytes is not None and (cost.sample_bytes or cost.segment_bytes):
+            each = cost.segment_bytes, cost.block_bytes, cost.sample_bytes
+            memory = MemoryBudget(self.memory_bytes, *each)
+        return DeviceProfile(self.name, time, held, energy, memory)
 
     def block_limits(self, block_bytes: float | None) -> dict[str, int]:
         """The blocks that ``max_blocks`` or ``memory_bytes`` allow: the lower, or both if equal."""

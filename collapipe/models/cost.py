@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from inspect import unwrap
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from collapipe.models.dropout import drawing_from
 from collapipe.models.part import moments, state_like
 from collapipe.models.split import Head, ModelSpec
 from collapipe.models.stem import StemSpec
+from collapipe.models.weight_gradients import SplitBackward
 from collapipe.sections import OptimizerSettings
 from collapipe.state import BlockCost
 from collapipe.text.vocabulary import Vocabulary
@@ -38,6 +39,8 @@ def measure_cost(
     tokens: int,
     batch_size: int,
     optimizer: OptimizerSettings | None = None,
+    recompute: bool = False,
+    split: bool = False,
 ) -> BlockCost:
     """Cost of the dearest block for samples of ``tokens`` tokens, in float32.
 
@@ -48,7 +51,9 @@ def measure_cost(
     FLOPs are those of matrix products, attention's among them, in one forward and backward of one
     sample. Bytes are the weights, gradients and moments (AdamW's where no ``optimizer`` is given)
     of what trains, and what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B
-    fewer.
+    fewer. With ``recompute`` they are kept of one micro-batch, and inputs of all b samples; FLOPs
+    are those without. With ``split`` what is saved is kept until the weights' gradients are
+    computed, and so is what these are computed from.
     """
     rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
     shape, costs = torch.Size((1, tokens + rows, spec.dim)), []
@@ -56,19 +61,30 @@ def measure_cost(
         with torch.device("meta"):
             block = spec.build_block(index)
         with FakeTensorMode(allow_non_fake_inputs=True):  # shapes alone: nothing is computed
-            shape, cost = _measure(block, shape, tokens, batch_size, optimizer)
-        costs.append(astuple(cost))
+            shape, cost = _measure(block, shape, tokens, optimizer, split)
+        costs.append(astuple(_keeping(cost, batch_size, recompute, split)))
     return BlockCost(*map(max, zip(*costs, strict=True)))
+
+
+def _keeping(cost: BlockCost, batch_size: int, recompute: bool, split: bool) -> BlockCost:
+    """Of a block that keeps what it saved, or its segment's inputs, of all samples of a batch."""
+    if recompute:
+        cost = replace(cost, segment_bytes=batch_size * cost.activation_bits / 8)
+        if not split:
+            return cost
+    kept = batch_size * cost.sample_bytes
+    return replace(cost, block_bytes=cost.block_bytes + kept, sample_bytes=0.0)
 
 
 def _measure(
     block: nn.Module,
     shape: torch.Size,
     tokens: int,
-    batch_size: int,
     optimizer: OptimizerSettings | None,
+    split: bool,
 ) -> tuple[torch.Size, BlockCost]:
-    """The shape of the block's activation, and its cost; ``shape`` is what the block gets."""
+    """The shape of the block's activation, and its cost where nothing is kept but the sample under
+    way; ``shape`` is what the block gets."""
     block = block.train().to_empty(device="cpu")
     hidden = torch.zeros(shape, requires_grad=True)
     mask = torch.ones(1, tokens, dtype=torch.bool)
@@ -85,9 +101,11 @@ def _measure(
     ):
         out = block(hidden, mask)
     with flop_counter() as backward:
-        out.backward(torch.ones_like(out))
+        half = SplitBackward(out, torch.ones_like(out), hidden)
+        half.accumulate()
     own = _storages([*block.parameters(), *block.buffers()])
-    stash = sum((own | _storages(saved)).values()) - sum(own.values())
+    kept = [*saved, *half.kept] if split else saved
+    stash = sum((own | _storages(kept)).values()) - sum(own.values())
     trained = sum(weight.nbytes for weight in block.parameters() if weight.requires_grad)
     count = _ADAMW if optimizer is None else len(moments(optimizer))
     cost = BlockCost(
@@ -95,7 +113,8 @@ def _measure(
         backward_flops=float(backward.get_total_flops()),
         activation_bits=float(out.numel() * _FLOAT_BITS),
         gradient_bits=float(out.numel() * _FLOAT_BITS),
-        block_bytes=float(sum(own.values()) + (1 + count) * trained + batch_size * stash),
+        block_bytes=float(sum(own.values()) + (1 + count) * trained),
+        sample_bytes=float(stash),
     )
     return out.shape, cost
 

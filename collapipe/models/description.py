@@ -64,10 +64,10 @@ def _built(description: Mapping[str, Any], derivations: frozenset[str]) -> Model
         if kind in derivations:
             base = _built(values.pop("base"), derivations - {kind})
             values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-            derived = _DERIVED[kind](base, **_plain(values))
+            derived = cast(ModelSpec, _DERIVED[kind](base, **_plain(values)))
             if not 1 <= derived.num_blocks <= base.num_blocks:
                 raise ValueError(f"{derived.num_blocks} blocks out of {base.num_blocks}")
-            return cast(ModelSpec, derived)
+            return derived
         if kind in _OWN:
             return cast(ModelSpec, _OWN[kind](**_plain(values)))
     except (ConfigError, KeyError, TypeError, ValueError, RecursionError) as error:

@@ -182,9 +182,15 @@ def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
     state among it; empty where every weight trains."""
     with torch.device("meta"):
         model = SplitModel(spec, vocabulary)
-    weights = dict(model.named_parameters())
-    training = {name for name in weights if weights[name].requires_grad}
-    return frozenset() if training == weights.keys() else frozenset(model.state_dict()) - training
+    if all(weight.requires_grad for weight in model.parameters()):
+        return frozenset()
+    return frozenset(not_training(model))
+
+
+def not_training(module: nn.Module) -> set[str]:
+    """Names of the frozen weights and constants in a module's state."""
+    training = {name for name, each in module.named_parameters() if each.requires_grad}
+    return module.state_dict().keys() - training
 
 
 def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:

@@ -4,7 +4,7 @@ happened to them."""
 from collections.abc import Iterator
 
 from collapipe.errors import ConfigError, printable
-from collapipe.formatting import seconds
+from collapipe.formatting import amount, seconds
 from collapipe.report import DeviceReport, RoundReport
 from collapipe.run_report.charts import Kind, Series, lines, rows, stacked
 from collapipe.run_report.html import Markup, join, note, table
@@ -21,7 +21,10 @@ def devices(run: Run) -> Markup | None:
     if not measured:
         return None
     last = measured[-1]
-    titles = "device", "blocks", "chunk planned", "chunk measured", "computes", "waits"
+    titles = (
+        *("device", "blocks", "chunk planned", "chunk measured"),
+        *("computes", "waits", "sends", "sent", "peak memory"),
+    )
     told = table(titles, [*_cells(run, last)], f"Devices in round {last.round}")
     bars = [
         stacked(f"unit {unit}, {each.name}", _parts(each), seconds(each.span_s))
@@ -57,6 +60,9 @@ def _cells(run: Run, line: RoundReport) -> Iterator[list[object]]:
                 seconds(each.chunk_s),
                 f"{each.compute_s / span_s:.0%}",
                 f"{each.wait_s / span_s:.0%}",
+                f"{each.send_s / span_s:.0%}",
+                amount(each.sent_bytes, "B"),
+                amount(each.peak_bytes, "B"),
             ]
 
 

@@ -1,11 +1,12 @@
 """A round on real devices as Chrome's trace events, which Perfetto and chrome://tracing open: a
-process a device, with a track for what it computes, one for what it waits for, and one for the plan
-beside them."""
+process a device, with tracks for what it computes, waits for and sends, and the plan beside."""
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,42 @@ from pipeline.schedule import Action
 
 _TRACES = TypeAdapter(RoundTraces)
 _LONGEST = 2**28  # of a line, in bytes
-_COMPUTE, _WAIT, _PLANNED = 1, 2, 3  # tracks
-_NAMES = {_COMPUTE: "compute", _WAIT: "wait for input", _PLANNED: "plan: forward and backward"}
+COMPUTE, WAIT, SEND, SEND_BACK, PLANNED = range(1, 6)  # tracks
+_NAMES = {
+    COMPUTE: "compute",
+    WAIT: "wait for input",
+    SEND: "send activations",
+    SEND_BACK: "send gradients",
+    PLANNED: "plan: forward and backward",
+}
 Event = dict[str, Any]
 
 
-def write_trace(run_dir: Path, number: int | None, output: Path | None) -> tuple[Path, int, float]:
-    """Write a round's trace, by default the last one's; the file, the round, and how far clocks of
-    different devices may be apart, in seconds.
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A round's events, and how far clocks of different devices may be apart, in seconds."""
 
-    Raises ``ConfigError`` where the run has no such round on real devices, or the file exists.
-    """
+    round: int
+    events: list[Event]
+    error_s: float
+
+
+def read_trace(run_dir: Path, number: int | None) -> Trace:
+    """The trace of a round, None: of the last one. Raises ``ConfigError`` where the run has no such
+    round on real devices."""
     run = read_run(run_dir)
     traces = _read(run_dir, number)
     line = next((each for each in run.rounds if each.round == traces.round), None)
     if line is None:
         raise ConfigError(f"{run_dir}: metrics.jsonl has no round {traces.round}")
-    file = output or run_dir / f"trace-{traces.round}.json"
-    tree = {"traceEvents": list(events(run, line, traces)), "displayTimeUnit": "ms"}
+    errors = [each.error_s for devices in traces.units.values() for each in devices]
+    return Trace(traces.round, list(_events(run, line, traces)), 2 * max(errors, default=0.0))
+
+
+def write_trace(trace: Trace, file: Path) -> None:
+    """Write the events as JSON. Raises ``ConfigError`` where the file exists, or cannot be
+    written."""
+    tree = {"traceEvents": trace.events, "displayTimeUnit": "ms"}
     try:
         with file.open("x", encoding="utf-8") as stream:
             json.dump(tree, stream)
@@ -47,11 +66,9 @@ def write_trace(run_dir: Path, number: int | None, output: Path | None) -> tuple
         raise ConfigError(f"{file}: exists; remove it, or say --output") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written ({error.strerror})") from error
-    errors = [each.error_s for devices in traces.units.values() for each in devices]
-    return file, traces.round, 2 * max(errors, default=0.0)
 
 
-def events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
+def _events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
     """Of all units of a round."""
     process = 0
     for cluster in line.plan.clusters:
@@ -69,7 +86,7 @@ def events(run: Run, line: RoundReport, traces: RoundTraces) -> Iterator[Event]:
                 start_s = device.steps[0][0][0]
                 for place, begin_s in enumerate(planned.computes):
                     at = start_s + begin_s
-                    yield _slice(process, _PLANNED, str(place), at, planned.compute_s)
+                    yield _slice(process, PLANNED, str(place), at, planned.compute_s)
 
 
 def _read(run_dir: Path, number: int | None) -> RoundTraces:
@@ -110,10 +127,15 @@ def _measured(
     process: int, device: DeviceTrace, lists: Sequence[Sequence[Action]]
 ) -> Iterator[Event]:
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
-        for (asked, began, ended), action in zip(rows, actions, strict=False):
+        free_s = {SEND: -math.inf, SEND_BACK: -math.inf}  # one at a time leaves
+        for (asked, began, ended, sent), action in zip(rows, actions, strict=False):
             name, about = str(action), {"step": step}
-            yield _slice(process, _WAIT, f"for {name}", asked, began - asked) | {"args": about}
-            yield _slice(process, _COMPUTE, name, began, ended - began) | {"args": about}
+            yield _slice(process, WAIT, f"for {name}", asked, began - asked) | {"args": about}
+            yield _slice(process, COMPUTE, name, began, ended - began) | {"args": about}
+            track = SEND if action.kind == schedule.FORWARD else SEND_BACK
+            leaves = max(ended, free_s[track])
+            yield _slice(process, track, name, leaves, sent - leaves) | {"args": about}
+            free_s[track] = sent
 
 
 def _flows(
@@ -126,10 +148,12 @@ def _flows(
 ) -> Iterator[Event]:
     """An arrow from each action to that of the neighbour that needs it."""
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
-        for (_, began, ended), action in zip(rows, actions, strict=False):
+        for (_, began, ended, _), action in zip(rows, actions, strict=False):
+            if action.kind == schedule.WEIGHTS:  # which nobody waits for
+                continue
             forward = action.kind == schedule.FORWARD
             came, left = (stage, stage + 1) if forward else (stage + 1, stage)
-            common = {"cat": "hop", "name": str(action), "pid": process, "tid": _COMPUTE}
+            common = {"cat": "hop", "name": str(action), "pid": process, "tid": COMPUTE}
             if 0 < came < stages:
                 key = f"{flow} {step} {action} {came}"
                 yield common | {"ph": "f", "bp": "e", "id": key, "ts": began * 1e6}

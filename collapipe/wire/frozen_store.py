@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -43,10 +44,12 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 class FrozenStore:
     """A folder of safetensors files, each named by the digest of what it holds.
 
-    Any number of processes may use it at once. Nothing is ever taken out but what is damaged.
+    Any number of processes may use it at once. Nothing is ever taken out but what is damaged, and
+    beyond ``limit_bytes`` what was not used for longest.
     """
 
     folder: Path
+    limit_bytes: float = math.inf
 
     def lacks(self, digests: Iterable[str]) -> list[str]:
         """Those of ``digests`` that are not here, or damaged and now removed; raises ``WireError``
@@ -67,6 +70,7 @@ class FrozenStore:
             return name
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(sum(each.nbytes for each in tensors.values()))
             with tempfile.TemporaryDirectory(".partial", name[:8], self.folder) as folder:
                 partial = Path(folder) / file.name
                 save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial)
@@ -96,11 +100,22 @@ class FrozenStore:
             cause = one_line(error)
         else:
             if digest(tensors) == name:
+                with suppress(OSError):
+                    os.utime(file)  # used now
                 return tensors
             cause = "its content has another digest"
         with suppress(OSError):
             file.unlink()
         raise DataError(f"{file}: frozen weights were damaged ({cause}) and are removed; run again")
+
+    def _make_room(self, size: float) -> None:
+        files = [(each.stat(), each) for each in self.folder.glob("*.safetensors")]
+        kept = sum(stat.st_size for stat, _ in files)
+        for stat, file in sorted(files, key=lambda each: each[0].st_mtime_ns):
+            if kept + size <= self.limit_bytes:
+                return
+            file.unlink(missing_ok=True)
+            kept -= stat.st_size
 
     def _file(self, name: str) -> Path:
         """The file of a digest; another machine's text gives no path outside the folder."""

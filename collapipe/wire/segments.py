@@ -1,7 +1,7 @@
 """What a control unit and a device tell each other beside tensors: plain values, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -39,9 +39,10 @@ class SegmentDescription:
 
     ``session`` is a secret of this segment's streams; ``epoch`` counts the round's plans. ``model``
     is what ``models.description`` makes. ``memory_bytes`` is what the planner expects to be needed.
-    ``next`` is None where the control unit dials. With ``replicate_every`` r the device sends its
-    parts after each r-th step; 0: only when asked. Raises ``WireError`` for more blocks than
-    ``MOST_BLOCKS``, or a schedule that would take long to build.
+    ``next`` is None where the control unit dials. ``frozen`` has the digests of blocks' frozen
+    weights, which follow only where the device lacks them. With ``replicate_every`` r the device
+    sends its parts after each r-th step; 0: only when asked. Raises ``WireError`` for more blocks
+    than ``MOST_BLOCKS``, or a schedule that would take long to build.
     """
 
     version: Text
@@ -56,12 +57,14 @@ class SegmentDescription:
     num_segments: Stages
     num_micro_batches: Annotated[int, Field(ge=1, le=4096)]
     schedule: Text
+    recompute: bool
     dtype: Text
     optimizer: OptimizerSettings
     memory_bytes: NotNegative
     next_session: Text | None
     next: Neighbour | None
     replicate_every: CountFrom0
+    frozen: Mapping[Text, Text] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         actions = self.num_segments * self.num_micro_batches

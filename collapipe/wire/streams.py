@@ -28,7 +28,8 @@ class FrameStream:
     than ``max_bytes``, which the owner may change, ends the stream, as do one that is damaged and
     activations beyond the ``WINDOW``. Frames that wait have together no more bytes than that, or
     there is only one: ``feed`` takes in the next one when there is room. Parts, which may take a
-    slow link many seconds, wait for all other frames, piece by piece.
+    slow link many seconds, wait for all other frames, piece by piece. ``on_sent`` is called once
+    gRPC has taken all pieces of an activation or a gradient.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
@@ -46,6 +47,7 @@ class FrameStream:
         self._credit = WINDOW
         self._closed = False
         self._cancel: Callable[[], object] | None = None
+        self.on_sent: Callable[[Frame], None] = _nothing
 
     def send(self, frame: Frame) -> None:
         """Return at once; activations and gradients wait for the other end's credit."""
@@ -85,7 +87,12 @@ class FrameStream:
 
     def all_made(self) -> bool:
         """Whether ``send_later`` has made all its parts, or never will: ``arrived`` is set then."""
-        return not self._unmade or self._closed or self._ended is not None
+        return not self._unmade or self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._closed or self._ended is not None
 
     def waiting(self) -> bool:
         """Whether ``receive`` would return or raise at once."""
@@ -175,6 +182,8 @@ class FrameStream:
                     return
             elif isinstance(found, Frame):
                 yield from _pieces(found)
+                if found.kind in _COUNTED:
+                    self.on_sent(found)
             else:
                 part = _pieces(found())
 
@@ -211,6 +220,10 @@ class FrameStream:
             if message[0] & _LAST:
                 yield lanes[lane]
                 lanes[lane] = bytearray()
+
+
+def _nothing(sent: Frame) -> None:
+    """Nobody asks."""
 
 
 def _pieces(frame: Frame) -> Iterator[bytes]:

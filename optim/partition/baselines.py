@@ -45,8 +45,8 @@ def vanilla_fl(problem: ClusterProblem, rng: np.random.Generator) -> ClusterSolu
 
 def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> str:
     """What a device lacks for all L blocks on ``share`` samples; empty: nothing."""
-    if device.max_blocks is not None and device.max_blocks < problem.num_blocks:
-        return f"{device.name} holds at most {device.max_blocks}"
+    if (held := device.memory_cap(share, problem.num_blocks)) < problem.num_blocks:
+        return f"{device.name} holds at most {held}"
     if device.energy is None:
         return ""
     spent = device.energy.law.compute(problem.num_blocks, share)

@@ -58,11 +58,21 @@ def check_point(point: Partition, problem: ClusterProblem) -> None:
 
 
 def _check_caps(point: Partition, problem: ClusterProblem) -> None:
-    for device, held in zip(problem.devices, point.blocks, strict=True):
+    held_by, m = point.blocks, point.num_micro_batches
+    for device, held in zip(problem.devices, held_by, strict=True):
         if device.max_blocks is not None and held > device.max_blocks:
             raise violation(
                 "C7", f"{device.name} holds {held} blocks, its memory {device.max_blocks}"
             )
+        if (memory := device.memory) is not None and held:
+            samples = problem.batch_size / (len(held_by) if point.replicated else m)
+            needed = held * memory.sample_bytes * samples + held * memory.block_bytes
+            if exceeds(needed + memory.segment_bytes, memory.limit_bytes):
+                raise violation(
+                    "C7",
+                    f"{device.name} holds {held} blocks, which with m={m} take "
+                    f"{needed + memory.segment_bytes:.12g} bytes of {memory.limit_bytes:.12g}",
+                )
         if device.energy is None or not held:
             continue
         times = point.num_micro_batches if device.energy.scope == "batch" else 1
@@ -207,6 +217,9 @@ def _within_caps(blocks: Ints, m: Ints, problem: ClusterProblem) -> Bools:
     for held, device in zip(blocks.T, problem.devices, strict=True):
         if device.max_blocks is not None:
             within &= held <= device.max_blocks
+        if (memory := device.memory) is not None:
+            needed = held * memory.sample_bytes * size + held * memory.block_bytes
+            within &= (held == 0) | (needed + memory.segment_bytes <= memory.limit_bytes * MARGIN)
         if device.energy is not None:
             law = device.energy.law
             spent = held * law.u * size + held * law.v + law.w * size + law.ell

@@ -88,7 +88,9 @@ def _check_blocks(cluster: ClusterPlan, state: ClusterState, request: RoundReque
     blocks = tuple(held.get(device.name, 0) for device in devices)
     if cluster.over_limits:
         devices = tuple(
-            replace(device, max_blocks=0 if device.max_blocks == 0 else None, energy=None)
+            replace(
+                device, max_blocks=0 if device.max_blocks == 0 else None, energy=None, memory=None
+            )
             for device in devices
         )
     b = request.batch_size

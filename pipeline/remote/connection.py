@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor
 
@@ -109,8 +110,8 @@ class DeviceConnection:
                 self._hear(self._control.receive())
                 self._arrived.set()
         except Exception as error:  # whatever it sent: it is done without
-            known = isinstance(error, CollaPipeError)
-            self.broken = error if known else WireError(one_line(error))
+            ours = isinstance(error, CollaPipeError)
+            self.broken = cast(CollaPipeError, error) if ours else WireError(one_line(error))
             self._arrived.set()
 
     def _hear(self, frame: Frame) -> None:

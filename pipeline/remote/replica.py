@@ -26,10 +26,13 @@ class Replica:
 
     ``step`` is the last one that is complete; before the first is, blocks are as at the ``start``.
     Devices' threads ``put`` at once; older steps than the last complete one are forgotten.
+    ``frozen`` are names of weights that never change.
     """
 
-    def __init__(self, blocks: Collection[str], start: Start) -> None:
-        self._blocks, self._start = blocks, start
+    def __init__(
+        self, blocks: Collection[str], start: Start, frozen: Collection[str] = frozenset()
+    ) -> None:
+        self._blocks, self._start, self._frozen = blocks, start, frozen
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
         self._expected: tuple[int, Mapping[str, str]] = 0, {}  # changed at once, never inside
@@ -76,9 +79,10 @@ class Replica:
                 for block in self._have.pop(older):
                     self._file(block, older).unlink(missing_ok=True)
 
-    def packed(self, name: str) -> bytes:
-        """A block with all its weights, as safetensors."""
-        return save({key: tensor.contiguous() for key, tensor in self.tensors(name).items()})
+    def packed(self, name: str, whole: bool = True) -> bytes:
+        """A block, ``whole`` or without its frozen weights, as safetensors."""
+        tensors = self.tensors(name).items()
+        return save({k: each.contiguous() for k, each in tensors if whole or k not in self._frozen})
 
     def tensors(self, name: str) -> Tensors:
         """The same, as tensors by their names in the whole model."""

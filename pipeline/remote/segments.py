@@ -6,17 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
 import torch
 
 from collapipe import cancellation
-from collapipe.errors import StageError
+from collapipe.errors import StageError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
-from collapipe.tensors import Tensors, all_finite
+from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
@@ -27,30 +26,24 @@ from collapipe.wire.segments import (
     Trouble,
     as_tensor,
     packed,
+    unpacked,
 )
 from collapipe.wire.streams import FrameStream
 from pipeline import schedule
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.remote.connection import SILENT_S, DeviceConnection
 from pipeline.remote.journal import RecordedHead, Recording, RecordingPorts, StepRecord
+from pipeline.remote.measurements import Clock, Measurements
 from pipeline.remote.ports import Fence, HopError, StreamPorts
+from pipeline.remote.relay import relay
 from pipeline.remote.replica import Replica
 from pipeline.stage import EmbeddingStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
 
 _AHEAD = 16  # steps that may follow one whose copies are under way
-_TRACED = 100  # steps of a round
 _CLOCK_TRIPS = 3
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What to add to a device's clock for the control unit's, and how far that may be wrong."""
-
-    offset_s: float
-    error_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +52,15 @@ class Cluster:
 
     ``replan`` makes a plan without the devices that it is given, each with the cause of its loss;
     it raises where there is none.
-    ``hung_s`` is how long one action of a device may take.
+    ``hung_s`` is how long one action of a device may take. With ``relay`` devices do not dial each
+    other: what one hands to the next goes through the control unit.
     """
 
     devices: Mapping[str, Neighbour]
     dialer: Dialer
     replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: float
+    relay: bool = False
 
 
 class RemoteSegments:
@@ -89,17 +84,14 @@ class RemoteSegments:
         self._replica = replica
         self._arrived = threading.Event()
         self._connections: dict[str, DeviceConnection] = {}
-        self._hops: tuple[FrameStream, FrameStream] | None = None
+        self._hops: list[FrameStream] = []  # before the first stage, behind the last; relayed ones
         self._lost: dict[str, str] = {}
         self._journal: list[StepRecord] = []
         self._record: StepRecord | None = None
         self._norms: list[float] = []
         self.events: list[str] = []
-        self._measured: dict[str, list[torch.Tensor]] = {}
         self._timer = timer
-        self._clocks: dict[str, Clock] = {}
-        self._began_s = time.monotonic()
-        self.action_times: list[torch.Tensor] = []  # of the last step, a segment: [actions, 3]
+        self._measured = Measurements()
 
     def __enter__(self) -> "RemoteSegments":
         try:
@@ -110,8 +102,7 @@ class RemoteSegments:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for stream in self._hops or ():
-            stream.close()
+        self._hang_up()
         for connection in self._connections.values():
             connection.close()
         self._replica.close()
@@ -137,19 +128,17 @@ class RemoteSegments:
 
     def measured(self) -> list[DeviceReport]:
         """What each device of the plan measured since it has had its blocks, in their order."""
-        return [
-            _report(segment, self._measured[segment.device])
-            for segment in self._plan.segments
-            if segment.device in self._measured
-        ]
+        return self._measured.reports(self._plan)
 
     def traces(self) -> list[DeviceTrace]:
         """When the devices of the plan did what, by the control unit's clock."""
-        names = [each.device for each in self._plan.segments if each.device in self._measured]
-        return [
-            _trace(name, self._measured[name][:_TRACED], self._clocks[name], self._began_s)
-            for name in names
-        ]
+        return self._measured.traces(self._plan)
+
+    @property
+    def action_times(self) -> list[torch.Tensor]:
+        """Of the last step and each segment, float64 [actions, 3]: when each action waited, began
+        and ended, s."""
+        return self._measured.last_step
 
     def squared_norms(self) -> list[float]:
         return self._norms
@@ -219,9 +208,7 @@ class RemoteSegments:
         cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
         self._lost[lost.device] = cause
         _log.info("unit %d: lost %s: %s", self._plan.unit, lost.device, cause)
-        for stream in self._hops or ():
-            stream.close()
-        self._hops = None
+        self._hang_up()
         if lost.device in self._connections:
             self._connections.pop(lost.device).close()
         self._plan = self._cluster.replan(dict(self._lost))
@@ -248,29 +235,50 @@ class RemoteSegments:
                 self._connections[name] = self._dialled(name)
         members = [self._connections[name] for name in names]
         for stage, (connection, segment) in enumerate(zip(members, plan.segments, strict=True)):
-            last = stage == len(members) - 1
+            dials = stage < len(members) - 1 and not self._cluster.relay
+            held = set(map(block_name, segment.span.indices()))
+            frozen = {k: each for k, each in self._common.frozen.items() if k in held}
             description = replace(
                 self._common,
                 session=sessions[stage],
+                frozen=frozen,
                 span=segment.span,
                 stage=stage,
                 num_segments=len(members),
-                next=None if last else self._cluster.devices[names[stage + 1]],
-                next_session=None if last else sessions[stage + 1],
+                next=self._cluster.devices[names[stage + 1]] if dials else None,
+                next_session=sessions[stage + 1] if dials else None,
             )
             connection.tell(FrameKind.LOAD, load, packed(description))
-        self._all_answer(FrameKind.READY, load)
-        for connection, segment in zip(members, plan.segments, strict=True):
+        answers = self._all_answer(FrameKind.READY, load)
+        for connection, segment, answer in zip(members, plan.segments, answers, strict=True):
+            lacking = _lacking(connection, answer)
             for name in map(block_name, segment.span.indices()):
-                data = as_tensor(self._replica.packed(name))
+                whole = name in lacking or name not in self._common.frozen
+                data = as_tensor(self._replica.packed(name, whole))
                 connection.tell(FrameKind.PART, parts, as_tensor(name.encode()), data)
         self._all_answer(FrameKind.READY, parts)
-        first, last_one = members[0], members[-1]
-        self._hops = first.hop(sessions[0], BEFORE), last_one.hop(sessions[-1], BEHIND)
+        self._connect(members, sessions)
         for connection in members:
             connection.tell(FrameKind.OPEN, connect)
         self._all_answer(FrameKind.READY, connect)
-        self._clocks = {each.name: self._clock(each) for each in members}
+        self._measured.clocks = {each.name: self._clock(each) for each in members}
+
+    def _connect(self, members: Sequence[DeviceConnection], sessions: Sequence[str]) -> None:
+        """Open this side's streams: before the first stage, behind the last, and between stages
+        where these do not dial each other."""
+        self._hang_up()
+        self._hops.append(members[0].hop(sessions[0], BEFORE))
+        self._hops.append(members[-1].hop(sessions[-1], BEHIND))
+        between = range(len(members) - 1) if self._cluster.relay else ()
+        for stage in between:
+            front = members[stage].hop(sessions[stage], BEHIND)
+            behind = members[stage + 1].hop(sessions[stage + 1], BEFORE)
+            self._hops += front, behind
+            relay(front, behind)
+
+    def _hang_up(self) -> None:
+        while self._hops:
+            self._hops.pop().close()
 
     def _clock(self, connection: DeviceConnection) -> Clock:
         """From a few round trips; the quickest tells most."""
@@ -310,8 +318,7 @@ class RemoteSegments:
 
     def _pass(self, record: StepRecord, embedding: Stage, head: LastStage) -> None:
         """Forward and backward of a batch through all segments, and their norms."""
-        assert self._hops is not None
-        first, last = self._hops
+        first, last = self._hops[:2]
         m, where, common = record.num_micro_batches, self._where(record.step), self._common
         dtype = getattr(torch, common.dtype)
         fence = Fence(common.round, common.epoch, record.step, self._dim, dtype)
@@ -320,15 +327,26 @@ class RemoteSegments:
         lists = schedule.build(self._plan.schedule, len(self._plan.segments), m)
         front = RecordingPorts(StreamPorts(None, first, fence, self._wait), record)
         back = StreamPorts(last, None, fence, self._wait)
-        runs = [StageRun(lists[0], embedding, front), *head_runs(lists[-1], head, back)]
+        runs = [
+            StageRun(schedule.passed_on(lists[0]), embedding, front),
+            *head_runs(lists[-1], head, back),
+        ]
         interleave(runs, self._idle)
-        tables = self._all_answer(FrameKind.NORMS, where)
-        for segment, frame, actions in zip(self._plan.segments, tables, lists, strict=False):
-            _check_norms(segment, frame, len(actions))
-        self._norms = [norm for frame in tables for norm in frame.tensors[0].tolist()]
-        for segment, frame in zip(self._plan.segments, tables, strict=True):
-            self._measured.setdefault(segment.device, []).append(frame.tensors[1])
-        self.action_times = [frame.tensors[1] for frame in tables]
+        answers = self._all_answer(FrameKind.NORMS, where)
+        self._norms.clear()
+        for segment, actions, frame in zip(self._plan.segments, lists, answers, strict=False):
+            self._take_norms(segment, len(actions), frame)
+
+    def _take_norms(self, segment: SegmentPlan, num_actions: int, frame: Frame) -> None:
+        """A segment's squared norms, and what the device measured."""
+        try:
+            norms, *measured = frame.tensors
+            if norms.dtype != torch.float64 or norms.shape != (segment.span.blocks,):
+                raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
+            self._measured.add(segment.device, num_actions, *measured)
+        except (WireError, TypeError, ValueError) as error:
+            raise StageError(segment.device, f"sent {error}") from error
+        self._norms += norms.tolist()
 
     def _tell_step(self, record: StepRecord) -> None:
         numbers = torch.tensor([record.rate, record.scale], dtype=torch.float64)
@@ -421,25 +439,12 @@ class RemoteSegments:
         return connection.troubles.get(self._common.epoch) if connection else None
 
 
-def _check_norms(segment: SegmentPlan, frame: Frame, actions: int) -> None:
-    """Raise ``StageError`` for other than a norm of each block and the seconds of each action."""
-    came = [tuple(each.shape) for each in frame.tensors if each.dtype == torch.float64]
-    if came != [(segment.span.blocks,), (actions, 3)] or not all_finite(frame.tensors[1]):
-        raise StageError(segment.device, f"sent norms and seconds of {came}")
-
-
-def _report(segment: SegmentPlan, tables: Sequence[torch.Tensor]) -> DeviceReport:
-    asked, began, ended = torch.cat(list(tables)).T
-    span_s = sum(float(table[-1, 2] - table[0, 0]) for table in tables)
-    sums = float((ended - began).sum()), float((began - asked).sum())
-    chunk_s = median(float((each[:, 2] - each[:, 1]).sum()) * 2 / len(each) for each in tables)
-    return DeviceReport(segment.device, segment.span.blocks, chunk_s, *sums, span_s)
-
-
-def _trace(name: str, tables: Sequence[torch.Tensor], clock: Clock, began_s: float) -> DeviceTrace:
-    shifted = ((table + (clock.offset_s - began_s)).tolist() for table in tables)
-    steps = tuple(tuple((row[0], row[1], row[2]) for row in table) for table in shifted)
-    return DeviceTrace(name, clock.error_s, steps)
+def _lacking(connection: DeviceConnection, answer: Frame) -> list[str]:
+    """Blocks whose frozen weights the device has not."""
+    try:
+        return unpacked(list[str], *answer.tensors[:1])
+    except (WireError, TypeError) as error:
+        raise StageError(connection.name, f"answered {answer.kind.name} with {error}") from error
 
 
 class _Answered(LastStage):

@@ -195,7 +195,9 @@ class Scheduler:
             return decision.cost
         tokens = settings.task.max_length
         block = measure_cost(spec, tokens, settings.batch_size, settings.optimizer)
-        share = block.forward_flops / (block.forward_flops + block.backward_flops)
+        share = block.forward_share
+        if settings.recomputes:  # the devices' laws have a forward more
+            share /= 1 + share
         states = {state.unit: state for state in decision.request.clusters}
         blocks = spec.frozen_blocks
         seconds = {u: stem_seconds(states[u], blocks, share, count) for u, count in rows.items()}

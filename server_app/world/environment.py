@@ -22,7 +22,7 @@ _LEAST, _MOST, _MOST_LAW = 1e-18, 1e18, 1e6  # what collapipe.state admits
 @dataclass(frozen=True, slots=True)
 class DeviceCondition:
     """A device in a round, relative to its profile: the natural logarithm of its speed, and its
-    shares of ``max_blocks`` and of the energy budget. One that is away holds no block."""
+    shares of memory and of the energy budget. One that is away holds no block."""
 
     log_speed: float
     present: bool
@@ -155,14 +155,16 @@ def _device_now(device: DeviceProfile, now: DeviceCondition) -> DeviceProfile:
     """Blocks take longer on a slower device; its hops and the joules of a block stay."""
     speed, time = math.exp(now.log_speed), device.time
     u, v = (_admitted(seconds / speed, _MOST_LAW) for seconds in (time.u, time.v))
-    max_blocks, energy = device.max_blocks, device.energy
+    max_blocks, energy, memory = device.max_blocks, device.energy, device.memory
     if max_blocks is not None:
         max_blocks = math.floor(max_blocks * now.memory_share)
+    if memory is not None:
+        limit = _admitted(memory.limit_bytes * now.memory_share, _MOST)
+        memory = replace(memory, limit_bytes=limit)
     if energy is not None:
         energy = replace(energy, limit_j=_admitted(energy.limit_j * now.energy_share, _MOST))
-    return DeviceProfile(
-        device.name, replace(time, u=u, v=v), max_blocks if now.present else 0, energy
-    )
+    held = max_blocks if now.present else 0
+    return DeviceProfile(device.name, replace(time, u=u, v=v), held, energy, memory)
 
 
 def _check_count(what: str, told: Sized, conditions: Sized) -> None:

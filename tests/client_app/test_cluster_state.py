@@ -1,20 +1,42 @@
 """What a unit says that it will send: the real bits, or those of the channel's preset."""
 
+from dataclasses import replace
+
 import pytest
 from federated import TINY
 
 from client_app.control_unit import ControlUnit
 from collapipe.config import load_overrides
 from collapipe.runs.rows import build_tokenizer, load_splits
-from collapipe.state import Uplink
+from collapipe.state import ClusterState, Uplink
+
+
+def state(*overrides: str) -> ClusterState:
+    settings = load_overrides([*TINY, *overrides])
+    tokenizer = build_tokenizer(settings, load_splits(settings).train)
+    return ControlUnit(settings, 0, tokenizer).state
 
 
 def uplink(*overrides: str) -> Uplink:
-    settings = load_overrides([*TINY, *overrides])
-    tokenizer = build_tokenizer(settings, load_splits(settings).train)
-    told = ControlUnit(settings, 0, tokenizer).state.uplink
+    told = state(*overrides).uplink
     assert told is not None
     return told
+
+
+@pytest.mark.parametrize("cluster", ["uneven", "paper", "edge"])
+def test_devices_that_recompute_take_a_forward_more_and_joules_for_it(cluster: str) -> None:
+    """Whatever describes them; hops stay what they are, and replicas do nothing twice."""
+    once = state(f"cluster={cluster}").devices
+    twice = state(f"cluster={cluster}", "pipeline.recompute=true").devices
+    for first, second in zip(once, twice, strict=True):
+        ratio = second.time.u / first.time.u
+        assert 1.25 < ratio < 1.4  # backward takes two to three forwards
+        assert second.time == first.time.computing(ratio)
+        if first.energy and second.energy:
+            assert second.energy == replace(first.energy, law=first.energy.law.computing(ratio))
+        assert (second.memory is not None) == (cluster == "edge")  # the others count in blocks
+    alone = f"cluster={cluster}", "framework=vanilla_fl"
+    assert state(*alone, "pipeline.recompute=true") == state(*alone)
 
 
 def test_a_presets_activations_are_those_of_each_local_step() -> None:

@@ -10,20 +10,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from device_cluster import SMALL, Work, daemons
+from device_cluster import SMALL, daemons
 from hostile_peer import HostileUnit, described, description_of, loading, numbers, recorded
-from huggingface import spec_of
 from safetensors.torch import load, save
 
-from collapipe.errors import ConfigError, WireError
+from collapipe.errors import WireError
 from collapipe.models.description import describe, from_description
-from collapipe.models.dropout import drawing_from
-from collapipe.models.lora import LoraSpec
-from collapipe.models.part import Part
-from collapipe.models.split import ModelSpec
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import BEFORE, BEHIND, as_bytes, as_tensor
-from device_app.kept_memory import KeptMemory
 
 MB = 2**20
 OURS = describe(SMALL)
@@ -218,46 +212,3 @@ def test_commands_have_their_numbers(
     unit.control.tell(replace(begin, kind=kind, tensors=(number,)))
     assert unit.settled()
     assert len(unit.troubles) == 1
-
-
-def specs(tmp_path: Any) -> Iterator[ModelSpec]:
-    """Ours, and others, whose scores are kept, and whose weights are frozen."""
-    yield SMALL
-    yield LoraSpec(SMALL)
-    for family, head in (("bert", "tokens"), ("llama", "causal"), ("t5", "decoder")):
-        yield spec_of(tmp_path, family, head)
-
-
-def test_micro_batches_are_counted_as_autograd_saves_them(tmp_path: Any) -> None:
-    """What is expected of a longer sample is what a pass of it saves."""
-    for spec in specs(tmp_path):
-        block = Part("blocks.0", spec.build_block(0), Work().optimizer)
-        sample, mask = torch.zeros(3, 50, spec.dim), torch.ones(3, 50, dtype=torch.bool)
-        saved: dict[int, int] = {}
-
-        def save_(tensor: torch.Tensor, saved: dict[int, int] = saved) -> torch.Tensor:
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        hooks = torch.autograd.graph.saved_tensors_hooks(save_, lambda each: each)
-        with hooks, drawing_from(torch.Generator()):
-            block.module(sample.requires_grad_(), mask)
-        for own in (*block.module.parameters(), *block.module.buffers()):
-            saved.pop(own.untyped_storage().data_ptr(), None)
-        memory = KeptMemory([block], 0.0, math.inf)
-        memory.admit(0, sample, mask)
-        # T5's samples share a table that is counted for each
-        assert 0.98 <= memory._kept[0] / sum(saved.values()) <= 1.15, spec
-
-
-def test_micro_batches_beyond_the_memory_are_refused(frames: list[Frame]) -> None:
-    """One fits, and another once the first is through; two at once do not."""
-    part = Part("blocks.0", SMALL.build_block(0), Work().optimizer)
-    sample, mask = torch.zeros(1, 8, 16), torch.ones(1, 8, dtype=torch.bool)
-    memory = KeptMemory([part], 0.0, 12_000.0)
-    for micro_batch in range(3):
-        memory.admit(micro_batch, sample, mask)
-        memory.release(micro_batch)
-    memory.admit(0, sample, mask)
-    with pytest.raises(ConfigError, match="2 micro-batches"):
-        memory.admit(1, sample, mask)

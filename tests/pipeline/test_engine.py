@@ -1,5 +1,6 @@
 """However the model is cut, the pipeline computes what the unsplit model computes."""
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from itertools import accumulate, combinations, count
 
 import pytest
 import torch
+from device_cluster import NumberedKey
 from sections import optimizer_settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
@@ -26,7 +28,7 @@ from pipeline.engine import Pipeline
 from pipeline.head import Answer, LocalHead
 from pipeline.inline import InlineSegments, inline_pipeline
 from pipeline.micro_batch import split as micro_batches_of
-from pipeline.schedule import SCHEDULES, build
+from pipeline.schedule import SCHEDULES, build, passed_on
 from pipeline.segment import Segment
 
 VOCABULARY = Vocabulary(size=13, pad=0, bos=1, eos=2)
@@ -99,6 +101,7 @@ def cluster(
     settings: OptimizerSettings = ADAMW,
     state: Tensors | None = None,
     head_of: Callable[[HeadPart], LocalHead] = LocalHead,
+    recompute: bool = False,
 ) -> Cluster:
     """A cluster with copies of ``weights``."""
     copies = {name: tensor.clone() for name, tensor in weights.items()}
@@ -110,7 +113,8 @@ def cluster(
     ]
     embedding = Part(EMBEDDING, modules[EMBEDDING], settings, state)
     head = HeadPart(HEAD, modules[HEAD], settings, state)
-    return Cluster(inline_pipeline(plan, embedding, blocks, head_of(head)), head, model)
+    pipeline = inline_pipeline(plan, embedding, blocks, head_of(head), recompute)
+    return Cluster(pipeline, head, model)
 
 
 def ragged(num_samples: int = NUM_SAMPLES) -> Batch:
@@ -195,7 +199,7 @@ def test_dropout_is_that_of_the_step_and_the_micro_batch(num_micro_batches: int)
     for step in (0, 1):
         whole = fresh(spec, torch.float64)
         for number, micro_batch in enumerate(micro_batches_of(batch, num_micro_batches)):
-            key = _NumberedKey(KEY.seed, KEY.unit, step, number)
+            key = NumberedKey(KEY.seed, KEY.unit, step, number)
             (whole.loss(micro_batch, key) / batch.num_targets).backward()  # type: ignore[no-untyped-call]
             losses.append(whole.loss(micro_batch, key).item() / batch.num_targets)
         expected = pytest.approx(sum(losses[-num_micro_batches:]), rel=0, abs=1e-12)
@@ -206,17 +210,6 @@ def test_dropout_is_that_of_the_step_and_the_micro_batch(num_micro_batches: int)
             theirs = gradients(whole)[name]
             torch.testing.assert_close(gradient, theirs, rtol=0, atol=1e-12, msg=name)
     assert len(set(losses)) == 2 * num_micro_batches
-
-
-@dataclass(frozen=True, slots=True)
-class _NumberedKey(DropoutKey):
-    """The unsplit model draws for micro-batch 0; here it draws for this one."""
-
-    micro_batch: int
-
-    def generator(self, part: str, micro_batch: int) -> torch.Generator:
-        """As if the model had said its number."""
-        return DropoutKey.generator(self, part, self.micro_batch)
 
 
 @pytest.mark.parametrize("settings", [ADAMW, SGD], ids=lambda settings: settings.name)
@@ -290,15 +283,18 @@ def test_optimiser_state_follows_its_block(settings: OptimizerSettings) -> None:
 def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
     cut: tuple[int, ...], num_micro_batches: int
 ) -> None:
-    """GPipe m, 1F1B S + 1 − s on segment s; counted by the graphs that are alive."""
+    """GPipe m, 1F1B S + 1 − s on segment s, who recomputes the one under way; counted by the graphs
+    that are alive."""
     spec, batch, num_segments = transformer(), ragged(), len(cut)
     weights = fresh(spec, torch.float64).state_dict()
     expected = {
         "gpipe": [num_micro_batches] * num_segments,
         "one_f_one_b": [min(num_micro_batches, num_segments + 1 - s) for s in range(num_segments)],
     }
-    for schedule, peaks in expected.items():
-        split = cluster(plan_of(cut, num_micro_batches, schedule), spec, weights)
+    for schedule, recompute in itertools.product(expected, (False, True)):
+        peaks = [1] * num_segments if recompute else expected[schedule]
+        plan = plan_of(cut, num_micro_batches, schedule)
+        split = cluster(plan, spec, weights, recompute=recompute)
         counters = [_LiveOutputs(segment.parts[-1].module) for segment in split.segments]
         split.pipeline.run(batch, KEY)
         assert [counter.peak for counter in counters] == peaks
@@ -369,7 +365,7 @@ def test_every_stage_runs_its_actions_in_their_order(name: str) -> None:
     for segment, log in zip(split.segments, logs, strict=False):
         log_passes(segment.parts[-1].module, log)
     split.pipeline.run(ragged(), KEY)
-    assert logs == [list(map(str, actions)) for actions in build(name, 2, 3)]
+    assert logs == [list(map(str, passed_on(actions))) for actions in build(name, 2, 3)]
 
 
 class _SlowHead(_LoggingHead):
@@ -430,7 +426,7 @@ def test_a_cancelled_pipeline_stops_and_leaves_nothing(schedule: str, scope: Can
         # There is something to leave behind: GPipe's backwards had not begun.
         assert all(output.alive for output in outputs)
         begun = any(parameter.grad is not None for parameter in parameters)
-        assert begun == (schedule == "one_f_one_b")
+        assert begun == (schedule != "gpipe")
     parameters += split.model.head.parameters()
     assert [parameter.grad for parameter in parameters] == [None] * len(parameters)
     assert [output.alive for output in outputs] == [0, 0, 0]

@@ -5,7 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from drawn_schedule import render
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError, ScheduleError
@@ -13,12 +13,14 @@ from pipeline.schedule import (
     BACKWARD,
     FORWARD,
     SCHEDULES,
+    WEIGHTS,
     Action,
     Schedule,
     build,
     gpipe,
     one_f_one_b,
     verify,
+    zb_h1,
 )
 
 segment_counts = st.integers(1, 6)
@@ -31,6 +33,16 @@ def schedule_of(*stages: str) -> Schedule:
     return tuple(
         tuple(Action(word[0], int(word[1:])) for word in stage.split()) for stage in stages
     )
+
+
+def in_order(schedule: Schedule) -> bool:
+    """Whether gradients add up in the order of micro-batches on every stage."""
+    orders = [
+        [action.micro_batch for action in actions if action.kind == kind]
+        for actions in schedule
+        for kind in (BACKWARD, WEIGHTS)
+    ]
+    return all(order == sorted(order) for order in orders)
 
 
 def can_end(schedule: Schedule) -> bool:
@@ -46,6 +58,8 @@ def can_end(schedule: Schedule) -> bool:
                 graph.add((stage, action), (stage - 1, action))
             if action.kind == BACKWARD:
                 graph.add((stage, action), (stage, Action(FORWARD, action.micro_batch)))
+            if action.kind == WEIGHTS:
+                graph.add((stage, action), (stage, Action(BACKWARD, action.micro_batch)))
             if action.kind == BACKWARD and stage < last:
                 graph.add((stage, action), (stage + 1, action))
     try:
@@ -81,7 +95,7 @@ def test_the_schedules_are_good(name: str, num_segments: int) -> None:
         assert can_end(schedule)
         assert len(schedule) == num_segments + 1
         for actions in schedule:
-            for kind in (FORWARD, BACKWARD):
+            for kind in {action.kind for action in actions}:
                 order = [action.micro_batch for action in actions if action.kind == kind]
                 assert order == list(range(num_micro_batches))
 
@@ -91,33 +105,41 @@ def test_what_the_schedules_look_like() -> None:
     gpipe_head = "F0 B0 F1 B1 F2 B2"
     assert gpipe(1, 3) == schedule_of("F0 F1 F2 B0 B1 B2", gpipe_head)
     assert one_f_one_b(2, 3) == schedule_of("F0 F1 F2 B0 B1 B2", "F0 F1 B0 F2 B1 B2", gpipe_head)
+    assert zb_h1(2, 3) == schedule_of(
+        "F0 F1 F2 B0 W0 B1 W1 B2 W2", "F0 F1 B0 F2 B1 W0 B2 W1 W2", gpipe_head
+    )
 
 
 @given(segment_counts, micro_batch_counts)
 def test_how_many_micro_batches_a_stage_keeps(num_segments: int, num_micro_batches: int) -> None:
-    """GPipe m; 1F1B S + 1 − s on stage s, or m if there are fewer."""
+    """GPipe m; 1F1B S + 1 − s on stage s, or m if there are fewer; ZB-H1 as many until B, and until
+    W as 1F1B's first."""
 
-    def peak(actions: tuple[Action, ...]) -> int:
+    def peak(actions: tuple[Action, ...], last: str = BACKWARD) -> int:
+        change = {FORWARD: 1, last: -1}
         forwards = [
-            sum(1 if action.kind == FORWARD else -1 for action in actions[: place + 1])
+            sum(change.get(action.kind, 0) for action in actions[: place + 1])
             for place in range(len(actions))
         ]
         return max(forwards)
 
     everything = gpipe(num_segments, num_micro_batches)[:-1]
     assert {peak(actions) for actions in everything} == {num_micro_batches}
-    assert [peak(actions) for actions in one_f_one_b(num_segments, num_micro_batches)] == [
-        min(num_micro_batches, num_segments + 1 - stage) for stage in range(num_segments + 1)
-    ]
+    few = [min(num_micro_batches, num_segments + 1 - stage) for stage in range(num_segments + 1)]
+    for schedule in (one_f_one_b, zb_h1):
+        assert list(map(peak, schedule(num_segments, num_micro_batches))) == few
+    halves = zb_h1(num_segments, num_micro_batches)[:-1]
+    assert {peak(actions, WEIGHTS) for actions in halves} == {few[0]}
 
 
 @given(disturbed())
 def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
     """Whatever the order of actions."""
-    if can_end(schedule):
+    if in_order(schedule) and can_end(schedule):
         verify(schedule)
     else:
-        with pytest.raises(ScheduleError, match="deadlock"):
+        why = "deadlock" if in_order(schedule) else "in the order of micro-batches"
+        with pytest.raises(ScheduleError, match=why):
             verify(schedule)
 
 
@@ -129,15 +151,19 @@ def test_verify_agrees_with_a_graph_without_cycles(schedule: Schedule) -> None:
             "deadlock: stage 0 before B0, stage 1 before F1",
         ),
         (
+            schedule_of("F0 W0 B0", "F0 B0"),
+            "deadlock: stage 0 before W0",
+        ),
+        (
             schedule_of("B0 F0", "F0 B0"),  # a stage waits for itself
             "deadlock: stage 0 before B0, stage 1 before F0",
         ),
         (
-            schedule_of("F0 F1 B0 B1", "F0 F1 B1 B0", "B1 F1 F0 B0"),
-            "deadlock: stage 0 before B0, stage 1 before B1, stage 2 before B1",
+            schedule_of("F0 F1 B0 B1", "F0 B0 F1 B1", "F1 F0 B0 B1"),
+            "deadlock: stage 0 before B0, stage 1 before B0, stage 2 before F1",
         ),
         (
-            schedule_of("F0 F1 B0 B1", "F0 F1 B1 B0", "F1 B1 F0 B0"),
+            schedule_of("F0 F1 B0 B1", "F1 F0 B0 B1", "F1 F0 B0 B1"),
             None,
         ),
     ],
@@ -152,6 +178,28 @@ def test_planted_deadlocks_are_found(schedule: Schedule, message: str | None) ->
         assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            schedule_of("F0 F1 B1 B0", "F0 F1 B1 B0"),  # which could end
+            "stage 0 has B0 behind B1; gradients add up in the order of micro-batches",
+        ),
+        (
+            schedule_of("F0 F1 B0 B1 W1 W0", "F0 B0 F1 B1"),
+            "stage 0 has W0 behind W1; gradients add up in the order of micro-batches",
+        ),
+        (schedule_of("F0 F1 B0 B1 W0", "F0 B0 F1 B1"), "stage 0 has W1 0 times, not once"),
+        (schedule_of("F0 B0 X0", "F0 B0"), "stage 0 has X0, whose kind is none of F, B, W"),
+        (schedule_of("F0 B0 W0", "F0 B0 W0"), "stage 1 has W0, whose kind is none of F, B"),
+    ],
+)
+def test_wrong_orders_and_unknown_kinds_are_named(schedule: Schedule, message: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        verify(schedule)
+    assert str(caught.value) == message
+
+
 @given(st.data(), names, segment_counts, micro_batch_counts)
 def test_missing_and_repeated_actions_are_named(
     data: st.DataObject, name: str, num_segments: int, num_micro_batches: int
@@ -159,12 +207,13 @@ def test_missing_and_repeated_actions_are_named(
     """On any stage, with the number of times that they came."""
     stages = [list(stage) for stage in build(name, num_segments, num_micro_batches)]
     stage = data.draw(st.integers(0, num_segments))
-    place = data.draw(st.integers(0, 2 * num_micro_batches - 1))
+    place = data.draw(st.integers(0, len(stages[stage]) - 1))
     action, repeated = stages[stage][place], data.draw(st.booleans())
     if repeated:
-        stages[stage].insert(data.draw(st.integers(0, 2 * num_micro_batches)), action)
+        stages[stage].insert(data.draw(st.integers(0, len(stages[stage]))), action)
     else:
         del stages[stage][place]
+        assume(action.kind != WEIGHTS or max(num_segments, num_micro_batches) > 1)  # the only one
     with pytest.raises(ScheduleError) as caught:
         verify(tuple(map(tuple, stages)))
     assert str(caught.value) == f"stage {stage} has {action} {2 * repeated} times, not once"
@@ -190,6 +239,8 @@ def test_render_draws_every_action_once(
     }
     for (stage, cell), column in columns.items():
         needed = (stage - 1 if cell.startswith(FORWARD) else stage + 1, cell)
+        if cell.startswith(WEIGHTS):
+            needed = stage, cell.replace(WEIGHTS, BACKWARD)
         assert columns.get(needed, -1) < column
     busy = Counter(column for column in columns.values())
     assert set(busy) == set(range(max(map(len, cells))))  # in no slot all are idle

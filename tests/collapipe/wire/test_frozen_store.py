@@ -1,5 +1,6 @@
 """Frozen tensors come back as they were, or not at all."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def test_what_is_added_is_loaded(tmp_path: Path) -> None:
     assert same(again.load(name), tensors())
     assert again.add(dict(reversed(tensors().items()))) == name
     assert [path.name for path in folder.iterdir()] == [f"{name}.safetensors"]
+
+
+def test_a_full_store_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    limit = 1000  # bytes, of which each of these takes more than 400
+    store, groups = FrozenStore(tmp_path, limit), [{"w": torch.full((100,), k)} for k in range(3)]
+    first, second = (store.add({"w": each["w"].float()}) for each in groups[:2])
+    for age, name in ((20, second), (30, first)):
+        os.utime(tmp_path / f"{name}.safetensors", (age, age))
+    store.load(first)  # used now
+    third = store.add({"w": groups[2]["w"].float()})
+    assert store.lacks([first, second, third]) == [second]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
 from optim.latency import block_caps, pipeline_latency
 from optim.partition import additive
 from optim.partition.exact import exact_partition
@@ -113,6 +113,27 @@ def check_exact(problem: ClusterProblem, expected: Floats) -> None:
 def test_as_fast_as_every_partition(latency: Latency, seed: int) -> None:
     """Small clusters with ties, zero costs and caps of all kinds, against enumeration."""
     problem = small(np.random.default_rng(seed), latency)
+    expected = by_enumeration(problem)
+    if math.isinf(expected[-1]):
+        with pytest.raises(InfeasibleRoundError):
+            exact_partition(problem)
+    else:
+        check_exact(problem, expected)
+
+
+@each_law
+@settings(max_examples=50)
+@given(seed=st.integers(0, 2**32))
+def test_as_fast_as_every_partition_that_micro_batches_leave_room_for(
+    latency: Latency, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    problem = small(rng, latency)
+    devices = tuple(
+        replace(each, memory=MemoryBudget(*rng.uniform((0, 0, 0, 0), (30, 3, 3, 2)).tolist()))
+        for each in problem.devices
+    )
+    problem = replace(problem, devices=devices)
     expected = by_enumeration(problem)
     if math.isinf(expected[-1]):
         with pytest.raises(InfeasibleRoundError):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import optim.verify
 from collapipe.errors import PlanViolationError
 from collapipe.plan import Certificate
-from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget
+from collapipe.state import AffineLaw, DeviceProfile, EnergyBudget, MemoryBudget
 from optim.latency import batch_s, block_caps, partition_of
 from optim.problem import ClusterProblem, ClusterSolution, Latency, Partition
 from optim.verify import verify_cluster
@@ -205,6 +205,12 @@ def with_budget(limit_j: float, scope: str) -> ClusterProblem:
     return replace(PROBLEM, devices=devices)
 
 
+def with_memory(limit_bytes: float) -> ClusterProblem:
+    """Of `a`, whose segment takes 1 byte, a block 4, and each sample of a micro-batch 2 more."""
+    first = replace(DEVICES[0], memory=MemoryBudget(limit_bytes, 1.0, 4.0, 2.0))
+    return replace(PROBLEM, devices=(first, *DEVICES[1:]))
+
+
 EMPTY = Partition((0, 0, 0), 1, 0.0)
 FREE = DeviceProfile("free", AffineLaw(0.0, 0.0, 0.0, 0.0))
 CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
@@ -224,6 +230,7 @@ CLUSTER_FAULTS: list[tuple[str, ClusterSolution, ClusterProblem]] = [
      with_budget(7.99, "batch")),
     ("C9': b spends 4 J a micro_batch on 1 blocks with m=2, its limit is 3.99 J", SOLUTION,
      with_budget(3.99, "micro_batch")),
+    ("C7: a holds 2 blocks, which with m=2 take 17 bytes of 16", SOLUTION, with_memory(16.0)),
     ("latency: 14.9 s for blocks 2, 1, 0 with m=2, flow_shop take 15 s",
      with_point(latency_s=14.9), PROBLEM),
     ("latency: nan s", with_point(latency_s=math.nan), PROBLEM),
@@ -269,6 +276,11 @@ def test_budgets_that_hold_exactly_are_kept() -> None:
     """8 J a batch, 4 J a micro-batch; and rounding is no fault."""
     for limit_j, scope in ((8.0, "batch"), (4.0, "micro_batch"), (8.0 * (1 - 1e-12), "batch")):
         verify_cluster(MODEST, with_budget(limit_j, scope))
+
+
+def test_memory_that_holds_exactly_is_kept() -> None:
+    """1 + 2·(4 + 2·2) bytes."""
+    verify_cluster(SOLUTION, with_memory(17.0))
 
 
 def test_energy_that_is_left_refutes_a_claim() -> None:

@@ -68,6 +68,12 @@ def test_a_fault_at_any_kind_changes_nothing(
         assert fault.seen >= fault.number
 
 
+def test_a_fault_changes_nothing_where_hops_are_relayed(expected: object) -> None:
+    work = Work(relay=True)
+    with daemons(3) as there, planted([Fault(there[1], 9, True, True)]):
+        assert work.remote(PLAN, there).equals(expected)  # type: ignore[arg-type]
+
+
 def test_all_but_one_may_go(expected: object) -> None:
     """The second during the recovery from the first."""
     with daemons(3) as there:

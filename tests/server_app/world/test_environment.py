@@ -13,7 +13,14 @@ from pydantic import TypeAdapter
 from collapipe import config
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, EnergyBudget, Uplink
+from collapipe.state import (
+    AffineLaw,
+    ClusterState,
+    DeviceProfile,
+    EnergyBudget,
+    MemoryBudget,
+    Uplink,
+)
 from collapipe.validation import typed
 from server_app.world.environment import (
     DeviceCondition,
@@ -252,6 +259,13 @@ def test_a_condition_scales_speed_memory_energy_and_gains() -> None:
     assert first.energy == EnergyBudget(2.0, AffineLaw(0.1, 0.2, 0.3, 0.4))
     assert second == replace(cluster(0).devices[1], max_blocks=0)
     assert now.uplink == Uplink(0.5, 5.0, 1e6, 1e7, (1.8, 0.2))
+
+
+def test_memory_that_micro_batches_take_is_scaled_as_well() -> None:
+    budget = MemoryBudget(8.0, 1.0, 2.0, 3.0)
+    told = ClusterState(0, (DeviceProfile("a", LAW, memory=budget),), 10)
+    (now,) = STATIC.conditions(conditions(DeviceCondition(0.0, True, 0.25, 1.0)), (told,))
+    assert now.devices[0].memory == replace(budget, limit_bytes=2.0)
 
 
 def test_what_has_no_limit_gets_none() -> None:
