@@ -3,6 +3,7 @@
 #   make run                               train: three clusters learn to translate dates
 #   make run ARGS="federation.rounds=3"    the same with options
 #   make test                              all tests;  ARGS="-k link" for some of them
+#   make test-faults                       faults at every point, for twenty minutes
 #   make check                             lint, format, strict types, who imports whom
 #   make clean                             remove .venv and caches
 
@@ -13,13 +14,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: run test check env clean
+.PHONY: run test test-faults check env clean
 
 run: $(STAMP)
 	$(BIN)/collapipe run $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+# In one process: memory and handles are counted.
+test-faults: $(STAMP)
+	$(BIN)/python -m pytest -n 0 -m faults --timeout 1200 $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -80,8 +80,9 @@ class Daemon:
         self._work: threading.Thread | None = None
         self._lock = threading.Lock()
         self._leaving = threading.Event()
+        self._threads = futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve")
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(_STREAMS, thread_name_prefix="serve"),
+            self._threads,
             maximum_concurrent_rpcs=_STREAMS,
             options=[
                 *channel_options(MESSAGE_BYTES),
@@ -122,6 +123,7 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self._ask_to_leave()
         self._server.stop(_GOODBYE_S).wait()
+        self._threads.shutdown(wait=False)
 
     def leave(self) -> None:
         """Finish the action under way, however long it takes, and tell the control unit."""

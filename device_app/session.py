@@ -85,6 +85,7 @@ class Session:
             self._tell(LinkError("this device is leaving"), None)
         finally:
             done.set()
+            self.held = None  # now, not when Python looks for cycles: the next one needs the memory
             self.neighbours.close()
             self.control.close()
 

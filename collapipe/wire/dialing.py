@@ -74,5 +74,10 @@ def open_stream(
     if not call.is_active():
         stream.close()
         raise LinkError(f"{peer}: {call.code().name}: {one_line(call.details())}")
-    threading.Thread(target=stream.feed, args=(call,), daemon=True, name=f"from {peer}").start()
+
+    def take_in() -> None:
+        stream.feed(call)
+        stream.close()  # which ends gRPC's thread that waits for what is sent
+
+    threading.Thread(target=take_in, daemon=True, name=f"from {peer}").start()
     return stream

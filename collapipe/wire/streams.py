@@ -105,8 +105,10 @@ class FrameStream:
             if not self._changed.wait_for(self.waiting, timeout_s):
                 raise queue.Empty
             if not self._incoming:
-                assert self._ended is not None
-                raise self._ended
+                assert (
+                    self._ended is not None
+                )  # raised anew: a traceback holds all that is under way
+                raise type(self._ended)(*self._ended.args)
             received, _ = self._incoming.popleft()
             self._changed.notify_all()
         if received.kind in _COUNTED:

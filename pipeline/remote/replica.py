@@ -35,7 +35,7 @@ class Replica:
         self._blocks, self._start, self._frozen = blocks, start, frozen
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
-        self._epoch, self._holders = 0, dict[str, str]()
+        self._expected: tuple[int, Mapping[str, str]] = 0, {}  # changed at once, never inside
         self.step: int | None = None
         self.told: int | None = None  # the last step that devices were told to do
         self._folder = Path(tempfile.mkdtemp(prefix="collapipe-replica-"))
@@ -48,7 +48,7 @@ class Replica:
         """From now on take blocks under the plan of ``epoch`` alone, each of the device that holds
         it."""
         with self._lock:
-            self._epoch, self._holders = epoch, dict(holders)
+            self._expected = epoch, holders
 
     def most_bytes(self) -> int:
         """More than any block takes with its optimiser's state."""
@@ -59,16 +59,17 @@ class Replica:
         that is complete. Raises ``WireError`` for what cannot be one: of a device that does not
         hold it, of a step that nobody was told to do, too large, of other names, shapes or dtypes,
         or with values that are not finite."""
-        if epoch != self._epoch:
+        current, holders = self._expected
+        if epoch != current:
             return
-        if self._holders.get(name) != sender or self.told is None or not 0 <= step <= self.told:
+        if holders.get(name) != sender or self.told is None or not 0 <= step <= self.told:
             raise WireError(f"part {name[:40]!r} of step {step}, which it was not told to do")
         if not self._newer(step):
             return
         self._check(name, data)
         self._file(name, step).write_bytes(data)
         with self._lock:
-            if epoch != self._epoch:  # blocks are on their way to devices, all of one step
+            if epoch != self._expected[0]:  # blocks are on their way to devices, all of one step
                 return
             self._have[step].add(name)
             if len(self._have[step]) < len(self._blocks) or not self._newer(step):
@@ -96,7 +97,7 @@ class Replica:
         with self._lock:
             later = [step for step in self._have if self._newer(step)]
             have = self._have[min(later)] if later else set()
-            return next(device for name, device in self._holders.items() if name not in have)
+            return next(device for name, device in self._expected[1].items() if name not in have)
 
     def _most_bytes(self, name: str) -> int:
         weights = (each for key, each in self._start(name).items() if "/" not in key)
@@ -112,10 +113,8 @@ class Replica:
             raise WireError(f"{name}: {one_line(error)}") from error
         for key, tensor in tensors.items():
             weight = known.get(key.partition("/")[0])
-            alike = weight is not None and (tensor.shape, tensor.dtype) == (
-                weight.shape,
-                weight.dtype,
-            )
+            alike = weight is not None and tensor.shape == weight.shape
+            alike = alike and weight is not None and tensor.dtype == weight.dtype
             count = "/" in key and tensor.dim() == 0  # the optimiser's, of its steps
             if weight is None or not tensor.is_floating_point() or not (alike or count):
                 raise WireError(f"{name}: {key[:80]!r} {tensor.dtype} {list(tensor.shape)}")

@@ -99,7 +99,7 @@ def test_ten_thousand_damaged_frames_leave_nothing_behind(frames: list[Frame]) -
     with device_process("--memory", "1GB", environment={"MALLOC_ARENA_MAX": "2"}) as device:
         process, seen = psutil.Process(device.process.pid), list[tuple[float, int, int]]()
         drawn = Mutator(frames, 2)
-        for share in (500, 5_000, 5_000):
+        for share in (4_000, 4_000, 4_000):
             with HostileUnit(device.address) as unit:
                 for attack, part in zip(ATTACKS, (0.5, 0.3, 0.2), strict=True):
                     attack(unit, frames, drawn, int(part * share))

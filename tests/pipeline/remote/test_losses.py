@@ -1,71 +1,15 @@
 """Whatever device is lost, and when: the round ends with the bits of a round without the loss."""
 
 import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from device_cluster import Work, daemons, device_name, plan_of
+from planted_faults import Fault, planted
 
 from collapipe.errors import RoundFailedError
-from collapipe.wire.frames import Frame
-from collapipe.wire.streams import FrameStream
-from device_app.daemon import Daemon
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
-
-
-class Fault:
-    """Ends a daemon at its ``number``-th frame, before or after the frame is sent or taken."""
-
-    def __init__(self, daemon: Daemon, number: int, sending: bool, before: bool) -> None:
-        self.daemon, self.number = daemon, number
-        self.sending, self.before = sending, before
-        self.seen = 0
-
-    def hit(self, stream: FrameStream, sending: bool, before: bool) -> bool:
-        """Whether this frame is the one."""
-        if (sending, before) != (self.sending, self.before) or not self._own(stream):
-            return False
-        self.seen += 1
-        return self.seen == self.number
-
-    def _own(self, stream: FrameStream) -> bool:
-        session = self.daemon._session
-        if session is None:
-            return False
-        around = session.neighbours
-        return stream in (session.control, around.before, around.behind)
-
-
-@contextmanager
-def planted(faults: list[Fault]) -> Iterator[None]:
-    """Every stream of every daemon looks whether a fault is due."""
-    send, receive = FrameStream.send, FrameStream.receive
-
-    def check(stream: FrameStream, sending: bool, before: bool) -> None:
-        for fault in faults:
-            if fault.hit(stream, sending, before):
-                threading.Thread(target=fault.daemon._server.stop, args=(None,)).start()
-                raise SystemExit
-
-    def faulty_send(stream: FrameStream, frame: Frame) -> None:
-        check(stream, True, True)
-        send(stream, frame)
-        check(stream, True, False)
-
-    def faulty_receive(stream: FrameStream, timeout_s: float | None = None) -> Frame:
-        check(stream, False, True)
-        frame = receive(stream, timeout_s)
-        check(stream, False, False)
-        return frame
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FrameStream, "send", faulty_send)
-        patch.setattr(FrameStream, "receive", faulty_receive)
-        yield
 
 
 def points(count: int, seed: int) -> list[tuple[int, int, bool, bool]]:
@@ -75,6 +19,23 @@ def points(count: int, seed: int) -> list[tuple[int, int, bool, bool]]:
         (drawn.randrange(3), drawn.randrange(1, 17), drawn.random() < 0.5, drawn.random() < 0.5)
         for _ in range(count)
     ]
+
+
+SENT = {"READY": 3, "ACTIVATION": 6, "GRADIENT": 6, "NORMS": 2, "PART": 2, "CREDIT": 6, "CLOCK": 3}
+TAKEN = {"LOAD": 1, "PART": 1, "OPEN": 1, "CLOCK": 3, "BEGIN": 2, "STEP": 2}
+TAKEN |= {"ACTIVATION": 6, "GRADIENT": 6}  # so many of a kind by each device at least
+
+
+def points_of_kinds(count: int, seed: int) -> list[tuple[int, str, int, bool, bool]]:
+    """Device, kind, which of its kind, sent or taken, before or after: each kind in its turn."""
+    drawn, found = random.Random(seed), list[tuple[int, str, int, bool, bool]]()
+    while len(found) < count:
+        for before in (True, False):
+            for sending, kinds in ((True, SENT), (False, TAKEN)):
+                for kind, most in kinds.items():
+                    number = drawn.randrange(1, most + 1)
+                    found.append((drawn.randrange(3), kind, number, sending, before))
+    return found[:count]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +50,19 @@ def test_a_fault_changes_nothing(point: tuple[int, int, bool, bool], expected: o
     device, *when = point
     with daemons(3) as there:
         fault = Fault(there[device], *when)
+        with planted([fault]):
+            assert Work().remote(PLAN, there).equals(expected)  # type: ignore[arg-type]
+        assert fault.seen >= fault.number
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("point", points_of_kinds(50, 1), ids=str)
+def test_a_fault_at_any_kind_changes_nothing(
+    point: tuple[int, str, int, bool, bool], expected: object
+) -> None:
+    device, kind, *when = point
+    with daemons(3) as there:
+        fault = Fault(there[device], *when, kind=kind)  # type: ignore[arg-type]
         with planted([fault]):
             assert Work().remote(PLAN, there).equals(expected)  # type: ignore[arg-type]
         assert fault.seen >= fault.number

@@ -1,0 +1,78 @@
+"""Daemons of this process that end at a certain frame."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from collapipe.wire.frames import Frame
+from collapipe.wire.streams import FrameStream
+from device_app.daemon import Daemon
+from device_app.session import Session
+
+
+class Fault:
+    """Ends a daemon at its ``number``-th frame, or that of a ``kind``, before or after the frame is
+    sent or taken."""
+
+    def __init__(
+        self, daemon: Daemon, number: int, sending: bool, before: bool, kind: str = ""
+    ) -> None:
+        self.daemon, self.number, self.kind = daemon, number, kind
+        self.sending, self.before = sending, before
+        self.seen = 0
+
+    def hit(self, stream: FrameStream, sending: bool, before: bool, kind: str) -> bool:
+        """Whether this frame is the one."""
+        if (sending, before) != (self.sending, self.before) or not self._own(stream):
+            return False
+        if self.kind not in ("", kind):
+            return False
+        self.seen += 1
+        return self.seen == self.number
+
+    def _own(self, stream: FrameStream) -> bool:
+        session = self.daemon._session
+        if session is None:
+            return False
+        around = session.neighbours
+        return stream in (session.control, around.before, around.behind)
+
+
+@contextmanager
+def planted(faults: list[Fault]) -> Iterator[None]:
+    """Every stream of every daemon looks whether a fault is due."""
+    send, receive, part_of = FrameStream.send, FrameStream.receive, Session._part_of
+
+    def check(stream: FrameStream, sending: bool, before: bool, kind: str = "") -> None:
+        for fault in faults:
+            if fault.hit(stream, sending, before, kind):
+                threading.Thread(target=fault.daemon._server.stop, args=(None,)).start()
+                raise SystemExit
+
+    def faulty_send(stream: FrameStream, frame: Frame) -> None:
+        check(stream, True, True, frame.kind.name)
+        send(stream, frame)
+        check(stream, True, False, frame.kind.name)
+
+    def faulty_receive(stream: FrameStream, timeout_s: float | None = None) -> Frame:
+        coming = stream._incoming[0][0].kind.name if stream._incoming else ""
+        check(stream, False, True, coming)
+        frame = receive(stream, timeout_s)
+        check(stream, False, False, frame.kind.name)
+        return frame
+
+    def faulty_part(session: Session, *arguments: Any) -> Frame:
+        """What is sent later, when it is made."""
+        check(session.control, True, True, "PART")
+        frame = part_of(session, *arguments)
+        check(session.control, True, False, "PART")
+        return frame
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FrameStream, "send", faulty_send)
+        patch.setattr(FrameStream, "receive", faulty_receive)
+        patch.setattr(Session, "_part_of", faulty_part)
+        yield
