@@ -26,9 +26,7 @@ def cluster_state(
 ) -> ClusterState:
     """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
     cluster: ClusterPreset = settings.build("cluster")
-    sizes = settings.task.max_length, settings.batch_size
-    split = splits_backward(settings.pipeline.schedule)
-    cost = measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
+    cost = block_cost(settings)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
     times = 1 + cost.forward_share if settings.recomputes else 1.0
     sent = _sent_share(settings)
@@ -41,6 +39,13 @@ def cluster_state(
         else:
             uplink = replace(uplink, head_s=head_s)
     return ClusterState(unit, devices, len(examples.lengths), uplink)
+
+
+def block_cost(settings: Settings) -> BlockCost:
+    """What a block of the run's model asks of a device under the run's schedule."""
+    sizes = settings.task.max_length, settings.batch_size
+    split = splits_backward(settings.pipeline.schedule)
+    return measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
 
 
 def _planned(device: DeviceProfile, times: float, sent: float) -> DeviceProfile:

@@ -3,8 +3,10 @@
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import collapipe
+from client_app.cluster_state import block_cost
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
@@ -108,7 +110,9 @@ class DevicePipeline:
         self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
         replica = Replica(blocks, starting_with(start.weights, start.state), start.fixed)
-        how = self._without, self._hung_s(), settings.pipeline.relay
+        samples = settings.batch_size / request.plan.num_micro_batches
+        needed = partial(block_cost(settings).segment_needs, samples=samples)
+        how = self._without, self._hung_s(), settings.pipeline.relay, needed
         reach = Cluster(devices.roster, devices.dialer, *how)
         common = SegmentDescription(
             version=collapipe.__version__,

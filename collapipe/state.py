@@ -126,6 +126,10 @@ class BlockCost:
     sample_bytes: float = 0.0  # what backward needs of the micro-batch under way, per sample
     segment_bytes: float = 0.0  # inputs that a segment keeps, however many blocks it has
 
+    def segment_needs(self, blocks: int, samples: float) -> float:
+        """Bytes of a segment, as C7 counts them, with micro-batches of so many ``samples``."""
+        return self.segment_bytes + blocks * (self.block_bytes + self.sample_bytes * samples)
+
     @property
     def forward_share(self) -> float:
         """Forward's part of a block's compute."""

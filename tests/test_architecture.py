@@ -49,6 +49,7 @@ OWN = {
         "collapipe.report",
         "collapipe.state",
         "collapipe.tensors",
+        "collapipe.wire.compression",
         "collapipe.wire.dialing",
         "collapipe.wire.frames",
         "collapipe.wire.inquiries",

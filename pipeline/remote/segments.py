@@ -54,7 +54,8 @@ class Cluster:
     ``replan`` makes a plan without the devices that it is given, each with the cause of its loss;
     it raises where there is none.
     ``hung_s`` is how long one action of a device may take. With ``relay`` devices do not dial each
-    other: what one hands to the next goes through the control unit.
+    other: what one hands to the next goes through the control unit. ``needed_bytes`` is what a
+    number of blocks is planned to need of a device, which refuses more than it gives.
     """
 
     devices: Mapping[str, Neighbour]
@@ -62,6 +63,7 @@ class Cluster:
     replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: float
     relay: bool = False
+    needed_bytes: Callable[[int], float] = lambda blocks: 0.0
 
 
 class RemoteSegments:
@@ -243,6 +245,7 @@ class RemoteSegments:
                 self._common,
                 session=sessions[stage],
                 frozen=frozen,
+                memory_bytes=self._cluster.needed_bytes(segment.span.blocks),
                 span=segment.span,
                 stage=stage,
                 num_segments=len(members),
