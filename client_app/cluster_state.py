@@ -27,7 +27,7 @@ def cluster_state(
     """The cluster as it is now: its devices and uplink are drawn, once and for the run."""
     cluster: ClusterPreset = settings.build("cluster")
     sizes = settings.task.max_length, settings.batch_size
-    split = splits_backward(settings.pipeline.schedule)
+    split = splits_backward(settings.pipeline.schedule) and not settings.framework.unsplit
     cost = measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
     if settings.recomputes:

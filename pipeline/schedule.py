@@ -9,7 +9,7 @@ the order of micro-batches, so that all schedules give the same bits.
 
 import functools
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -154,7 +154,7 @@ def _check_complete(schedule: Schedule) -> None:
             raise ScheduleError(
                 f"stage {stage} has {odd}, whose kind is none of {', '.join(known)}"
             )
-        kinds = [kind for kind in known if kind in used]
+        kinds, counts = [kind for kind in known if kind in used], Counter(actions)
         for action in (Action(kind, each) for each in micro_batches for kind in kinds):
-            if (count := actions.count(action)) != 1:
+            if (count := counts[action]) != 1:
                 raise ScheduleError(f"stage {stage} has {action} {count} times, not once")

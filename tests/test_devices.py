@@ -148,8 +148,8 @@ def test_what_is_far_from_the_plan_changes_the_next_one(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used; weights'
-    gradients are computed, and sent nowhere."""
+    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used; what is
+    computed of weights is sent nowhere."""
     monkeypatch.setattr(session, "time", _Skewed(3600.0))
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
