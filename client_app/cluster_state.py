@@ -44,7 +44,7 @@ def cluster_state(
 def block_cost(settings: Settings) -> BlockCost:
     """What a block of the run's model asks of a device under the run's schedule."""
     sizes = settings.task.max_length, settings.batch_size
-    split = splits_backward(settings.pipeline.schedule)
+    split = splits_backward(settings.pipeline.schedule) and not settings.framework.unsplit
     return measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
 
 

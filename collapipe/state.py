@@ -72,7 +72,8 @@ class EnergyBudget:
 class MemoryBudget:
     """What a device may hold at once (C7) where that depends on the size of a micro-batch:
 
-    bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·b̂), for δ blocks and b̂ samples.
+    bytes(δ, b̂) = segment_bytes + δ·(block_bytes + sample_bytes·⌈b̂⌉), for δ blocks and b̂ samples,
+    for the largest micro-batch has ⌈b̂⌉.
     """
 
     limit_bytes: float
@@ -86,7 +87,7 @@ class MemoryBudget:
     def blocks(self, micro_batch_size: float, most: int) -> int:
         """How many fit, at most ``most``."""
         left = self.limit_bytes - self.segment_bytes
-        each = self.block_bytes + self.sample_bytes * micro_batch_size
+        each = self.block_bytes + self.sample_bytes * math.ceil(micro_batch_size)
         return most if left >= most * each else max(0, math.floor(left / each))
 
 

@@ -74,10 +74,17 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
-@pytest.mark.parametrize("head", ["per_cluster", "control_unit"])
-def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, head: str) -> None:
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["decoder.mode=per_cluster"],
+        ["decoder.mode=control_unit", "pipeline=zb_h1", "pipeline.recompute=true"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_on_daemons_is_the_run_in_one_process(tmp_path: Path, chosen: list[str]) -> None:
     """Two rounds, three devices, a decoder on the server or here; each says what it measured."""
-    options = *STEADY, f"decoder.mode={head}"
+    options = *STEADY, *chosen
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
         real = federated.run(tmp_path / "real", "cluster=devices", f"cluster.file={file}", *options)
@@ -175,11 +182,13 @@ def test_what_is_far_from_the_plan_changes_the_next_one(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used."""
+    """Devices' clocks are an hour off; every tensor arrives after it was sent, and is used; what is
+    computed of weights is sent nowhere."""
     monkeypatch.setattr(session, "time", _Skewed(3600.0))
     with daemons(3) as there:
         file = inventory(tmp_path / "here.yaml", there)
-        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *STEADY)
+        options = *STEADY, "pipeline=zb_h1"
+        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *options)
     trace, written = read_trace(tmp_path / "run", None), tmp_path / "trace.json"
     write_trace(trace, written)
     assert trace.round == 2
@@ -192,7 +201,7 @@ def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(arrows) == 2 * m * steps * (stages - 1)
     assert all(ends["f"] >= ends["s"] - trace.error_s * 1e6 for ends in arrows.values())
     compute = [each for each in events if each["ph"] == "X" and each["tid"] == 1]
-    assert len(compute) == 2 * m * steps * stages
+    assert len(compute) == 3 * m * steps * stages
     assert all(0 <= each["ts"] < 60e6 for each in compute)
     with pytest.raises(ConfigError, match="exists"):
         write_trace(trace, written)

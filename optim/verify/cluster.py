@@ -65,7 +65,7 @@ def _check_caps(point: Partition, problem: ClusterProblem) -> None:
                 "C7", f"{device.name} holds {held} blocks, its memory {device.max_blocks}"
             )
         if (memory := device.memory) is not None and held:
-            samples = problem.batch_size / (len(held_by) if point.replicated else m)
+            samples = math.ceil(problem.batch_size / (len(held_by) if point.replicated else m))
             needed = held * memory.sample_bytes * samples + held * memory.block_bytes
             if exceeds(needed + memory.segment_bytes, memory.limit_bytes):
                 raise violation(
@@ -218,7 +218,7 @@ def _within_caps(blocks: Ints, m: Ints, problem: ClusterProblem) -> Bools:
         if device.max_blocks is not None:
             within &= held <= device.max_blocks
         if (memory := device.memory) is not None:
-            needed = held * memory.sample_bytes * size + held * memory.block_bytes
+            needed = held * memory.sample_bytes * np.ceil(size) + held * memory.block_bytes
             within &= (held == 0) | (needed + memory.segment_bytes <= memory.limit_bytes * MARGIN)
         if device.energy is not None:
             law = device.energy.law

@@ -1,5 +1,6 @@
 """The laws of the pipeline's time against runs of real schedules; caps of memory and energy."""
 
+import math
 import statistics
 from dataclasses import replace
 from fractions import Fraction
@@ -257,7 +258,7 @@ def test_memory_of_a_micro_batch_holds_a_cap_and_no_block_more(
     segment, block, sample = map(Fraction, law)
 
     def needed(held: int, m: int) -> Fraction:
-        return segment + held * (block + sample * Fraction(12, m))
+        return segment + held * (block + sample * math.ceil(12 / m))
 
     device = DeviceProfile("a", AffineLaw(1.0, 0.0, 0.0, 0.0), max_blocks)
     device = replace(device, memory=MemoryBudget(limit_bytes, *law))
