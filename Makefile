@@ -3,7 +3,7 @@
 #   make run                               train: three clusters learn to translate dates
 #   make run ARGS="federation.rounds=3"    the same with options
 #   make test                              all tests;  ARGS="-k link" for some of them
-#   make test-faults                       faults at every point, for twenty minutes
+#   make test-faults                       faults at every point, for ten minutes
 #   make check                             lint, format, strict types, who imports whom
 #   make clean                             remove .venv and caches
 

@@ -49,7 +49,8 @@ class Answers:
     def status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """A ``DeviceStatus``, with a ticket for one probe."""
         session = self._session()
-        held = session.held.description if session and session.held else None
+        segment = session.held if session else None
+        held = segment.description if segment else None
         ticket = secrets.token_hex(16)
         self._tickets.append(ticket)
         status = DeviceStatus(

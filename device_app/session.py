@@ -91,7 +91,8 @@ class Session:
 
     def accepts(self, session: str) -> bool:
         """Whether the segment's streams have this secret."""
-        return self.held is not None and self.held.description.session == session
+        held = self.held  # which the session's thread may change
+        return held is not None and held.description.session == session
 
     def attach(self, side: str, stream: FrameStream) -> None:
         """Take the stream of a neighbour who dialled. Raises ``LinkError`` for a second one."""
