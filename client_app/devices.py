@@ -172,7 +172,8 @@ class DevicePipeline:
         if not left:
             raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices ({gone})")
         settings, m = self._settings, self._plan.num_micro_batches
-        problem = ClusterProblem(left, self._spec.num_blocks, settings.batch_size, m, "overlap")
+        sizes = self._spec.num_blocks, settings.batch_size, m
+        problem = ClusterProblem(left, *sizes, "overlap", min_micro_batches=m)
         try:
             blocks = exact_partition(problem).best.blocks
         except InfeasibleRoundError as error:

@@ -48,6 +48,7 @@ class ClusterProblem:
     activation_s: tuple[float, ...] = (0.0,)  # on the uplink while the pipeline runs, ascending
     head_s: float = 0.0  # in the head, behind the uplink if there is one
     gradient_s: float = 0.0  # the gradients' way down, behind the head
+    min_micro_batches: int = 1  # as many as at most: a round goes on with its m
 
 
 @dataclass(frozen=True, slots=True)

@@ -585,3 +585,31 @@ def test_too_little_energy() -> None:
     assert exact_partition(with_budget([2, None], 13.0, 5)).best.blocks == (2, 3)
     both = refusal(with_budget([2, 3], 10.0, 9))
     assert "device-1's energy_j to 13 and memory by 4 blocks in all" in both
+
+
+@each_law
+def test_with_one_number_of_micro_batches_it_is_the_best_of_all_partitions(
+    latency: Latency,
+) -> None:
+    """As where a round goes on with its m; energy and memory limit what each m allows."""
+    rng, feasible = np.random.default_rng(11), 0
+    for _ in range(40):
+        free = small(rng, latency)
+        m, rows = free.max_micro_batches, block_caps(free)
+        partitions = (
+            blocks
+            for blocks in itertools.product(range(free.num_blocks + 1), repeat=len(free.devices))
+            if sum(blocks) == free.num_blocks and (np.array(blocks) <= rows[m - 1]).all()
+        )
+        sizes = free.batch_size, m, latency
+        times = [pipeline_latency(free.devices, blocks, *sizes) for blocks in partitions]
+        fixed = replace(free, min_micro_batches=m)
+        if not times:
+            with pytest.raises(InfeasibleRoundError):
+                exact_partition(fixed)
+            continue
+        best = exact_partition(fixed).best
+        assert best.num_micro_batches == m
+        assert math.isclose(best.latency_s, min(times), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        feasible += 1
+    assert feasible > 10
