@@ -91,7 +91,8 @@ def batch_s(partition: Partition, activation_s: float) -> float:
 def block_caps(problem: ClusterProblem) -> Ints:
     """How many blocks each device can hold, [M, K]: row m - 1 is for m micro-batches; 0 … L.
 
-    None with fewer micro-batches than the problem's least. Memory (C7) gives the same in every row, unless segments recompute; energy (C9') does not.
+    None with fewer micro-batches than the problem's least. Memory (C7) gives the same in every row,
+    unless segments recompute; energy (C9') does not.
     """
     sizes = micro_batch_sizes(problem)
     caps = np.empty((problem.max_micro_batches, len(problem.devices)), dtype=np.int64)
