@@ -25,8 +25,9 @@ from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
 from pipeline.engine import Pipeline
 from pipeline.head import HeadStage
+from pipeline.remote.cluster import Cluster
 from pipeline.remote.replica import Replica, starting_with
-from pipeline.remote.segments import Cluster, RemoteSegments
+from pipeline.remote.segments import RemoteSegments
 from pipeline.timer import PhaseTimer
 
 _DRIFT = 1.3  # times as fast or as slow as planned: another plan

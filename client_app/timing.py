@@ -16,8 +16,9 @@ from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.segments import Neighbour, SegmentDescription
 from pipeline import schedule
+from pipeline.remote.cluster import Cluster
 from pipeline.remote.replica import Replica, starting_with
-from pipeline.remote.segments import Cluster, RemoteSegments
+from pipeline.remote.segments import RemoteSegments
 from pipeline.schedule import Action
 from pipeline.stage import EmbeddingStage, LastStage, Passed
 from pipeline.timer import PhaseTimer

@@ -204,9 +204,9 @@ class Daemon:
             with self._lock:
                 self._session = None
 
-    def _hold(self, description: SegmentDescription) -> HeldSegment:
+    def _hold(self, description: SegmentDescription, earlier: HeldSegment | None) -> HeldSegment:
         own = self._settings
-        return HeldSegment(description, own.memory_bytes, self._frozen, own.torch_device)
+        return HeldSegment(description, own.memory_bytes, self._frozen, own.torch_device, earlier)
 
     def _dial(self, neighbour: Neighbour, session: str) -> FrameStream:
         """The stream to the next stage."""

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor, nn
 
 import collapipe
@@ -18,7 +18,8 @@ from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU
 from collapipe.wire.compression import check_like
 from collapipe.wire.frozen_store import FrozenStore, digest
-from collapipe.wire.segments import SegmentDescription
+from collapipe.wire.parts import joined
+from collapipe.wire.segments import SegmentDescription, Wanted, as_json
 from pipeline import schedule
 from pipeline.schedule import Action
 from pipeline.segment import Segment
@@ -31,8 +32,9 @@ class HeldSegment:
     """Blocks of a model, added one by one, and what is done with them.
 
     Raises ``WireError`` for a description or a part that cannot be, and ``ConfigError`` for one
-    beyond ``memory_bytes``, before anything is allocated. Frozen weights that are in the ``store``
-    need not come. No part is larger than ``part_bytes``.
+    beyond ``memory_bytes``, before anything is allocated. Blocks need not come that the ``earlier``
+    segment has as they are wanted, nor frozen weights that are in the ``store``. No part is larger
+    than ``part_bytes``.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class HeldSegment:
         memory_bytes: float,
         store: FrozenStore,
         device: torch.device = CPU,
+        earlier: "HeldSegment | None" = None,
     ) -> None:
         self._device, self._store = device, store
         if description.version != collapipe.__version__:
@@ -63,14 +66,18 @@ class HeldSegment:
                 f"{span.blocks} blocks need {needed:,.0f} bytes, this device gives "
                 f"{memory_bytes:,.0f}; raise --memory, or plan fewer blocks here"
             )
-        self._parts = list[Part]()
+        self._names = [block_name(index) for index in span.indices()]
+        self._parts = earlier._kept_for(description) if earlier else {}
+        self.done: int | None = description.base  # the last step; None: in the middle of one
         absent = store.lacks(description.frozen.values())
-        self.lacking = [name for name, each in description.frozen.items() if each in absent]
+        lacking = [name for name, each in description.frozen.items() if each in absent]
+        blocks = tuple(name for name in self._names if name not in self._parts)
+        self.wanted = Wanted(blocks, tuple(lacking))
 
     @property
     def complete(self) -> bool:
         """Whether all blocks are here."""
-        return len(self._parts) == self.description.span.blocks
+        return len(self._parts) == len(self._names)
 
     @property
     def actions(self) -> Callable[[int], tuple[Action, ...]]:
@@ -79,11 +86,10 @@ class HeldSegment:
         return lambda m: schedule.build(d.schedule, d.num_segments, m)[d.stage]
 
     def add(self, name: str, data: bytes) -> None:
-        """The next block, from weights and optimiser state as safetensors."""
-        span = self.description.span
-        index = span.first + len(self._parts)
-        if self.complete or name != block_name(index):
-            raise WireError(f"part {name[:40]!r} came, expected {block_name(index)} of {span}")
+        """A wanted block, from weights and optimiser state as safetensors."""
+        if name not in self._names or name in self._parts:
+            raise WireError(f"part {name[:40]!r} came, which is not wanted")
+        index = self.description.span.first + self._names.index(name)
         try:
             tensors = load(data)
             weights = select({k: v for k, v in tensors.items() if "/" not in k}, name)
@@ -94,33 +100,48 @@ class HeldSegment:
             raise WireError(f"{name}: cannot be built: {one_line(error)}") from error
         came = len(whole) + len(tensors) - len(weights)
         self._check(module, select(state, name), came)
-        part = Part(name, module, self.description.optimizer, state, self._device)
-        self._parts.append(part)
+        self._parts[name] = Part(name, module, self.description.optimizer, state, self._device)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The blocks that are here, in their order."""
+        return [self._parts[name] for name in self._names if name in self._parts]
 
     def segment(self) -> Segment:
         """The blocks as one."""
         d = self.description
-        return Segment(self._parts, d.recompute, schedule.splits_backward(d.schedule))
+        return Segment(self.parts, d.recompute, schedule.splits_backward(d.schedule))
 
     def key(self, step: int) -> DropoutKey:
         """Whose dropout it is in a step."""
         return DropoutKey(self.description.seed, self.description.unit, step)
 
     def squared_norms(self) -> list[float]:
-        return [part.squared_norm() for part in self._parts]
+        return [part.squared_norm() for part in self.parts]
 
-    def step(self, rate: float, scale: float) -> None:
-        for part in self._parts:
+    def step(self, number: int, rate: float, scale: float) -> None:
+        self.done = None
+        for part in self.parts:
             part.step(rate, scale)
+        self.done = number
 
     def forget(self) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.forget_gradients()
 
-    def packed_parts(self) -> list[tuple[str, Callable[[], bytes]]]:
+    def packed_parts(self) -> list[tuple[str, Callable[[], Tensor]]]:
         """Name of each block, and what packs all of it that trains, with the optimiser's state, as
         safetensors: before the next step."""
-        return [(part.name, partial(_packed, part)) for part in self._parts]
+        return [(part.name, partial(_packed, part)) for part in self.parts]
+
+    def _kept_for(self, later: SegmentDescription) -> dict[str, Part]:
+        """The blocks, if they are as ``later`` wants them."""
+        wanted = (_identity(each) for each in (self.description, later))
+        if self.done != later.base or len(set(wanted)) > 1:
+            return {}
+        self.forget()
+        held = set(map(block_name, later.span.indices()))
+        return {name: part for name, part in self._parts.items() if name in held}
 
     def _with_frozen(self, index: int, weights: Tensors) -> Tensors:
         """A block's weights with those that do not train, which are kept from now on."""
@@ -128,7 +149,7 @@ class HeldSegment:
         known = self.description.frozen.get(name)
         if known is None:
             return weights
-        if name not in self.lacking:
+        if name not in self.wanted.frozen:
             return {**self._store.load(known), **weights}
         with torch.device("meta"):
             frozen = {key: weights[key] for key in not_training(self._block(index))}
@@ -155,8 +176,14 @@ class HeldSegment:
             raise WireError(f"a part of {came} tensors, of which {len(weights) + len(state)} fit")
 
 
-def _packed(part: Part) -> bytes:
-    return save(_contiguous(_training(part)))
+def _identity(description: SegmentDescription) -> bytes:
+    """What two segments must have in common for a block of one to be a block of the other."""
+    d = description
+    return as_json([d.version, d.unit, d.round, d.seed, d.model, d.dtype, d.optimizer])
+
+
+def _packed(part: Part) -> Tensor:
+    return joined(_training(part))
 
 
 def _training(part: Part) -> Tensors:
@@ -164,10 +191,6 @@ def _training(part: Part) -> Tensors:
     weights = part.weights()
     own = {f"{part.name}.{name}": weights[f"{part.name}.{name}"] for name in names}
     return own | part.optimizer_state()
-
-
-def _contiguous(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def _sizes(

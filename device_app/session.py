@@ -64,7 +64,7 @@ class Session:
     """
 
     control: FrameStream
-    hold: Callable[[SegmentDescription], HeldSegment]
+    hold: Callable[[SegmentDescription, HeldSegment | None], HeldSegment]
     dial: Dial
     arrived: threading.Event
     leaving: threading.Event
@@ -140,9 +140,10 @@ class Session:
 
     def _load(self, frame: Frame) -> None:
         self.neighbours.close()
-        self.neighbours, self.held = Neighbours(), None
+        earlier, self.held = self.held, None
+        self.neighbours = Neighbours()
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
-        self.held = self.hold(description)
+        self.held = self.hold(description, earlier)
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
         span = description.span
         _log.info(
@@ -150,7 +151,7 @@ class Session:
             *(description.unit, description.round, span.first, span.stop - 1),
             *(description.stage + 1, description.num_segments),
         )
-        self._answer(frame, FrameKind.READY, packed(self.held.lacking))
+        self._answer(frame, FrameKind.READY, packed(self.held.wanted))
 
     def _part(self, frame: Frame) -> None:
         name, data = _only(frame, 2)
@@ -201,7 +202,7 @@ class Session:
         held = self._held(frame)
         rate, scale = _numbers(frame, 2)
         self._wait(self.control.all_made, interruptible=False)  # of the blocks as they are
-        held.step(rate, scale)
+        held.step(frame.step, rate, scale)
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
             self._send_parts(frame)
@@ -218,8 +219,8 @@ class Session:
         for name, pack in self._held(frame).packed_parts():
             self.control.send_later(partial(self._part_of, frame, name, pack))
 
-    def _part_of(self, frame: Frame, name: str, pack: Callable[[], bytes]) -> Frame:
-        tensors = as_tensor(name.encode()), as_tensor(pack())
+    def _part_of(self, frame: Frame, name: str, pack: Callable[[], Tensor]) -> Frame:
+        tensors = as_tensor(name.encode()), pack()
         return Frame(FrameKind.PART, frame.round, frame.step, 0, tensors, frame.epoch)
 
     def _held(self, frame: Frame) -> HeldSegment:

@@ -32,8 +32,9 @@ from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
 from pipeline.micro_batch import split as micro_batches_of
+from pipeline.remote.cluster import Cluster
 from pipeline.remote.replica import Replica, starting_with
-from pipeline.remote.segments import Cluster, RemoteSegments
+from pipeline.remote.segments import RemoteSegments
 from pipeline.timer import PhaseTimer
 from tests.sections import optimizer_settings
 

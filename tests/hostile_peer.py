@@ -7,7 +7,7 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -143,17 +143,24 @@ class HostileUnit:
 
 def recorded(devices: int = 1) -> list[Frame]:
     """All frames of a round, in the order in which they were sent."""
-    frames, send = list[Frame](), FrameStream.send
+    frames, send, send_later = list[Frame](), FrameStream.send, FrameStream.send_later
 
-    def noting(stream: FrameStream, frame: Frame) -> None:
+    def noted(frame: Frame) -> Frame:
         if frame.kind != FrameKind.ALIVE:
             own = tuple(each.detach().clone() for each in frame.tensors)
             frames.append(replace(frame, tensors=own))
-        send(stream, frame)
+        return frame
+
+    def noting(stream: FrameStream, frame: Frame) -> None:
+        send(stream, noted(frame))
+
+    def noting_later(stream: FrameStream, make: Callable[[], Frame]) -> None:
+        send_later(stream, lambda: noted(make()))
 
     names = [device_name(k) for k in range(devices)]
     with pytest.MonkeyPatch.context() as patch, daemons(devices) as there:
         patch.setattr(FrameStream, "send", noting)
+        patch.setattr(FrameStream, "send_later", noting_later)
         Work().remote(plan_of(names, [4 // devices] * devices), there)
     return frames
 

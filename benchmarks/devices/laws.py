@@ -35,7 +35,7 @@ def fitted(mine: Ours) -> Laws:
         mine.cut(1)
         hops.append(np.median([_hops(mine, size) for _ in range(REPEATED)], axis=0))
     devices = []
-    for place, segment in enumerate(mine.segments._plan.segments):
+    for place, segment in enumerate(mine.segments.plan.segments):
         chunk = [each[place] / segment.span.blocks for each in chunks]
         hop = [each[place] for each in hops]
         devices.append(DeviceProfile(segment.device, AffineLaw(*_fit(chunk), *_fit(hop))))

@@ -66,7 +66,7 @@ def _devices(arguments: Namespace, schedule: str) -> tuple[list[int], int]:
         for _ in range(_STEPS + 1):  # the last one's end shows that the one before it has stepped
             mine.run()
             mine.step()
-        mine.segments._collect()
+        mine.segments.collect()
         return [peak_bytes(each.process.pid) for each in started.daemons], peak_bytes()
 
 

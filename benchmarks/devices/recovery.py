@@ -63,7 +63,7 @@ def _turn(arguments: Namespace) -> tuple[float, float]:
             save_file({name: each.contiguous() for name, each in state.items()}, checkpoint)
             mine.run()
             mine.step()
-            mine.segments._collect()  # the last step's replica is there, as in a longer step
+            mine.segments.collect()  # the last step's replica is there, as in a longer step
             recovered_s, noticed_s = _recovery_s(mine, started)
         left = [name for number, name in enumerate(names) if number != _LOST]
         again = even_plan(left, arguments.blocks, like)

@@ -42,8 +42,9 @@ class SegmentDescription:
     is what ``models.description`` makes. ``memory_bytes`` is what the planner expects to be needed.
     ``next`` is None where the control unit dials. ``frozen`` has the digests of blocks' frozen
     weights, which follow only where the device lacks them. With ``replicate_every`` r the device
-    sends its parts after each r-th step; 0: only when asked. Raises ``WireError`` for more blocks
-    than ``MOST_BLOCKS``, or a schedule that would take long to build.
+    sends its parts after each r-th step; 0: only when asked. Blocks are as they were after step
+    ``base``, -1: at the round's start; a device that has some keeps them. Raises ``WireError`` for
+    more blocks than ``MOST_BLOCKS``, or a schedule that would take long to build.
     """
 
     version: Text
@@ -67,6 +68,7 @@ class SegmentDescription:
     replicate_every: CountFrom0
     frozen: Mapping[Text, Text] = field(default_factory=dict)
     wire_dtype: Precision = "float32"
+    base: Annotated[int, Field(ge=-1, lt=2**32)] = -1
 
     def __post_init__(self) -> None:
         actions = self.num_segments * self.num_micro_batches
@@ -75,6 +77,15 @@ class SegmentDescription:
                 f"blocks up to {self.span.stop:,}, {actions:,} segments times micro-batches; at "
                 f"most {MOST_BLOCKS:,} and {_MOST_ACTIONS:,}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a device lacks of its segment: blocks, and those of them whose ``frozen`` weights must
+    come as well."""
+
+    blocks: tuple[str, ...]
+    frozen: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,10 @@ class DeviceConnection:
         """Send a command that belongs to the round, step and epoch of ``where``."""
         self._control.send(Frame(kind, where.round, where.step, 0, tensors, where.epoch))
 
+    def send_later(self, make: Callable[[], Frame]) -> None:
+        """Send a part that is made when it is its turn."""
+        self._control.send_later(make)
+
     def answer(self, kind: FrameKind, where: Frame) -> Frame | None:
         """The answer of this kind to a command that belonged ``where``, if it has come; others are
         dropped."""

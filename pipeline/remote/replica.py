@@ -8,11 +8,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
+from torch import Tensor
 
 from collapipe.errors import WireError, one_line
 from collapipe.models.part import prefixed, select
 from collapipe.tensors import Tensors, all_finite
+from collapipe.wire.parts import joined
 
 _HEADER_BYTES = 2**20  # names and shapes, and more
 _COPIES = 3  # a weight and its moments
@@ -79,10 +81,10 @@ class Replica:
                 for block in self._have.pop(older):
                     self._file(block, older).unlink(missing_ok=True)
 
-    def packed(self, name: str, whole: bool = True) -> bytes:
-        """A block, ``whole`` or without its frozen weights, as safetensors."""
+    def packed(self, name: str, whole: bool = True) -> Tensor:
+        """A block, ``whole`` or without its frozen weights, as safetensors in a uint8 [n]."""
         tensors = self.tensors(name).items()
-        return save({k: each.contiguous() for k, each in tensors if whole or k not in self._frozen})
+        return joined({k: each for k, each in tensors if whole or k not in self._frozen})
 
     def tensors(self, name: str) -> Tensors:
         """The same, as tensors by their names in the whole model."""

@@ -138,7 +138,7 @@ def test_parts_are_the_blocks_own(unit: HostileUnit, frames: list[Frame]) -> Non
         changed(parts[0], **{f"{weight}__exp_avg": torch.zeros(1)}),
         changed(parts[0], **{f"{weight}__exp_avg": torch.zeros(16, 16)}),  # and no step
         changed(parts[0], **{"blocks.0.other": torch.zeros(10)}),
-        parts[1],
+        replace(parts[1], tensors=(as_tensor(b"blocks.99"), parts[1].tensors[1])),
     ]
     for number, each in enumerate(hostile, 1):
         assert unit.load([load_])

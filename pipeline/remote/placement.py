@@ -1,0 +1,260 @@
+"""A plan's segments on devices: loaded, connected, told, asked and watched."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from collapipe import cancellation
+from collapipe.errors import NonFiniteLossError, StageError, WireError
+from collapipe.models.split import block_name
+from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.segments import (
+    BEFORE,
+    BEHIND,
+    SegmentDescription,
+    Trouble,
+    Wanted,
+    as_tensor,
+    packed,
+    unpacked,
+)
+from collapipe.wire.streams import FrameStream
+from pipeline.remote.cluster import Cluster
+from pipeline.remote.connection import SILENT_S, DeviceConnection
+from pipeline.remote.measurements import Clock
+from pipeline.remote.ports import HopError
+from pipeline.remote.relay import relay
+from pipeline.remote.replica import Replica
+
+_LOAD, _PARTS, _CONNECT = range(3)  # steps of gathering, as frames count them
+_CLOCK_TRIPS = 3
+_LOOK_S = 0.1  # between two looks at cancellation and signs of life
+
+
+@dataclass
+class Placement:
+    """The devices that hold a plan's segments, in their order.
+
+    ``common`` describes a segment, but for what the plan says. ``connections`` are those that there
+    are, also of devices that the plan does not name; ``arrived`` is set when one says anything.
+    Whatever waits raises ``StageError`` where a device of the plan is lost, ``NonFiniteLossError``
+    where one has values that are not finite, and ``CancelledRoundError``.
+    """
+
+    plan: ClusterPlan
+    cluster: Cluster
+    common: SegmentDescription
+    replica: Replica
+    connections: dict[str, DeviceConnection] = field(default_factory=dict)
+    arrived: threading.Event = field(default_factory=threading.Event)
+    clocks: Mapping[str, Clock] = field(default_factory=dict)
+    hops: list[FrameStream] = field(default_factory=list)
+    """Before the first segment, behind the last; then those that are relayed."""
+
+    @property
+    def names(self) -> list[str]:
+        return [segment.device for segment in self.plan.segments]
+
+    @property
+    def members(self) -> list[DeviceConnection]:
+        return [self.connections[name] for name in self.names]
+
+    def followed_by(self, plan: ClusterPlan) -> "Placement":
+        """The same devices under another plan, in another epoch."""
+        self.hang_up()
+        common = replace(self.common, epoch=self.common.epoch + 1)
+        shared = self.connections, self.arrived
+        return Placement(plan, self.cluster, common, self.replica, *shared)
+
+    def gather(self) -> None:
+        """Give each device its segment, and connect them in their order."""
+        epoch, segments = self.common.epoch, self.plan.segments
+        held = {block_name(k): each.device for each in segments for k in each.span.indices()}
+        self.replica.expect(epoch, held)
+        for name in self.names:
+            if name not in self.connections:
+                self.connections[name] = self._dialled(name)
+        sessions = [secrets.token_hex(16) for _ in segments]
+        for stage, connection in enumerate(self.members):
+            description = packed(self._description(stage, sessions))
+            connection.tell(FrameKind.LOAD, self.where(_LOAD), description)
+        answers = self.all_answer(FrameKind.READY, _LOAD)
+        asking = list[DeviceConnection]()
+        for segment, connection, answer in zip(segments, self.members, answers, strict=True):
+            if self._send_parts(segment, connection, _wanted(connection, answer)):
+                asking.append(connection)
+        self._answers(FrameKind.READY, _PARTS, asking)
+        self._connect(sessions)
+        self.tell(FrameKind.OPEN, _CONNECT)
+        self.all_answer(FrameKind.READY, _CONNECT)
+        self.clocks = {each.name: self._clock(each) for each in self.members}
+
+    def hang_up(self) -> None:
+        """End the streams between stages."""
+        while self.hops:
+            self.hops.pop().close()
+
+    def drop(self, device: str) -> None:
+        """End all streams of a device."""
+        if connection := self.connections.pop(device, None):
+            connection.close()
+
+    def where(self, step: int) -> Frame:
+        """A frame of this round, epoch and step."""
+        return Frame(FrameKind.BEGIN, self.common.round, step, 0, (), self.common.epoch)
+
+    def tell(self, kind: FrameKind, step: int, *tensors: Tensor) -> None:
+        """Send a command of a step to each device."""
+        for connection in self.members:
+            connection.tell(kind, self.where(step), *tensors)
+
+    def all_answer(self, kind: FrameKind, step: int) -> list[Frame]:
+        """An answer of each device to a command of that step."""
+        return self._answers(kind, step, self.members)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until it is so."""
+        while not condition():
+            self.idle()
+
+    def idle(self) -> None:
+        """Wait for something to come."""
+        self.arrived.wait(_LOOK_S)
+        self.arrived.clear()
+        cancellation.check()
+        for connection in self.members:
+            connection.check(self.cluster.hung_s)
+            if trouble := connection.troubles.get(self.common.epoch):
+                if trouble.kind == NonFiniteLossError.__name__:  # no fault of the device
+                    raise NonFiniteLossError(trouble.message)
+                raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
+
+    def blamed(self, error: StageError | HopError) -> StageError:
+        """Whose fault it is: of the device that is gone, where one is, before who complains of it.
+
+        A hop that ended between two devices that live is the fault of the one that is complained
+        of.
+        """
+        suspect = self._suspect(error)
+        deadline = time.monotonic() + SILENT_S
+        while time.monotonic() < deadline and suspect is not None:
+            for name in self.names:
+                try:
+                    if connection := self.connections.get(name):
+                        connection.check(self.cluster.hung_s)
+                except StageError as gone:
+                    return gone
+            self.arrived.wait(_LOOK_S)
+            self.arrived.clear()
+        if suspect is not None:
+            return StageError(suspect, str(error))
+        assert isinstance(error, StageError)
+        return error
+
+    def trouble(self, device: str) -> Trouble | None:
+        """What the device has told under this plan."""
+        connection = self.connections.get(device)
+        return connection.troubles.get(self.common.epoch) if connection else None
+
+    def _dialled(self, name: str) -> DeviceConnection:
+        if name not in self.cluster.devices:
+            raise StageError(name, "the cluster's file has no such device")
+        device, dialer = self.cluster.devices[name], self.cluster.dialer
+        replica = self.replica
+        return DeviceConnection(device, dialer, self.arrived, replica.put, replica.most_bytes())
+
+    def _description(self, stage: int, sessions: Sequence[str]) -> SegmentDescription:
+        segment, last = self.plan.segments[stage], stage == len(sessions) - 1
+        held, frozen = set(map(block_name, segment.span.indices())), self.common.frozen
+        dials = not last and not self.cluster.relay
+        return replace(
+            self.common,
+            session=sessions[stage],
+            frozen={name: each for name, each in frozen.items() if name in held},
+            memory_bytes=self.cluster.needed_bytes(segment.span.blocks),
+            span=segment.span,
+            stage=stage,
+            num_segments=len(sessions),
+            base=-1 if self.replica.step is None else self.replica.step,
+            next=self.cluster.devices[self.names[stage + 1]] if dials else None,
+            next_session=sessions[stage + 1] if dials else None,
+        )
+
+    def _send_parts(
+        self, segment: SegmentPlan, connection: DeviceConnection, wanted: Wanted
+    ) -> bool:
+        """The blocks of a segment that the device lacks, each read from the replica when it is its
+        turn; whether there are any."""
+        blocks = [n for n in map(block_name, segment.span.indices()) if n in wanted.blocks]
+        for name in blocks:
+            whole = name in wanted.frozen or name not in self.common.frozen
+
+            def part(name: str = name, whole: bool = whole) -> Frame:
+                tensors = as_tensor(name.encode()), self.replica.packed(name, whole)
+                return replace(self.where(_PARTS), kind=FrameKind.PART, tensors=tensors)
+
+            connection.send_later(part)
+        return bool(blocks)
+
+    def _connect(self, sessions: Sequence[str]) -> None:
+        """Open this side's streams: before the first segment, behind the last, and between them
+        where devices do not dial each other."""
+        members = self.members
+        self.hops.append(members[0].hop(sessions[0], BEFORE))
+        self.hops.append(members[-1].hop(sessions[-1], BEHIND))
+        between = range(len(members) - 1) if self.cluster.relay else ()
+        for stage in between:
+            front = members[stage].hop(sessions[stage], BEHIND)
+            behind = members[stage + 1].hop(sessions[stage + 1], BEFORE)
+            self.hops += front, behind
+            relay(front, behind)
+
+    def _clock(self, connection: DeviceConnection) -> Clock:
+        """From a few round trips; the quickest tells most."""
+        clocks = []
+        for trip in range(_CLOCK_TRIPS):
+            asked = time.monotonic()
+            connection.tell(FrameKind.CLOCK, self.where(trip))
+            (frame,) = self._answers(FrameKind.CLOCK, trip, [connection])
+            came = time.monotonic()
+            offset_s = (asked + came) / 2 - float(frame.tensors[0])
+            clocks.append(Clock(offset_s, (came - asked) / 2))
+        return min(clocks, key=lambda each: each.error_s)
+
+    def _answers(
+        self, kind: FrameKind, step: int, members: Sequence[DeviceConnection]
+    ) -> list[Frame]:
+        frames: dict[str, Frame] = {}
+
+        def complete() -> bool:
+            for each in members:
+                if each.name not in frames and (frame := each.answer(kind, self.where(step))):
+                    frames[each.name] = frame
+            return len(frames) == len(members)
+
+        self.wait(complete)
+        return [frames[each.name] for each in members]
+
+    def _suspect(self, error: StageError | HopError) -> str | None:
+        """The neighbour that is complained of; None: the device itself has the trouble."""
+        names = self.names
+        if isinstance(error, HopError):
+            return names[-1] if error.side == BEFORE else names[0]
+        trouble = self.trouble(error.device)
+        if trouble is None or trouble.side is None or error.device not in names:
+            return None
+        place = names.index(error.device) + (1 if trouble.side == BEHIND else -1)
+        return names[place] if 0 <= place < len(names) else None
+
+
+def _wanted(connection: DeviceConnection, answer: Frame) -> Wanted:
+    """What the device lacks."""
+    try:
+        return unpacked(Wanted, *answer.tensors[:1])
+    except (WireError, TypeError) as error:
+        raise StageError(connection.name, f"answered {answer.kind.name} with {error}") from error
