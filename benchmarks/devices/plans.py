@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 
 from benchmarks.devices.cluster import add_sizes, daemons, ours, work
-from benchmarks.devices.laws import Laws, fitted
+from benchmarks.devices.laws import SIZES, Laws, fitted
 from benchmarks.devices.sides import about, limited, save
 from collapipe.plan import ClusterPlan
 from optim.cluster_plan import segment_plans
@@ -42,7 +42,7 @@ def main(arguments: Namespace) -> None:
 def _rows(arguments: Namespace, made: Work, mbit: float) -> list[dict[str, object]]:
     count = len(arguments.cores)
     names = [device_name(k) for k in range(count)]
-    one = plan_of(names[:1], (1,), 1)
+    one = plan_of(names[:1], (1,), arguments.samples // min(SIZES))
     with (
         network(count, mbit * 1e6) as there,
         daemons(there.places) as started,
