@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+
 import collapipe
 from client_app.cluster_state import block_cost
 from collapipe.config import Settings
@@ -43,6 +45,7 @@ class Devices:
         self.dialer = Dialer(load(own) if own else None)
         self._profile = settings.pipeline.profile is not False
         self._slowness: dict[str, float] = {}  # measured over described seconds of a chunk
+        self.absent: Collection[str] = frozenset()  # when they were last asked
 
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
         """Described devices with the speed that was measured of them."""
@@ -57,9 +60,10 @@ class Devices:
         """``known``, where who does not answer holds no block; who is ``alive`` is not asked."""
         names = [each.name for each in profiles if each.name not in alive]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
-            answers = dict(zip(names, pool.map(self._reaches, names), strict=True))
+            there = dict(zip(names, pool.map(self._reaches, names), strict=True))
+        self.absent = frozenset(name for name in names if not there[name])
         return tuple(
-            each if answers.get(each.name, True) else replace(each, max_blocks=0)
+            replace(each, max_blocks=0) if each.name in self.absent else each
             for each in self.known(profiles)
         )
 
@@ -110,10 +114,11 @@ class DevicePipeline:
         self._all, self._spec = devices, spec
         self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
-        replica = Replica(blocks, starting_with(start.weights, start.state), start.fixed)
+        known = starting_with(start.weights, start.state)
+        replica = Replica(blocks, known, start.fixed, _trained(spec))
         samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
-        how = self._without, self._hung_s(), settings.pipeline.relay, needed
+        how = self._without, self._hung_s, settings.pipeline.relay, needed
         reach = Cluster(devices.roster, devices.dialer, *how)
         common = SegmentDescription(
             version=collapipe.__version__,
@@ -150,6 +155,7 @@ class DevicePipeline:
     def pipeline(self, embedding: Part, head: HeadStage) -> Pipeline:
         """Embedding and head around the devices' segments."""
         m = self._plan.num_micro_batches
+        head.on_answer(self._segments.wake)
         return Pipeline(m, embedding, self._segments, head, self._timer)
 
     def report(self, report: ClusterReport) -> ClusterReport:
@@ -168,17 +174,18 @@ class DevicePipeline:
 
     def _without(self, lost: Collection[str]) -> ClusterPlan:
         """The fastest split over the devices that are left, in the same micro-batches."""
-        left = tuple(each for name, each in self._devices.items() if name not in lost)
-        gone = ", ".join(sorted(lost))
+        gone = {*lost, *self._all.absent}
+        left = tuple(each for name, each in self._devices.items() if name not in gone)
+        named = ", ".join(sorted(gone))
         if not left:
-            raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices ({gone})")
+            raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices ({named})")
         settings, m = self._settings, self._plan.num_micro_batches
         sizes = self._spec.num_blocks, settings.batch_size, m
         problem = ClusterProblem(left, *sizes, "overlap", min_micro_batches=m)
         try:
             blocks = exact_partition(problem).best.blocks
         except InfeasibleRoundError as error:
-            raise RoundFailedError(f"unit {self._plan.unit}: without {gone}: {error}") from error
+            raise RoundFailedError(f"unit {self._plan.unit}: without {named}: {error}") from error
         segments, first = list[SegmentPlan](), 0
         for device, held in zip(left, blocks, strict=True):
             if held:
@@ -186,9 +193,19 @@ class DevicePipeline:
                 first += held
         return ClusterPlan(self._plan.unit, tuple(segments), m, self._plan.schedule)
 
-    def _hung_s(self) -> float:
+    def _hung_s(self, plan: ClusterPlan) -> float:
         """More than any action of a healthy device takes."""
         samples = self._settings.batch_size / self._plan.num_micro_batches
-        held = {each.device: each.span.blocks for each in self._plan.segments}
+        held = {each.device: each.span.blocks for each in plan.segments}
         planned = (self._devices[name].time.compute(n, samples) for name, n in held.items())
         return max(_HUNG_S, _HUNG_CHUNKS * max(planned, default=0.0))
+
+
+def _trained(spec: ModelSpec) -> frozenset[str]:
+    """Names of the blocks' weights that train."""
+    names = set[str]()
+    for index in range(spec.num_blocks):
+        with torch.device("meta"):
+            parameters = spec.build_block(index).named_parameters()
+        names |= {f"{block_name(index)}.{name}" for name, each in parameters if each.requires_grad}
+    return frozenset(names)

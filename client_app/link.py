@@ -4,7 +4,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import grpc
@@ -60,9 +60,13 @@ class _RefusedError(LinkError):
 
 
 class _Stream:
-    """One gRPC stream to the decoder: frames out, frames or the error that ended it in."""
+    """One gRPC stream to the decoder: frames out, frames or the error that ended it in, of which
+    each calls ``came``."""
 
-    def __init__(self, link: LinkAddress, unit: int, max_message_bytes: int) -> None:
+    def __init__(
+        self, link: LinkAddress, unit: int, max_message_bytes: int, came: Callable[[], None]
+    ) -> None:
+        self._came = came
         self.incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self.bytes_in = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -84,7 +88,10 @@ class _Stream:
         self._reader.join(timeout=5)
 
     def _read(self) -> None:
-        put = self.incoming.put
+        def put(received: Frame | Exception) -> None:
+            self.incoming.put(received)
+            self._came()
+
         try:
             for data in self._call:
                 self.bytes_in += len(data)
@@ -130,6 +137,7 @@ class DecoderLink:
         self._said: list[bytes] = []  # of the step under way
         self._answered = set[int]()
         self._opened_again = False
+        self._on_answer: Callable[[], None] | None = None
 
     def __enter__(self) -> "DecoderLink":
         self._stream = self._opened()
@@ -174,6 +182,9 @@ class DecoderLink:
             self._keep(self._receive(FrameKind.GRADIENT))
         return self._answers.pop(micro_batch)
 
+    def on_answer(self, call: Callable[[], None]) -> None:
+        self._on_answer = call
+
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         """The server steps its decoder by the same norms."""
         self._send(FrameKind.NORMS, 0, torch.tensor(squared_norms, dtype=torch.float64))
@@ -197,7 +208,11 @@ class DecoderLink:
         self._receive(FrameKind.BYE)
 
     def _opened(self) -> _Stream:
-        return _Stream(self._link, self._unit, self._settings.max_message_bytes)
+        return _Stream(self._link, self._unit, self._settings.max_message_bytes, self._wake)
+
+    def _wake(self) -> None:
+        if self._on_answer is not None:
+            self._on_answer()
 
     def _send(self, kind: FrameKind, micro_batch: int, *tensors: Tensor) -> None:
         data = frames.encode(Frame(kind, self._round, self._step, micro_batch, tensors))

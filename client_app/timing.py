@@ -6,7 +6,7 @@ from statistics import median
 import torch
 
 import collapipe
-from collapipe.errors import StageError
+from collapipe.errors import LinkError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import ModelSpec, block_name
@@ -54,7 +54,7 @@ def chunk_seconds(
     """Seconds of a micro-batch, forward and backward, through the first ``blocks`` blocks.
 
     The median of ``repeats``, for each number of ``samples`` of ``tokens`` tokens. ``weights`` are
-    those of the blocks. Raises ``StageError`` where the device does not do it.
+    those of the blocks. Raises ``LinkError`` where the device does not do it.
     """
     plan = ClusterPlan(
         0, (SegmentPlan(device.name, Span(0, blocks)),), repeats + _WARM_UPS, _SCHEDULE
@@ -80,7 +80,7 @@ def chunk_seconds(
         next=None,
         replicate_every=0,
     )
-    cluster = Cluster({device.name: device}, dialer, _give_up, _HUNG_S)
+    cluster = Cluster({device.name: device}, dialer, _give_up, lambda plan: _HUNG_S)
     names = [block_name(index) for index in range(blocks)]
     replica = Replica(names, starting_with(weights, {}))
     with RemoteSegments(plan, cluster, common, spec.dim, replica, PhaseTimer()) as segments:
@@ -107,7 +107,7 @@ def _median_seconds(
 def _give_up(lost: Mapping[str, str]) -> ClusterPlan:
     """There is no other device."""
     device, cause = next(iter(lost.items()))
-    raise StageError(device, cause)
+    raise LinkError(f"{device}: {cause}")
 
 
 class _Source(EmbeddingStage):

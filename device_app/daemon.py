@@ -144,8 +144,10 @@ class Daemon:
         with self._occupied(session, context):
             self._work = work = threading.Thread(target=session.run, daemon=True)
             work.start()
-            yield from self._carried(stream, messages, context)
-            work.join()
+            try:
+                yield from self._carried(stream, messages, context)
+            finally:  # also where gRPC gives the call up in the middle
+                work.join()
 
     def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = dict(context.invocation_metadata())

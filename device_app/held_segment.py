@@ -69,10 +69,11 @@ class HeldSegment:
         self._names = [block_name(index) for index in span.indices()]
         self._parts = earlier._kept_for(description) if earlier else {}
         self.done: int | None = description.base  # the last step; None: in the middle of one
-        absent = store.lacks(description.frozen.values())
-        lacking = [name for name, each in description.frozen.items() if each in absent]
         blocks = tuple(name for name in self._names if name not in self._parts)
-        self.wanted = Wanted(blocks, tuple(lacking))
+        known = {name: each for name, each in description.frozen.items() if name in blocks}
+        absent = store.lacks(known.values())
+        lacking = tuple(name for name, each in known.items() if each in absent)
+        self.wanted = Wanted(blocks, lacking)
 
     @property
     def complete(self) -> bool:

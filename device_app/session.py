@@ -5,7 +5,8 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +17,7 @@ from collapipe.errors import LinkError, WireError, one_line
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
     BEFORE,
+    BEHIND,
     Neighbour,
     SegmentDescription,
     Trouble,
@@ -142,8 +144,11 @@ class Session:
         self.neighbours.close()
         earlier, self.held = self.held, None
         self.neighbours = Neighbours()
+        self.control.drop_parts()  # of a plan that was given up
+        self.control.accepts = partial(_belongs, frame.epoch)
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
-        self.held = self.hold(description, earlier)
+        with self._busy():
+            self.held = self.hold(description, earlier)
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
         span = description.span
         _log.info(
@@ -156,14 +161,18 @@ class Session:
     def _part(self, frame: Frame) -> None:
         name, data = _only(frame, 2)
         held = self._held(frame)
-        held.add(as_bytes(name).decode("ascii", "replace"), as_bytes(data))
+        with self._busy():
+            held.add(as_bytes(name).decode("ascii", "replace"), as_bytes(data))
         if held.complete:
             self._answer(frame, FrameKind.READY)
 
     def _open(self, frame: Frame) -> None:
         description = self._held(frame).description
         if description.next is not None and description.next_session is not None:
-            self.neighbours.behind = self.dial(description.next, description.next_session)
+            try:
+                self.neighbours.behind = self.dial(description.next, description.next_session)
+            except LinkError as error:
+                raise HopError(BEHIND, str(error)) from error
         self._answer(frame, FrameKind.READY)
 
     def _begin(self, frame: Frame) -> None:
@@ -182,14 +191,16 @@ class Session:
         if before is None or behind is None:
             raise LinkError("a neighbour has not dialled yet")
         around = before, behind
-        if any(each.backlog()[1] for each in around):
-            raise LinkError("a neighbour has not taken the tensors of the last step")
+        for side, stream in ((BEFORE, before), (BEHIND, behind)):
+            if stream.backlog()[1]:
+                raise HopError(side, "has not taken the tensors of the last step")
         ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
         for _ in run_stage(held.actions(m), stage, ports):
             self._check()
         self._wait_for(ports.all_sent)
-        norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
+        with self._busy():
+            norms = torch.tensor(held.squared_norms(), dtype=torch.float64)
         self._answer(frame, FrameKind.NORMS, norms, ports.table(), self._usage())
 
     def _usage(self) -> Tensor:
@@ -201,11 +212,17 @@ class Session:
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
         rate, scale = _numbers(frame, 2)
-        self._wait(self.control.all_made, interruptible=False)  # of the blocks as they are
-        held.step(frame.step, rate, scale)
+        self._wait(self._copied, interruptible=False)
+        with self._busy():
+            held.step(frame.step, rate, scale)
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
             self._send_parts(frame)
+
+    def _copied(self) -> bool:
+        """Whether the blocks may change: copies of them are made, or another plan makes them
+        useless."""
+        return self.control.all_made() or self.control.brings(FrameKind.LOAD)
 
     def _send_state(self, frame: Frame) -> None:
         self._wait(self.control.all_made, interruptible=False)  # one copy of the blocks at a time
@@ -242,6 +259,15 @@ class Session:
         place = (own.round, 0, own.epoch) if own is not None else (0, 0, 0)
         round_, step, epoch = (frame.round, frame.step, frame.epoch) if frame else place
         self.control.send(Frame(FrameKind.FAILED, round_, step, 0, (packed(trouble),), epoch))
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Work that is no action: signs of life say for how long."""
+        self._busy_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._busy_since = None
 
     def _give_up(self) -> None:
         self._busy_since = None
@@ -300,6 +326,7 @@ class _TimedPorts:
         return received
 
     def send(self, action: Action, made: Passed) -> None:
+        made = tuple(each.cpu() for each in made)  # a GPU has computed it only then
         _, asked, began, _ = self._rows[-1]
         self._rows[-1] = action, asked, began, time.monotonic()
         self._session._busy_since = None
@@ -328,6 +355,11 @@ def _peak_bytes() -> int:
     """The most memory of this process, or, where that was more, of the one that started it."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def _belongs(epoch: int, frame: Frame) -> bool:
+    """Whether a frame is no part of an earlier plan, which comes behind its neighbours."""
+    return frame.kind != FrameKind.PART or frame.epoch >= epoch
 
 
 def _only(frame: Frame, count: int) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
 """What stands behind the last segment: (micro-batch, activation) → loss, gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -28,6 +28,9 @@ class HeadStage(Protocol):
 
     def answer(self, micro_batch: int) -> Answer:
         """Loss of the micro-batch and gradient of its activation; waits for them."""
+
+    def on_answer(self, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever an answer has come, if answers come by themselves."""
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         """Tell the head the parts' squared gradient norms, and get its own."""
@@ -62,6 +65,9 @@ class LocalHead:
 
     def answer(self, micro_batch: int) -> Answer:
         return self._answers.pop(micro_batch)
+
+    def on_answer(self, call: Callable[[], None]) -> None:
+        """They do not: ``submit`` computes them."""
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         return [self._part.squared_norm()]

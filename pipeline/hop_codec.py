@@ -3,13 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.state import Precision
 from collapipe.wire.compression import decode, encode, layout
-
-Passed = tuple[Tensor, ...]
+from pipeline.stage import Passed
 
 
 @dataclass(frozen=True, slots=True)

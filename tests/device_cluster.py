@@ -240,7 +240,7 @@ class Work:
         )
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
         replica = Replica(blocks, starting_with(self.start, self.state))
-        cluster = Cluster(roster, dialer, without, self.hung_s, self.relay)
+        cluster = Cluster(roster, dialer, without, lambda _: self.hung_s, self.relay)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 
     def _trained(self, pipeline: Pipeline, head: LocalHead) -> Result:

@@ -53,6 +53,7 @@ OWN = {
         "collapipe.wire.dialing",
         "collapipe.wire.frames",
         "collapipe.wire.inquiries",
+        "collapipe.wire.parts",
         "collapipe.wire.segments",
         "collapipe.wire.streams",
     ),

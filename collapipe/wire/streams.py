@@ -29,7 +29,7 @@ class FrameStream:
     activations beyond the ``WINDOW``. Frames that wait have together no more bytes than that, or
     there is only one: ``feed`` takes in the next one when there is room. Parts, which may take a
     slow link many seconds, wait for all other frames, piece by piece. ``on_sent`` is called once
-    gRPC has taken all pieces of an activation or a gradient.
+    gRPC has taken all pieces of an activation or a gradient; what ``accepts`` does not is dropped.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
@@ -43,11 +43,12 @@ class FrameStream:
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
         self._parts: deque[Callable[[], Frame]] = deque()
-        self._unmade = 0  # parts that ``send_later`` has yet to make
+        self._unmade = 0  # parts that are yet to be made
         self._credit = WINDOW
         self._closed = False
         self._cancel: Callable[[], object] | None = None
         self.on_sent: Callable[[Frame], None] = _nothing
+        self.accepts: Callable[[Frame], bool] = _all
 
     def send(self, frame: Frame) -> None:
         """Return at once; activations and gradients wait for the other end's credit."""
@@ -55,6 +56,7 @@ class FrameStream:
             if self._closed:
                 return
             if frame.kind == FrameKind.PART:
+                self._unmade += 1
                 self._parts.append(lambda: frame)
             else:
                 (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
@@ -73,26 +75,30 @@ class FrameStream:
     def send_later(self, make: Callable[[], Frame]) -> None:
         """Send a part that is made when it is its turn, so that one at a time takes memory."""
 
-        def made() -> Frame:
-            try:
-                return make()
-            finally:
-                self._unmade -= 1
-                self._arrived.set()
-
         with self._changed:
             self._unmade += 1
-            self._parts.append(made)
-            self._changed.notify()
+            self._parts.append(make)
+            self._changed.notify_all()
+
+    def drop_parts(self) -> None:
+        """Send no part that has not been made yet."""
+        with self._changed:
+            self._unmade -= len(self._parts)
+            self._parts.clear()
+        self._arrived.set()
 
     def all_made(self) -> bool:
-        """Whether ``send_later`` has made all its parts, or never will: ``arrived`` is set then."""
+        """Whether all parts have been made, or never will: ``arrived`` is set then."""
         return not self._unmade or self.over
 
     @property
     def over(self) -> bool:
         """Whether nothing more is sent."""
         return self._closed or self._ended is not None
+
+    def brings(self, kind: FrameKind) -> bool:
+        """Whether a frame of this kind waits to be received."""
+        return any(frame.kind == kind for frame, _ in tuple(self._incoming))
 
     def waiting(self) -> bool:
         """Whether ``receive`` would return or raise at once."""
@@ -161,7 +167,8 @@ class FrameStream:
                 if frame.kind in _COUNTED and ahead == WINDOW:
                     raise WireError(f"{frame.kind.name}: {WINDOW} wait here already, and no more")
                 self._changed.wait_for(lambda: self._closed or self._has_room(size))
-                if self._closed:
+                self.heard = time.monotonic()  # while there was no room nobody could say anything
+                if self._closed or not self.accepts(frame):
                     return
                 self._incoming.append((frame, size))
             self._changed.notify_all()
@@ -185,7 +192,15 @@ class FrameStream:
                 if found.kind in _COUNTED:
                     self.on_sent(found)
             else:
-                part = _pieces(found())
+                part = _pieces(self._made(found))
+
+    def _made(self, make: Callable[[], Frame]) -> Frame:
+        try:
+            return make()
+        finally:
+            with self._changed:
+                self._unmade -= 1
+            self._arrived.set()
 
     def _next(self, under_way: bool) -> Frame | Callable[[], Frame] | None:
         """What is to be sent next, a part as what makes it; None: nothing any more, or with a part
@@ -224,6 +239,10 @@ class FrameStream:
 
 def _nothing(sent: Frame) -> None:
     """Nobody asks."""
+
+
+def _all(came: Frame) -> bool:
+    return True
 
 
 def _pieces(frame: Frame) -> Iterator[bytes]:

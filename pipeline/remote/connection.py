@@ -8,7 +8,14 @@ from typing import cast
 
 from torch import Tensor
 
-from collapipe.errors import CollaPipeError, LinkError, StageError, WireError, one_line
+from collapipe.errors import (
+    CollaPipeError,
+    LinkError,
+    StageError,
+    StorageError,
+    WireError,
+    one_line,
+)
 from collapipe.wire.dialing import Dialer, open_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
@@ -74,6 +81,14 @@ class DeviceConnection:
         """Send a command that belongs to the round, step and epoch of ``where``."""
         self._control.send(Frame(kind, where.round, where.step, 0, tensors, where.epoch))
 
+    def drop_parts(self) -> None:
+        """Send no part any more that has not begun."""
+        self._control.drop_parts()
+
+    def excuse(self) -> None:
+        """Nobody has listened for a while: it may have said something."""
+        self._control.heard = time.monotonic()
+
     def send_later(self, make: Callable[[], Frame]) -> None:
         """Send a part that is made when it is its turn."""
         self._control.send_later(make)
@@ -100,6 +115,8 @@ class DeviceConnection:
 
     def check(self, hung_s: float) -> None:
         """Raise ``StageError`` where the device is gone, or has hung for ``hung_s``."""
+        if isinstance(self.broken, StorageError):  # of this machine
+            raise self.broken
         if self.broken is not None:
             raise StageError(self.name, str(self.broken))
         silent_s = time.monotonic() - self._control.heard
@@ -113,6 +130,9 @@ class DeviceConnection:
             while True:
                 self._hear(self._control.receive())
                 self._arrived.set()
+        except OSError as error:
+            self.broken = StorageError(f"copies of blocks cannot be written: {error}; make room")
+            self._arrived.set()
         except Exception as error:  # whatever it sent: it is done without
             ours = isinstance(error, CollaPipeError)
             self.broken = cast(CollaPipeError, error) if ours else WireError(one_line(error))
@@ -130,8 +150,9 @@ class DeviceConnection:
             text = name.decode("ascii", "replace")
             self._on_part(self.name, frame.epoch, text, frame.step, data)
         elif frame.kind == FrameKind.FAILED and len(frame.tensors) == 1:
-            self.troubles = {frame.epoch: unpacked(Trouble, frame.tensors[0])}
-        elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK, FrameKind.BYE):
+            if frame.epoch >= max(self.troubles, default=0):
+                self.troubles = {frame.epoch: unpacked(Trouble, frame.tensors[0])}
+        elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK):
             self._answers.put(frame)
         else:
             raise WireError(f"{self.name} sent {frame.kind.name}")

@@ -34,6 +34,7 @@ from pipeline.remote.replica import Replica
 _LOAD, _PARTS, _CONNECT = range(3)  # steps of gathering, as frames count them
 _CLOCK_TRIPS = 3
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
+_STOPPED_S = 1.0  # a longer time without a look was this machine's own
 
 
 @dataclass
@@ -56,6 +57,10 @@ class Placement:
     hops: list[FrameStream] = field(default_factory=list)
     """Before the first segment, behind the last; then those that are relayed."""
 
+    def __post_init__(self) -> None:
+        self.hung_s = self.cluster.hung_s(self.plan)
+        self._looked_s = time.monotonic()
+
     @property
     def names(self) -> list[str]:
         return [segment.device for segment in self.plan.segments]
@@ -67,6 +72,8 @@ class Placement:
     def followed_by(self, plan: ClusterPlan) -> "Placement":
         """The same devices under another plan, in another epoch."""
         self.hang_up()
+        for connection in self.connections.values():
+            connection.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
         shared = self.connections, self.arrived
         return Placement(plan, self.cluster, common, self.replica, *shared)
@@ -127,8 +134,12 @@ class Placement:
         self.arrived.wait(_LOOK_S)
         self.arrived.clear()
         cancellation.check()
+        if time.monotonic() - self._looked_s > _STOPPED_S:
+            for connection in self.members:
+                connection.excuse()
+        self._looked_s = time.monotonic()
         for connection in self.members:
-            connection.check(self.cluster.hung_s)
+            connection.check(self.hung_s)
             if trouble := connection.troubles.get(self.common.epoch):
                 if trouble.kind == NonFiniteLossError.__name__:  # no fault of the device
                     raise NonFiniteLossError(trouble.message)
@@ -146,7 +157,7 @@ class Placement:
             for name in self.names:
                 try:
                     if connection := self.connections.get(name):
-                        connection.check(self.cluster.hung_s)
+                        connection.check(self.hung_s)
                 except StageError as gone:
                     return gone
             self.arrived.wait(_LOOK_S)

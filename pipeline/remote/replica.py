@@ -17,6 +17,7 @@ from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.parts import joined
 
 _HEADER_BYTES = 2**20  # names and shapes, and more
+_MOMENTS = "exp_avg", "exp_avg_sq", "momentum_buffer"
 _COPIES = 3  # a weight and its moments
 Start = Callable[[str], Tensors]
 """A block's weights and optimiser state before the round's first step, by their names in the whole
@@ -28,13 +29,20 @@ class Replica:
 
     ``step`` is the last one that is complete; before the first is, blocks are as at the ``start``.
     Devices' threads ``put`` at once; older steps than the last complete one are forgotten.
-    ``frozen`` are names of weights that never change.
+    ``frozen`` are names of weights that never change, ``trained`` those that no block may lack.
     """
 
     def __init__(
-        self, blocks: Collection[str], start: Start, frozen: Collection[str] = frozenset()
+        self,
+        blocks: Collection[str],
+        start: Start,
+        frozen: Collection[str] = frozenset(),
+        trained: Collection[str] = frozenset(),
     ) -> None:
         self._blocks, self._start, self._frozen = blocks, start, frozen
+        self._trained = {
+            name: {each for each in trained if each.startswith(f"{name}.")} for name in blocks
+        }
         self._lock = threading.Lock()
         self._have: defaultdict[int, set[str]] = defaultdict(set)
         self._expected: tuple[int, Mapping[str, str]] = 0, {}  # changed at once, never inside
@@ -48,9 +56,11 @@ class Replica:
 
     def expect(self, epoch: int, holders: Mapping[str, str]) -> None:
         """From now on take blocks under the plan of ``epoch`` alone, each of the device that holds
-        it."""
+        it. Those of a step that is not complete are forgotten: another cut computes it anew."""
         with self._lock:
             self._expected = epoch, holders
+            for step in [each for each in self._have if each != self.step]:
+                self._forget(step)
 
     def most_bytes(self) -> int:
         """More than any block takes with its optimiser's state."""
@@ -78,8 +88,7 @@ class Replica:
                 return
             self.step = step
             for older in [each for each in self._have if each < step]:
-                for block in self._have.pop(older):
-                    self._file(block, older).unlink(missing_ok=True)
+                self._forget(older)
 
     def packed(self, name: str, whole: bool = True) -> Tensor:
         """A block, ``whole`` or without its frozen weights, as safetensors in a uint8 [n]."""
@@ -113,15 +122,24 @@ class Replica:
             tensors = load(data)
         except (SafetensorError, KeyError) as error:
             raise WireError(f"{name}: {one_line(error)}") from error
+        if missing := self._trained[name] - tensors.keys():
+            raise WireError(f"{name}: came without {min(missing)[:80]!r}")
         for key, tensor in tensors.items():
             weight = known.get(key.partition("/")[0])
             alike = weight is not None and tensor.shape == weight.shape
             alike = alike and weight is not None and tensor.dtype == weight.dtype
-            count = "/" in key and tensor.dim() == 0  # the optimiser's, of its steps
-            if weight is None or not tensor.is_floating_point() or not (alike or count):
+            state = key.partition("/")[2]
+            count = state == "step" and tensor.dim() == 0
+            known_state = state in ("", "step", *_MOMENTS)
+            fits = weight is not None and known_state and (alike or count)
+            if not fits or not tensor.is_floating_point():
                 raise WireError(f"{name}: {key[:80]!r} {tensor.dtype} {list(tensor.shape)}")
             if not all_finite(tensor):
                 raise WireError(f"{name}: {key[:80]!r} has values that are not finite")
+
+    def _forget(self, step: int) -> None:
+        for block in self._have.pop(step):
+            self._file(block, step).unlink(missing_ok=True)
 
     def _newer(self, step: int) -> bool:
         return self.step is None or self.step < step

@@ -92,6 +92,10 @@ class RemoteSegments:
         with self._timer.phase(PIPELINE):
             self._recovering(work)
 
+    def wake(self) -> None:
+        """Who waits for devices looks whether the head can go on."""
+        self._placed.arrived.set()
+
     @property
     def lost(self) -> Collection[str]:
         """Devices that are gone, or could not go on."""
@@ -137,7 +141,7 @@ class RemoteSegments:
 
     def collect(self) -> None:
         """Wait until all blocks are here as they are after the last step."""
-        if not self._journal:
+        if not self._trim():
             return
         last, every = self._journal[-1].step, self._common.replicate_every
         if not every or (last + 1) % every:
@@ -192,8 +196,8 @@ class RemoteSegments:
         """Give devices their segments, from the last complete replica, unless they have them."""
         if not self._placed.hops:
             self._measured.clear()
-            self._trim()
             self._placed.gather()
+            self._trim()  # to the copies that devices have got
             self._measured.clocks = self._placed.clocks
 
     def _trim(self) -> int:
@@ -209,7 +213,7 @@ class RemoteSegments:
         while self._common.replicate_every and self._trim() > _AHEAD + self._common.replicate_every:
             if self._replica.step != done:
                 done, began = self._replica.step, time.monotonic()
-            if time.monotonic() - began > self._cluster.hung_s:
+            if time.monotonic() - began > self._placed.hung_s:
                 raise StageError(self._replica.waits_for(), "has not sent its blocks")
             self._placed.idle()
 
