@@ -1,12 +1,15 @@
 """Whatever device is lost, and when: the round ends with the bits of a round without the loss."""
 
 import random
+from typing import Any
 
 import pytest
 from device_cluster import Work, daemons, device_name, plan_of
 from planted_faults import Fault, planted
 
 from collapipe.errors import RoundFailedError
+from collapipe.wire.streams import FrameStream
+from device_app.daemon import Daemon
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
@@ -87,3 +90,17 @@ def test_when_all_are_gone_the_unit_says_so() -> None:
         faults = [Fault(each, 9, True, True) for each in there]
         with planted(faults), pytest.raises(RoundFailedError, match="no device is left"):
             Work().remote(plan_of(NAMES[:2], (2, 2)), there)
+
+
+def test_who_cannot_dial_a_lost_neighbour_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The neighbour ends between its blocks and the call."""
+    dial, work = Daemon._dial, Work()
+
+    def dialling(self: Daemon, *where: Any) -> FrameStream:
+        there[1]._server.stop(None).wait()
+        return dial(self, *where)
+
+    monkeypatch.setattr(Daemon, "_dial", dialling)
+    with daemons(3) as there, work.segments(PLAN, there) as segments:
+        assert set(segments.lost) == {NAMES[1]}
+        assert [each.device for each in segments.plan.segments] == [NAMES[0], NAMES[2]]

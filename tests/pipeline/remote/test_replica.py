@@ -28,7 +28,8 @@ def replica() -> Iterator[Replica]:
     def start(name: str) -> Tensors:
         return {f"{name}.weight": WEIGHT}
 
-    replica = Replica(["blocks.0", "blocks.1"], start)
+    trained = ["blocks.0.weight", "blocks.1.weight"]
+    replica = Replica(["blocks.0", "blocks.1"], start, trained=trained)
     replica.told = 4
     replica.expect(2, HOLDERS)
     yield replica
@@ -46,6 +47,17 @@ def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
     assert torch.equal(replica.tensors("blocks.1")["blocks.1.weight"], WEIGHT * 2)
 
 
+def test_another_plan_begins_with_complete_steps(replica: Replica) -> None:
+    """Half of a step of the plan before does not count."""
+    replica.put("pi", 2, "blocks.0", 3, save({"blocks.0.weight": WEIGHT * 2}))
+    replica.expect(3, HOLDERS)
+    replica.put("nano", 3, "blocks.1", 3, save({"blocks.1.weight": WEIGHT * 3}))
+    assert replica.step is None
+    replica.put("pi", 3, "blocks.0", 3, save({"blocks.0.weight": WEIGHT * 4}))
+    assert replica.step == 3
+    assert torch.equal(replica.tensors("blocks.0")["blocks.0.weight"], WEIGHT * 4)
+
+
 @pytest.mark.parametrize(
     ("name", "step", "tensors"),
     [
@@ -58,6 +70,8 @@ def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
         ("blocks.0", 3, {"blocks.0.weight": WEIGHT * torch.nan}),
         ("blocks.0", 3, {"blocks.0.weight/exp_avg": WEIGHT * torch.inf}),
         ("blocks.0", 3, {"blocks.0.weight/exp_avg": torch.ones(10**4)}),
+        ("blocks.0", 3, {"blocks.0.weight": WEIGHT, "blocks.0.weight/other": WEIGHT + 1}),
+        ("blocks.0", 3, {}),
         ("blocks.0", 3, {"blocks.0.weight": WEIGHT.double()}),
         ("blocks.0", 3, {f"blocks.0.weight/{k}": WEIGHT.clone() for k in range(20_000)}),
         ("blocks.1", 3, {"blocks.1.weight": WEIGHT}),  # which another device holds
