@@ -14,7 +14,7 @@ from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.inventory.schema import DeviceSection, InventorySection
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.inquiries import DeviceStatus, HopRequest, HopTimes
-from collapipe.wire.segments import Neighbour
+from collapipe.wire.segments import DeviceAddress
 from pipeline.remote.inquiries import ask_hop, ask_status, time_trips
 
 ANSWER_S = 8.0  # in which a device that works answers, also on a busy machine
@@ -33,9 +33,9 @@ class Box:
     fault: str | None
 
     @property
-    def neighbour(self) -> Neighbour:
+    def neighbour(self) -> DeviceAddress:
         """Its name and address."""
-        return Neighbour(self.device.name, str(self.device.address))
+        return DeviceAddress(self.device.name, str(self.device.address))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _asked(cluster: str, device: DeviceSection, dialer: Dialer) -> Box:
         missing = "has no address; say HOST:PORT of its `collapipe device`"
         return Box(cluster, device, None, f"{device.name}: {missing}")
     try:
-        status = ask_status(dialer, Neighbour(device.name, device.address))
+        status = ask_status(dialer, DeviceAddress(device.name, device.address))
     except ConfigError as error:  # of this box
         return Box(cluster, device, None, f"{device.name}: {error}")
     except CollaPipeError as error:

@@ -14,7 +14,7 @@ from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
-from collapipe.wire.segments import Neighbour, SegmentDescription
+from collapipe.wire.segments import DeviceAddress, SegmentDescription
 from pipeline import schedule
 from pipeline.remote.cluster import Cluster
 from pipeline.remote.replica import Replica, starting_with
@@ -42,7 +42,7 @@ _NO_STEP = OptimizerSettings(  # it has no state, and is never asked for a step
 
 
 def chunk_seconds(
-    device: Neighbour,
+    device: DeviceAddress,
     dialer: Dialer,
     spec: ModelSpec,
     weights: Tensors,

@@ -29,7 +29,7 @@ from collapipe.wire.segments import (
     MOST_JSON_BYTES,
     SESSION,
     SIDE,
-    Neighbour,
+    DeviceAddress,
     SegmentDescription,
 )
 from collapipe.wire.streams import FrameStream
@@ -210,7 +210,7 @@ class Daemon:
         own = self._settings
         return HeldSegment(description, own.memory_bytes, self._frozen, own.torch_device, earlier)
 
-    def _dial(self, neighbour: Neighbour, session: str) -> FrameStream:
+    def _dial(self, neighbour: DeviceAddress, session: str) -> FrameStream:
         """The stream to the next stage."""
         running = self._session
         assert running is not None

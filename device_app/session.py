@@ -18,7 +18,7 @@ from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
     BEFORE,
     BEHIND,
-    Neighbour,
+    DeviceAddress,
     SegmentDescription,
     Trouble,
     as_bytes,
@@ -37,7 +37,7 @@ from pipeline.timer import PhaseTimer
 ALIVE_S = 1.0  # between two signs of life
 _MOST_UNSENT = 64  # answers that the control unit has not taken: then it is not obeyed
 _log = logging.getLogger(__name__)
-Dial = Callable[[Neighbour, str], FrameStream]
+Dial = Callable[[DeviceAddress, str], FrameStream]
 
 
 class Interrupted(Exception):  # noqa: N818 - nothing is wrong
@@ -75,12 +75,13 @@ class Session:
     _busy_since: float | None = None
 
     def run(self) -> None:
-        """Until the control unit says goodbye or is gone, or the daemon leaves."""
+        """Until the control unit ends the stream or is gone, or the daemon leaves."""
         done = threading.Event()
         threading.Thread(target=self._signs_of_life, args=(done,), daemon=True).start()
         try:
-            while (frame := self._next()) is not None:
-                self._obey(frame)
+            while True:
+                self._wait(self._may_obey, interruptible=False)
+                self._obey(self.control.receive(0))
         except (LinkError, WireError) as error:
             _log.info("%s", error)
         except Interrupted:
@@ -105,15 +106,6 @@ class Session:
             self.neighbours.before = stream
         else:
             self.neighbours.behind = stream
-
-    def _next(self) -> Frame | None:
-        """The next command; None: goodbye."""
-        self._wait(self._may_obey, interruptible=False)
-        frame = self.control.receive(0)
-        if frame.kind == FrameKind.BYE:
-            self.control.send(frame)
-            return None
-        return frame
 
     def _may_obey(self) -> bool:
         return self.control.waiting() and self.control.backlog()[0] < _MOST_UNSENT

@@ -26,7 +26,7 @@ from collapipe.state import Precision
 from collapipe.tensors import Tensors
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.dialing import Dialer
-from collapipe.wire.segments import Neighbour, SegmentDescription
+from collapipe.wire.segments import DeviceAddress, SegmentDescription
 from device_app.daemon import Daemon, DeviceSettings
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
@@ -206,7 +206,7 @@ class Work:
         """The encoder on daemons."""
         names = [device_name(k) for k in range(len(daemons))]
         roster = {
-            name: Neighbour(name, daemon.address)
+            name: DeviceAddress(name, daemon.address)
             for name, daemon in zip(names, daemons, strict=True)
         }
 
@@ -277,6 +277,6 @@ def daemons(
         ]
 
 
-def neighbours(there: Sequence[Daemon]) -> list[Neighbour]:
+def neighbours(there: Sequence[Daemon]) -> list[DeviceAddress]:
     """Their names and addresses."""
-    return [Neighbour(device_name(k), daemon.address) for k, daemon in enumerate(there)]
+    return [DeviceAddress(device_name(k), daemon.address) for k, daemon in enumerate(there)]

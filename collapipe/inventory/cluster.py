@@ -9,7 +9,7 @@ from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import Cluster, Inventory, read_inventory
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile
-from collapipe.wire.segments import Neighbour
+from collapipe.wire.segments import DeviceAddress
 
 # To check a file before the model is known.
 _PLACEHOLDER_COST = transformer_block_cost(512, 2048, 64, 64)
@@ -75,10 +75,10 @@ class DeviceCluster(InventoryCluster):
                         "cluster=file, whose devices are simulated",
                     )
 
-    def roster(self, unit: int) -> tuple[Neighbour, ...]:
+    def roster(self, unit: int) -> tuple[DeviceAddress, ...]:
         """The devices of a unit, by name and address."""
         section = self._inventory(_PLACEHOLDER_COST).section.clusters[unit]
-        return tuple(Neighbour(each.name, str(each.address)) for each in section.devices)
+        return tuple(DeviceAddress(each.name, str(each.address)) for each in section.devices)
 
     @property
     def credentials(self) -> Path | None:

@@ -37,22 +37,22 @@ Layout = tuple[torch.dtype, tuple[int, ...]]  # of a tensor: dtype and shape
 class FrameKind(IntEnum):
     """What a frame holds."""
 
-    BEGIN = 1  # a step begins: [micro-batches, target tokens of the whole batch]
-    ACTIVATION = 2  # the last segment's output as it travels, its mask and its targets
-    GRADIENT = 3  # loss of a micro-batch and the gradient of its activation
-    NORMS = 4  # squared gradient norms of the sender's parts, in their order
+    BEGIN = 1  # a step begins: [micro-batches]; for a decoder also target tokens of the batch
+    ACTIVATION = 2  # a segment's output as it travels, and its mask; for a decoder also targets
+    GRADIENT = 3  # the gradient of an activation; of a decoder behind the micro-batch's loss
+    NORMS = 4  # squared gradient norms of the sender's parts; of a device also what it measured
     BYE = 5  # the round's steps are done
     LOAD = 6  # a segment's description, as JSON
-    PART = 7  # name of a part, and what it starts with, as safetensors
-    READY = 8  # what was asked for is done
+    PART = 7  # a block's name, and its weights and optimiser's state, as safetensors
+    READY = 8  # what was asked for is done; after LOAD also what of the segment is wanted
     OPEN = 9  # dial the next device
     STEP = 10  # learning rate and the gradients' factor
     STATE = 11  # send what the parts hold
     CREDIT = 12  # the receiver has taken a tensor
     FAILED = 13  # why the sender cannot go on, as JSON
+    ALIVE = 14  # seconds that the work under way has taken
     RESUME = 15  # where a broken link goes on: the last step that was done, and the head's norm
     CLOCK = 16  # what time it is there, in seconds of a clock of its own
-    ALIVE = 14  # seconds that the action under way has taken
 
 
 @dataclass(frozen=True, slots=True)

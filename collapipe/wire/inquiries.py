@@ -9,7 +9,7 @@ from datetime import datetime
 
 from collapipe.errors import WireError
 from collapipe.plan import Span
-from collapipe.wire.segments import Neighbour
+from collapipe.wire.segments import DeviceAddress
 
 STATUS = "/collapipe.Device/Status"  # nothing → DeviceStatus
 PROBE = "/collapipe.Device/Probe"  # a stream that echoes activations as gradients
@@ -50,7 +50,7 @@ class HopRequest:
     """Send messages of these sizes to ``target`` and wait for each to come back, ``repeats`` times
     and once before."""
 
-    target: Neighbour
+    target: DeviceAddress
     ticket: str
     sizes: tuple[int, ...]
     repeats: int

@@ -14,7 +14,7 @@ from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import Precision
 
 T = TypeVar("T")
-CONTROL = "/collapipe.Device/Control"  # a stream of a control unit: one segment
+CONTROL = "/collapipe.Device/Control"  # a stream of a control unit: segments, one after another
 HOP = "/collapipe.Device/Pass"  # a stream of a neighbour: activations and gradients
 SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
 BEFORE, BEHIND = "before", "behind"  # where the caller of HOP stands
@@ -27,8 +27,8 @@ Stages = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
-    """The device that holds the next segment."""
+class DeviceAddress:
+    """A device, and HOST:PORT where it listens."""
 
     name: Text
     address: Text
@@ -64,7 +64,7 @@ class SegmentDescription:
     optimizer: OptimizerSettings
     memory_bytes: NotNegative
     next_session: Text | None
-    next: Neighbour | None
+    next: DeviceAddress | None
     replicate_every: CountFrom0
     frozen: Mapping[Text, Text] = field(default_factory=dict)
     wire_dtype: Precision = "float32"

@@ -62,11 +62,6 @@ class FrameStream:
                 (self._tensors if frame.kind in _COUNTED else self._urgent).append(frame)
             self._changed.notify_all()
 
-    def unsent(self) -> int:
-        """Frames that gRPC has not taken yet, but for those that wait for credit; of a stream that
-        was closed none."""
-        return 0 if self._closed else len(self._urgent) + len(self._parts)
-
     def backlog(self) -> tuple[int, int]:
         """Frames but for parts that gRPC has not taken yet, of a stream that is open: those that
         need no credit, and those that do."""
@@ -74,7 +69,6 @@ class FrameStream:
 
     def send_later(self, make: Callable[[], Frame]) -> None:
         """Send a part that is made when it is its turn, so that one at a time takes memory."""
-
         with self._changed:
             self._unmade += 1
             self._parts.append(make)
@@ -134,7 +128,7 @@ class FrameStream:
         for message in self._messages():
             self.bytes_out += len(message) - 1
             yield message
-            if not self.unsent():
+            if not self.backlog()[0]:
                 self._arrived.set()
 
     def on_close(self, cancel: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from collapipe.plan import ClusterPlan
 from collapipe.wire.dialing import Dialer
-from collapipe.wire.segments import Neighbour
+from collapipe.wire.segments import DeviceAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Cluster:
     refuses more than it gives.
     """
 
-    devices: Mapping[str, Neighbour]
+    devices: Mapping[str, DeviceAddress]
     dialer: Dialer
     replan: Callable[[Mapping[str, str]], ClusterPlan]
     hung_s: Callable[[ClusterPlan], float]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+import grpc
 from torch import Tensor
 
 from collapipe.errors import (
@@ -23,7 +24,7 @@ from collapipe.wire.segments import (
     HOP,
     SESSION,
     SIDE,
-    Neighbour,
+    DeviceAddress,
     Trouble,
     as_bytes,
     unpacked,
@@ -46,7 +47,7 @@ class DeviceConnection:
 
     def __init__(
         self,
-        device: Neighbour,
+        device: DeviceAddress,
         dialer: Dialer,
         arrived: threading.Event,
         on_part: OnPart,
@@ -58,14 +59,16 @@ class DeviceConnection:
         self.broken: CollaPipeError | None = None
         self.busy_s = 0.0
         self._answers: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._channels = list[grpc.Channel]()
         try:
-            self._channel = dialer.channel(device.name, device.address)
-            self._data_channel = dialer.channel(device.name, device.address)
+            for _ in range(2):  # so that commands do not wait behind tensors
+                self._channels.append(dialer.channel(device.name, device.address))
         except LinkError as error:
+            self.close()
             raise StageError(device.name, str(error)) from error
         try:
             self._control = open_stream(
-                self._channel, CONTROL, device.name, part_bytes, threading.Event()
+                self._channels[0], CONTROL, device.name, part_bytes, threading.Event()
             )
         except LinkError as error:
             self.close()
@@ -74,8 +77,8 @@ class DeviceConnection:
 
     def close(self) -> None:
         """End all streams."""
-        self._channel.close()
-        self._data_channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def tell(self, kind: FrameKind, where: Frame, *tensors: Tensor) -> None:
         """Send a command that belongs to the round, step and epoch of ``where``."""
@@ -108,7 +111,7 @@ class DeviceConnection:
         said = (SESSION, session), (SIDE, side)
         try:
             return open_stream(
-                self._data_channel, HOP, self.name, MOST_FRAME_BYTES, self._arrived, said
+                self._channels[1], HOP, self.name, MOST_FRAME_BYTES, self._arrived, said
             )
         except LinkError as error:
             raise StageError(self.name, str(error)) from error

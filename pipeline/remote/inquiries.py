@@ -24,13 +24,13 @@ from collapipe.wire.inquiries import (
     HopTimes,
     Trip,
 )
-from collapipe.wire.segments import Neighbour, as_json, from_json
+from collapipe.wire.segments import DeviceAddress, as_json, from_json
 from collapipe.wire.streams import FrameStream, reason
 
 _HEADER_BYTES = 1024  # of a frame, and more
 
 
-def ask_status(dialer: Dialer, device: Neighbour) -> DeviceStatus:
+def ask_status(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:
     """How ``device`` is. Raises ``LinkError`` where it cannot be asked or does not answer within
     the dialer's time, or answers what is none."""
     answer = _ask(dialer, device, STATUS, b"", dialer.timeout_s)
@@ -42,7 +42,7 @@ def ask_status(dialer: Dialer, device: Neighbour) -> DeviceStatus:
         ) from error
 
 
-def ask_hop(dialer: Dialer, source: Neighbour, request: HopRequest) -> HopTimes:
+def ask_hop(dialer: Dialer, source: DeviceAddress, request: HopRequest) -> HopTimes:
     """``time_trips`` as ``source`` does it. Raises as ``ask_status`` does."""
     most_s = 2 * CONNECT_S + PROBE_S + dialer.timeout_s
     return from_json(HopTimes, _ask(dialer, source, TIME_HOP, as_json(request), most_s))
@@ -106,7 +106,9 @@ def _trip(stream: FrameStream, size: int, deadline: float) -> float:
     return time.perf_counter() - began
 
 
-def _ask(dialer: Dialer, device: Neighbour, method: str, request: bytes, timeout_s: float) -> bytes:
+def _ask(
+    dialer: Dialer, device: DeviceAddress, method: str, request: bytes, timeout_s: float
+) -> bytes:
     """The answer to one request."""
     channel = dialer.channel(device.name, device.address)
     try:

@@ -19,18 +19,18 @@ from collapipe.plan import Span
 from collapipe.wire.dialing import Dialer, open_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, TICKET, TIME_HOP, HopRequest
-from collapipe.wire.segments import Neighbour
+from collapipe.wire.segments import DeviceAddress
 from collapipe.wire.streams import FrameStream
 from pipeline.remote.inquiries import ask_hop, ask_status, time_trips
 
 OPEN = Dialer(None)
-NOWHERE = Neighbour("device-9", "127.0.0.1:1")
+NOWHERE = DeviceAddress("device-9", "127.0.0.1:1")
 
 
 @pytest.fixture(params=["insecure", "credentials"])
 def pair(
     request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[tuple[Dialer, Neighbour, Neighbour]]:
+) -> Iterator[tuple[Dialer, DeviceAddress, DeviceAddress]]:
     """A control unit's dialer and two devices."""
     folder = tmp_path / "own" if request.param == "credentials" else None
     with daemons(2, folder=folder) as there:
@@ -38,7 +38,7 @@ def pair(
         yield dialer, *neighbours(there)
 
 
-def test_a_device_says_how_it_is(pair: tuple[Dialer, Neighbour, Neighbour]) -> None:
+def test_a_device_says_how_it_is(pair: tuple[Dialer, DeviceAddress, DeviceAddress]) -> None:
     dialer, device, _ = pair
     status = ask_status(dialer, device)
     assert (status.name, status.version) == ("device-0", __version__)
@@ -54,7 +54,7 @@ def test_a_device_says_how_it_is(pair: tuple[Dialer, Neighbour, Neighbour]) -> N
 
 
 def test_hops_are_timed_by_the_control_unit_and_by_devices(
-    pair: tuple[Dialer, Neighbour, Neighbour],
+    pair: tuple[Dialer, DeviceAddress, DeviceAddress],
 ) -> None:
     dialer, first, second = pair
     request = HopRequest(second, ask_status(dialer, second).ticket, (70_000, 1, 1_000_000), 2)
@@ -65,7 +65,9 @@ def test_hops_are_timed_by_the_control_unit_and_by_devices(
         assert all(trip.seconds > 0 for trip in times.trips)
 
 
-def test_a_hop_that_is_not_there_is_named(pair: tuple[Dialer, Neighbour, Neighbour]) -> None:
+def test_a_hop_that_is_not_there_is_named(
+    pair: tuple[Dialer, DeviceAddress, DeviceAddress],
+) -> None:
     dialer, first, second = pair
     with pytest.raises(LinkError, match="device-9"):
         ask_hop(dialer, first, HopRequest(NOWHERE, "", (1,), 1))
@@ -76,7 +78,7 @@ def test_a_hop_that_is_not_there_is_named(pair: tuple[Dialer, Neighbour, Neighbo
 def test_who_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> None:
     """Of a machine that is dead, and of a daemon that is stopped."""
     with daemons(1, folder=tmp_path / "own"), socket.create_server(("127.0.0.1", 0)) as silent:
-        hung = Neighbour("device-0", f"127.0.0.1:{silent.getsockname()[1]}")
+        hung = DeviceAddress("device-0", f"127.0.0.1:{silent.getsockname()[1]}")
         own = load(tmp_path / "own/control-unit")
         for dialer in (Dialer(own, 0.5), Dialer(None, 0.5)):
             began = time.monotonic()
@@ -85,7 +87,7 @@ def test_who_does_not_answer_is_not_waited_for_long(tmp_path: Path) -> None:
             assert time.monotonic() - began < 10
 
 
-def test_a_ticket_is_good_once(pair: tuple[Dialer, Neighbour, Neighbour]) -> None:
+def test_a_ticket_is_good_once(pair: tuple[Dialer, DeviceAddress, DeviceAddress]) -> None:
     dialer, device, _ = pair
     request = HopRequest(device, ask_status(dialer, device).ticket, (1,), 1)
     time_trips(dialer, request)
@@ -203,7 +205,7 @@ def test_a_slow_link_is_not_given_more_than_it_can_bear(monkeypatch: pytest.Monk
         assert [trip.num_bytes for trip in time_trips(OPEN, request).trips] == [1, 200_000]
 
 
-def probe(device: Neighbour) -> FrameStream:
+def probe(device: DeviceAddress) -> FrameStream:
     """A stream as a caller opens it that keeps to no bounds."""
     channel = OPEN.channel(device.name, device.address)
     said = ((TICKET, ask_status(OPEN, device).ticket),)
@@ -215,7 +217,7 @@ def message(size: int) -> Frame:
     return Frame(FrameKind.ACTIVATION, 0, 0, 0, (torch.zeros(size, dtype=torch.uint8),))
 
 
-def free_again(device: Neighbour) -> bool:
+def free_again(device: DeviceAddress) -> bool:
     """Whether the device can be probed, sooner or later."""
     for _ in range(100):
         try:

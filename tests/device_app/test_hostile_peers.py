@@ -13,7 +13,7 @@ from collapipe.errors import LinkError
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.inquiries import PROBE, TICKET
-from collapipe.wire.segments import BEFORE, BEHIND, Neighbour
+from collapipe.wire.segments import BEFORE, BEHIND, DeviceAddress
 from pipeline.remote.inquiries import ask_status
 
 PLAN = plan_of([device_name(0)], (4,))
@@ -60,7 +60,7 @@ def attack_hops(unit: HostileUnit, frames: list[Frame], mutator: Mutator, count:
 def attack_probe(unit: HostileUnit, frames: list[Frame], mutator: Mutator, count: int) -> None:
     """Damaged messages to who echoes them."""
     unit.leave()
-    device, dialer, left = Neighbour(device_name(0), unit.address), Dialer(None), count
+    device, dialer, left = DeviceAddress(device_name(0), unit.address), Dialer(None), count
     while left > 0:
         try:
             ticket = ask_status(dialer, device).ticket
@@ -80,7 +80,7 @@ Attack = Callable[[HostileUnit, list[Frame], Mutator, int], None]
 
 def still_trains(address: str) -> bool:
     """Whether a round there has the bits of one in one thread."""
-    there = [Neighbour(device_name(0), address)]
+    there = [DeviceAddress(device_name(0), address)]
     return Work().remote(PLAN, there).equals(Work().inline(PLAN))
 
 

@@ -85,7 +85,7 @@ def test_a_stream_that_is_closed_takes_in_no_more() -> None:
     stream.send(SMALL)
     thread.join(20)
     assert not thread.is_alive()
-    assert stream.unsent() == 0
+    assert stream.backlog() == (0, 0)
     assert list(stream.outgoing()) == []
 
 
@@ -112,7 +112,7 @@ def test_who_keeps_to_the_window_is_not() -> None:
         assert stream.receive(5).kind == FrameKind.ACTIVATION
         taken.release()
     thread.join(5)
-    assert stream.unsent() == 50  # credits
+    assert stream.backlog() == (50, 0)  # credits
 
 
 def test_credits_cost_nothing_and_buy_no_more_than_the_window() -> None:
