@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import grpc
 import torch
@@ -60,13 +61,17 @@ class _RefusedError(LinkError):
 
 
 class _Stream:
-    """One gRPC stream to the decoder: frames out, frames or the error that ended it in, of which
-    each calls ``came``."""
+    """One gRPC stream to the decoder: frames out, frames or the error that ended it in, which
+    ``take`` puts into ``incoming``."""
 
     def __init__(
-        self, link: LinkAddress, unit: int, max_message_bytes: int, came: Callable[[], None]
+        self,
+        link: LinkAddress,
+        unit: int,
+        max_message_bytes: int,
+        take: Callable[["_Stream", Frame | Exception], None],
     ) -> None:
-        self._came = came
+        self._take = take
         self.incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self.bytes_in = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -88,10 +93,7 @@ class _Stream:
         self._reader.join(timeout=5)
 
     def _read(self) -> None:
-        def put(received: Frame | Exception) -> None:
-            self.incoming.put(received)
-            self._came()
-
+        put = partial(self._take, self)
         try:
             for data in self._call:
                 self.bytes_in += len(data)
@@ -174,7 +176,8 @@ class DecoderLink:
 
     def ready(self, micro_batch: int) -> bool:
         while micro_batch not in self._answers and not self._stream.incoming.empty():
-            self._keep(self._receive(FrameKind.GRADIENT))
+            if frame := self._taken(FrameKind.GRADIENT):
+                self._keep(frame)
         return micro_batch in self._answers
 
     def answer(self, micro_batch: int) -> tuple[float, Tensor]:
@@ -208,11 +211,7 @@ class DecoderLink:
         self._receive(FrameKind.BYE)
 
     def _opened(self) -> _Stream:
-        return _Stream(self._link, self._unit, self._settings.max_message_bytes, self._wake)
-
-    def _wake(self) -> None:
-        if self._on_answer is not None:
-            self._on_answer()
+        return _Stream(self._link, self._unit, self._settings.max_message_bytes, self._take)
 
     def _send(self, kind: FrameKind, micro_batch: int, *tensors: Tensor) -> None:
         data = frames.encode(Frame(kind, self._round, self._step, micro_batch, tensors))
@@ -222,12 +221,15 @@ class DecoderLink:
         self._stream.send(data)
 
     def _receive(self, expected: FrameKind) -> Frame:
-        while True:
-            received = self._next(self._stream, expected)
-            if not isinstance(received, BrokenLinkError) or not self._again_s:
-                break
-            if (answer := self._reopened(received)) is not None:
-                return answer
+        while (frame := self._taken(expected)) is None:
+            continue
+        return frame
+
+    def _taken(self, expected: FrameKind) -> Frame | None:
+        """What comes next; None: another stream was opened instead, where nothing may be due."""
+        received = self._next(self._stream, expected)
+        if isinstance(received, BrokenLinkError) and self._again_s:
+            return self._reopened(received)
         if isinstance(received, Exception):
             self._stream.incoming.put(received)  # the next one to ask gets the same answer
             raise received
@@ -240,8 +242,6 @@ class DecoderLink:
             try:
                 received = stream.incoming.get(timeout=_POLL_S)
             except queue.Empty:
-                continue
-            if isinstance(received, Frame) and self._known(received):
                 continue
             if isinstance(received, Frame) and (
                 received.kind != expected or received.step != self._step
@@ -256,6 +256,15 @@ class DecoderLink:
         """Whether a second stream answers what the first one has answered."""
         same = frame.kind == FrameKind.GRADIENT and frame.step == self._step
         return same and frame.micro_batch in self._answered and self._opened_again
+
+    def _take(self, stream: "_Stream", received: Frame | Exception) -> None:
+        """Of a stream's thread. What is known already is no news, or who waits for news would wait
+        for ever."""
+        if isinstance(received, Frame) and self._known(received):
+            return
+        stream.incoming.put(received)
+        if self._on_answer is not None:
+            self._on_answer()
 
     def _reopened(self, broken: BrokenLinkError) -> Frame | None:
         """Open another stream, and say again what the step under way has said. The norms that the

@@ -105,6 +105,33 @@ def batches() -> list[Batch]:
     return [Batch(ids, ids != 0, torch.tensor([[5, 2], [6, 2]]), torch.tensor([0, 1]))] * 2
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_who_asks_whether_there_is_an_answer_does_not_wait(answered: bool) -> None:
+    """A pipeline sends the next activation only after it has been told that there is none."""
+    session = decoder_session(0, 3, "task.max_length=5")
+    with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
+        address = replace(server.open(session), address=wire.address)
+        how = LinkPrecisions(session.activation, session.gradient)
+        with DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how) as link:
+            parts, come = batches(), threading.Event()
+            link.on_answer(come.set)
+            link.begin(DropoutKey(0, 0, 4), parts, sum(each.num_targets for each in parts))
+            link.submit(0, torch.full((2, 3, 8), 0.5))
+            if answered:
+                link.answer(0)
+            else:
+                assert come.wait(10)
+            come.clear()
+            wire.cut()
+            assert come.wait(10)  # that it broke
+            waited = threading.Timer(10, server.close)
+            waited.start()
+            assert not link.ready(1)
+            waited.cancel()
+            link.submit(1, torch.full((2, 3, 8), 1.5))
+            assert link.answer(1)[0] > 0
+
+
 def trained(cut_at: tuple[int, str] | None, *options: str) -> tuple[list[float], Tensors, bool]:
     """A round of two steps, the wire cut once; losses, the head's weights, whether it was done."""
     session = decoder_session(0, 3, "task.max_length=5", *options)
