@@ -295,7 +295,7 @@ def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> Non
 def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
     """Where units share a head it would keep all of them waiting."""
     turn = threading.Lock()
-    settings = link_settings(max_message_bytes=LIMIT, frame_timeout_s=4)  # which a busy machine keeps
+    settings = link_settings(max_message_bytes=LIMIT, frame_timeout_s=4)
     with DecoderLinkServer(settings, 2) as server:
         silent, other = session(0), session(1)
         silent.turn = other.turn = turn
