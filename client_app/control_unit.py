@@ -43,7 +43,6 @@ from collapipe.models.split import (
     SplitModel,
     block_name,
     build_empty,
-    frozen_names,
 )
 from collapipe.models.stem import StemSpec
 from collapipe.report import ClusterReport
@@ -217,8 +216,7 @@ class ControlUnit:
                 pipeline = stack.enter_context(self._pipeline(request, *given))
                 return self._run(request, pipeline, stem, head)
             known = self._devices.known(self._described.devices)
-            fixed = frozen_names(spec, self._vocabulary) if frozen else frozenset()
-            start = Start(weights, state, fixed, frozen)
+            start = Start(weights, state, frozen)
             remote = DevicePipeline(settings, self._devices, known, request, spec, start)
             stack.enter_context(remote)
             embedding = self._embedding(spec, weights, state)

@@ -15,7 +15,7 @@ from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
 from collapipe.models.part import Part
-from collapipe.models.split import ModelSpec, block_name
+from collapipe.models.split import ModelSpec, block_name, training_names
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.report import ClusterReport, DeviceReport
 from collapipe.state import AffineLaw, DeviceProfile
@@ -88,12 +88,11 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a round starts from: weights, the optimiser's state, the names of ``fixed`` weights,
-    which never change, and the digests of each part's ``frozen`` ones."""
+    """What a round starts from: weights, the optimiser's state, and the digests of each part's
+    ``frozen`` weights."""
 
     weights: Tensors
     state: Tensors
-    fixed: Collection[str]
     frozen: Mapping[str, str]
 
 
@@ -115,7 +114,7 @@ class DevicePipeline:
         self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
         known = starting_with(start.weights, start.state)
-        replica = Replica(blocks, known, start.fixed, _trained(spec))
+        replica = Replica(blocks, known, _trained(spec))
         samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
         how = self._without, self._hung_s, settings.pipeline.relay, needed
@@ -206,6 +205,6 @@ def _trained(spec: ModelSpec) -> frozenset[str]:
     names = set[str]()
     for index in range(spec.num_blocks):
         with torch.device("meta"):
-            parameters = spec.build_block(index).named_parameters()
-        names |= {f"{block_name(index)}.{name}" for name, each in parameters if each.requires_grad}
+            block = spec.build_block(index)
+        names |= {f"{block_name(index)}.{name}" for name in training_names(block)}
     return frozenset(names)

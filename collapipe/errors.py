@@ -69,7 +69,7 @@ class RoundFailedError(CollaPipeError):
 
 
 class StorageError(CollaPipeError):
-    """A run's folder cannot be written; what was written before stays."""
+    """This machine's disk cannot be written; what was written before stays."""
 
 
 _MOST = 400  # characters of what others say

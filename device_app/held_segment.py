@@ -13,7 +13,7 @@ from collapipe.errors import ConfigError, WireError, one_line
 from collapipe.models.description import from_description
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, moments, select, state_like
-from collapipe.models.split import ModelSpec, block_name, build_empty, not_training
+from collapipe.models.split import ModelSpec, block_name, build_empty, not_training, training_names
 from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU
 from collapipe.wire.compression import check_like
@@ -188,7 +188,7 @@ def _packed(part: Part) -> Tensor:
 
 
 def _training(part: Part) -> Tensors:
-    names = [name for name, each in part.module.named_parameters() if each.requires_grad]
+    names = training_names(part.module)
     weights = part.weights()
     own = {f"{part.name}.{name}": weights[f"{part.name}.{name}"] for name in names}
     return own | part.optimizer_state()

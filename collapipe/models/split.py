@@ -189,8 +189,12 @@ def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
 
 def not_training(module: nn.Module) -> set[str]:
     """Names of the frozen weights and constants in a module's state."""
-    training = {name for name, each in module.named_parameters() if each.requires_grad}
-    return module.state_dict().keys() - training
+    return module.state_dict().keys() - set(training_names(module))
+
+
+def training_names(module: nn.Module) -> list[str]:
+    """Names of the weights that train."""
+    return [name for name, each in module.named_parameters() if each.requires_grad]
 
 
 def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:

@@ -53,7 +53,7 @@ class DeviceConnection:
         on_part: OnPart,
         part_bytes: int,
     ) -> None:
-        self.name, self._device, self._arrived = device.name, device, arrived
+        self.name, self._arrived = device.name, arrived
         self._on_part = on_part
         self.troubles: dict[int, Trouble] = {}  # the last one, by its epoch
         self.broken: CollaPipeError | None = None

@@ -29,17 +29,16 @@ class Replica:
 
     ``step`` is the last one that is complete; before the first is, blocks are as at the ``start``.
     Devices' threads ``put`` at once; older steps than the last complete one are forgotten.
-    ``frozen`` are names of weights that never change, ``trained`` those that no block may lack.
+    ``trained`` are names of weights that no block may lack; what else is frozen never changes.
     """
 
     def __init__(
         self,
         blocks: Collection[str],
         start: Start,
-        frozen: Collection[str] = frozenset(),
         trained: Collection[str] = frozenset(),
     ) -> None:
-        self._blocks, self._start, self._frozen = blocks, start, frozen
+        self._blocks, self._start = blocks, start
         self._trained = {
             name: {each for each in trained if each.startswith(f"{name}.")} for name in blocks
         }
@@ -93,7 +92,8 @@ class Replica:
     def packed(self, name: str, whole: bool = True) -> Tensor:
         """A block, ``whole`` or without its frozen weights, as safetensors in a uint8 [n]."""
         tensors = self.tensors(name).items()
-        return joined({k: each for k, each in tensors if whole or k not in self._frozen})
+        trained = self._trained[name]
+        return joined({k: each for k, each in tensors if whole or k in trained or "/" in k})
 
     def tensors(self, name: str) -> Tensors:
         """The same, as tensors by their names in the whole model."""

@@ -105,6 +105,16 @@ def check_exact(problem: ClusterProblem, expected: Floats) -> None:
     np.testing.assert_allclose(curve(solution, len(expected) - 1), expected, rtol=TOLERANCE)
 
 
+def check_against_enumeration(problem: ClusterProblem) -> None:
+    """The front is that of all partitions, or there is none."""
+    expected = by_enumeration(problem)
+    if math.isinf(expected[-1]):
+        with pytest.raises(InfeasibleRoundError):
+            exact_partition(problem)
+    else:
+        check_exact(problem, expected)
+
+
 @each_law
 @settings(max_examples=500)
 @given(seed=st.integers(0, 2**32))
@@ -112,13 +122,7 @@ def check_exact(problem: ClusterProblem, expected: Floats) -> None:
 @example(seed=7882)  # a hop that is shorter than the device's one block
 def test_as_fast_as_every_partition(latency: Latency, seed: int) -> None:
     """Small clusters with ties, zero costs and caps of all kinds, against enumeration."""
-    problem = small(np.random.default_rng(seed), latency)
-    expected = by_enumeration(problem)
-    if math.isinf(expected[-1]):
-        with pytest.raises(InfeasibleRoundError):
-            exact_partition(problem)
-    else:
-        check_exact(problem, expected)
+    check_against_enumeration(small(np.random.default_rng(seed), latency))
 
 
 @each_law
@@ -133,13 +137,7 @@ def test_as_fast_as_every_partition_that_micro_batches_leave_room_for(
         replace(each, memory=MemoryBudget(*rng.uniform((0, 0, 0, 0), (30, 3, 3, 2)).tolist()))
         for each in problem.devices
     )
-    problem = replace(problem, devices=devices)
-    expected = by_enumeration(problem)
-    if math.isinf(expected[-1]):
-        with pytest.raises(InfeasibleRoundError):
-            exact_partition(problem)
-    else:
-        check_exact(problem, expected)
+    check_against_enumeration(replace(problem, devices=devices))
 
 
 # What the activations take on the uplink, and the stages behind it
