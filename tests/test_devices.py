@@ -150,12 +150,14 @@ def test_frozen_weights_travel_to_a_device_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of adapters' blocks; the second round sends what trains alone."""
-    sent = list[tuple[str, bool]]()
+    sent, sizes = list[tuple[str, bool]](), list[int]()
     real_packed = Replica.packed
 
-    def packed(self: Replica, name: str, whole: bool = True) -> bytes:
+    def packed(self: Replica, name: str, whole: bool = True) -> Tensor:
+        data = real_packed(self, name, whole)
         sent.append((name, whole))
-        return real_packed(self, name, whole)
+        sizes.append(len(data))
+        return data
 
     monkeypatch.setattr(Replica, "packed", packed)
     options = *STEADY, "adapter=lora", "adapter.rank=2"
@@ -166,6 +168,7 @@ def test_frozen_weights_travel_to_a_device_once(
     first, second = sorted(sent[:4]), sorted(sent[4:])  # a thread for each device
     assert first == [(name, True) for name in blocks]
     assert second == [(name, False) for name in blocks]
+    assert max(sizes[4:]) < min(sizes[:4])  # even with the optimiser's state
     simulated = federated.run(
         tmp_path / "simulated", "cluster=file", f"cluster.file={file}", *options
     )

@@ -1,13 +1,14 @@
 """Whatever device is lost, and when: the round ends with the bits of a round without the loss."""
 
 import random
+import threading
 from typing import Any
 
 import pytest
 from device_cluster import Work, daemons, device_name, plan_of
 from planted_faults import Fault, planted
 
-from collapipe.errors import RoundFailedError
+from collapipe.errors import LinkError, RoundFailedError
 from collapipe.wire.streams import FrameStream
 from device_app.daemon import Daemon
 
@@ -93,11 +94,14 @@ def test_when_all_are_gone_the_unit_says_so() -> None:
 
 
 def test_who_cannot_dial_a_lost_neighbour_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The neighbour ends between its blocks and the call."""
-    dial, work = Daemon._dial, Work()
+    """The neighbour's end is seen later than the call that has failed."""
+    dial, work, ending = Daemon._dial, Work(), list[threading.Timer]()
 
     def dialling(self: Daemon, *where: Any) -> FrameStream:
-        there[1]._server.stop(None).wait()
+        if self is there[0] and not ending:
+            ending.append(threading.Timer(0.3, there[1]._server.stop, (None,)))
+            ending[0].start()
+            raise LinkError("no answer")
         return dial(self, *where)
 
     monkeypatch.setattr(Daemon, "_dial", dialling)
