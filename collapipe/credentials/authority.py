@@ -2,41 +2,29 @@
 each certificate that it issued."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from collapipe.credentials import files
-from collapipe.credentials.bundle import KEY, REVOKED, Bundle, read_bundle, read_certificate
+from collapipe.credentials.bundle import REVOKED, Bundle, read_bundle, read_certificate
 from collapipe.credentials.issuing import Authority, make_authority, revoked_now
-from collapipe.credentials.keys import PEM, Request, fingerprint, key_pem, make_key, read_key
+from collapipe.credentials.keys import (
+    PEM,
+    Request,
+    fingerprint,
+    key_pem,
+    make_key,
+    public_key,
+    read_key,
+)
 from collapipe.credentials.member import DAYS, Member, Role, check_name
-from collapipe.credentials.revocations import number_of, read_list
+from collapipe.credentials.revocations import is_revoked, number_of, read_list
 from collapipe.errors import ConfigError
 
 CONTROL_UNIT = "control-unit"  # the folder and name of its own credentials
 _TEMPORARY_DAYS = 30
 _KEY, _CERTIFICATE, _ISSUED = "authority.key", "authority.crt", "issued"
-
-
-@dataclass(frozen=True, slots=True)
-class Issued:
-    """A certificate that the authority signed once."""
-
-    member: Member
-    key: ec.EllipticCurvePublicKey
-    expires: datetime
-    revoked: bool
-
-    @property
-    def state(self) -> str:
-        """``valid``, ``expired`` or ``revoked``."""
-        if self.revoked:
-            return "revoked"
-        return "valid" if datetime.now(UTC) <= self.expires else "expired"
 
 
 class AuthorityFolder:
@@ -54,10 +42,16 @@ class AuthorityFolder:
         """Of the authority's public key."""
         return fingerprint(self._authority.key.public_key())
 
-    def issued(self) -> list[Issued]:
+    def issued(self) -> list[Bundle]:
         """All that was signed and is kept, by name and number."""
         kept = sorted((self._folder / _ISSUED).glob("*.crt"))
-        return [self._issued(read_bundle(files.read(file, "restore it"), file)) for file in kept]
+        return [read_bundle(files.read(file, "restore it"), file) for file in kept]
+
+    def state(self, issued: Bundle) -> str:
+        """``valid``, ``expired`` or ``revoked``."""
+        if is_revoked(issued.certificate.serial_number, self._revoked):
+            return "revoked"
+        return "valid" if datetime.now(UTC) <= issued.expires else "expired"
 
     def sign(self, request: Request, role: Role, days: int) -> tuple[Path, Bundle]:
         """The file to bring back to the member, and what it holds.
@@ -65,9 +59,13 @@ class AuthorityFolder:
         Raises ``ConfigError`` where another valid certificate has the name or the key, the key was
         revoked, or the authority does not last for ``days``.
         """
-        expires = self._expiry(days)
+        now = datetime.now(UTC)
+        left = (self._authority.expires - now).days
+        if not 1 <= days <= left:
+            raise ConfigError(f"--days {days}: must be 1 to {left}, for then the authority expires")
         self.check_free(request, role)
-        certificate = self._authority.issue(request.public_key, request.name, role, expires)
+        period = now, now + timedelta(days=days)
+        certificate = self._authority.issue(request.public_key, request.name, role, *period)
         bundle = Bundle(certificate, self._authority.certificate, self._revoked)
         names = (self._folder / _ISSUED / f"{request.name}.{n}.crt" for n in count(1))
         file = next(file for file in names if not file.exists())
@@ -77,14 +75,15 @@ class AuthorityFolder:
     def check_free(self, request: Request, role: Role) -> None:
         """Raise ``ConfigError`` where the request is neither a new member's nor a renewal."""
         for each in self.issued():
-            member, same_key = each.member, each.key == request.public_key
-            if same_key and each.revoked:
+            member, state = each.member, self.state(each)
+            same_key = public_key(each.certificate) == request.public_key
+            if same_key and state == "revoked":
                 raise ConfigError(
                     f"{request.name}: its key was that of {member}, which was revoked; make a new "
                     "key in a new folder: collapipe credentials request DIR --name NAME"
                 )
             same = same_key, member.name == request.name
-            if each.state == "valid" and any(same) and not (all(same) and member.role == role):
+            if state == "valid" and any(same) and not (all(same) and member.role == role):
                 raise ConfigError(
                     f"{role} {request.name}: {member} has a valid certificate with this name or "
                     f"key; revoke it first: collapipe credentials revoke {self._folder} "
@@ -97,7 +96,7 @@ class AuthorityFolder:
         key = make_key()
         with files.new_folder(folder) as partial:
             _, bundle = self.sign(Request(check_name(name), key.public_key()), role, days)
-            _write_member(partial, key, bundle)
+            bundle.write(partial, key)
         return bundle
 
     def revoke(self, which: str) -> list[Member]:
@@ -105,7 +104,7 @@ class AuthorityFolder:
 
         Raises ``ConfigError`` where there is none.
         """
-        valid = [each.member for each in self.issued() if each.state == "valid"]
+        valid = [each.member for each in self.issued() if self.state(each) == "valid"]
         named = [member for member in valid if member.name == which]
         found = named or [member for member in valid if f"{member.serial:x}" == which]
         if not found:
@@ -119,19 +118,6 @@ class AuthorityFolder:
             if folder.is_dir():
                 files.replace(folder / REVOKED, self._revoked.public_bytes(PEM))
         return found
-
-    def _expiry(self, days: int) -> datetime:
-        now = datetime.now(UTC)
-        left = (self._authority.expires - now).days
-        if not 1 <= days <= left:
-            raise ConfigError(f"--days {days}: must be 1 to {left}, for then the authority expires")
-        return now + timedelta(days=days)
-
-    def _issued(self, bundle: Bundle) -> Issued:
-        shown, key = bundle.certificate, bundle.certificate.public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        entry = self._revoked.get_revoked_certificate_by_serial_number(shown.serial_number)
-        return Issued(bundle.member, key, shown.not_valid_after_utc, entry is not None)
 
 
 def create(folder: Path) -> AuthorityFolder:
@@ -156,16 +142,12 @@ def temporary_authority(folder: Path, devices: Sequence[str]) -> dict[str, Path]
     """
     authority = make_authority()
     revoked = authority.revocation_list((), 1)
-    expires = datetime.now(UTC) + timedelta(days=_TEMPORARY_DAYS)
+    now = datetime.now(UTC)
+    period = now, now + timedelta(days=_TEMPORARY_DAYS)
     roles = {CONTROL_UNIT: Role.CONTROL_UNIT} | {check_name(name): Role.DEVICE for name in devices}
     for name, role in roles.items():
         key = make_key()
-        certificate = authority.issue(key.public_key(), name, role, expires)
+        certificate = authority.issue(key.public_key(), name, role, *period)
         with files.new_folder(folder / name) as partial:
-            _write_member(partial, key, Bundle(certificate, authority.certificate, revoked))
+            Bundle(certificate, authority.certificate, revoked).write(partial, key)
     return {name: folder / name for name in roles}
-
-
-def _write_member(folder: Path, key: ec.EllipticCurvePrivateKey, bundle: Bundle) -> None:
-    files.write_new(folder / KEY, key_pem(key), files.PRIVATE)
-    bundle.write(folder)

@@ -2,14 +2,14 @@
 certificates that are revoked by then."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.credentials import files
-from collapipe.credentials.keys import PEM, UNREADABLE
+from collapipe.credentials.keys import PEM, UNREADABLE, key_pem, reading
 from collapipe.credentials.member import Member, parse_dns_name
 from collapipe.credentials.revocations import parse_list
 from collapipe.errors import ConfigError, WireError
@@ -32,19 +32,20 @@ class Bundle:
         return issued_to(self.certificate, self.authority)
 
     @property
-    def authority_key(self) -> ec.EllipticCurvePublicKey:
-        """The authority's public key, whose fingerprint people compare."""
-        key = self.authority.public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)
-        return key
+    def expires(self) -> datetime:
+        """The end of the time in which the certificate is good."""
+        return self.certificate.not_valid_after_utc
 
     def pem(self) -> bytes:
         """The file's content."""
         parts = (self.certificate, self.authority, self.revoked)
         return b"".join(part.public_bytes(PEM) for part in parts)
 
-    def write(self, folder: Path) -> None:
-        """Put the three into a member's folder, in the place of earlier ones."""
+    def write(self, folder: Path, key: ec.EllipticCurvePrivateKey | None = None) -> None:
+        """Put the three into a member's folder, in the place of earlier ones; its first ``key``
+        with them."""
+        if key is not None:
+            files.write_new(folder / KEY, key_pem(key), files.PRIVATE)
         files.replace(folder / AUTHORITY, self.authority.public_bytes(PEM))
         files.replace(folder / REVOKED, self.revoked.public_bytes(PEM))
         files.replace(folder / CERTIFICATE, self.certificate.public_bytes(PEM))
@@ -65,10 +66,8 @@ def read_bundle(content: bytes, file: Path) -> Bundle:
 
 def read_certificate(file: Path, way_out: str) -> x509.Certificate:
     """The certificate in a PEM file. Raises ``ConfigError`` where there is none."""
-    try:
+    with reading(file, f"holds no certificate that can be read; {way_out}"):
         return x509.load_pem_x509_certificate(files.read(file, way_out))
-    except UNREADABLE as error:
-        raise ConfigError(f"{file}: holds no certificate that can be read; {way_out}") from error
 
 
 def issued_to(certificate: x509.Certificate, authority: x509.Certificate) -> Member:
@@ -77,6 +76,6 @@ def issued_to(certificate: x509.Certificate, authority: x509.Certificate) -> Mem
         certificate.verify_directly_issued_by(authority)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         (dns_name,) = names.get_values_for_type(x509.DNSName)
-    except (*UNREADABLE, InvalidSignature, x509.ExtensionNotFound) as error:
+    except UNREADABLE as error:
         raise WireError("a certificate that this cluster's authority did not sign") from error
     return Member(*parse_dns_name(dns_name), certificate.serial_number)

@@ -1,24 +1,37 @@
-"""A member's credentials, as a folder holds them, and what they open: both ends of mutual TLS."""
+"""A member's credentials: how its folder comes to them, and what they open: both ends of mutual
+TLS."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.credentials import files
 from collapipe.credentials.bundle import (
     AUTHORITY,
     CERTIFICATE,
     KEY,
+    REQUEST,
     REVOKED,
+    Bundle,
     issued_to,
     read_bundle,
+    read_certificate,
 )
-from collapipe.credentials.keys import PEM, UNREADABLE, read_key
-from collapipe.credentials.member import Member, Role
-from collapipe.credentials.revocations import Revocations
+from collapipe.credentials.keys import (
+    PEM,
+    UNREADABLE,
+    Request,
+    key_pem,
+    make_key,
+    read_key,
+    request_pem,
+)
+from collapipe.credentials.member import Member
+from collapipe.credentials.revocations import Revocations, newer_list, number_of, read_list
 from collapipe.errors import ConfigError, WireError
 
 
@@ -34,16 +47,6 @@ class Credentials:
     authority: bytes = field(repr=False)
     revocations: Revocations = field(repr=False)
 
-    @property
-    def name(self) -> str:
-        """The member's own name."""
-        return self.member.name
-
-    @property
-    def role(self) -> Role:
-        """The member's own role."""
-        return self.member.role
-
     def server(self) -> grpc.ServerCredentials:
         """The server's end: TLS refuses who shows no valid certificate of this authority.
 
@@ -53,12 +56,11 @@ class Credentials:
         pair = (self.key, self.certificate)
         return grpc.ssl_server_credentials([pair], self.authority, require_client_auth=True)
 
-    def channel(self, server_certificate: bytes | None = None) -> grpc.ChannelCredentials:
-        """The dialer's end, for any server of this authority or for one certificate alone.
+    def channel(self, trusted: bytes) -> grpc.ChannelCredentials:
+        """The dialer's end, for servers with a certificate that is ``trusted`` or signed by it.
 
         TLS knows no revocations: ``dialing.dial`` asks for the certificate first.
         """
-        trusted = server_certificate or self.authority
         return grpc.ssl_channel_credentials(trusted, self.key, self.certificate)
 
     def check(self, certificate: bytes) -> Member:
@@ -87,26 +89,92 @@ def load(folder: Path) -> Credentials:
     Raises ``ConfigError`` where a file is missing or bad, the key is open to others or not that of
     the certificate, or the certificate is another authority's, out of its time or revoked.
     """
-    renewal = f"collapipe credentials request {folder} --name NAME"
-    key = files.read(folder / KEY, f"make it: {renewal}", private=True)
+    key = _own_key(folder)
     way_out = f"collapipe credentials install {folder} FILE puts there what sign has named"
     signed = (files.read(folder / name, way_out) for name in (CERTIFICATE, AUTHORITY, REVOKED))
     bundle = read_bundle(b"".join(signed), folder)
-    if bundle.certificate.public_key() != read_key(key, folder / KEY).public_key():
+    if bundle.certificate.public_key() != key.public_key():
         raise ConfigError(f"{folder / CERTIFICATE}: is not of the key in {KEY}; {way_out}")
-    found = Credentials(
-        folder=folder,
-        member=bundle.member,
-        expires=bundle.certificate.not_valid_after_utc,
-        key=key,
-        certificate=bundle.certificate.public_bytes(PEM),
-        authority=bundle.authority.public_bytes(PEM),
-        revocations=Revocations(folder / REVOKED, bundle.authority),
-    )
+    found = opened(folder, key, bundle)
     try:
         found.check(found.certificate)
     except WireError as error:
         revoked = found.member.serial in found.revocations
-        way_out = "make a new key in a new folder" if revoked else f"set it, or renew: {renewal}"
+        way_out = f"set it, or renew: collapipe credentials request {folder} --name NAME"
+        way_out = "make a new key in a new folder" if revoked else way_out
         raise ConfigError(f"{folder}: {error}; {way_out}") from error
     return found
+
+
+def opened(folder: Path, key: ec.EllipticCurvePrivateKey, bundle: Bundle) -> Credentials:
+    """What a ``folder`` holds with this key and this bundle, good or not."""
+    return Credentials(
+        folder=folder,
+        member=bundle.member,
+        expires=bundle.expires,
+        key=key_pem(key),
+        certificate=bundle.certificate.public_bytes(PEM),
+        authority=bundle.authority.public_bytes(PEM),
+        revocations=Revocations(folder / REVOKED, bundle.authority),
+    )
+
+
+def request(folder: Path, name: str) -> Request:
+    """Make a key in ``folder``, unless it holds one, and ``request.pem``, which asks for a
+    certificate of that key.
+
+    Raises ``ConfigError`` for a bad name, a bad key and a request of somebody else's.
+    """
+    has_key = (folder / KEY).exists()
+    if not has_key and (folder / REQUEST).exists():
+        raise ConfigError(f"{folder}: holds a request without its key; choose another folder")
+    key = _own_key(folder) if has_key else make_key()
+    content = request_pem(key, name)
+    if not has_key:
+        files.make_folder(folder)
+        files.write_new(folder / KEY, key_pem(key), files.PRIVATE)
+    files.replace(folder / REQUEST, content)
+    return Request(name, key.public_key())
+
+
+def install(folder: Path, file: Path) -> Bundle | None:
+    """Put into ``folder`` what the authority signed: a bundle, or a newer list of revoked
+    certificates alone, for which it returns None.
+
+    Raises ``ConfigError`` where it is for another key, another authority's, or an older list.
+    """
+    content = files.read(file, "bring the file that collapipe credentials sign has named")
+    if b"-----BEGIN CERTIFICATE-----" not in content:
+        _install_list(folder, file)
+        return None
+    bundle = read_bundle(content, file)
+    if bundle.certificate.public_key() != _own_key(folder).public_key():
+        raise ConfigError(
+            f"{file}: is {bundle.member}'s, for another key than the one in {folder}; bring what "
+            f"was signed for {folder / REQUEST}"
+        )
+    if (folder / AUTHORITY).exists() and _authority(folder) != bundle.authority:
+        raise ConfigError(f"{file}: {folder} is of another authority; choose another folder")
+    if (folder / REVOKED).exists():
+        present = read_list(folder / REVOKED, bundle.authority)
+        bundle = replace(bundle, revoked=max(present, bundle.revoked, key=number_of))
+    bundle.write(folder)
+    return bundle
+
+
+def _install_list(folder: Path, file: Path) -> None:
+    authority, own = _authority(folder), folder / REVOKED
+    offered = read_list(file, authority)
+    if own.exists():
+        offered = newer_list(file, read_list(own, authority), authority)
+    files.replace(own, offered.public_bytes(PEM))
+
+
+def _authority(folder: Path) -> x509.Certificate:
+    """Whom the folder trusts already."""
+    return read_certificate(folder / AUTHORITY, "install a certificate there first")
+
+
+def _own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    file, way_out = folder / KEY, f"make it: collapipe credentials request {folder} --name NAME"
+    return read_key(files.read(file, way_out, private=True), file)

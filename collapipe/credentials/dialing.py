@@ -1,20 +1,44 @@
 """Dial a device: it must be the one that is meant, and its certificate must not be revoked."""
 
+import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 
 import grpc
 
-from collapipe.credentials.addresses import host_and_port
 from collapipe.credentials.bundle import CERTIFICATE, KEY
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role, check_name, dns_name
-from collapipe.errors import LinkError, WireError
+from collapipe.errors import ConfigError, LinkError, WireError
 
+_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^\s\[\]:/@%]+)):(\d{1,5})", re.ASCII)
 _TIMEOUT_S = 10.0
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Both parts of an address. Raises ``ConfigError`` for one of another form."""
+    found = _ADDRESS.fullmatch(address)
+    if not found or int(found[3]) > 65535:
+        raise ConfigError(f"address {address!r}: must be HOST:PORT, or [HOST]:PORT for IPv6")
+    return found[1] or found[2], int(found[3])
+
+
+def require_loopback(address: str) -> None:
+    """Raise ``ConfigError`` where ``--insecure`` would let other machines in."""
+    host, _ = host_and_port(address)
+    try:
+        here = ip_address(host).is_loopback
+    except ValueError:  # a name
+        here = host == "localhost"
+    if not here:
+        raise ConfigError(
+            f"--insecure on {address}: only 127.0.0.0/8, ::1 and localhost may go without "
+            "certificates; make some: collapipe credentials add"
+        )
 
 
 def dial(
@@ -36,10 +60,23 @@ def dial(
         shown = _shown(credentials, address, wanted, timeout_s)
         credentials.check(shown)
     except (OSError, WireError) as error:
-        cause = getattr(error, "verify_message", "") or error
-        raise LinkError(f"device {name} at {address}: {cause}") from error
+        raise LinkError(f"device {name} at {address}: {cause(error)}") from error
     pinned = [*options, ("grpc.ssl_target_name_override", wanted)]
     return grpc.secure_channel(address, credentials.channel(shown), options=pinned)
+
+
+def cause(error: OSError | WireError) -> str:
+    """Why nobody answers, without the system's number for it, and what to look at."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is refused: {error.verify_message}"
+        case ssl.SSLError():
+            return f"TLS fails ({error.reason}); was it started with --credentials?"
+        case TimeoutError():
+            return "timed out"
+        case ConnectionRefusedError():
+            return "Connection refused; start `collapipe device` there, or correct the address"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: float) -> bytes:
@@ -50,35 +87,30 @@ def _shown(credentials: Credentials, address: str, server_name: str, timeout_s: 
     context.set_alpn_protocols(["h2"])
     with (
         socket.create_connection(host_and_port(address), timeout_s) as connection,
-        _ended_after(timeout_s, connection),
-        context.wrap_socket(connection, server_hostname=server_name) as secured,
+        context.wrap_socket(
+            connection, server_hostname=server_name, do_handshake_on_connect=False
+        ) as secured,
     ):
-        shown = secured.getpeercert(binary_form=True)
-        assert shown is not None
-        if not _spoke(secured):
-            raise WireError(
-                f"closed the connection on {credentials.member}; is its certificate of the same "
-                "authority, and are the clocks right?"
-            )
-    return ssl.DER_cert_to_PEM_cert(shown).encode()
-
-
-@contextmanager
-def _ended_after(timeout_s: float, connection: socket.socket) -> Iterator[None]:
-    """The connection lasts no longer, also where the other end sends a byte now and then."""
-    with connection.dup() as own:  # whoever wraps the socket closes it
-
-        def end() -> None:
-            with suppress(OSError):  # it has ended
-                own.shutdown(socket.SHUT_RDWR)
-
-        late = threading.Timer(timeout_s, end)
+        late = threading.Timer(1.2 * timeout_s, _end, (secured,))  # a byte comes now and then
         late.start()
         try:
-            yield
+            secured.do_handshake()
+            shown, spoke = secured.getpeercert(binary_form=True), _spoke(secured)
         finally:
             late.cancel()
             late.join()
+    assert shown is not None
+    if not spoke:
+        raise WireError(
+            f"closed the connection on {credentials.member}; is its certificate of the same "
+            "authority, and are the clocks right?"
+        )
+    return ssl.DER_cert_to_PEM_cert(shown).encode()
+
+
+def _end(connection: ssl.SSLSocket) -> None:
+    with suppress(OSError):  # it has ended
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # who waits in it is woken
 
 
 def _spoke(secured: ssl.SSLSocket) -> bool:

@@ -1,7 +1,7 @@
 """Who may call a server, beyond what TLS checks: roles and revocations."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import grpc
 
@@ -10,19 +10,34 @@ from collapipe.credentials.member import Member, Role
 from collapipe.errors import WireError
 
 
-class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses callers with UNAUTHENTICATED before a message of theirs is decoded.
+class Doorkeeper:
+    """Refuses callers with UNAUTHENTICATED before a message of theirs is read.
 
     TLS refuses who has no certificate, another authority's or an expired one. gRPC for Python can
     check no list of revoked certificates there, so that a member that was revoked, or has a role
     that is not among ``roles``, completes the handshake and is refused at each of its calls. Of a
-    stream that was open already the next message is refused.
-
-    As an interceptor it stands before every method of a server; ``guard`` puts it before one.
+    stream that was open already the next message is refused, and a silent one soon ends.
     """
 
     def __init__(self, credentials: Credentials, roles: Collection[Role]) -> None:
         self._credentials, self._roles = credentials, frozenset(roles)
+
+    def guard(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The handler, unary or of streams both ways, behind this doorkeeper."""
+
+        def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> object:
+            self._admitted(context)
+            return handler.unary_unary(next(messages), context)
+
+        def carry(messages: Iterator[bytes], context: grpc.ServicerContext) -> object:
+            member = self._admitted(context)
+            self._look_after(member, context)
+            return handler.stream_stream(self._watched(messages, member, context), context)
+
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(carry)
+        # gRPC itself would wait for the one message, in one of few threads, before anyone is asked
+        return grpc.stream_unary_rpc_method_handler(answer)
 
     def peer(self, auth_context: Mapping[str, Sequence[bytes]]) -> Member:
         """Who calls, by ``ServicerContext.auth_context()``. Raises ``WireError`` for a stranger."""
@@ -35,30 +50,6 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
             raise WireError(f"{member}: may not call this; allowed: {allowed}")
         return member
 
-    def guard(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """The handler behind this doorkeeper."""
-        asked = "stream" if handler.request_streaming else "unary"
-        kind = f"{asked}_{'stream' if handler.response_streaming else 'unary'}"
-        behaviour, decode = getattr(handler, kind), handler.request_deserializer or bytes
-
-        def guarded(request: Any, context: grpc.ServicerContext) -> object:
-            member = self._admitted(context)
-            if handler.request_streaming:
-                return behaviour(self._watched(request, decode, member, context), context)
-            return behaviour(decode(request), context)
-
-        build = getattr(grpc, f"{kind}_rpc_method_handler")
-        return build(guarded, None, handler.response_serializer)
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
-        """The guarded handler of a call; None: there is no such method."""
-        handler = continuation(handler_call_details)
-        return handler and self.guard(handler)
-
     def _admitted(self, context: grpc.ServicerContext) -> Member:
         try:
             return self.peer(context.auth_context())
@@ -66,15 +57,23 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise  # abort does not return
 
+    def _look_after(self, member: Member, context: grpc.ServicerContext) -> None:
+        """End a call once its caller is revoked, whether or not anything is sent."""
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(0.5):
+                if member.serial in self._credentials.revocations:
+                    context.cancel()
+
+        if context.add_callback(ended.set):
+            threading.Thread(target=look, daemon=True).start()
+
     def _watched(
-        self,
-        messages: Iterator[bytes],
-        decode: Callable[[bytes], object],
-        member: Member,
-        context: grpc.ServicerContext,
-    ) -> Iterator[object]:
+        self, messages: Iterator[bytes], member: Member, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
         """Messages of an open stream, until its caller is revoked."""
         for message in messages:
             if member.serial in self._credentials.revocations:
                 self._admitted(context)
-            yield decode(message)
+            yield message

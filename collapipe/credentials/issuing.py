@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from collapipe.credentials.keys import fingerprint, make_key
+from collapipe.credentials.keys import fingerprint, make_key, x509_name
 from collapipe.credentials.member import Role, dns_name
 
 _VALID = timedelta(days=3650)
@@ -37,11 +37,10 @@ class Authority:
         key: ec.EllipticCurvePublicKey,
         name: str,
         role: Role,
+        starts: datetime,
         expires: datetime,
-        starts: datetime | None = None,
     ) -> x509.Certificate:
-        """A certificate for ``key``, by default valid from now."""
-        starts = (starts or min(datetime.now(UTC), expires)) - _CLOCKS_DIFFER
+        """A certificate for ``key``, good from a day before ``starts``."""
         subject = dns_name(name, role)
         return (
             _builder(subject, self.certificate.subject, key, starts, expires)
@@ -70,16 +69,20 @@ class Authority:
 
 def make_authority() -> Authority:
     """A new authority, named after its key: two of them are never taken for each other."""
-    key, now = make_key(), datetime.now(UTC)
+    key = make_key()
     subject = f"CollaPipe {fingerprint(key.public_key())}"
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
-    certificate = (
-        _builder(subject, name, key.public_key(), now - _CLOCKS_DIFFER, now + _VALID)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
-        .sign(key, hashes.SHA256())
+    certificate = self_signed(key, subject, _VALID).add_extension(_usage(signs=True), critical=True)
+    return Authority(key, certificate.sign(key, hashes.SHA256()))
+
+
+def self_signed(
+    key: ec.EllipticCurvePrivateKey, subject: str, valid: timedelta
+) -> x509.CertificateBuilder:
+    """The beginning of a certificate that its own ``key`` signs, valid from now."""
+    now = datetime.now(UTC)
+    return _builder(subject, x509_name(subject), key.public_key(), now, now + valid).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
     )
-    return Authority(key, certificate)
 
 
 def revoked_now(serial: int) -> x509.RevokedCertificate:
@@ -97,11 +100,11 @@ def _builder(
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .subject_name(x509_name(subject))
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(secrets.randbits(63) | 1 << 63)  # 16 digits, which people can type
-        .not_valid_before(starts)
+        .not_valid_before(starts - _CLOCKS_DIFFER)
         .not_valid_after(expires)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )

@@ -1,11 +1,13 @@
 """Private keys and requests: what a member makes on its own box."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -14,7 +16,13 @@ from collapipe.credentials.member import check_name
 from collapipe.errors import ConfigError
 
 PEM = serialization.Encoding.PEM
-UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)  # what cryptography raises for bad bytes
+UNREADABLE = (  # what cryptography raises for bad bytes
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    InvalidSignature,
+    x509.ExtensionNotFound,
+)
 _DIGITS, _GROUP = 32, 4
 
 
@@ -39,10 +47,8 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def read_key(content: bytes, file: Path) -> ec.EllipticCurvePrivateKey:
     """The key in a PEM file. Raises ``ConfigError`` where it holds none of ours."""
-    try:
+    with reading(file, "holds no private key that can be read; make one"):
         key = serialization.load_pem_private_key(content, None)
-    except UNREADABLE as error:
-        raise ConfigError(f"{file}: holds no private key that can be read; make one") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not is_p256(key.public_key()):
         raise ConfigError(f"{file}: its key is not on the curve P-256; make a new one")
     return key
@@ -50,21 +56,17 @@ def read_key(content: bytes, file: Path) -> ec.EllipticCurvePrivateKey:
 
 def request_pem(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     """A signing request, which proves that its sender has the key."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
-    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509_name(check_name(name)))
     return builder.sign(key, hashes.SHA256()).public_bytes(PEM)
 
 
 def read_request(content: bytes, file: Path) -> Request:
     """What a request asks for; extensions are ignored. Raises ``ConfigError`` for a bad one."""
     way_out = "bring the request.pem of: collapipe credentials request DIR --name NAME"
-    try:
+    with reading(file, f"is no request for a certificate; {way_out}"):
         request = x509.load_pem_x509_csr(content)
         (name,) = request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        key = request.public_key()
-        signed = request.is_signature_valid
-    except UNREADABLE as error:
-        raise ConfigError(f"{file}: is no request for a certificate; {way_out}") from error
+        key, signed = request.public_key(), request.is_signature_valid
     if not signed or not is_p256(key):
         raise ConfigError(f"{file}: its signature or its kind of key is wrong; {way_out}")
     assert isinstance(key, ec.EllipticCurvePublicKey)
@@ -82,3 +84,24 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     spki = key.public_bytes(serialization.Encoding.DER, form)
     digits = hashlib.sha256(spki).hexdigest()[:_DIGITS]
     return " ".join(digits[at : at + _GROUP] for at in range(0, _DIGITS, _GROUP))
+
+
+def public_key(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    """Of a member or an authority."""
+    key = certificate.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
+
+
+def x509_name(text: str) -> x509.Name:
+    """A subject or an issuer."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+@contextmanager
+def reading(file: Path, fault: str) -> Iterator[None]:
+    """Raise ``ConfigError`` with the ``fault`` of ``file`` where cryptography cannot read it."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ConfigError(f"{file}: {fault}") from error

@@ -4,10 +4,9 @@ import logging
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.credentials import files
-from collapipe.credentials.keys import UNREADABLE
+from collapipe.credentials.keys import public_key, reading
 from collapipe.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -25,23 +24,21 @@ class Revocations:
         self._file, self._authority = file, authority
         self._seen = _version(file)
         self._list = read_list(file, authority)
-        self._serials = _serials(self._list)
 
     def __contains__(self, serial: int) -> bool:
         seen = _version(self._file)
         if seen != self._seen:
             self._seen = seen
-            self._read_again()
-        return serial in self._serials
+            try:
+                self._list = newer_list(self._file, self._list, self._authority)
+            except ConfigError as error:
+                _log.warning("%s; the list that was read before holds", error)
+        return is_revoked(serial, self._list)
 
-    def _read_again(self) -> None:
-        try:
-            newer = read_list(self._file, self._authority)
-            check_newer(newer, self._list, self._file)
-        except ConfigError as error:
-            _log.warning("%s; the list that was read before holds", error)
-        else:
-            self._list, self._serials = newer, _serials(newer)
+
+def is_revoked(serial: int, present: x509.CertificateRevocationList) -> bool:
+    """Whether the list names the certificate with this serial."""
+    return present.get_revoked_certificate_by_serial_number(serial) is not None
 
 
 def read_list(file: Path, authority: x509.Certificate) -> x509.CertificateRevocationList:
@@ -49,18 +46,28 @@ def read_list(file: Path, authority: x509.Certificate) -> x509.CertificateRevoca
     return parse_list(files.read(file, _WAY_OUT), authority, file)
 
 
+def newer_list(
+    file: Path, present: x509.CertificateRevocationList, authority: x509.Certificate
+) -> x509.CertificateRevocationList:
+    """``read_list`` of a ``file`` that forgets nothing of the ``present`` list. Raises
+    ``ConfigError`` where it is older."""
+    offered = read_list(file, authority)
+    if number_of(offered) < number_of(present):
+        raise ConfigError(
+            f"{file}: list {number_of(offered)} of revoked certificates is older than the "
+            f"present one, {number_of(present)}; {_WAY_OUT}"
+        )
+    return offered
+
+
 def parse_list(
     content: bytes, authority: x509.Certificate, file: Path
 ) -> x509.CertificateRevocationList:
     """The list in the PEM text of ``file``. Raises ``ConfigError`` as ``read_list`` does."""
-    key = authority.public_key()
-    assert isinstance(key, ec.EllipticCurvePublicKey)
-    try:
+    with reading(file, f"is no list of revoked certificates; {_WAY_OUT}"):
         found = x509.load_pem_x509_crl(content)
         number_of(found)
-        signed = found.is_signature_valid(key)
-    except (*UNREADABLE, x509.ExtensionNotFound) as error:
-        raise ConfigError(f"{file}: is no list of revoked certificates; {_WAY_OUT}") from error
+        signed = found.is_signature_valid(public_key(authority))
     if not signed:
         raise ConfigError(
             f"{file}: a list of revoked certificates that another authority signed; {_WAY_OUT}"
@@ -68,24 +75,9 @@ def parse_list(
     return found
 
 
-def check_newer(
-    offered: x509.CertificateRevocationList, present: x509.CertificateRevocationList, file: Path
-) -> None:
-    """Raise ``ConfigError`` where ``offered`` is the older list and would forget revocations."""
-    if number_of(offered) < number_of(present):
-        raise ConfigError(
-            f"{file}: list {number_of(offered)} of revoked certificates is older than the "
-            f"present one, {number_of(present)}; {_WAY_OUT}"
-        )
-
-
 def number_of(found: x509.CertificateRevocationList) -> int:
     """Which list it is: the authority's first one has number 1."""
     return found.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-
-
-def _serials(found: x509.CertificateRevocationList) -> frozenset[int]:
-    return frozenset(entry.serial_number for entry in found)
 
 
 def _version(file: Path) -> tuple[int, ...]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from collapipe.credentials.addresses import host_and_port, require_loopback
 from collapipe.credentials.credentials import Credentials
-from collapipe.credentials.dialing import dial
+from collapipe.credentials.dialing import cause, dial, host_and_port, require_loopback
 from collapipe.errors import LinkError, one_line
 from collapipe.wire.link import channel_options
 from collapipe.wire.streams import PIECE_BYTES, FrameStream
@@ -37,20 +36,24 @@ class Dialer:
         require_loopback(address)
         return grpc.insecure_channel(address, options=options)
 
-    def reaches(self, device: str, address: str) -> bool:
-        """Whether the device answers, within seconds."""
+    def fault(self, device: str, address: str) -> str | None:
+        """Why the device does not answer within seconds; None: it does."""
         try:
             socket.create_connection(host_and_port(address), self.timeout_s).close()
-            channel = self.channel(device, address)
-        except (OSError, LinkError):
-            return False
-        try:
-            grpc.channel_ready_future(channel).result(timeout=self.timeout_s)
+            with self.channel(device, address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=self.timeout_s)
+        except LinkError as error:
+            return str(error)
         except grpc.FutureTimeoutError:
-            return False
-        finally:
-            channel.close()
-        return True
+            return f"device {device} at {address}: timed out{self.hint}"
+        except OSError as error:
+            return f"device {device} at {address}: {cause(error)}"
+        return None
+
+    @property
+    def hint(self) -> str:
+        """What may be wrong where nobody answers who is there."""
+        return "" if self.credentials else "; without credentials only --insecure devices answer"
 
 
 def open_stream(

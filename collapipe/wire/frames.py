@@ -43,7 +43,7 @@ class FrameKind(IntEnum):
     NORMS = 4  # squared gradient norms of the sender's parts; of a device also what it measured
     BYE = 5  # the round's steps are done
     LOAD = 6  # a segment's description, as JSON
-    PART = 7  # a block's name, and its weights and optimiser's state, as safetensors
+    PART = 7  # a block's name, and tensors as safetensors; micro-batch: how many such follow
     READY = 8  # what was asked for is done; after LOAD also what of the segment is wanted
     OPEN = 9  # dial the next device
     STEP = 10  # learning rate and the gradients' factor
@@ -53,6 +53,7 @@ class FrameKind(IntEnum):
     ALIVE = 14  # seconds that the work under way has taken
     RESUME = 15  # where a broken link goes on: the last step that was done, and the head's norm
     CLOCK = 16  # what time it is there, in seconds of a clock of its own
+    MOMENTS = 17  # likewise of the optimiser's state, which a step begins without
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,23 @@ unit: so the certificate of another device alone moves no bytes here.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field
 
 from collapipe.errors import WireError
 from collapipe.plan import Span
-from collapipe.wire.segments import DeviceAddress
+from collapipe.wire.segments import SERVICE, DeviceAddress
 
-STATUS = "/collapipe.Device/Status"  # nothing → DeviceStatus
-PROBE = "/collapipe.Device/Probe"  # a stream that echoes activations as gradients
-TIME_HOP = "/collapipe.Device/TimeHop"  # HopRequest → HopTimes
+STATUS = f"/{SERVICE}/Status"  # nothing → DeviceStatus
+PROBE = f"/{SERVICE}/Probe"  # a stream that echoes activations as gradients
+TIME_HOP = f"/{SERVICE}/TimeHop"  # HopRequest → HopTimes
 TICKET = "collapipe-ticket"  # metadata of PROBE
 
 PROBE_FRAME_BYTES = 8 * 2**20  # of one message
 PROBE_BYTES = 128 * 2**20  # of all messages of a probe, one way
 PROBE_S = 10.0  # that a probe takes
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _MOST_SIZES, _MOST_REPEATS = 8, 100
 
 
@@ -35,10 +38,10 @@ class DeviceStatus:
     torch_version: str
     torch_device: str
     threads: int
-    memory_bytes: float  # that it gives
-    free_bytes: float  # that the machine has left
-    flops_per_s: float | None
-    expires: datetime | None  # its certificate; None: it has none
+    memory_bytes: Finite  # that it gives
+    free_bytes: Finite  # that the machine has left
+    flops_per_s: Finite | None
+    expires: AwareDatetime | None  # its certificate; None: it has none
     busy: bool
     unit: int | None
     span: Span | None
@@ -69,12 +72,12 @@ class HopRequest:
 class Trip:
     """The median time in which a message went to a neighbour and came back."""
 
-    num_bytes: int  # each way
-    seconds: float
+    num_bytes: Annotated[int, Field(ge=1, le=PROBE_FRAME_BYTES)]  # each way
+    seconds: Finite
 
 
 @dataclass(frozen=True, slots=True)
 class HopTimes:
     """A trip for each size, the smallest first; those that would last too long are left out."""
 
-    trips: tuple[Trip, ...]
+    trips: Annotated[tuple[Trip, ...], Field(min_length=1)]

@@ -2,19 +2,19 @@
 and certificates. Those are made for one run at its start, sent through Flower and never stored."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives import hashes
+
+from collapipe.credentials import issuing
+from collapipe.credentials.keys import PEM, key_pem, make_key
 
 METHOD = "/collapipe.DecoderLink/Train"
 # In the certificates, whatever the addresses are.
 SERVER_NAME, UNIT_NAME = "decoder.collapipe", "unit.collapipe"
 _AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
 _VALID = timedelta(days=30)
-_CLOCKS_DIFFER = timedelta(days=1)  # edge boxes without a battery wake up in the past
 
 
 def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -48,22 +48,7 @@ def read_credentials(metadata: Mapping[str, str]) -> tuple[str, str]:
 
 def self_signed(subject: str = SERVER_NAME) -> tuple[bytes, bytes]:
     """Private key and certificate of ``subject``, both PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCKS_DIFFER)
-        .not_valid_after(now + _VALID)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(subject)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private, certificate.public_bytes(serialization.Encoding.PEM)
+    key = make_key()
+    names = x509.SubjectAlternativeName([x509.DNSName(subject)])
+    builder = issuing.self_signed(key, subject, _VALID).add_extension(names, critical=False)
+    return key_pem(key), builder.sign(key, hashes.SHA256()).public_bytes(PEM)

@@ -2,11 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Annotated
 
+from pydantic import Field
+
+from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
+from collapipe.text.words import LETTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,38 @@ class LinkAddress:
 
     def __repr__(self) -> str:
         return f"LinkAddress(address={self.address!r})"
+
+
+Told = Annotated[int, Field(ge=1)]
+_MOST = {"labels": (10_000, 200), "words": (2**22, 2**16)}  # how many, and letters of each
+_MOST_TOLD = 2**27  # a tokeniser counts as many words in minutes
+
+
+@dataclass(frozen=True, slots=True)
+class RowsReply:
+    """What a unit tells of its training rows: how many, how often each label stands in them, and
+    each word of which the run makes its tokeniser. Raises ``WireError`` beyond bounds."""
+
+    unit: int
+    num_rows: Annotated[int, Field(ge=1, lt=2**53)]
+    labels: Mapping[str, Told]
+    words: Mapping[str, Told]
+    name: Annotated[str, Field(max_length=64)] = ""  # as its owner calls the unit
+
+    def __post_init__(self) -> None:
+        for name, each in {"labels": self.labels, "words": self.words}.items():
+            most, longest = _MOST[name]
+            if len(each) > most or sum(each.values()) > _MOST_TOLD:
+                raise WireError(
+                    f"{len(each):,} {name}, {sum(each.values()):,} in all; at most {most:,}, and "
+                    f"{_MOST_TOLD:,} in all"
+                )
+            if not all(0 < len(word) <= longest and word.isprintable() for word in each):
+                raise WireError(f"{name} must be printable, and of 1 to {longest} letters")
+        if not self.name.isprintable():
+            raise WireError("a unit's name must be printable")
+        if not LETTERS.issuperset(chain.from_iterable(self.words)):
+            raise WireError("words must be of the letters that stand for bytes")
 
 
 @dataclass(frozen=True, slots=True)

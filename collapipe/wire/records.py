@@ -20,10 +20,18 @@ from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
-from collapipe.wire.messages import Failure, Setup, StateReply, TrainReply, TrainRequest
+from collapipe.wire.messages import (
+    Failure,
+    RowsReply,
+    Setup,
+    StateReply,
+    TrainReply,
+    TrainRequest,
+)
 
 T = TypeVar("T")
-STATE = "query.state"  # message types, as Flower addresses them
+ROWS = "query.rows"  # message types, as Flower addresses them
+STATE = "query.state"
 FROZEN = "query.frozen"
 KEEP = "query.keep"
 RESTORE = "query.restore"
@@ -181,7 +189,8 @@ def _own_state(answer: UnitReply) -> ClusterState | Failure:
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
-    kind: TypeAdapter(kind) for kind in (ClusterState, Setup, TrainRequest, UnitReply, Failure)
+    kind: TypeAdapter(kind)
+    for kind in (ClusterState, RowsReply, Setup, TrainRequest, UnitReply, Failure)
 }
 
 

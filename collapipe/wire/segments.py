@@ -1,7 +1,8 @@
 """What a control unit and a device tell each other beside tensors: plain values, checked."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -14,8 +15,9 @@ from collapipe.sections import CountFrom0, NotNegative, OptimizerSettings
 from collapipe.state import Precision
 
 T = TypeVar("T")
-CONTROL = "/collapipe.Device/Control"  # a stream of a control unit: segments, one after another
-HOP = "/collapipe.Device/Pass"  # a stream of a neighbour: activations and gradients
+SERVICE = "collapipe.Device"
+CONTROL = f"/{SERVICE}/Control"  # a stream of a control unit: segments, one after another
+HOP = f"/{SERVICE}/Pass"  # a stream of a neighbour: activations and gradients
 SESSION, SIDE = "collapipe-session", "collapipe-side"  # metadata of HOP
 BEFORE, BEHIND = "before", "behind"  # where the caller of HOP stands
 
@@ -34,41 +36,55 @@ class DeviceAddress:
     address: Text
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentDescription:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDescription:
+    """What all segments of a round have in common, whatever the plan.
+
+    ``epoch`` counts the round's plans. ``model`` is what ``models.description`` makes. ``frozen``
+    has the digests of blocks' frozen weights, which follow only where the device lacks them. With
+    ``replicate_every`` r the device sends its parts after each r-th step; 0: only when asked.
+    """
+
+    version: Text
+    unit: CountFrom0
+    round: Annotated[int, Field(ge=0, lt=2**32)]  # as a frame has it, and the epoch
+    epoch: Annotated[int, Field(ge=0, lt=2**16)] = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    model: Mapping[str, Any]
+    recompute: bool
+    dtype: Text
+    wire_dtype: Precision = "float32"
+    optimizer: OptimizerSettings
+    replicate_every: CountFrom0
+    frozen: Mapping[Text, Text] = field(default_factory=dict)
+
+    def for_blocks(self, names: Collection[str]) -> dict[str, Any]:
+        """The fields, as the description of a segment with these blocks has them."""
+        common = {each.name: getattr(self, each.name) for each in fields(self)}
+        return common | {"frozen": {k: v for k, v in self.frozen.items() if k in names}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentDescription(RoundDescription):
     """All that a device must know of its segment, but for the weights.
 
-    ``session`` is a secret of this segment's streams; ``epoch`` counts the round's plans. ``model``
-    is what ``models.description`` makes. ``memory_bytes`` is what the planner expects to be needed.
-    ``next`` is None where the control unit dials. ``frozen`` has the digests of blocks' frozen
-    weights, which follow only where the device lacks them. With ``replicate_every`` r the device
-    sends its parts after each r-th step; 0: only when asked. Blocks are as they were after step
+    ``session`` is a secret of this segment's streams, ``next_session`` what the next one has made
+    of its own for this side. ``memory_bytes`` is what the planner expects
+    to be needed. ``next`` is None where the control unit dials. Blocks are as they were after step
     ``base``, -1: at the round's start; a device that has some keeps them. Raises ``WireError`` for
     more blocks than ``MOST_BLOCKS``, or a schedule that would take long to build.
     """
 
-    version: Text
     session: Text
-    unit: CountFrom0
-    round: Annotated[int, Field(ge=0, lt=2**32)]  # as a frame has it, and the epoch
-    epoch: Annotated[int, Field(ge=0, lt=2**16)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
-    model: Mapping[str, Any]
     span: Span
     stage: Stages
     num_segments: Stages
     num_micro_batches: Annotated[int, Field(ge=1, le=4096)]
     schedule: Text
-    recompute: bool
-    dtype: Text
-    optimizer: OptimizerSettings
     memory_bytes: NotNegative
     next_session: Text | None
     next: DeviceAddress | None
-    replicate_every: CountFrom0
-    frozen: Mapping[Text, Text] = field(default_factory=dict)
-    wire_dtype: Precision = "float32"
-    base: Annotated[int, Field(ge=-1, lt=2**32)] = -1
+    base: Annotated[int, Field(ge=-1, lt=2**32)]
 
     def __post_init__(self) -> None:
         actions = self.num_segments * self.num_micro_batches
@@ -96,6 +112,11 @@ class Trouble:
     kind: str
     message: str
     side: str | None = None
+
+
+def secret_for(session: str, side: str) -> str:
+    """What opens a segment's stream from one ``side``, and does not tell what opens the other."""
+    return hashlib.sha256(f"{side} {session}".encode()).hexdigest()
 
 
 def packed(message: object) -> Tensor:
@@ -139,6 +160,11 @@ def as_tensor(data: bytes) -> Tensor:
 
 def as_bytes(data: Tensor) -> bytes:
     """The bytes of a uint8 [n]. Raises ``WireError`` for another tensor."""
+    return as_view(data).tobytes()
+
+
+def as_view(data: Tensor) -> memoryview:
+    """The same where they lie."""
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise WireError(f"{data.dtype} {list(data.shape)} instead of bytes")
-    return data.numpy().tobytes()
+    return data.numpy().data

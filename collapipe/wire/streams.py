@@ -18,6 +18,7 @@ _MOST_WAITING = 64  # frames that have come and that nobody has taken yet
 _MORE, _LAST = 0, 1  # first byte of a piece
 _PART = 2  # added to it: a piece of a part, between whose pieces other frames may come
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
+_SLOW = FrameKind.PART, FrameKind.MOMENTS
 
 
 class FrameStream:
@@ -55,7 +56,7 @@ class FrameStream:
         with self._changed:
             if self._closed:
                 return
-            if frame.kind == FrameKind.PART:
+            if frame.kind in _SLOW:
                 self._unmade += 1
                 self._parts.append(lambda: frame)
             else:
@@ -90,9 +91,9 @@ class FrameStream:
         """Whether nothing more is sent."""
         return self._closed or self._ended is not None
 
-    def brings(self, kind: FrameKind) -> bool:
-        """Whether a frame of this kind waits to be received."""
-        return any(frame.kind == kind for frame, _ in tuple(self._incoming))
+    def brings_but(self, *kinds: FrameKind) -> bool:
+        """Whether a frame of another kind waits to be received."""
+        return any(frame.kind not in kinds for frame, _ in tuple(self._incoming))
 
     def waiting(self) -> bool:
         """Whether ``receive`` would return or raise at once."""
@@ -241,7 +242,7 @@ def _all(came: Frame) -> bool:
 
 def _pieces(frame: Frame) -> Iterator[bytes]:
     """A frame's bytes in pieces, each copied once, when it is its turn."""
-    lane = _PART if frame.kind == FrameKind.PART else 0
+    lane = _PART if frame.kind in _SLOW else 0
     piece, room = list[memoryview](), PIECE_BYTES
     for buffer in frames.buffers(frame):
         start = 0

@@ -18,7 +18,8 @@ AGO = timedelta(hours=-1)
 def test_a_folder_is_read_as_it_was_made(cluster: Cluster) -> None:
     made = cluster.member("pi-4")
     found = load(made.folder)
-    assert (found.name, found.role, found.member) == ("pi-4", Role.DEVICE, made.member)
+    assert (made.member.name, made.member.role) == ("pi-4", Role.DEVICE)
+    assert found.member == made.member
     assert (found.key, found.certificate, found.authority) == (
         made.key,
         made.certificate,
@@ -122,8 +123,8 @@ def test_throw_away_credentials_trust_each_other_alone(tmp_path: Path, cluster: 
     folders = temporary_authority(tmp_path / "up", ["a", "b"])
     assert list(folders) == ["control-unit", "a", "b"]
     unit, a, b = map(load, folders.values())
-    assert unit.role == Role.CONTROL_UNIT
-    assert {a.role, b.role} == {Role.DEVICE}
+    assert unit.member.role == Role.CONTROL_UNIT
+    assert {a.member.role, b.member.role} == {Role.DEVICE}
     assert a.check(b.certificate) == b.member
     with pytest.raises(WireError):
         a.check(cluster.member().certificate)

@@ -1,9 +1,11 @@
 """What is joined is what safetensors reads and writes."""
 
+import pytest
 import torch
 from safetensors.torch import load, save
 
-from collapipe.wire.parts import joined
+from collapipe.errors import WireError
+from collapipe.wire.parts import joined, separated
 
 
 def test_a_part_is_a_safetensors_file() -> None:
@@ -17,9 +19,24 @@ def test_a_part_is_a_safetensors_file() -> None:
         "empty": torch.zeros(0, 4),
         "näme/step": torch.tensor(1.0),
     }
-    came = load(joined(tensors).numpy().tobytes())
+    came = separated(joined(tensors).numpy().tobytes())
     theirs = load(save({name: each.contiguous() for name, each in tensors.items()}))
     assert came.keys() == theirs.keys() == tensors.keys()
     for name, each in tensors.items():
         assert came[name].dtype == each.dtype
         assert torch.equal(came[name], each)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no tensors",
+        save({f"a{k}": torch.zeros(0) for k in range(20_000)}),
+        save({"a": torch.zeros(1)}, {"more": "x" * 10_000}),
+    ],
+    ids=len,
+)
+def test_what_no_part_is_like_is_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        separated(data)

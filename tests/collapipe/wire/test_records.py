@@ -3,6 +3,7 @@
 import io
 import json
 from collections import OrderedDict
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from collapipe.wire.compression import FLOAT32, restore
 from collapipe.wire.messages import (
     Failure,
     LinkAddress,
+    RowsReply,
     Setup,
     StateReply,
     TrainReply,
@@ -227,3 +229,36 @@ def test_what_is_lacking_is_a_list(lacking: str) -> None:
     change(content, '"lacking":[]', f'"lacking":{lacking}')
     with pytest.raises(WireError, match="lacking"):
         records.unpack_state(content)
+
+
+SOUND = RowsReply(1, 9, {"a": 4}, {"\u0120hen": 3}, "berlin")
+
+
+def test_what_a_unit_tells_of_its_rows_comes_back() -> None:
+    assert records.unpack(RowsReply, records.pack(SOUND)) == SOUND
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"num_rows": 0}, "num_rows"),
+        ({"num_rows": 2**60}, "num_rows"),
+        ({"labels": {"a\x1b[2J": 1}}, "labels must be printable"),
+        ({"labels": {"": 1}}, "labels must be printable"),
+        ({"labels": {"a" * 201: 1}}, "1 to 200 letters"),
+        ({"labels": {"a": 0}}, "labels"),
+        ({"labels": {"a": "many"}}, "labels"),
+        ({"labels": {str(n): 1 for n in range(10_001)}}, "10,001 labels"),
+        ({"words": {"a hen": 1}}, "letters that stand for bytes"),
+        ({"words": {"a" * 70_000: 1}}, "1 to 65536 letters"),
+        ({"words": {"a": 2**27, "b": 1}}, "134,217,729 in all"),
+        ({"name": "a\nb"}, "name must be printable"),
+        ({"name": "a" * 65}, "name"),
+    ],
+)
+def test_what_no_unit_can_tell_of_its_rows_is_refused(told: dict[str, Any], words: str) -> None:
+    """It would be printed, drawn, or counted for hours."""
+    text = json.dumps(asdict(SOUND) | told)
+    content = RecordDict({"RowsReply": ConfigRecord({"json": text})})
+    with pytest.raises(WireError, match=words):
+        records.unpack(RowsReply, content)
