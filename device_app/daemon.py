@@ -11,8 +11,9 @@ from urllib.parse import quote
 import grpc
 import torch
 
-from collapipe.credentials.addresses import require_loopback
+from collapipe.allocator import return_large_blocks
 from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.dialing import require_loopback
 from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError, LinkError
@@ -27,6 +28,7 @@ from collapipe.wire.segments import (
     CONTROL,
     HOP,
     MOST_JSON_BYTES,
+    SERVICE,
     SESSION,
     SIDE,
     DeviceAddress,
@@ -90,33 +92,14 @@ class Daemon:
                 ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
             ],
         )
-        handlers = {
-            path: grpc.stream_stream_rpc_method_handler(serve)
-            for path, serve in ((CONTROL, self._control), (HOP, self._hop), (PROBE, self._probe))
-        }
-        for path, answer in ((STATUS, self._answers.status), (TIME_HOP, self._answers.time_hop)):
-            handlers[path] = grpc.unary_unary_rpc_method_handler(answer)
-        if credentials is not None:
-            handlers = {
-                path: Doorkeeper(credentials, _MAY_CALL[path]).guard(handler)
-                for path, handler in handlers.items()
-            }
-        self._server.add_generic_rpc_handlers((_Methods(handlers),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, self._methods(credentials)),)
+        )
         wanted = settings.listen
-        try:
-            if credentials is None:
-                require_loopback(wanted)
-                port = self._server.add_insecure_port(wanted)
-            else:
-                port = self._server.add_secure_port(wanted, credentials.server())
-        except RuntimeError as error:
-            raise ConfigError(
-                f"--listen {wanted}: cannot listen there: another program has the port, or the "
-                "address is not this machine's; choose another"
-            ) from error
-        self.address = f"{wanted.rpartition(':')[0]}:{port}"
+        self.address = f"{wanted.rpartition(':')[0]}:{self._port(wanted, credentials)}"
 
     def __enter__(self) -> "Daemon":
+        return_large_blocks()
         self._server.start()
         return self
 
@@ -137,6 +120,31 @@ class Daemon:
         if session is not None:
             session.arrived.set()
 
+    def _methods(self, credentials: Credentials | None) -> dict[str, grpc.RpcMethodHandler]:
+        """What is served, by names within the service; behind doorkeepers with ``credentials``."""
+        streams = {CONTROL: self._control, HOP: self._hop, PROBE: self._probe}
+        answers = {STATUS: self._answers.status, TIME_HOP: self._answers.time_hop}
+        handlers = {k: grpc.stream_stream_rpc_method_handler(each) for k, each in streams.items()}
+        for path, answer in answers.items():
+            handlers[path] = grpc.unary_unary_rpc_method_handler(answer)
+        if credentials is not None:
+            for path, handler in handlers.items():
+                handlers[path] = Doorkeeper(credentials, _MAY_CALL[path]).guard(handler)
+        return {path.rpartition("/")[2]: handler for path, handler in handlers.items()}
+
+    def _port(self, wanted: str, credentials: Credentials | None) -> int:
+        """The port that is listened on at the ``wanted`` address."""
+        try:
+            if credentials is None:
+                require_loopback(wanted)
+                return int(self._server.add_insecure_port(wanted))
+            return int(self._server.add_secure_port(wanted, credentials.server()))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"--listen {wanted}: cannot listen there: another program has the port, or the "
+                "address is not this machine's; choose another"
+            ) from error
+
     def _control(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         arrived = threading.Event()  # until it has said how large parts are, it sends messages
         stream = FrameStream(f"control unit {context.peer()}", 2 * MOST_JSON_BYTES, arrived)
@@ -155,7 +163,7 @@ class Daemon:
         if (
             session is None
             or side not in (BEFORE, BEHIND)
-            or not session.accepts(asked.get(SESSION, ""))
+            or not session.accepts(side, asked.get(SESSION, ""))
         ):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
             return
@@ -220,11 +228,3 @@ class Daemon:
         stream = open_stream(channel, HOP, peer, self._most, running.arrived, said)
         stream.on_close(channel.close)
         return stream
-
-
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
-        self._handlers = handlers
-
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._handlers.get(call.method)

@@ -1,11 +1,9 @@
 """A segment as a device holds it: built from a description and the parts that follow it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor, nn
 
 import collapipe
@@ -18,13 +16,12 @@ from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU
 from collapipe.wire.compression import check_like
 from collapipe.wire.frozen_store import FrozenStore, digest
-from collapipe.wire.parts import joined
+from collapipe.wire.parts import NAME_BYTES, grouped, joined, most_bytes, separated
 from collapipe.wire.segments import SegmentDescription, Wanted, as_json
 from pipeline import schedule
 from pipeline.schedule import Action
 from pipeline.segment import Segment
 
-_PART_HEADER_BYTES = 2**20  # names and shapes, and more
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -33,8 +30,8 @@ class HeldSegment:
 
     Raises ``WireError`` for a description or a part that cannot be, and ``ConfigError`` for one
     beyond ``memory_bytes``, before anything is allocated. Blocks need not come that the ``earlier``
-    segment has as they are wanted, nor frozen weights that are in the ``store``. No part is larger
-    than ``part_bytes``.
+    segment has as they are wanted, nor frozen weights that are in the ``store``. Nothing that comes
+    is larger than ``part_bytes``.
     """
 
     def __init__(
@@ -59,8 +56,8 @@ class HeldSegment:
         if description.dtype not in _DTYPES:
             raise WireError(f"dtype {description.dtype[:40]!r}; it is one of {', '.join(_DTYPES)}")
         self.dtype = _DTYPES[description.dtype]
-        least, part = _sizes(self.spec, description, self.dtype)
-        needed, self.part_bytes = max(description.memory_bytes, least), part + _PART_HEADER_BYTES
+        least, self._most, tensor, self._keys = _sizes(self.spec, description, self.dtype)
+        needed, self.part_bytes = max(description.memory_bytes, least), most_bytes(tensor)
         if needed > memory_bytes:
             raise ConfigError(
                 f"{span.blocks} blocks need {needed:,.0f} bytes, this device gives "
@@ -74,6 +71,10 @@ class HeldSegment:
         absent = store.lacks(known.values())
         lacking = tuple(name for name, each in known.items() if each in absent)
         self.wanted = Wanted(blocks, lacking)
+        self._stateless = set(blocks)  # without the optimiser's state, which follows
+        self._moments: dict[str, list[bytes]] = {}  # that have come, until the next step
+        self._arrived = set[str]()  # whose moments are all there
+        self._coming: dict[str, Tensors] = {}  # weights of blocks that are not complete
 
     @property
     def complete(self) -> bool:
@@ -81,27 +82,48 @@ class HeldSegment:
         return len(self._parts) == len(self._names)
 
     @property
+    def may_step(self) -> bool:
+        """Whether the optimiser's state of all blocks is here."""
+        return self._stateless <= self._arrived
+
+    @property
     def actions(self) -> Callable[[int], tuple[Action, ...]]:
         """The segment's actions for a number of micro-batches."""
         d = self.description
         return lambda m: schedule.build(d.schedule, d.num_segments, m)[d.stage]
 
-    def add(self, name: str, data: bytes) -> None:
-        """A wanted block, from weights and optimiser state as safetensors."""
+    def add(self, name: str, data: bytes, left: int) -> None:
+        """Weights of a wanted block as safetensors, of which ``left`` such follow."""
         if name not in self._names or name in self._parts:
             raise WireError(f"part {name[:40]!r} came, which is not wanted")
         index = self.description.span.first + self._names.index(name)
+        tensors = self._coming.pop(name, {}) | separated(data)
+        weights = select(tensors, name)
+        size = sum(each.nbytes for each in tensors.values())
+        if size > self._most or len(weights) < len(tensors) or not weights.keys() <= self._keys:
+            raise WireError(f"{name}: more than its weights came")
+        if left:
+            self._coming[name] = tensors
+            return
         try:
-            tensors = load(data)
-            weights = select({k: v for k, v in tensors.items() if "/" not in k}, name)
-            state = {k: v for k, v in tensors.items() if "/" in k}
             whole = {k: v.clone() for k, v in self._with_frozen(index, weights).items()}  # aligned
             module = build_empty(lambda: self._block(index), whole)
-        except (SafetensorError, RuntimeError, KeyError) as error:
+        except (RuntimeError, KeyError) as error:
             raise WireError(f"{name}: cannot be built: {one_line(error)}") from error
-        came = len(whole) + len(tensors) - len(weights)
-        self._check(module, select(state, name), came)
-        self._parts[name] = Part(name, module, self.description.optimizer, state, self._device)
+        self._check(module, len(whole))
+        self._parts[name] = Part(name, module, self.description.optimizer, None, self._device)
+
+    def keep_moments(self, name: str, data: bytes, left: int) -> None:
+        """The optimiser's state of a block that came without, likewise: used at the next step, so
+        that it may come while another thread computes."""
+        kept = self._moments.setdefault(name, []) if name in self._stateless else []
+        size = sum(len(each) + NAME_BYTES for each in (*kept, data))
+        most = self._most + 8 * NAME_BYTES * (1 + len(self._keys))  # a header for each of its state
+        if name not in self._stateless - self._arrived or size > most:
+            raise WireError(f"moments of {name[:40]!r} came, which are not wanted")
+        kept.append(data)
+        if not left:
+            self._arrived.add(name)
 
     @property
     def parts(self) -> list[Part]:
@@ -121,6 +143,7 @@ class HeldSegment:
         return [part.squared_norm() for part in self.parts]
 
     def step(self, number: int, rate: float, scale: float) -> None:
+        self._require_moments()
         self.done = None
         for part in self.parts:
             part.step(rate, scale)
@@ -130,10 +153,16 @@ class HeldSegment:
         for part in self.parts:
             part.forget_gradients()
 
-    def packed_parts(self) -> list[tuple[str, Callable[[], Tensor]]]:
-        """Name of each block, and what packs all of it that trains, with the optimiser's state, as
-        safetensors: before the next step."""
-        return [(part.name, partial(_packed, part)) for part in self.parts]
+    def packed_parts(self) -> list[tuple[str, int, Callable[[], Tensor]]]:
+        """What packs all that trains, with the optimiser's state, a few tensors at a time, as
+        safetensors: before the next step. Each with its block's name, and how many follow."""
+        self._require_moments()
+        found = list[tuple[str, int, Callable[[], Tensor]]]()
+        for part in self.parts:
+            groups = [*grouped(_trained(part)), *grouped(part.optimizer_state())]
+            for left, names in zip(range(len(groups) - 1, -1, -1), groups, strict=True):
+                found.append((part.name, left, partial(_packed, part, names)))
+        return found
 
     def _kept_for(self, later: SegmentDescription) -> dict[str, Part]:
         """The blocks, if they are as ``later`` wants them."""
@@ -141,8 +170,32 @@ class HeldSegment:
         if self.done != later.base or len(set(wanted)) > 1:
             return {}
         self.forget()
-        held = set(map(block_name, later.span.indices()))
+        self._take_moments()
+        held = set(map(block_name, later.span.indices())) - self._stateless
         return {name: part for name, part in self._parts.items() if name in held}
+
+    def _take_moments(self) -> None:
+        """Give the blocks the optimiser's state that has come; fused optimisers trust its shape."""
+        for name in self._arrived & self._moments.keys() & self._parts.keys():
+            came = self._moments.pop(name)
+            state = {k: v for each in came for k, v in separated(each).items()}
+            own = select(state, name)
+            trained = {
+                k: v for k, v in self._parts[name].module.named_parameters() if v.requires_grad
+            }
+            used = {
+                key: trained[key] for key in trained.keys() & {k.rpartition("/")[0] for k in own}
+            }
+            check_like(own, state_like(self.description.optimizer, used), "the control unit")
+            if len(own) != len(state):
+                raise WireError(f"moments of {name}: {len(state)} tensors, of which {len(own)} fit")
+            self._parts[name].load_optimizer_state(state)
+            self._stateless.discard(name)
+
+    def _require_moments(self) -> None:
+        self._take_moments()
+        if self._stateless or not self.complete:
+            raise WireError("blocks, or their optimiser's state, are not all here")
 
     def _with_frozen(self, index: int, weights: Tensors) -> Tensors:
         """A block's weights with those that do not train, which are kept from now on."""
@@ -162,19 +215,14 @@ class HeldSegment:
     def _block(self, index: int) -> nn.Module:
         return self.spec.build_block(index)
 
-    def _check(self, module: nn.Module, state: Tensors, came: int) -> None:
-        """Raise ``WireError`` for other dtypes than the segment's, and for optimiser state that is
-        not its weight's: fused optimisers trust its shape."""
+    def _check(self, module: nn.Module, came: int) -> None:
+        """Raise ``WireError`` for other dtypes than the segment's, or another number of tensors."""
         weights = module.state_dict()
         for key, weight in weights.items():
             if weight.is_floating_point() and weight.dtype != self.dtype:
                 raise WireError(f"{key} came as {weight.dtype}, expected {self.dtype}")
-        trained = {key: each for key, each in module.named_parameters() if each.requires_grad}
-        stepped = {key.rpartition("/")[0] for key in state} & trained.keys()
-        used = {key: trained[key] for key in stepped}
-        check_like(state, state_like(self.description.optimizer, used), "the control unit")
-        if came != len(weights) + len(state):
-            raise WireError(f"a part of {came} tensors, of which {len(weights) + len(state)} fit")
+        if came != len(weights):
+            raise WireError(f"a part of {came} tensors, of which {len(weights)} fit")
 
 
 def _identity(description: SegmentDescription) -> bytes:
@@ -183,29 +231,32 @@ def _identity(description: SegmentDescription) -> bytes:
     return as_json([d.version, d.unit, d.round, d.seed, d.model, d.dtype, d.optimizer])
 
 
-def _packed(part: Part) -> Tensor:
-    return joined(_training(part))
+def _packed(part: Part, names: Sequence[str]) -> Tensor:
+    own = _trained(part) | part.optimizer_state()
+    return joined({name: own[name] for name in names})
 
 
-def _training(part: Part) -> Tensors:
-    names = training_names(part.module)
+def _trained(part: Part) -> Tensors:
     weights = part.weights()
-    own = {f"{part.name}.{name}": weights[f"{part.name}.{name}"] for name in names}
-    return own | part.optimizer_state()
+    names = (f"{part.name}.{name}" for name in training_names(part.module))
+    return {name: weights[name] for name in names}
 
 
 def _sizes(
     spec: ModelSpec, description: SegmentDescription, dtype: torch.dtype
-) -> tuple[float, int]:
-    """Weights, gradients and optimiser state without activations; and the largest block's weights
-    and optimiser state, as they come."""
-    least = largest = 0
+) -> tuple[float, int, int, set[str]]:
+    """Weights, gradients and optimiser state without activations; the largest block's weights and
+    optimiser state, as they come; the largest tensor; and the names of weights within blocks."""
+    least = largest = tensor = 0
+    names = set[str]()
     remembered = len(moments(description.optimizer))
     for index in description.span.indices():
         with torch.device("meta"):
             block = spec.build_block(index)
         state = sum(each.numel() for each in block.state_dict().values())
         trained = sum(each.numel() for each in block.parameters() if each.requires_grad)
+        names |= block.state_dict().keys()
         least += (state + (1 + remembered) * trained) * dtype.itemsize
         largest = max(largest, (state + remembered * trained) * dtype.itemsize)
-    return float(least), largest
+        tensor = max(tensor, *(each.nbytes for each in block.state_dict().values()))
+    return float(least), largest, tensor, names

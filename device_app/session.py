@@ -24,6 +24,7 @@ from collapipe.wire.segments import (
     as_bytes,
     as_tensor,
     packed,
+    secret_for,
     unpacked,
 )
 from collapipe.wire.streams import FrameStream
@@ -35,6 +36,7 @@ from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
 
 ALIVE_S = 1.0  # between two signs of life
+_AFTER_STEP = FrameKind.BEGIN, FrameKind.STATE
 _MOST_UNSENT = 64  # answers that the control unit has not taken: then it is not obeyed
 _log = logging.getLogger(__name__)
 Dial = Callable[[DeviceAddress, str], FrameStream]
@@ -45,24 +47,12 @@ class Interrupted(Exception):  # noqa: N818 - nothing is wrong
 
 
 @dataclass
-class Neighbours:
-    """Streams to the stages around a segment, as they are opened."""
-
-    before: FrameStream | None = None
-    behind: FrameStream | None = None
-
-    def close(self) -> None:
-        for stream in (self.before, self.behind):
-            if stream is not None:
-                stream.close()
-
-
-@dataclass
 class Session:
     """Obeys the frames of ``control`` in the order in which they come.
 
     A step ends when a frame of the control unit comes in between: it never sends one but to give
-    the step up. ``arrived`` is set by every stream of the session, and when ``leaving`` is.
+    the step up. ``neighbours`` are the streams from ``before`` and ``behind``. ``arrived`` is set
+    by every stream of the session, and when ``leaving`` is.
     """
 
     control: FrameStream
@@ -71,7 +61,7 @@ class Session:
     arrived: threading.Event
     leaving: threading.Event
     held: HeldSegment | None = None
-    neighbours: Neighbours = field(default_factory=Neighbours)
+    neighbours: dict[str, FrameStream] = field(default_factory=dict)
     _busy_since: float | None = None
 
     def run(self) -> None:
@@ -89,23 +79,23 @@ class Session:
         finally:
             done.set()
             self.held = None  # now, not when Python looks for cycles: the next one needs the memory
-            self.neighbours.close()
+            self._leave_neighbours()
             self.control.close()
 
-    def accepts(self, session: str) -> bool:
-        """Whether the segment's streams have this secret."""
+    def accepts(self, side: str, secret: str) -> bool:
+        """Whether the segment's stream from this side has this secret."""
         held = self.held  # which the session's thread may change
-        return held is not None and held.description.session == session
+        return held is not None and secret_for(held.description.session, side) == secret
 
     def attach(self, side: str, stream: FrameStream) -> None:
         """Take the stream of a neighbour who dialled. Raises ``LinkError`` for a second one."""
-        taken = self.neighbours.before if side == BEFORE else self.neighbours.behind
-        if taken is not None:
+        if self.neighbours.setdefault(side, stream) is not stream:
             raise LinkError(f"there is a stream from {side} already")
-        if side == BEFORE:
-            self.neighbours.before = stream
-        else:
-            self.neighbours.behind = stream
+
+    def _leave_neighbours(self) -> None:
+        streams, self.neighbours = self.neighbours, {}
+        for stream in list(streams.values()):
+            stream.close()
 
     def _may_obey(self) -> bool:
         return self.control.waiting() and self.control.backlog()[0] < _MOST_UNSENT
@@ -133,11 +123,10 @@ class Session:
             self._tell(error, frame)
 
     def _load(self, frame: Frame) -> None:
-        self.neighbours.close()
         earlier, self.held = self.held, None
-        self.neighbours = Neighbours()
+        self._leave_neighbours()
         self.control.drop_parts()  # of a plan that was given up
-        self.control.accepts = partial(_belongs, frame.epoch)
+        self.control.accepts = partial(self._accepts, frame.epoch)
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
         with self._busy():
             self.held = self.hold(description, earlier)
@@ -154,7 +143,7 @@ class Session:
         name, data = _only(frame, 2)
         held = self._held(frame)
         with self._busy():
-            held.add(as_bytes(name).decode("ascii", "replace"), as_bytes(data))
+            held.add(_text(name), as_bytes(data), frame.micro_batch)
         if held.complete:
             self._answer(frame, FrameKind.READY)
 
@@ -162,10 +151,11 @@ class Session:
         description = self._held(frame).description
         if description.next is not None and description.next_session is not None:
             try:
-                self.neighbours.behind = self.dial(description.next, description.next_session)
+                self.neighbours[BEHIND] = self.dial(description.next, description.next_session)
             except LinkError as error:
                 raise HopError(BEHIND, str(error)) from error
-        self._answer(frame, FrameKind.READY)
+        if self._held(frame).complete:  # else when the last part has come
+            self._answer(frame, FrameKind.READY)
 
     def _begin(self, frame: Frame) -> None:
         """Forward and backward of a batch; then the norms, and the seconds of each action."""
@@ -179,13 +169,12 @@ class Session:
             )
         codec = HopCodec(d.wire_dtype, held.dtype)
         fence = Fence(d.round, d.epoch, frame.step, held.spec.dim, codec)
-        before, behind = self.neighbours.before, self.neighbours.behind
-        if before is None or behind is None:
+        if not {BEFORE, BEHIND} <= self.neighbours.keys():
             raise LinkError("a neighbour has not dialled yet")
-        around = before, behind
-        for side, stream in ((BEFORE, before), (BEHIND, behind)):
+        for side, stream in self.neighbours.items():
             if stream.backlog()[1]:
                 raise HopError(side, "has not taken the tensors of the last step")
+        around = self.neighbours[BEFORE], self.neighbours[BEHIND]
         ports = _TimedPorts(StreamPorts(*around, fence, self._wait_for), around, self)
         stage = SegmentStage(held.segment(), held.key(frame.step), PhaseTimer())
         for _ in run_stage(held.actions(m), stage, ports):
@@ -197,24 +186,36 @@ class Session:
 
     def _usage(self) -> Tensor:
         """float64 [2]: bytes sent to the neighbours, and the most memory that was ever resident."""
-        around = self.neighbours.before, self.neighbours.behind
-        sent = sum(stream.bytes_out for stream in around if stream is not None)
+        sent = sum(stream.bytes_out for stream in self.neighbours.values())
         return torch.tensor([sent, _peak_bytes()], dtype=torch.float64)
 
     def _step(self, frame: Frame) -> None:
         held = self._held(frame)
         rate, scale = _numbers(frame, 2)
-        self._wait(self._copied, interruptible=False)
+        self._wait(lambda: self._may_change(held), interruptible=False)
         with self._busy():
             held.step(frame.step, rate, scale)
         every = held.description.replicate_every
         if every and (frame.step + 1) % every == 0:
             self._send_parts(frame)
 
-    def _copied(self) -> bool:
-        """Whether the blocks may change: copies of them are made, or another plan makes them
-        useless."""
-        return self.control.all_made() or self.control.brings(FrameKind.LOAD)
+    def _may_change(self, held: HeldSegment) -> bool:
+        """Whether the blocks have their moments and copies of them are made, or neither matters:
+        the control unit wants something else than the next step."""
+        ready = held.may_step and self.control.all_made()
+        return ready or self.control.over or self.control.brings_but(*_AFTER_STEP)
+
+    def _accepts(self, epoch: int, frame: Frame) -> bool:
+        """Whether a frame waits for its turn: no part of an earlier plan, which comes behind its
+        neighbours, and no moments, which come while a step is under way."""
+        if frame.kind == FrameKind.PART:
+            return frame.epoch >= epoch
+        held = self.held  # which the session's thread may change
+        if frame.kind == FrameKind.MOMENTS and held is not None and frame.epoch == epoch:
+            name, data = _only(frame, 2)
+            held.keep_moments(_text(name), as_bytes(data), frame.micro_batch)
+            self.arrived.set()
+        return frame.kind != FrameKind.MOMENTS
 
     def _send_state(self, frame: Frame) -> None:
         self._wait(self.control.all_made, interruptible=False)  # one copy of the blocks at a time
@@ -225,12 +226,12 @@ class Session:
         self._answer(frame, FrameKind.CLOCK, now)
 
     def _send_parts(self, frame: Frame) -> None:
-        for name, pack in self._held(frame).packed_parts():
-            self.control.send_later(partial(self._part_of, frame, name, pack))
+        for name, left, pack in self._held(frame).packed_parts():
+            self.control.send_later(partial(self._part_of, frame, name, left, pack))
 
-    def _part_of(self, frame: Frame, name: str, pack: Callable[[], Tensor]) -> Frame:
+    def _part_of(self, frame: Frame, name: str, left: int, pack: Callable[[], Tensor]) -> Frame:
         tensors = as_tensor(name.encode()), pack()
-        return Frame(FrameKind.PART, frame.round, frame.step, 0, tensors, frame.epoch)
+        return Frame(FrameKind.PART, frame.round, frame.step, left, tensors, frame.epoch)
 
     def _held(self, frame: Frame) -> HeldSegment:
         if self.held is None:
@@ -349,9 +350,8 @@ def _peak_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def _belongs(epoch: int, frame: Frame) -> bool:
-    """Whether a frame is no part of an earlier plan, which comes behind its neighbours."""
-    return frame.kind != FrameKind.PART or frame.epoch >= epoch
+def _text(name: Tensor) -> str:
+    return as_bytes(name).decode("ascii", "replace")
 
 
 def _only(frame: Frame, count: int) -> tuple[Tensor, ...]:

@@ -6,10 +6,10 @@ from collapipe.batch import Batch
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import Part, clip_scale
 from collapipe.tensors import Tensors
-from pipeline.head import HeadStage
+from pipeline.head import PipelineHead
 from pipeline.micro_batch import split
 from pipeline.segment import Segment
-from pipeline.stage import EmbeddingStage, LastStage
+from pipeline.stage import EmbeddingStage, FirstStage, HeadStage, LastStage
 from pipeline.timer import PhaseTimer
 
 
@@ -17,7 +17,7 @@ class Segments(Protocol):
     """The encoder's segments, wherever they compute."""
 
     def run(
-        self, embedding: EmbeddingStage, head: LastStage, key: DropoutKey, num_micro_batches: int
+        self, embedding: FirstStage, head: LastStage, key: DropoutKey, num_micro_batches: int
     ) -> None:
         """Forward and backward of a batch, from the ``embedding`` in front of the segments to the
         ``head`` behind them."""
@@ -46,7 +46,7 @@ class Pipeline:
         num_micro_batches: int,
         embedding: Part,
         segments: Segments,
-        head: HeadStage,
+        head: PipelineHead,
         timer: PhaseTimer,
     ) -> None:
         self._num_micro_batches = num_micro_batches
@@ -66,7 +66,7 @@ class Pipeline:
         micro_batches = split(batch, self._num_micro_batches)
         inputs = [(each.inputs, each.mask) for each in micro_batches]
         embedding = EmbeddingStage(self._first, key, inputs, self.timer)
-        head = LastStage(self._head, self.timer)
+        head = HeadStage(self._head, self.timer)
         self._head.begin(key, micro_batches, batch.num_targets)
         self._segments.run(embedding, head, key, len(micro_batches))
         return head.loss

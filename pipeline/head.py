@@ -14,7 +14,7 @@ from collapipe.tensors import Tensors
 Answer = tuple[float, Tensor]
 
 
-class HeadStage(Protocol):
+class PipelineHead(Protocol):
     """The pipeline's last stage. It may work while the segments do: ``submit`` does not wait."""
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:

@@ -10,7 +10,7 @@ from collapipe.state import Precision
 from collapipe.tensors import Tensors
 from pipeline import schedule
 from pipeline.engine import Pipeline
-from pipeline.head import HeadStage
+from pipeline.head import PipelineHead
 from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.schedule import FORWARD, WEIGHTS, Action
@@ -25,7 +25,7 @@ def inline_pipeline(
     plan: ClusterPlan,
     embedding: Part,
     blocks: Sequence[Part],
-    head: HeadStage,
+    head: PipelineHead,
     recompute: bool = False,
     wire_dtype: Precision = "float32",
 ) -> Pipeline:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.split import masks_for
-from pipeline.head import HeadStage
+from pipeline.head import PipelineHead
 from pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Action
 from pipeline.segment import Segment
 from pipeline.timer import PhaseTimer
@@ -25,6 +25,20 @@ class Stage(Protocol):
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
         """What the stage before it gets."""
+
+
+class FirstStage(Stage, Protocol):
+    """The stage in front of the first segment."""
+
+    def forget(self) -> None:
+        """Drop what a step that was given up has left behind."""
+
+
+class LastStage(Stage, Protocol):
+    """The stage behind the last segment: forward hands over, backward waits for the answer."""
+
+    def ready(self, action: Action) -> bool:
+        """Whether ``action`` would not wait for the answer."""
 
 
 class Ports(Protocol):
@@ -72,7 +86,6 @@ class EmbeddingStage:
         self._inputs = inputs  # token ids [b, s] and mask [b, s] of each micro-batch
 
     def forget(self) -> None:
-        """Drop what a step that was given up has left behind."""
         self._segment.forget()
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
@@ -110,10 +123,10 @@ class SegmentStage:
             self._segment.weight_gradients(micro_batch)
 
 
-class LastStage:
-    """The head: forward hands over, backward waits for the answer."""
+class HeadStage:
+    """The control unit's head, behind the last segment."""
 
-    def __init__(self, head: HeadStage, timer: PhaseTimer) -> None:
+    def __init__(self, head: PipelineHead, timer: PhaseTimer) -> None:
         self._head, self._timer = head, timer
         self.loss = 0.0
 
@@ -130,5 +143,4 @@ class LastStage:
         return (gradient,)
 
     def ready(self, action: Action) -> bool:
-        """Whether ``action`` would not wait for the head."""
         return action.kind != BACKWARD or self._head.ready(action.micro_batch)

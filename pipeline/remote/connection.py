@@ -1,5 +1,6 @@
 """A device that the control unit has dialled: what it is told, and what it has answered."""
 
+import math
 import queue
 import threading
 import time
@@ -27,15 +28,17 @@ from collapipe.wire.segments import (
     DeviceAddress,
     Trouble,
     as_bytes,
+    as_view,
+    secret_for,
     unpacked,
 )
 from collapipe.wire.streams import FrameStream
 
-MOST_FRAME_BYTES = 2**32
+_FEW_BYTES = 2**20  # more than an answer has, or a hop before an activation was sent
 SILENT_S = 5.0  # without a sign of life a device is gone
 _MOST_ANSWERS = 64  # that nobody has asked for
-OnPart = Callable[[str, int, str, int, bytes], None]
-"""Gets a device, an epoch, a block's name, a step and the block."""
+OnPart = Callable[[str, int, str, int, int, memoryview], None]
+"""Gets a device, an epoch, a block's name, a step, how many such follow, and tensors."""
 
 
 class DeviceConnection:
@@ -108,11 +111,9 @@ class DeviceConnection:
 
     def hop(self, session: str, side: str) -> FrameStream:
         """The stream of a neighbour, where the control unit stands on that ``side``."""
-        said = (SESSION, session), (SIDE, side)
+        said = (SESSION, secret_for(session, side)), (SIDE, side)
         try:
-            return open_stream(
-                self._channels[1], HOP, self.name, MOST_FRAME_BYTES, self._arrived, said
-            )
+            return open_stream(self._channels[1], HOP, self.name, _FEW_BYTES, self._arrived, said)
         except LinkError as error:
             raise StageError(self.name, str(error)) from error
 
@@ -142,20 +143,24 @@ class DeviceConnection:
             self._arrived.set()
 
     def _hear(self, frame: Frame) -> None:
-        if frame.kind == FrameKind.CLOCK and [each.numel() for each in frame.tensors] != [1]:
+        if frame.kind == FrameKind.CLOCK and (
+            [each.numel() for each in frame.tensors] != [1] or not math.isfinite(frame.tensors[0])
+        ):
             raise WireError(f"{self.name} sent {len(frame.tensors)} tensors as the time")
         if self._answers.qsize() > _MOST_ANSWERS:
             raise WireError(f"{self.name} sent more than {_MOST_ANSWERS} answers unasked")
         if frame.kind == FrameKind.ALIVE and len(frame.tensors) == 1:
             self.busy_s = float(frame.tensors[0])
         elif frame.kind == FrameKind.PART and len(frame.tensors) == 2:
-            name, data = map(as_bytes, frame.tensors)
-            text = name.decode("ascii", "replace")
-            self._on_part(self.name, frame.epoch, text, frame.step, data)
+            name, data = frame.tensors
+            place = as_bytes(name).decode("ascii", "replace"), frame.step, frame.micro_batch
+            self._on_part(self.name, frame.epoch, *place, as_view(data))
         elif frame.kind == FrameKind.FAILED and len(frame.tensors) == 1:
             if frame.epoch >= max(self.troubles, default=0):
                 self.troubles = {frame.epoch: unpacked(Trouble, frame.tensors[0])}
         elif frame.kind in (FrameKind.READY, FrameKind.NORMS, FrameKind.CLOCK):
+            if sum(each.nbytes for each in frame.tensors) > _FEW_BYTES:
+                raise WireError(f"{self.name} answered too much with {frame.kind.name}")
             self._answers.put(frame)
         else:
             raise WireError(f"{self.name} sent {frame.kind.name}")

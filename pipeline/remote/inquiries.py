@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from contextlib import closing
 from statistics import median
 
 import grpc
@@ -53,19 +54,13 @@ def time_trips(dialer: Dialer, request: HopRequest) -> HopTimes:
 
     Medians, without the first of each size. Raises ``LinkError`` where that is not possible.
     """
-    target = request.target
-    channel = dialer.channel(target.name, target.address)
-    try:
-        peer = f"{target.name} ({target.address})"
-        limit = PROBE_FRAME_BYTES + _HEADER_BYTES
-        said = ((TICKET, request.ticket),)
-        stream = open_stream(channel, PROBE, peer, limit, threading.Event(), said)
-        try:
-            return HopTimes(_trips(stream, request))
-        finally:
-            stream.close()
-    finally:
-        channel.close()
+    target, limit = request.target, PROBE_FRAME_BYTES + _HEADER_BYTES
+    call = PROBE, f"{target.name} ({target.address})", limit, threading.Event()
+    with (
+        dialer.channel(target.name, target.address) as channel,
+        closing(open_stream(channel, *call, ((TICKET, request.ticket),))) as stream,
+    ):
+        return HopTimes(_trips(stream, request))
 
 
 def _trips(stream: FrameStream, request: HopRequest) -> tuple[Trip, ...]:
@@ -110,11 +105,10 @@ def _ask(
     dialer: Dialer, device: DeviceAddress, method: str, request: bytes, timeout_s: float
 ) -> bytes:
     """The answer to one request."""
-    channel = dialer.channel(device.name, device.address)
-    try:
-        answer: bytes = channel.unary_unary(method)(request, timeout=timeout_s)
-    except grpc.RpcError as error:
-        raise LinkError(f"{device.name} at {device.address}: {reason(error)}") from error
-    finally:
-        channel.close()
+    with dialer.channel(device.name, device.address) as channel:
+        try:
+            answer: bytes = channel.unary_unary(method)(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            why = f"{reason(error)}{dialer.hint}"
+            raise LinkError(f"{device.name} at {device.address}: {why}") from error
     return answer

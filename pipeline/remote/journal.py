@@ -1,9 +1,10 @@
 """What a step put into the segments and got out of them, so that it can be done again without the
 embedding and the head, which have gone on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collapipe.wire.streams import WINDOW, FrameStream
 from pipeline.schedule import Action
 from pipeline.stage import LastStage, Passed, Ports
 
@@ -21,10 +22,16 @@ class StepRecord:
 
 
 class Recording:
-    """A stage that gives what was recorded of it, and takes what it is given."""
+    """A first or last stage that gives what was recorded of it, and takes what it is given."""
 
     def __init__(self, forwards: Mapping[int, Passed], backwards: Mapping[int, Passed]) -> None:
         self._forwards, self._backwards = forwards, backwards
+
+    def forget(self) -> None:
+        """What was recorded stays."""
+
+    def ready(self, action: Action) -> bool:
+        return True
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
         return self._forwards.get(micro_batch, ())
@@ -33,7 +40,7 @@ class Recording:
         return self._backwards.get(micro_batch, ())
 
 
-class RecordedHead(LastStage):
+class RecordedHead:
     """The head, asked once for each micro-batch however often the segments pass it."""
 
     def __init__(self, head: LastStage, record: StepRecord) -> None:
@@ -57,29 +64,16 @@ class RecordedHead(LastStage):
 
 
 class RecordingPorts:
-    """The embedding's ports, which write down what it sends."""
+    """The embedding's ports, which write down what it sends; ``hops`` bring as much, no more."""
 
-    def __init__(self, ports: Ports, record: StepRecord) -> None:
-        self._ports, self._record = ports, record
+    def __init__(self, ports: Ports, record: StepRecord, hops: Sequence[FrameStream]) -> None:
+        self._ports, self._record, self._hops = ports, record, hops
         self.holds, self.receive = ports.holds, ports.receive
 
     def send(self, action: Action, made: Passed) -> None:
         if made:
             self._record.activations[action.micro_batch] = made
+            most = 2 * WINDOW * sum(each.nbytes for each in made)
+            for hop in self._hops:
+                hop.max_bytes = max(hop.max_bytes, most)
         self._ports.send(action, made)
-
-
-class AnsweredHead(LastStage):
-    """The head of a step that is over: all its answers are known."""
-
-    def __init__(self, record: StepRecord) -> None:
-        self._record = record
-
-    def forward(self, micro_batch: int, received: Passed) -> Passed:
-        return ()
-
-    def backward(self, micro_batch: int, received: Passed) -> Passed:
-        return self._record.gradients[micro_batch]
-
-    def ready(self, action: Action) -> bool:
-        return True

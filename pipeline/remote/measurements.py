@@ -14,6 +14,7 @@ from collapipe.report import DeviceReport, DeviceTrace
 from pipeline import schedule
 
 _TRACED = 100  # steps of a round
+_MOST = 2.0**53  # seconds, or bytes: sums of them are finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class Measurements:
     """
 
     def __init__(self) -> None:
-        self.clocks: Mapping[str, Clock] = {}
         self._tables: dict[str, list[Tensor]] = {}
         self._usage: dict[str, tuple[float, float]] = {}
         self._began_s = time.monotonic()
@@ -48,6 +48,9 @@ class Measurements:
         for name, came, shape in (("times", table, (num_actions, 4)), ("usage", usage, (2,))):
             if came.dtype != torch.float64 or came.shape != shape or not came.isfinite().all():
                 raise WireError(f"{name} of its actions as {came.dtype} {list(came.shape)}")
+        grows, known = table.diff() >= 0, torch.cat((table.flatten(), usage))
+        if not grows.all() or usage.amin() < 0 or known.abs().amax() > _MOST:
+            raise WireError(f"times down to {float(table.min())}, usage {usage.tolist()}")
         self._tables.setdefault(device, []).append(table)
         sent, peak = usage.tolist()
         self._usage[device] = sent, peak
@@ -66,10 +69,10 @@ class Measurements:
             if segment.device in self._tables
         ]
 
-    def traces(self, plan: ClusterPlan) -> list[DeviceTrace]:
+    def traces(self, plan: ClusterPlan, clocks: Mapping[str, Clock]) -> list[DeviceTrace]:
         """When the plan's devices did what, by the control unit's clock."""
         names = [each.device for each in plan.segments if each.device in self._tables]
-        return [self._trace(name, self._tables[name][:_TRACED]) for name in names]
+        return [self._trace(name, clocks[name]) for name in names]
 
     def _report(self, segment: SegmentPlan, actions: int, tables: Sequence[Tensor]) -> DeviceReport:
         asked, began, ended, sent = torch.cat(list(tables)).T
@@ -88,8 +91,8 @@ class Measurements:
             peak_bytes=peak_bytes,
         )
 
-    def _trace(self, name: str, tables: Sequence[Tensor]) -> DeviceTrace:
-        clock = self.clocks[name]
-        shifted = ((table + (clock.offset_s - self._began_s)).tolist() for table in tables)
+    def _trace(self, name: str, clock: Clock) -> DeviceTrace:
+        offset_s = clock.offset_s - self._began_s
+        shifted = ((table + offset_s).tolist() for table in self._tables[name][:_TRACED])
         steps = tuple(tuple((a, b, c, d) for a, b, c, d in table) for table in shifted)
         return DeviceTrace(name, clock.error_s, steps)

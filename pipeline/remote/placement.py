@@ -3,24 +3,29 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
 from collapipe import cancellation
 from collapipe.errors import NonFiniteLossError, StageError, WireError
 from collapipe.models.split import block_name
-from collapipe.plan import ClusterPlan, SegmentPlan
+from collapipe.plan import ClusterPlan
+from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
+from collapipe.wire.parts import grouped
 from collapipe.wire.segments import (
     BEFORE,
     BEHIND,
+    RoundDescription,
     SegmentDescription,
     Trouble,
     Wanted,
     as_tensor,
     packed,
+    secret_for,
     unpacked,
 )
 from collapipe.wire.streams import FrameStream
@@ -31,7 +36,7 @@ from pipeline.remote.ports import HopError
 from pipeline.remote.relay import relay
 from pipeline.remote.replica import Replica
 
-_LOAD, _PARTS, _CONNECT = range(3)  # steps of gathering, as frames count them
+_LOAD, _CONNECT = range(2)  # steps of gathering, as frames count them
 _CLOCK_TRIPS = 3
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _STOPPED_S = 1.0  # a longer time without a look was this machine's own
@@ -41,7 +46,7 @@ _STOPPED_S = 1.0  # a longer time without a look was this machine's own
 class Placement:
     """The devices that hold a plan's segments, in their order.
 
-    ``common`` describes a segment, but for what the plan says. ``connections`` are those that there
+    ``common`` is what their segments have in common. ``connections`` are those that there
     are, also of devices that the plan does not name; ``arrived`` is set when one says anything.
     Whatever waits raises ``StageError`` where a device of the plan is lost, ``NonFiniteLossError``
     where one has values that are not finite, and ``CancelledRoundError``.
@@ -49,11 +54,11 @@ class Placement:
 
     plan: ClusterPlan
     cluster: Cluster
-    common: SegmentDescription
+    common: RoundDescription
     replica: Replica
     connections: dict[str, DeviceConnection] = field(default_factory=dict)
     arrived: threading.Event = field(default_factory=threading.Event)
-    clocks: Mapping[str, Clock] = field(default_factory=dict)
+    clocks: dict[str, Clock] = field(default_factory=dict)
     hops: list[FrameStream] = field(default_factory=list)
     """Before the first segment, behind the last; then those that are relayed."""
 
@@ -75,7 +80,7 @@ class Placement:
         for connection in self.connections.values():
             connection.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
-        shared = self.connections, self.arrived
+        shared = self.connections, self.arrived, self.clocks
         return Placement(plan, self.cluster, common, self.replica, *shared)
 
     def gather(self) -> None:
@@ -86,20 +91,27 @@ class Placement:
         for name in self.names:
             if name not in self.connections:
                 self.connections[name] = self._dialled(name)
+        for each in self.members:
+            if each.name not in self.clocks:
+                self.clocks[each.name] = self._clock(each)
         sessions = [secrets.token_hex(16) for _ in segments]
         for stage, connection in enumerate(self.members):
             description = packed(self._description(stage, sessions))
             connection.tell(FrameKind.LOAD, self.where(_LOAD), description)
         answers = self.all_answer(FrameKind.READY, _LOAD)
-        asking = list[DeviceConnection]()
-        for segment, connection, answer in zip(segments, self.members, answers, strict=True):
-            if self._send_parts(segment, connection, _wanted(connection, answer)):
-                asking.append(connection)
-        self._answers(FrameKind.READY, _PARTS, asking)
-        self._connect(sessions)
         self.tell(FrameKind.OPEN, _CONNECT)
+        lacking = list[tuple[DeviceConnection, str]]()
+        for segment, connection, answer in zip(segments, self.members, answers, strict=True):
+            wanted = _wanted(connection, answer)
+            for name in map(block_name, segment.span.indices()):
+                if name in wanted.blocks:
+                    whole = name in wanted.frozen or name not in self.common.frozen
+                    self._send(connection, FrameKind.PART, name, self.replica.weights(name, whole))
+                    lacking.append((connection, name))
+        self._connect(sessions)
         self.all_answer(FrameKind.READY, _CONNECT)
-        self.clocks = {each.name: self._clock(each) for each in self.members}
+        for connection, name in lacking:  # without which a step can begin, but not end
+            self._send(connection, FrameKind.MOMENTS, name, self.replica.moments(name))
 
     def hang_up(self) -> None:
         """End the streams between stages."""
@@ -128,6 +140,7 @@ class Placement:
         """Until it is so."""
         while not condition():
             self.idle()
+        self._look_for_trouble()  # that was told before what was waited for
 
     def idle(self) -> None:
         """Wait for something to come."""
@@ -140,6 +153,10 @@ class Placement:
         self._looked_s = time.monotonic()
         for connection in self.members:
             connection.check(self.hung_s)
+        self._look_for_trouble()
+
+    def _look_for_trouble(self) -> None:
+        for connection in self.members:
             if trouble := connection.troubles.get(self.common.epoch):
                 if trouble.kind == NonFiniteLossError.__name__:  # no fault of the device
                     raise NonFiniteLossError(trouble.message)
@@ -181,36 +198,35 @@ class Placement:
 
     def _description(self, stage: int, sessions: Sequence[str]) -> SegmentDescription:
         segment, last = self.plan.segments[stage], stage == len(sessions) - 1
-        held, frozen = set(map(block_name, segment.span.indices())), self.common.frozen
+        held = set(map(block_name, segment.span.indices()))
         dials = not last and not self.cluster.relay
-        return replace(
-            self.common,
+        return SegmentDescription(
+            **self.common.for_blocks(held),
             session=sessions[stage],
-            frozen={name: each for name, each in frozen.items() if name in held},
             memory_bytes=self.cluster.needed_bytes(segment.span.blocks),
             span=segment.span,
             stage=stage,
             num_segments=len(sessions),
+            num_micro_batches=self.plan.num_micro_batches,
+            schedule=self.plan.schedule,
             base=-1 if self.replica.step is None else self.replica.step,
             next=self.cluster.devices[self.names[stage + 1]] if dials else None,
-            next_session=sessions[stage + 1] if dials else None,
+            next_session=secret_for(sessions[stage + 1], BEFORE) if dials else None,
         )
 
-    def _send_parts(
-        self, segment: SegmentPlan, connection: DeviceConnection, wanted: Wanted
-    ) -> bool:
-        """The blocks of a segment that the device lacks, each read from the replica when it is its
-        turn; whether there are any."""
-        blocks = [n for n in map(block_name, segment.span.indices()) if n in wanted.blocks]
-        for name in blocks:
-            whole = name in wanted.frozen or name not in self.common.frozen
+    def _send(
+        self, connection: DeviceConnection, kind: FrameKind, name: str, tensors: Tensors
+    ) -> None:
+        """A block's tensors, a few at a time, read from the replica when it is their turn."""
+        groups = grouped(tensors)
 
-            def part(name: str = name, whole: bool = whole) -> Frame:
-                tensors = as_tensor(name.encode()), self.replica.packed(name, whole)
-                return replace(self.where(_PARTS), kind=FrameKind.PART, tensors=tensors)
+        def part(number: int) -> Frame:
+            own = as_tensor(name.encode()), self.replica.packed(name, groups[number])
+            place = replace(self.where(_CONNECT), kind=kind, tensors=own)
+            return replace(place, micro_batch=len(groups) - 1 - number)
 
-            connection.send_later(part)
-        return bool(blocks)
+        for number in range(len(groups)):
+            connection.send_later(partial(part, number))
 
     def _connect(self, sessions: Sequence[str]) -> None:
         """Open this side's streams: before the first segment, behind the last, and between them

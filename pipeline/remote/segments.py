@@ -14,13 +14,12 @@ from collapipe.plan import ClusterPlan, SegmentPlan
 from collapipe.report import PIPELINE, DeviceReport, DeviceTrace
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.segments import SegmentDescription
+from collapipe.wire.segments import RoundDescription
 from pipeline import schedule
 from pipeline.hop_codec import HopCodec
 from pipeline.interleave import StageRun, head_runs, interleave
 from pipeline.remote.cluster import Cluster
 from pipeline.remote.journal import (
-    AnsweredHead,
     RecordedHead,
     Recording,
     RecordingPorts,
@@ -30,7 +29,7 @@ from pipeline.remote.measurements import Measurements
 from pipeline.remote.placement import Placement
 from pipeline.remote.ports import Fence, HopError, StreamPorts
 from pipeline.remote.replica import Replica
-from pipeline.stage import EmbeddingStage, LastStage, Stage
+from pipeline.stage import FirstStage, LastStage, Stage
 from pipeline.timer import PhaseTimer
 
 _AHEAD = 16  # steps that may follow one whose copies are under way
@@ -40,7 +39,7 @@ _log = logging.getLogger(__name__)
 class RemoteSegments:
     """A plan's segments on the devices that it names, while the context is open.
 
-    ``common`` describes a segment, but for what the plan says. Where a device is lost, the cluster
+    ``common`` is what their descriptions have in common. Where a device is lost, the cluster
     is planned anew, its blocks come from the ``replica``, and the steps since are done again: the
     result is the same as without the loss. Raises ``StageError`` where no plan is left.
     """
@@ -49,7 +48,7 @@ class RemoteSegments:
         self,
         plan: ClusterPlan,
         cluster: Cluster,
-        common: SegmentDescription,
+        common: RoundDescription,
         dim: int,
         replica: Replica,
         timer: PhaseTimer,
@@ -79,7 +78,7 @@ class RemoteSegments:
         self._replica.close()
 
     def run(
-        self, embedding: EmbeddingStage, head: LastStage, key: DropoutKey, num_micro_batches: int
+        self, embedding: FirstStage, head: LastStage, key: DropoutKey, num_micro_batches: int
     ) -> None:
         record = self._record = StepRecord(key.step, num_micro_batches)
         asked = RecordedHead(head, record)
@@ -117,7 +116,7 @@ class RemoteSegments:
 
     def traces(self) -> list[DeviceTrace]:
         """When the devices of the plan did what, by the control unit's clock."""
-        return self._measured.traces(self.plan)
+        return self._measured.traces(self.plan, self._placed.clocks)
 
     def squared_norms(self) -> list[float]:
         return self._norms
@@ -188,8 +187,8 @@ class RemoteSegments:
         self._placed = self._placed.followed_by(self._cluster.replan(dict(self._lost)))
         self._gather()
         for record in list(self._journal):
-            embedding = Recording(record.activations, {})
-            self._pass(record, embedding, AnsweredHead(record))
+            embedding, head = Recording(record.activations, {}), Recording({}, record.gradients)
+            self._pass(record, embedding, head)
             self._tell_step(record)
 
     def _gather(self) -> None:
@@ -198,7 +197,6 @@ class RemoteSegments:
             self._measured.clear()
             self._placed.gather()
             self._trim()  # to the copies that devices have got
-            self._measured.clocks = self._placed.clocks
 
     def _trim(self) -> int:
         """Forget steps that all blocks have been sent after; how many are left."""
@@ -224,7 +222,7 @@ class RemoteSegments:
         fence = self._fence(record.step)
         placed.tell(FrameKind.BEGIN, record.step, torch.tensor([m]))
         lists = schedule.build(self.plan.schedule, len(segments), m)
-        front = RecordingPorts(StreamPorts(None, first, fence, placed.wait), record)
+        front = RecordingPorts(StreamPorts(None, first, fence, placed.wait), record, placed.hops)
         back = StreamPorts(last, None, fence, placed.wait)
         before = StageRun(schedule.passed_on(lists[0]), embedding, front)
         interleave([before, *head_runs(lists[-1], head, back)], placed.idle)
@@ -242,7 +240,8 @@ class RemoteSegments:
         """A segment's squared norms, and what the device measured."""
         try:
             norms, *measured = frame.tensors
-            if norms.dtype != torch.float64 or norms.shape != (segment.span.blocks,):
+            fits = norms.dtype == torch.float64 and norms.shape == (segment.span.blocks,)
+            if not fits or bool((norms < 0).any()):  # squares, which have a root
                 raise WireError(f"norms as {norms.dtype} {list(norms.shape)}")
             self._measured.add(segment.device, num_actions, *measured)
         except (WireError, TypeError, ValueError) as error:

@@ -1,11 +1,14 @@
 """What a daemon answers beside its segment, to whom, and how much of it."""
 
+import json
+import math
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,8 +21,16 @@ from collapipe.errors import LinkError, WireError
 from collapipe.plan import Span
 from collapipe.wire.dialing import Dialer, open_stream
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, TICKET, TIME_HOP, HopRequest
-from collapipe.wire.segments import DeviceAddress
+from collapipe.wire.inquiries import (
+    PROBE,
+    PROBE_FRAME_BYTES,
+    TICKET,
+    TIME_HOP,
+    DeviceStatus,
+    HopRequest,
+    HopTimes,
+)
+from collapipe.wire.segments import DeviceAddress, as_json, from_json
 from collapipe.wire.streams import FrameStream
 from pipeline.remote.inquiries import ask_hop, ask_status, time_trips
 
@@ -51,6 +62,32 @@ def test_a_device_says_how_it_is(pair: tuple[Dialer, DeviceAddress, DeviceAddres
     else:
         assert status.expires is not None
         assert timedelta(29) < status.expires - datetime.now(UTC) < timedelta(31)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"expires": "2030-01-01T00:00:00"},  # in whose time zone?
+        {"flops_per_s": math.nan},
+        {"memory_bytes": math.inf},
+        {"free_bytes": -1.0},
+    ],
+    ids=str,
+)
+def test_a_status_that_nobody_can_show_is_none(lie: dict[str, Any]) -> None:
+    with daemons(1) as there:
+        honest = json.loads(as_json(ask_status(OPEN, *neighbours(there))))
+    assert from_json(DeviceStatus, json.dumps(honest).encode()).name == "device-0"
+    with pytest.raises(WireError):
+        from_json(DeviceStatus, json.dumps(honest | lie).encode())
+
+
+@pytest.mark.parametrize(
+    "trips", [[], [{"num_bytes": 1, "seconds": math.nan}], [{"num_bytes": 0, "seconds": 1.0}]]
+)
+def test_times_that_cannot_be_are_refused(trips: list[dict[str, float]]) -> None:
+    with pytest.raises(WireError):
+        from_json(HopTimes, json.dumps({"trips": trips}).encode())
 
 
 def test_hops_are_timed_by_the_control_unit_and_by_devices(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +12,30 @@ import psutil
 import pytest
 import torch
 from device_cluster import SMALL, daemons
-from hostile_peer import HostileUnit, described, description_of, loading, numbers, recorded
+from hostile_peer import (
+    HostileUnit,
+    RawStream,
+    described,
+    description_of,
+    loading,
+    numbers,
+    recorded,
+)
 from safetensors.torch import load, save
 
-from collapipe.errors import WireError
+from collapipe.errors import LinkError, WireError
 from collapipe.models.description import describe, from_description
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.segments import BEFORE, BEHIND, as_bytes, as_tensor
+from collapipe.wire.segments import (
+    BEFORE,
+    BEHIND,
+    HOP,
+    SESSION,
+    SIDE,
+    as_bytes,
+    as_tensor,
+    secret_for,
+)
 
 MB = 2**20
 OURS = describe(SMALL)
@@ -148,6 +166,87 @@ def test_parts_are_the_blocks_own(unit: HostileUnit, frames: list[Frame]) -> Non
     unit.control.tell(changed(parts[0], **{weight: torch.zeros(1024, 1024)}))
     assert not unit.settled()  # nothing of that size was announced
     assert unit.load([load_, *parts])
+
+
+def test_moments_are_the_blocks_own(unit: HostileUnit, frames: list[Frame]) -> None:
+    """A fused optimiser would write behind the end of state that is too small."""
+    moments = [each for each in frames if each.kind == FrameKind.MOMENTS]
+    weight = "blocks.0.attention.query.weight"
+    hostile = [
+        {f"{weight}__exp_avg": torch.zeros(1)},
+        {f"{weight}__exp_avg": torch.zeros(16, 16)},  # and no step
+        {"blocks.0.other__exp_avg": torch.zeros(10)},
+        {"blocks.0.other": torch.zeros(10)},
+    ]
+    for number, each in enumerate(hostile, 1):
+        unit.leave()  # or the daemon keeps the others
+        assert unit.load(loading(frames))
+        for own in (changed(moments[0], **each), *moments[1:]):
+            unit.control.tell(own)
+        unit.control.tell(step(frames))
+        assert unit.settled()
+        assert len(unit.troubles) == number
+    unit.leave()
+    assert unit.load(loading(frames))
+    unit.control.tell(moments[0])
+    unit.control.tell(moments[0])
+    assert not unit.settled()
+
+
+def empty_tensors(count: int) -> torch.Tensor:
+    """Names of tensors without values, each of which takes far more memory than it came with."""
+    head = {
+        f"blocks.0.{k}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        for k in range(count)
+    }
+    text = json.dumps(head).encode()
+    return as_tensor(struct.pack("<Q", len(text)) + text)
+
+
+@pytest.mark.parametrize("count", [10, 20_000])
+def test_nothing_is_kept_but_weights(unit: HostileUnit, frames: list[Frame], count: int) -> None:
+    load_, part, *_ = loading(frames)
+    assert unit.load([load_])
+    unit.control.tell(replace(part, tensors=(part.tensors[0], empty_tensors(count)), micro_batch=1))
+    assert not unit.settled() or len(unit.troubles) == 1
+
+
+@pytest.mark.parametrize(("size", "count"), [(300_000, 1), (0, 1000)])
+def test_no_more_moments_are_kept_than_there_are(
+    unit: HostileUnit, frames: list[Frame], size: int, count: int
+) -> None:
+    """A block here has 43 KB of them, and a message may have 9 MB."""
+    moments = next(each for each in frames if each.kind == FrameKind.MOMENTS)
+    assert unit.load(loading(frames))
+    data = torch.zeros(size, dtype=torch.uint8)
+    for _ in range(count):
+        unit.control.tell(replace(moments, tensors=(moments.tensors[0], data), micro_batch=1))
+    assert not unit.settled()
+
+
+def test_a_side_is_opened_by_its_own_secret(unit: HostileUnit, frames: list[Frame]) -> None:
+    """The stage before is told a secret too, and is not to take the place of the one behind."""
+    own = loading(frames)
+    session = description_of(own[0])["session"]
+    assert unit.load(own)
+    for side, shown in ((BEHIND, secret_for(session, BEFORE)), (BEFORE, session)):
+        with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+            RawStream(unit.channel, HOP, ((SESSION, shown), (SIDE, side)))
+    unit.hop(session, BEHIND).close()
+
+
+def test_half_a_block_neither_steps_nor_is_sent(unit: HostileUnit, frames: list[Frame]) -> None:
+    """A step that waits for moments is given up when anything else than the next one comes."""
+    assert unit.load(loading(frames))
+    for number, kind in enumerate((FrameKind.STEP, FrameKind.STATE), 1):
+        unit.control.tell(replace(step(frames), kind=kind))
+        assert unit.settled()
+        assert len(unit.troubles) == number
+
+
+def step(frames: list[Frame]) -> Frame:
+    """The first STEP of a round."""
+    return next(each for each in frames if each.kind == FrameKind.STEP)
 
 
 def hidden(*shape: int) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """Who is refused at a daemon's port, by whatever method, before the daemon hears a word."""
 
+import queue
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -9,12 +12,16 @@ import pytest
 from made_cluster import Cluster
 
 from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.dialing import dial
 from collapipe.credentials.member import Role, dns_name
+from collapipe.errors import LinkError
+from collapipe.wire.dialing import Dialer, open_stream
 from collapipe.wire.inquiries import PROBE, STATUS, TIME_HOP
 from collapipe.wire.segments import CONTROL, HOP
 from device_app.daemon import Daemon, DeviceSettings
 
 AGO = timedelta(hours=-1)
+UNIT = Role.CONTROL_UNIT
 STREAMS, QUESTIONS = (CONTROL, HOP, PROBE), (STATUS, TIME_HOP)
 Caller = Callable[[Cluster, Cluster], Credentials | None]
 
@@ -84,3 +91,38 @@ def test_a_daemon_refuses(
         with grpc.insecure_channel(daemon.address) as channel:
             assert ended(channel, STATUS) == grpc.StatusCode.UNAVAILABLE
     assert served == []
+
+
+def test_questions_that_are_never_asked_hold_no_thread(tmp_path: Path) -> None:
+    """A device's certificate is not good for them, and the control unit must find a thread."""
+    cluster = Cluster(tmp_path)
+    jetson, pi, boss = cluster.member(), cluster.member("pi"), cluster.member("boss", UNIT)
+    with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
+        with dial(pi, daemon.address, "jetson") as channel:
+            silence = queue.SimpleQueue[bytes]()
+            for _ in range(20):
+                asked = channel.stream_stream(STATUS)(iter(silence.get, b""))
+                assert asked.code() == grpc.StatusCode.UNAUTHENTICATED
+        silence.put(b"")
+        with dial(boss, daemon.address, "jetson") as channel:
+            assert channel.unary_unary(STATUS)(b"", timeout=60)
+
+
+def test_a_silent_control_unit_that_is_revoked_leaves_the_device(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    jetson, thief, boss = (
+        cluster.member(),
+        cluster.member("thief", UNIT),
+        cluster.member("boss", UNIT),
+    )
+    with Daemon(DeviceSettings("jetson", "127.0.0.1:0", 1e9), jetson) as daemon:
+        with Dialer(thief).channel("jetson", daemon.address) as channel:
+            held = open_stream(channel, CONTROL, "jetson", 2**20, threading.Event())
+            cluster.revoke(thief.member)
+            with pytest.raises(LinkError):
+                while True:  # signs of life
+                    held.receive(60)
+        with dial(boss, daemon.address, "jetson") as channel:
+            deadline = time.monotonic() + 60
+            while b'"busy":true' in channel.unary_unary(STATUS)(b"", timeout=60):
+                assert time.monotonic() < deadline

@@ -27,10 +27,9 @@ def test_actions_are_summed_up() -> None:
 
 def test_a_trace_is_by_the_control_units_clock() -> None:
     measured = Measurements()
-    measured.clocks = {"here": Clock(7.0, 0.25)}
     measured.add("here", 2, TABLE, USAGE)
     measured.add("here", 2, TABLE + 1.0, USAGE)
-    (trace,) = measured.traces(PLAN)
+    (trace,) = measured.traces(PLAN, {"here": Clock(7.0, 0.25)})
     assert trace.error_s == 0.25
     first, second = (torch.tensor(step) for step in trace.steps)
     assert torch.allclose(second - first, torch.ones(2, 4))

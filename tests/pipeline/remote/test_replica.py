@@ -1,14 +1,17 @@
 """What a control unit takes from its devices, and what it does not."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from device_cluster import Work, daemons, device_name, plan_of
+from device_cluster import ADAMW, Work, daemons, device_name, plan_of
 from safetensors.torch import save
 
-from collapipe.errors import WireError
+from collapipe.errors import StageError, WireError
+from collapipe.models.part import state_like
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.streams import FrameStream
@@ -29,7 +32,7 @@ def replica() -> Iterator[Replica]:
         return {f"{name}.weight": WEIGHT}
 
     trained = ["blocks.0.weight", "blocks.1.weight"]
-    replica = Replica(["blocks.0", "blocks.1"], start, trained=trained)
+    replica = Replica(["blocks.0", "blocks.1"], start, partial(state_like, ADAMW), trained)
     replica.told = 4
     replica.expect(2, HOLDERS)
     yield replica
@@ -40,20 +43,50 @@ def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
     for block in (0, 1):
         assert replica.step is None
         tensors = {f"blocks.{block}.weight": WEIGHT * 2}
-        replica.put(HOLDERS[f"blocks.{block}"], 2, f"blocks.{block}", 3, save(tensors))
+        replica.put(HOLDERS[f"blocks.{block}"], 2, f"blocks.{block}", 3, 0, save(tensors))
     assert replica.step == 3
-    replica.put("pi", 2, "blocks.0", 3, save({"blocks.0.weight": WEIGHT * 9}))
+    replica.put("pi", 2, "blocks.0", 3, 0, save({"blocks.0.weight": WEIGHT * 9}))
     assert torch.equal(replica.tensors("blocks.0")["blocks.0.weight"], WEIGHT * 2)
     assert torch.equal(replica.tensors("blocks.1")["blocks.1.weight"], WEIGHT * 2)
 
 
+def test_a_block_comes_in_parts(replica: Replica) -> None:
+    """It counts with the last one, which must leave nothing out; none may come twice."""
+    first = {"blocks.0.weight": WEIGHT * 2}
+    last = {f"blocks.0.weight/{key}": WEIGHT * 3 for key in ("exp_avg", "exp_avg_sq")}
+    last["blocks.0.weight/step"] = torch.tensor(1.0)
+    replica.put("pi", 2, "blocks.0", 3, 1, save(first))
+    replica.put("nano", 2, "blocks.1", 3, 0, save({"blocks.1.weight": WEIGHT}))
+    assert replica.step is None
+    for left in (0, 1):
+        with pytest.raises(WireError):
+            replica.put("pi", 2, "blocks.0", 3, left, save(first))
+    with pytest.raises(WireError):
+        replica.put("pi", 2, "blocks.0", 4, 0, save(last))
+    half = {key: each for key, each in last.items() if not key.endswith("avg_sq")}
+    with pytest.raises(WireError):  # the next device could not load it, and would be blamed
+        replica.put("pi", 2, "blocks.0", 3, 0, save(half))
+    replica.put("pi", 2, "blocks.0", 3, 0, save(last))
+    assert replica.step == 3
+    assert replica.tensors("blocks.0").keys() == first.keys() | last.keys()
+
+
+def test_parts_of_nothing_are_not_kept(replica: Replica) -> None:
+    """Nor what is said beside tensors: any number of such parts would fill the disk."""
+    for left in range(1, 50):
+        replica.put("pi", 2, "blocks.0", 3, left, save({}))
+    with pytest.raises(WireError):
+        replica.put("pi", 2, "blocks.0", 3, 1, save({"blocks.0.weight": WEIGHT}, {"x": "y" * 2000}))
+    assert list(replica._folder.iterdir()) == []
+
+
 def test_another_plan_begins_with_complete_steps(replica: Replica) -> None:
     """Half of a step of the plan before does not count."""
-    replica.put("pi", 2, "blocks.0", 3, save({"blocks.0.weight": WEIGHT * 2}))
+    replica.put("pi", 2, "blocks.0", 3, 0, save({"blocks.0.weight": WEIGHT * 2}))
     replica.expect(3, HOLDERS)
-    replica.put("nano", 3, "blocks.1", 3, save({"blocks.1.weight": WEIGHT * 3}))
+    replica.put("nano", 3, "blocks.1", 3, 0, save({"blocks.1.weight": WEIGHT * 3}))
     assert replica.step is None
-    replica.put("pi", 3, "blocks.0", 3, save({"blocks.0.weight": WEIGHT * 4}))
+    replica.put("pi", 3, "blocks.0", 3, 0, save({"blocks.0.weight": WEIGHT * 4}))
     assert replica.step == 3
     assert torch.equal(replica.tensors("blocks.0")["blocks.0.weight"], WEIGHT * 4)
 
@@ -81,23 +114,23 @@ def test_what_is_no_block_is_refused(
     replica: Replica, name: str, step: int, tensors: Tensors
 ) -> None:
     with pytest.raises(WireError):
-        replica.put("pi", 2, name, step, save(tensors))
+        replica.put("pi", 2, name, step, 0, save(tensors))
     with pytest.raises(WireError):
-        replica.put("pi", 2, "blocks.0", 3, b"no tensors")
+        replica.put("pi", 2, "blocks.0", 3, 0, b"no tensors")
     assert replica.step is None
-    assert list(replica._folder.iterdir()) == []
+    assert list(replica._folder.glob("blocks*")) == []
 
 
 def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:
     """Nobody lied: the device held the block when it sent it."""
     for name in HOLDERS:
-        replica.put("jetson", 1, name, 3, save({f"{name}.weight": WEIGHT}))
+        replica.put("jetson", 1, name, 3, 0, save({f"{name}.weight": WEIGHT}))
     assert replica.step is None
 
 
 def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round ends with the bits of an honest one."""
-    real = held_segment._training
+    real = held_segment._trained
 
     def wrong(part: object) -> Tensors:
         tensors = real(part)  # type: ignore[arg-type]
@@ -107,7 +140,7 @@ def test_a_device_that_sends_other_blocks_is_done_without(monkeypatch: pytest.Mo
         return {name: each * torch.nan for name, each in tensors.items()}
 
     lied = list[bool]()
-    monkeypatch.setattr(held_segment, "_training", wrong)
+    monkeypatch.setattr(held_segment, "_trained", wrong)
     plan = plan_of([device_name(k) for k in range(3)], (1, 2, 1))
     with daemons(3) as there:
         assert Work().remote(plan, there).equals(Work().inline(plan))
@@ -130,15 +163,35 @@ def test_a_device_that_sends_no_blocks_is_done_without(monkeypatch: pytest.Monke
         assert work.remote(plan, there).equals(work.inline(plan))
 
 
-@pytest.mark.parametrize("kind", [FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE])
+TIMES = torch.arange(4.0).double().expand(6, 4)
+USAGE = torch.ones(2).double()
+
+
 @pytest.mark.parametrize(
-    "tensors", [(), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2], ids=str
+    ("kind", "tensors"),
+    [
+        *itertools.product(
+            (FrameKind.NORMS, FrameKind.CLOCK, FrameKind.ALIVE),
+            [(), (WEIGHT, WEIGHT), (torch.full((8, 3), torch.nan).double(),) * 2],
+        ),
+        (FrameKind.CLOCK, (torch.tensor(torch.nan),)),
+        (FrameKind.NORMS, (torch.tensor([1, -9.0]).double(), TIMES, USAGE)),
+        (FrameKind.NORMS, (torch.ones(2).double(), TIMES.flip(1), USAGE)),
+        (FrameKind.NORMS, (torch.ones(2).double(), TIMES * 1e308, USAGE)),
+        (FrameKind.NORMS, (torch.ones(2).double(), TIMES, -USAGE)),
+        (FrameKind.READY, (torch.zeros(2**20),)),
+    ],
 )
 def test_a_device_that_answers_nonsense_is_done_without(
     kind: FrameKind, tensors: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The round ends with the bits of an honest one."""
-    send, lied = FrameStream.send, list[bool]()
+    send, lied, gone = FrameStream.send, list[bool](), list[str]()
+    without = segments.RemoteSegments._without
+
+    def noted(remote: segments.RemoteSegments, lost: StageError) -> None:
+        gone.append(lost.device)
+        without(remote, lost)
 
     def lying(stream: FrameStream, frame: Frame) -> None:
         if frame.kind == kind and not lied and stream.peer.startswith("control unit"):
@@ -147,8 +200,9 @@ def test_a_device_that_answers_nonsense_is_done_without(
         send(stream, frame)
 
     monkeypatch.setattr(FrameStream, "send", lying)
+    monkeypatch.setattr(segments.RemoteSegments, "_without", noted)
     monkeypatch.setattr("device_app.session.ALIVE_S", 0.01)
     plan = plan_of([device_name(k) for k in range(2)], (2, 2))
     with daemons(2) as there:
         assert Work().remote(plan, there).equals(Work().inline(plan))
-    assert lied
+    assert lied and len(gone) == 1
