@@ -33,7 +33,9 @@ def standard(rows: Dataset, names: Mapping[str, str], where: str) -> Dataset:
                     "a file that ends in .tsv"
                 )
             raise DataError(
-                f"{where}: there is no column {name!r}, but {there}{more}; set data.{column}_column"
+                f"{where}: there is no column {name!r}, but {there}{more}; "
+                f"set data.{column}_column",
+                f"its rows have no column that data.{column}_column names",
             )
     read = {column: _read(flat, column, name, where) for column, name in names.items()}
     if "tokens" in read and "tags" in read:
@@ -53,7 +55,8 @@ def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:
         try:
             values.append(read(value, named))
         except ValueError as error:
-            raise DataError(f"{where}: column {name!r}, row {number}: {error}") from error
+            message = f"{where}: column {name!r}, row {number}: {error}"
+            raise DataError(message, f"a {column} of its rows is no {column}") from error
     return [value.strip() for value in values] if column == "label" else values
 
 
@@ -105,4 +108,4 @@ def _check_tags(tokens: list[list[str]], tags: list[list[str]], where: str) -> N
             )
         for before, tag in pairwise([OUTSIDE, *row]):
             if fault := fault_of(tag, before):
-                raise DataError(f"{where}: row {number}: {fault}")
+                raise DataError(f"{where}: row {number}: {fault}", "its tags are not IOB2")

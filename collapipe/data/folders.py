@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from datasets import Dataset
 
@@ -16,13 +16,35 @@ OUTSIDE = "O"
 _TAG = re.compile(r"O|[BI]-\S+")
 
 
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """A task's rows. ``train`` is divided into the units' shards, the others stay on the server."""
+Rows: TypeAlias = Dataset | Callable[[], Dataset]
 
-    train: Dataset
-    validation: Dataset
-    test: Dataset
+
+class Splits:
+    """A task's rows. ``train`` is divided into the units' shards, the others stay on the server.
+
+    What is given as a function is read when it is first used: who needs one split opens no other.
+    """
+
+    def __init__(self, train: Rows, validation: Rows, test: Rows) -> None:
+        self._rows: dict[str, Rows] = {"train": train, "validation": validation, "test": test}
+
+    @property
+    def train(self) -> Dataset:
+        return self._read("train")
+
+    @property
+    def validation(self) -> Dataset:
+        return self._read("validation")
+
+    @property
+    def test(self) -> Dataset:
+        return self._read("test")
+
+    def _read(self, split: str) -> Dataset:
+        rows = self._rows[split]
+        if not isinstance(rows, Dataset):
+            rows = self._rows[split] = rows()
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +63,12 @@ Parse = Callable[[Lines], list[dict[str, Any]]]
 
 
 def read_splits(task: str, root: str, read: Callable[[Path, str], Dataset]) -> Splits:
-    """What ``read`` finds for train, valid and test in the folder ``root``. Raises ``DataError``
-    where there is no such folder."""
+    """What ``read`` finds for train, valid and test in the folder ``root``, each when it is used.
+    Raises ``DataError`` where there is no such folder."""
     folder = Path(root)
     if not folder.is_dir():
         raise DataError(f"{task}: there is no folder {folder}; correct data.root")
-    return Splits(*(read(folder, split) for split in ("train", "valid", "test")))
+    return Splits(*(functools.partial(read, folder, each) for each in ("train", "valid", "test")))
 
 
 def read_lines(folder: Path, name: str) -> Lines:

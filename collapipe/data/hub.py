@@ -75,6 +75,11 @@ def load(place: str, name: str, config: str | None) -> DatasetDict:
         ) from error
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether it is written as an id of the hub: ``owner/name``, or a name alone."""
+    return _ID.fullmatch(name) is not None
+
+
 def _place(name: str) -> str:
     """Where ``load_dataset_builder`` finds ``name`` and nothing else: a bare name of one of its
     own builders would read, and ``pandas`` unpickle, files of the current folder."""
@@ -86,7 +91,7 @@ def _place(name: str) -> str:
                     "folder of the dataset alone"
                 )
             return str(folder.resolve())
-        if _ID.fullmatch(name):
+        if is_hub_id(name):
             return f"hf://datasets/{name}"
     raise ConfigError(
         f"data.name={name}: must be an id of the hub such as owner/name, or a folder such as "

@@ -1,7 +1,7 @@
 """Which rows a unit holds, and which of them a step takes."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 
@@ -18,16 +18,14 @@ WAY_OUT = "lower federation.num_units or set another data.partitioner"
 _quiet = threading.Lock()  # standard error is one for all threads
 
 
-def shards(rows: Dataset, partitioner: Partitioner, units: Iterable[int]) -> list[Dataset]:
-    """The rows of each of ``units``.
+def shard(partitioner: Partitioner, unit: int) -> Dataset:
+    """The part of the partitioner's rows that is unit ``unit``'s.
 
-    ``partitioner`` must be a fresh one, for it takes rows only once. Raises ``DataError`` where it
-    cannot divide these rows or leaves a unit without any.
+    Raises ``DataError`` where it cannot divide these rows or leaves the unit without any.
     """
-    partitioner.dataset = rows
     # Partitioners print bars, and warn of each draw that they repeat; what matters they raise.
     with _quiet, redirect_stderr(StringIO()):
-        return [_part(partitioner, unit, len(rows)) for unit in units]
+        return _part(partitioner, unit, len(partitioner.dataset))
 
 
 def _part(partitioner: Partitioner, unit: int, num_rows: int) -> Dataset:

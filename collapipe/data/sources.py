@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 import datasets
@@ -22,25 +23,46 @@ _log = logging.getLogger(__name__)
 _HELD_OUT = 10  # a split that is missing gets every tenth row
 
 
-def read(data: DataSettings, columns: Sequence[str], seed: int) -> Splits:
-    """Rows of ``data.train_file`` (and its siblings) or of ``data.name`` with at least ``columns``.
+def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool = True) -> Splits:
+    """Rows of ``data.train_file`` (and its siblings) or of ``data.name`` with at least ``columns``,
+    each split when it is used.
 
     What the user calls a column otherwise, ``data.COLUMN_column``, gets its name here; other
     columns stay. Labels become their names. A validation or test split that is missing, or whose
-    labels the hub keeps secret, is drawn from the training rows. Raises ``DataError`` and
-    ``ConfigError``.
+    labels the hub keeps secret, is drawn from the training rows where these ``hold_out`` any.
+    Raises ``DataError`` and ``ConfigError``.
     """
     names = columns_of(data, columns)
     with _quiet():
-        if data.name is None:
-            splits = "train", "validation", "test"
-            where = {s: file for s in splits if (file := getattr(data, f"{s}_file"))}
-            found = {s: read_file(Path(file), f"data.{s}_file") for s, file in where.items()}
-        else:
-            found = hub_rows(data.name, data.config, names.get("label"))
-            where = {split: f"{data.name}:{split}" for split in found}
-        rows = {split: standard(found[split], names, where[split]) for split in found}
-    return _complete(rows, where["train"], seed)
+        where = _files(data)
+        hub = {} if data.name is None else hub_rows(data.name, data.config, names.get("label"))
+    where |= {split: f"{data.name}:{split}" for split in hub}
+    missing = [split for split in ("validation", "test") if hold_out and split not in where]
+
+    def rows(split: str) -> Dataset:
+        if split not in where:
+            raise DataError(
+                f"data.{split}_file is not set, and rows of other machines' units stay there; set "
+                "it, or give each unit rows of its own: an owner's file"
+            )
+        with _quiet():
+            found = hub[split] if hub else read_file(Path(where[split]), f"data.{split}_file")
+            return standard(found, names, where[split])
+
+    @cache
+    def cut() -> Mapping[str, Dataset]:
+        train = rows("train")
+        return _cut(train, missing, where["train"], seed) if missing else {"train": train}
+
+    def held_out(split: str) -> Dataset:
+        return cut()[split] if split in missing else rows(split)
+
+    return Splits(lambda: cut()["train"], *(partial(held_out, s) for s in ("validation", "test")))
+
+
+def _files(data: DataSettings) -> dict[str, str]:
+    splits = "train", "validation", "test"
+    return {split: file for split in splits if (file := getattr(data, f"{split}_file"))}
 
 
 def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:
@@ -48,10 +70,9 @@ def columns_of(data: DataSettings, columns: Sequence[str]) -> dict[str, str]:
     return {column: getattr(data, f"{column}_column", column) for column in columns}
 
 
-def _complete(rows: dict[str, Dataset], where: str, seed: int) -> Splits:
-    """All splits: those that are missing get a tenth of the training rows each."""
-    train = rows["train"]
-    missing = [split for split in ("validation", "test") if split not in rows]
+def _cut(train: Dataset, missing: Sequence[str], where: str, seed: int) -> Mapping[str, Dataset]:
+    """The splits that are ``missing``, a tenth of the training rows each, and what is left."""
+    rows = dict[str, Dataset]()
     share = max(1, len(train) // _HELD_OUT)
     if len(train) <= len(missing) * share:
         raise DataError(
@@ -62,11 +83,9 @@ def _complete(rows: dict[str, Dataset], where: str, seed: int) -> Splits:
     order = np.array(sorted(drawn, key=_only_ones(train).__contains__))  # they come last, and stay
     for split in missing:
         rows[split], order = train.select(np.sort(order[:share])), order[share:]
-    if missing:
-        rows["train"] = train.select(np.sort(order))
-        names = " and ".join(missing)
-        _log.warning("%s: %d of %d rows each become %s", where, share, len(train), names)
-    return Splits(**rows)
+    names = " and ".join(missing)
+    _log.warning("%s: %d of %d rows each become %s", where, share, len(train), names)
+    return {"train": train.select(np.sort(order)), **rows}
 
 
 def _only_ones(train: Dataset) -> set[int]:

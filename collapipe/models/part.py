@@ -111,7 +111,11 @@ class Part:
         self.name, self.device = name, device
         self.module = module.to(device).train()
         self._optimizer = build_optimizer(settings, module.parameters())
-        load_optimizer_state(module, self._optimizer, select(state or {}, name))
+        self.load_optimizer_state(state or {})
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what ``optimizer_state`` returned, of any parts."""
+        load_optimizer_state(self.module, self._optimizer, select(state, self.name))
 
     def squared_norm(self) -> float:
         """Squared L2 norm of the part's gradient."""

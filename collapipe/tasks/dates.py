@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 import numpy as np
 from babel.dates import format_date, format_time
@@ -45,8 +46,7 @@ class Dates(Translation):
         random = np.random.default_rng(derive(seed, "dates"))
         minutes = random.choice(NUM_MINUTES, self._num_rows, replace=False)
         bounds = self.train_rows, self.train_rows + self.validation_rows
-        train, validation, test = (_rows(part.tolist()) for part in np.split(minutes, bounds))
-        return Splits(train, validation, test)
+        return Splits(*(partial(_rows, part.tolist()) for part in np.split(minutes, bounds)))
 
 
 def _rows(minutes: Iterable[int]) -> Dataset:

@@ -1,6 +1,6 @@
 """Named-entity recognition: sentences whose words have tags, F1 over whole entities."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate, chain
@@ -67,9 +67,10 @@ class NamedEntities(FolderTask):
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         return count_labels(chain.from_iterable(rows["tags"]))
 
-    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
-        """Byte-level BPE that merges nothing across words."""
-        return Tokenizer.train(chain.from_iterable(rows["tokens"]), self.vocabulary)
+    def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
+        """A text a word, so that nothing is merged across words."""
+        tokens: Iterable[Iterable[str]] = rows["tokens"]
+        return tokens
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> TaggedSentences:
         """Words and tags as ids. Raises ``DataError`` for a tag without one."""

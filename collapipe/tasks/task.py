@@ -1,7 +1,7 @@
 """The seam of a task. A user's own task is a frozen dataclass with these members, named by
 ``task._target_``; its fields are the options under ``task``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Protocol
 
 from datasets import Dataset
@@ -43,6 +43,10 @@ class Task(Protocol):
         """Most tokens of an input, a target or a prediction."""
 
     @property
+    def vocabulary(self) -> int:
+        """Tokens known to a tokeniser of the run's own, at most."""
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Columns of its rows; option ``data.COLUMN_column`` names each in a user's own files."""
 
@@ -54,11 +58,10 @@ class Task(Protocol):
         """All rows, where the user brings none. Raises ``DataError`` that names file and line."""
 
     def label_counts(self, rows: Dataset) -> Mapping[str, int]:
-        """How often each label stands in ``rows``, in the order of the labels' ids; empty where
-        the task predicts text."""
+        """How often each label stands in ``rows``; empty where the task predicts text."""
 
-    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
-        """A tokeniser for the task, a pure function of ``rows``."""
+    def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
+        """Each row's texts, whose words a tokeniser of the run's own is made of."""
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
         """Rows as token ids; says in the log how many were truncated to ``max_length``."""

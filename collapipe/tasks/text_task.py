@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,9 +43,8 @@ class TextTask:
         """None: the task predicts text."""
         return {}
 
-    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
-        """Byte-level BPE of the texts."""
-        return Tokenizer.train(rows[self.columns[0]], self.vocabulary)
+    def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
+        return ([text] for text in rows[self.columns[0]])
 
     def truncated(
         self, ids: Sequence[Sequence[int]], special_tokens: int, what: str = "texts"
@@ -138,15 +137,19 @@ class LabelledTexts:
 
 
 def count_labels(names: Iterable[str]) -> dict[str, int]:
-    """How often each name stands there, in the order of the labels' ids.
+    """How often each name stands there, in the order of the labels' ids."""
+    counts = Counter(names)
+    return {name: counts[name] for name in in_order(counts)}
 
-    Names are sorted, by value where all are whole numbers: an order that depends neither on the
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    """Labels in the order of their ids.
+
+    They are sorted, by value where all are whole numbers: an order that depends neither on the
     rows' order nor on where they come from, so that a run on the same rows has the same ids.
     """
-    counts = Counter(names)
-    numeric = all(name.removeprefix("-").isdecimal() for name in counts)
-    ordered = sorted(counts, key=lambda name: (int(name) if numeric else 0, name))
-    return {name: counts[name] for name in ordered}
+    numeric = all(name.removeprefix("-").isdecimal() for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name) if numeric else 0, name)))
 
 
 def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[list[int]]:
@@ -158,7 +161,8 @@ def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[
             known = ", ".join([*labels[:_SHOWN], *(["…"] if len(labels) > _SHOWN else [])])
             raise DataError(
                 f"row {row}: label {unknown[0]!r} stands in no training row (they have {known}); "
-                "leave the row out, or train on rows that have it"
+                "leave the row out, or train on rows that have it",
+                "its rows have a label that the run does not know",
             )
         encoded.append([ids[name] for name in names])
     return encoded

@@ -1,8 +1,8 @@
 """Translation: pairs of texts, batches of pairs, BLEU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import takewhile
 
 from datasets import Dataset
 from sacrebleu.metrics import BLEU
@@ -49,9 +49,9 @@ class Translation(TextTask):
     columns = ("source", "target")
     heads = ("decoder",)
 
-    def train_tokenizer(self, rows: Dataset) -> Tokenizer:
-        """One tokeniser for both sides, so that they can share an embedding."""
-        return Tokenizer.train(chain(rows["source"], rows["target"]), self.vocabulary)
+    def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
+        """Both sides: with one tokeniser they can share an embedding."""
+        return zip(rows["source"], rows["target"], strict=True)
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> SequencePairs:
         sources, targets = (

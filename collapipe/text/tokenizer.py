@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import tokenizers
@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from collapipe.errors import ConfigError, one_line
 from collapipe.text.vocabulary import Vocabulary
+from collapipe.text.words import byte_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +113,26 @@ class Tokenizer:
         return Tokenizer(self.json_text, self.special_tokens, labels)
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
-        """Byte-level BPE, which can write any text: merge the most frequent pairs of ``texts``
-        until ``vocabulary`` tokens are known."""
+    def train_from_counts(cls, counts: Mapping[str, int], vocabulary: int) -> "Tokenizer":
+        """Byte-level BPE, which can write any text: merge the most frequent pairs of words, of
+        which there are ``counts`` as ``count_words`` makes them, until ``vocabulary`` tokens are
+        known."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary,
             special_tokens=list(asdict(SpecialTokens()).values()),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        words = chain.from_iterable(repeat(word, count) for word, count in counts.items())
+        tokenizer.train_from_iterator(words, trainer)
+        tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(), decoders.ByteLevel()
         return cls(tokenizer.to_str())
+
+    @classmethod
+    def of_bytes(cls) -> "Tokenizer":
+        """A token for each byte, and the special ones: it tells nothing of any text."""
+        return cls.train_from_counts({}, 0)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without special tokens."""

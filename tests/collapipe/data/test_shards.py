@@ -1,5 +1,8 @@
 """Shards cover the rows once; batches of any step follow from the step alone."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 from datasets import Dataset
@@ -12,7 +15,7 @@ from flwr_datasets.partitioner import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.data.shards import batch_rows, shards
+from collapipe.data.shards import batch_rows, shard
 from collapipe.errors import DataError
 
 sizes = st.integers(1, 40)
@@ -37,6 +40,11 @@ def numbered(num_rows: int) -> Dataset:
     return Dataset.from_dict({"number": list(numbers), "label": [n % 3 for n in numbers]})
 
 
+def shards(rows: Dataset, partitioner: Any, units: Iterable[int]) -> list[Dataset]:
+    partitioner.dataset = rows
+    return [shard(partitioner, unit) for unit in units]
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -45,9 +53,8 @@ def numbered(num_rows: int) -> Dataset:
         lambda: DirichletPartitioner(4, partition_by="label", alpha=1.0, seed=1),
     ],
 )
-def test_shards_cover_the_rows_once(build: object) -> None:
+def test_shards_cover_the_rows_once(build: Callable[[], object]) -> None:
     """Though each unit asks a partitioner of its own, and one for all says the same."""
-    assert callable(build)
     held = [rows["number"][:] for rows in shards(numbered(200), build(), range(4))]
     assert sorted(number for rows in held for number in rows) == list(range(200))
     assert [rows["number"][:] for rows in shards(numbered(200), build(), range(4))] == held

@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import os
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def rows_of(file: Path, *columns: str, **options: Any) -> Dataset:
     name = str(file)
     data = DataSettings(train_file=name, validation_file=name, test_file=name, **options)
     splits = read(data, columns, seed=0)
-    assert splits.validation[:] == splits.test[:] == splits.train[:]
+    assert splits.train[:] == splits.validation[:] == splits.test[:]
     return splits.train
 
 
@@ -246,7 +247,19 @@ def test_missing_splits_are_a_tenth_of_the_training_rows_each(
     assert sorted([*given[0], *given[2]]) == numbers
     few = written(tmp_path, "few.txt", "one\ntwo\n")
     with pytest.raises(DataError, match="2 rows are too few to take validation and test"):
-        read(DataSettings(train_file=str(few)), ["text"], 0)
+        _ = read(DataSettings(train_file=str(few)), ["text"], 0).train
+
+
+def test_each_split_is_read_when_it_is_used(tmp_path: Path) -> None:
+    """So a server without training rows needs no file of them."""
+    file = written(tmp_path, "a.txt", "one\ntwo\n")
+    data = DataSettings(validation_file=str(file), test_file=str(file))
+    splits = read(data, ["text"], 0)
+    assert splits.validation["text"][:] == splits.test["text"][:] == ["one", "two"]
+    with pytest.raises(DataError, match=r"data\.train_file is not set"):
+        _ = splits.train
+    absent = replace(data, train_file=str(tmp_path / "absent.txt"))
+    assert len(read(absent, ["text"], 0).test) == 2
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, **splits: str) -> Splits:
@@ -338,4 +351,4 @@ def test_semicolons_are_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text;label\na;b\n")
     with pytest.raises(DataError, match="one column is 'text;label'; separate cells by commas"):
-        read(DataSettings(train_file=str(file)), ("text", "label"), 0)
+        _ = read(DataSettings(train_file=str(file)), ("text", "label"), 0).train

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from trained import of_texts
 
 from collapipe.errors import ConfigError
 from collapipe.models.huggingface import configuration
 from collapipe.models.huggingface.configuration import read
 from collapipe.models.huggingface.tokenizer import pretrained_tokenizer
-from collapipe.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_without_a_network_the_cache_is_read(
     (model / "snapshots/abc").mkdir(parents=True)
     (model / "refs").mkdir()
     (model / "refs/main").write_text("abc")
-    own = Tokenizer.train(["a hen"], 300)
+    own = of_texts(["a hen"], 300)
     trees = {
         "config": {"model_type": "bert", "num_hidden_layers": 3, "hidden_size": 8},
         "tokenizer": json.loads(own.json_text),

@@ -12,6 +12,7 @@ from federated import TINY, grid_of, train, weights
 from huggingface import CASES, LABELS, VOCABULARY, batch_for, folder, own_loss, spec_of
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
+from trained import trained
 
 from collapipe import config
 from collapipe.cli.export import export_run
@@ -124,7 +125,7 @@ def test_the_exported_tokeniser_is_the_runs(tmp_path: Path, name: str, head: str
     rows = Dataset.from_dict(
         {"tokens": [text[0].split()], "text": text, "source": text, "target": text}
     )
-    tokenizer = task.train_tokenizer(rows).with_labels(NAMES)
+    tokenizer = trained(task, rows, NAMES)
     model = SplitModel(cast(ModelSpec, spec), tokenizer.vocabulary)
     export(spec, tokenizer.vocabulary, NAMES, model.state_dict(), tmp_path / "out")
     export_tokenizer(tokenizer, head, 7, tmp_path / "out")
@@ -162,7 +163,7 @@ def test_a_pipeline_answers_as_the_run(
     overrides += [f"model.name={folder(tmp_path, family)}", f"hydra.run.dir={run_dir}"]
     settings = config.load_overrides([*overrides, "task.max_length=18", "task.vocabulary=300"])
     rows = settings.task.splits(settings.seed).train
-    tokenizer, run = build_tokenizer(settings, rows), RunFolder(run_dir)
+    tokenizer, run = build_tokenizer(settings), RunFolder(run_dir)
     model = initial_model(settings, tokenizer)
     with torch.no_grad():
         for weight in model.parameters():

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
-from collapipe.runs.rows import build_tokenizer
+from collapipe.runs.rows import make_tokenizer
 from collapipe.text.tokenizer import Tokenizer
 
 WORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nred\nblue\n"
@@ -19,7 +18,7 @@ MAPPED = {"auto_map": {"AutoFeatureExtractor": "evil.Evil", "AutoProcessor": "ev
 
 def build(folder: Path) -> Tokenizer:
     """As a run does whose option names the folder."""
-    return build_tokenizer(load_overrides([f"data.tokenizer={folder}"]), Dataset.from_dict({}))
+    return make_tokenizer(load_overrides([f"data.tokenizer={folder}"]), [])
 
 
 def refused(folder: Path) -> str:

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from trained import trained
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError, NonFiniteLossError
@@ -31,7 +32,7 @@ def causal_lm(root: Path | None = None, max_length: int = 8) -> CausalLM:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Trained on the texts above."""
-    return causal_lm().train_tokenizer(ROWS)
+    return trained(causal_lm(), ROWS)
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=5), st.integers(2, 12))
@@ -126,7 +127,7 @@ def test_files_become_rows(tmp_path: Path) -> None:
     assert causal_lm(tmp_path).splits(0).test["text"][:] == [odd]
     (tmp_path / "test.txt").write_text("\n \n")
     with pytest.raises(DataError, match=r"test\.txt holds no rows"):
-        causal_lm(tmp_path).splits(0)
+        _ = causal_lm(tmp_path).splits(0).test
     with pytest.raises(ConfigError, match=r"task causal_lm: no rows; .*data=synthetic"):
         causal_lm().splits(0)
 

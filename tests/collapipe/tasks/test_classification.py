@@ -13,16 +13,18 @@ from bad_files import assert_named
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from trained import trained
 
 from collapipe.config import load_overrides
 from collapipe.data.folders import Splits
 from collapipe.errors import ConfigError, DataError
-from collapipe.runs.rows import build_tokenizer
+from collapipe.runs.rows import make_tokenizer
 from collapipe.tasks.classification import Classification, LabelledTexts
 from collapipe.tasks.task import Task
 from collapipe.tasks.text_task import count_labels
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.validation import typed
+from collapipe.wire.messages import RowsReply
 
 TEXTS = ["Rain all day.", "The hedgehog won.", "Snow, and more snow.", "A draw."]
 LABELS = ["weather", "sport", "weather", "sport"]
@@ -40,7 +42,7 @@ def classification(root: Path | None = None, max_length: int = 32) -> Classifica
 def tokenizer() -> Tokenizer:
     """Trained on the rows above."""
     task = classification()
-    return task.train_tokenizer(ROWS).with_labels(tuple(task.label_counts(ROWS)))
+    return trained(task, ROWS)
 
 
 @pytest.fixture
@@ -216,9 +218,10 @@ def test_real_rows_are_read_whole(
 
 def test_a_folders_vocabulary_tokenizes_chinese_titles() -> None:
     """About 1 % of bert-base-chinese's tokens of them are unknown."""
-    splits, folder = real("toutiao15"), DATA / "bert-base-chinese"
+    task, splits, folder = classification(), real("toutiao15"), DATA / "bert-base-chinese"
     settings = load_overrides([*BERT, f"data.tokenizer={folder}"])
-    tokenizer = build_tokenizer(settings, splits.train)
+    told = RowsReply(0, len(splits.train), task.label_counts(splits.train), {})
+    tokenizer = make_tokenizer(settings, [told])
     assert tokenizer.vocabulary.size == 21_128
     assert tokenizer.vocabulary.num_labels == 15
     unknown = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n").index("[UNK]")

@@ -6,6 +6,7 @@ from datetime import datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trained import trained
 
 from collapipe.errors import ConfigError
 from collapipe.tasks.dates import Dates
@@ -59,7 +60,7 @@ def test_tokenized_dates_fit() -> None:
     """No row is near ``max_length``, and decoding gives the text back."""
     task: Task = dates(2000)
     rows = task.splits(0).train
-    tokenizer = task.train_tokenizer(rows)
+    tokenizer = trained(task, rows)
     pairs = task.encode(rows, tokenizer)
     batch = pairs.batch(range(len(pairs.lengths)))
     assert batch.inputs.shape[1] <= 24

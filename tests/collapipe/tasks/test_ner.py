@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
 from tokenizers import models, normalizers, pre_tokenizers
+from trained import of_texts, trained
 
 from collapipe.batch import IGNORED
 from collapipe.config import load_overrides
@@ -46,7 +47,7 @@ def ner(root: Path | None = None, max_length: int = 32) -> NamedEntities:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Trained on the rows above."""
-    return ner().train_tokenizer(ROWS).with_labels(NAMES)
+    return trained(ner(), ROWS).with_labels(NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_a_words_first_token_has_its_tag(wordpiece: Tokenizer) -> None:
 @pytest.fixture(scope="module")
 def running_text() -> Tokenizer:
     """A tokeniser like GPT-2's: most of its words have the blank before them."""
-    return Tokenizer.train([" ".join(["a hen met an owl, and", *WORDS[0]])] * 3, 320)
+    return of_texts([" ".join(["a hen met an owl, and", *WORDS[0]])] * 3, 320)
 
 
 @given(st.lists(st.one_of(words, st.sampled_from(WORDS[0])), max_size=6))
@@ -215,7 +216,7 @@ def test_files_become_rows(tmp_path: Path) -> None:
 def test_bad_lines_are_named(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "train.conll").write_text(f"so O\n{line}\n")
     with pytest.raises(DataError) as caught:
-        ner(tmp_path).splits(0)
+        _ = ner(tmp_path).splits(0).train
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from trained import trained
 
 from collapipe.data.folders import Splits
 from collapipe.data.shards import batch_rows
@@ -59,7 +60,7 @@ def test_every_label_stands_in_every_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "spec", "untrained", "trained"),
+    ("task", "spec", "untrained", "learned"),
     [
         (
             Classification(None, True, 1000, 48),
@@ -83,12 +84,11 @@ def test_every_label_stands_in_every_split() -> None:
     ids=["classification", "ner", "causal_lm"],
 )
 def test_a_small_model_learns_it(
-    task: Task, spec: HuggingFaceSpec, untrained: tuple[float, float], trained: tuple[float, float]
+    task: Task, spec: HuggingFaceSpec, untrained: tuple[float, float], learned: tuple[float, float]
 ) -> None:
     """Few steps take it from chance to nearly all that can be known."""
     splits = task.splits(0)
-    tokenizer = task.train_tokenizer(splits.train)
-    tokenizer = tokenizer.with_labels(tuple(task.label_counts(splits.train)))
+    tokenizer = trained(task, splits.train)
     model, examples = SplitModel(spec, tokenizer.vocabulary), task.encode(splits.train, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     evaluator = Evaluator(task, splits.test, tokenizer)
@@ -100,5 +100,5 @@ def test_a_small_model_learns_it(
         (loss / batch.num_targets).backward()
         optimizer.step()
     after = evaluator.evaluate(model).score
-    for score, (least, most) in ((before, untrained), (after, trained)):
+    for score, (least, most) in ((before, untrained), (after, learned)):
         assert least <= score.value <= most

@@ -12,6 +12,7 @@ from bad_files import assert_named
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trained import trained
 
 from collapipe.batch import IGNORED
 from collapipe.data import hub
@@ -57,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Trained on the fixture's sentences."""
-    return corpus(None).train_tokenizer(ROWS)
+    return trained(corpus(None), ROWS)
 
 
 @given(sentences, st.data())
@@ -83,7 +84,7 @@ def test_batch_holds_each_row_whole(
 def test_any_text_comes_back(texts: list[str]) -> None:
     """Encoded and decoded, with noise behind the end mark, a text is the same."""
     task = corpus(None)
-    tokenizer = task.train_tokenizer(ROWS)
+    tokenizer = trained(task, ROWS)
     texts = [text for text in texts if "<" not in text]
     ids = [[*row, tokenizer.vocabulary.eos, 5, 6] for row in tokenizer.encode(texts)]
     assert SequencePairs([], [], tokenizer).decode(ids) == texts
@@ -113,7 +114,7 @@ def test_long_rows_are_cut_and_counted(
 
 def test_tokenizer_is_a_function_of_the_rows(tokenizer: Tokenizer) -> None:
     """Every run trains the same one."""
-    assert corpus(None).train_tokenizer(ROWS).json_text == tokenizer.json_text
+    assert trained(corpus(None), ROWS).json_text == tokenizer.json_text
 
 
 def test_score_tells_right_from_wrong() -> None:
@@ -173,10 +174,10 @@ def test_empty_split_and_missing_folder(folder: Path) -> None:
     (folder / "valid.de").touch()
     (folder / "valid.en").write_bytes(b"\n")
     with pytest.raises(DataError, match=r"valid\.de has 0 lines, .*valid\.en has 1"):
-        corpus(folder).splits(0)
+        _ = corpus(folder).splits(0).validation
     (folder / "valid.en").write_bytes(b"")
     with pytest.raises(DataError, match=r"valid\.de and .*valid\.en hold no text"):
-        corpus(folder).splits(0)
+        _ = corpus(folder).splits(0).validation
     with pytest.raises(DataError, match=r"no folder .*absent; correct data\.root"):
         corpus(folder / "absent").splits(0)
 

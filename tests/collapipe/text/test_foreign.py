@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from trained import of_texts
 
 from collapipe.errors import ConfigError
 from collapipe.text.tokenizer import SpecialTokens, Tokenizer, check_tokenizer
@@ -13,7 +14,7 @@ Change = Callable[[dict[str, Any]], Any]
 
 
 def changed(change: Change) -> str:
-    tree = json.loads(Tokenizer.train(["a hen", "an owl"], 300).json_text)
+    tree = json.loads(of_texts(["a hen", "an owl"], 300).json_text)
     change(tree)
     return json.dumps(tree)
 

@@ -1,0 +1,215 @@
+"""A unit's owner: whose rows and devices these are, what nobody else chooses for the unit, and what
+nobody else is told."""
+
+import functools
+import logging
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from collapipe import config
+from collapipe.config import Settings
+from collapipe.config.composing import CONF, composed, unresolved, value_at
+from collapipe.config.overrides import literal, merged, parse, split
+from collapipe.config.trust import targets
+from collapipe.data.hub import is_hub_id
+from collapipe.errors import (
+    CancelledRoundError,
+    ConfigError,
+    DataError,
+    LinkError,
+    NonFiniteLossError,
+    OwnerError,
+    RoundFailedError,
+    WireError,
+    one_line,
+)
+from collapipe.inventory.cluster import ANY_COST
+from collapipe.inventory.file import read_inventory
+from collapipe.inventory.schema import Section, Text, Whole
+from collapipe.inventory.yaml_file import PlacedError, load
+from collapipe.runs.rows import tells_words
+from collapipe.sections import DataSettings
+
+_log = logging.getLogger(__name__)
+_ANY, _SHORT = "owner", "data"  # keys of a node's configuration
+# What the server may choose, beside its own files; all else is the owner's.
+_SECTIONS = """
+seed batch_size task task_model model experiment optimizer federation server_optimizer framework
+strategy environment channel compression adapter decoder link server pipeline runtime tracking
+cluster
+"""
+_OPTIONS = """
+data.root data.validation_file data.test_file data.shuffle data.max_eval_samples data.tokenizer
+data.tokenizer_min_rows hydra.run.dir hydra.sweep.dir
+"""
+_SHARED = "shuffle", "max_eval_samples", "tokenizer", "tokenizer_min_rows"  # of the section data
+_MIN_ROWS = "data.tokenizer_min_rows"
+# Errors whose words are of the run, not of the owner's rows and files.
+_OF_THE_RUN = (
+    CancelledRoundError,
+    LinkError,
+    NonFiniteLossError,
+    OwnerError,
+    RoundFailedError,
+    WireError,
+)
+
+
+class DataSection(Section):
+    """``data``: where the rows are, and what their columns are called."""
+
+    root: Text | None = None
+    name: Text | None = None
+    config: Text | None = None
+    train_file: Text | None = None
+    text_column: Text | None = None
+    label_column: Text | None = None
+    tokens_column: Text | None = None
+    tags_column: Text | None = None
+    source_column: Text | None = None
+    target_column: Text | None = None
+    max_train_samples: Whole | None = None
+    tokenizer_min_rows: Whole | None = None  # fewer are refused
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.root, self.name, self.train_file).count(None) != 2:
+            raise PlacedError((), "needs one of train_file, root and name: where rows are")
+        return self
+
+
+class ClusterSection(Section):
+    """``cluster``: an inventory whose first cluster is the unit's."""
+
+    file: Text
+
+
+class PipelineSection(Section):
+    threads: Whole
+
+
+class RuntimeSection(Section):
+    torch_device: Text
+
+
+class OwnerSection(Section):
+    """The owner's file."""
+
+    name: Annotated[Text, Field(max_length=64)] | None = None
+    data: DataSection
+    cluster: ClusterSection | None = None
+    pipeline: PipelineSection | None = None
+    runtime: RuntimeSection | None = None
+
+
+def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Settings:
+    """Settings of a unit: the run's, and where the unit has an owner, what its owner chooses.
+
+    Raises ``OwnerError`` where the run chooses something that is the owner's, ``ConfigError``.
+    """
+    if not has_owner(node_config):
+        return config.load(run_config)
+    overrides = split(str(run_config.get("overrides", "")))
+    _check(overrides)
+    owner, folder = _read(node_config)
+    if owner.cluster is not None:
+        overrides = [each for each in overrides if not each.lstrip("+~").startswith("cluster")]
+    settings = config.load({"overrides": shlex.join(merged(overrides, [*_own(owner, folder)]))})
+    least = owner.data.tokenizer_min_rows or 1
+    if tells_words(settings) and settings.data.tokenizer_min_rows < least:
+        raise _refusal(_MIN_ROWS, f"must be at least {least} where words are told")
+    return settings
+
+
+def has_owner(node_config: Mapping[str, Any]) -> bool:
+    """Whether the unit's rows are not a part of somebody's, but its owner's."""
+    return _ANY in node_config or _SHORT in node_config
+
+
+def name_of(node_config: Mapping[str, Any]) -> str:
+    """What the unit's owner calls it; empty where nobody has named it."""
+    return (_read(node_config)[0].name or "") if has_owner(node_config) else ""
+
+
+def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
+    """What the server is told of an error: nothing of an owner's values and paths, which only the
+    log of the unit has."""
+    if not has_owner(node_config) or isinstance(error, _OF_THE_RUN):
+        return error
+    _log.error("%s", error, exc_info=None if isinstance(error, ConfigError) else error)
+    why = error.told if isinstance(error, DataError) else type(error).__name__
+    return OwnerError(f"the unit cannot use what its owner gave it ({why}); its log says more")
+
+
+def _check(overrides: list[str]) -> None:
+    """Raise ``OwnerError`` for what a server may not choose, before anything of it is looked at."""
+    for override in parse(overrides):
+        key, fault = override.key_or_group, ""
+        if key not in _OPTIONS.split() and key.partition(".")[0] not in _SECTIONS.split():
+            fault = "is the owner's to choose"
+        elif override.package is not None or "${" in str(override.input_line):
+            fault = "refers to something else"
+        if fault:
+            raise _refusal(key, fault)
+    _check_places(unresolved(composed(overrides)))
+
+
+def _check_places(tree: Mapping[str, Any]) -> None:
+    """Raise ``OwnerError`` for classes that ``conf/`` has not for their option, and for files."""
+    for option, target in targets(tree):
+        if target not in _packaged_classes(option.rpartition(".")[2]):
+            raise _refusal(f"{option}._target_", "names a class that its group in conf/ has not")
+    name, files = value_at(tree, "model.name"), "and files on a unit's machine are its owner's"
+    if name is not None and (not is_hub_id(str(name)) or Path(str(name)).exists()):
+        raise _refusal("model.name", f"must be a hub's id, {files}")
+    if "file" in tree["cluster"]:
+        raise _refusal("cluster", f"names a file, {files}")
+    for option in ("root", "synthetic"):
+        if value_at(tree, f"task.{option}") not in (None, f"${{data.{option}}}"):
+            raise _refusal(f"task.{option}", "says where rows are, which is the owner's to choose")
+
+
+def _refusal(option: str, fault: str) -> OwnerError:
+    return OwnerError(f"the unit refuses the run: its option {one_line(option)} {fault}")
+
+
+@functools.cache
+def _packaged_classes(group: str) -> frozenset[str]:
+    texts = (file.read_text("utf-8") for file in (CONF / group).glob("*.yaml"))
+    return frozenset(name for text in texts for name in re.findall(r"_target_: *(\S+)", text))
+
+
+def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
+    """What the node's configuration says of the owner, and the folder from which paths are seen."""
+    if _ANY in node_config:
+        file = Path(str(node_config[_ANY]))
+        return load(file).parse(OwnerSection), file.parent
+    path = Path(str(node_config[_SHORT]))
+    option = "root" if path.is_dir() else "train_file"
+    return OwnerSection.model_validate({"data": {option: str(path)}}), Path()
+
+
+def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
+    """Overrides of what is the owner's: all options of rows, whether the run sets them or not."""
+    chosen = owner.data.model_dump(exclude_none=True)
+    for option in {"root", "train_file"} & chosen.keys():
+        chosen[option] = str(folder / chosen[option])
+    for field in fields(DataSettings):
+        if field.name not in _SHARED:
+            yield f"data.{field.name}={literal(chosen.get(field.name, field.default))}"
+    yield "data.partitioner=null"
+    if owner.cluster is not None:
+        file = folder / owner.cluster.file
+        devices = read_inventory(file, ANY_COST).section.clusters[0].devices
+        kind = "devices" if all(each.address for each in devices) else "file"
+        yield from (f"cluster={kind}", f"cluster.file={literal(str(file))}", "cluster.num_units=1")
+    if owner.pipeline is not None:
+        yield f"pipeline.threads={owner.pipeline.threads}"
+    if owner.runtime is not None:
+        yield f"runtime.torch_device={literal(owner.runtime.torch_device)}"

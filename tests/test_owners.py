@@ -1,0 +1,275 @@
+"""Units with rows of their owners': nobody else opens them, chooses them or is told of them."""
+
+import json
+import logging
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federated import train, weights
+from flwr.app import Context, Message
+
+from client_app.app import app
+from collapipe import owner
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError, OwnerError, RoundFailedError
+from collapipe.inventory.cluster import ANY_COST as COST
+from collapipe.runs.rows import load_shard, load_test
+from server_app.grid import InlineGrid
+from server_app.units import Units
+
+MODEL = (
+    "task=classification",
+    "model=huggingface",
+    "model.family=bert",
+    "model.config={num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, "
+    "intermediate_size: 16}",
+    "federation.num_units=2",
+    "federation.rounds=1",
+    "task.vocabulary=280",
+    "batch_size=6",
+    "federation.local_steps=2",
+    "federation.checkpoint_every=0",
+)
+WORDS = ["hen", "owl", "fox", "barn", "river", "grain"]
+
+
+def written(file: Path, count: int, first: int = 0, label: str = "label") -> Path:
+    rows = [f"the {WORDS[n % 6]} sees {WORDS[n % 5]},{'ab'[n % 2]}" for n in range(first, count)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join([f"text,{label}", *rows]) + "\n")
+    return file
+
+
+def overrides(folder: Path, *more: str) -> list[str]:
+    """The server names files of its own, to evaluate on, and none to train on."""
+    own = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
+    return [*MODEL, *own, f"hydra.run.dir={folder / 'run'}", *more]
+
+
+def grid_of(told: list[str], nodes: list[dict[str, Any]]) -> InlineGrid:
+    """Each unit with the node configuration that its owner wrote."""
+
+    def client(message: Message, context: Context) -> Message:
+        unit = int(context.node_config["partition-id"])
+        context.node_config.update(nodes[unit])
+        return app(message, context)
+
+    return InlineGrid(client, len(nodes), {"overrides": shlex.join(told)})  # type: ignore[arg-type]
+
+
+_guarded: dict[str, set[str]] = {}  # file → names of threads that opened it
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and str(arguments[0]) in _guarded:
+        name = threading.current_thread().name
+        _guarded[str(arguments[0])].add(name)
+        if not name.startswith("unit-"):
+            raise AssertionError(f"{name} opens {arguments[0]}")
+
+
+sys.addaudithook(_note)
+
+
+@contextmanager
+def only_units_open(*files: Path) -> Iterator[dict[str, set[str]]]:
+    _guarded.update({str(file): set() for file in files})
+    try:
+        yield _guarded
+    finally:
+        _guarded.clear()
+
+
+def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path) -> None:
+    """Both ways to name them; each is opened by its own unit alone."""
+    mine = written(tmp_path / "mine" / "rows.csv", 30)
+    theirs = written(tmp_path / "theirs" / "rows.csv", 25, 5, "topic")
+    file = theirs.with_name("unit.yaml")
+    file.write_text("name: paris\ndata: {train_file: rows.csv, label_column: topic}\n")
+    told = overrides(tmp_path)
+    with only_units_open(mine, theirs) as opened:
+        train(grid_of(told, [{"data": str(mine)}, {"owner": str(file)}]), load_overrides(told))
+        assert opened == {str(mine): {"unit-0"}, str(theirs): {"unit-1"}}
+    shards = json.loads((tmp_path / "run" / "shards.json").read_text())
+    assert shards["labels"] == ["a", "b"]
+    assert shards["shards"] == [
+        {"unit": 0, "rows": 30, "labels": {"a": 15, "b": 15}},
+        {"unit": 1, "rows": 20, "labels": {"a": 10, "b": 10}, "name": "paris"},
+    ]
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["units"] == [0, 1]
+    assert all(weight.isfinite().all() for weight in weights(tmp_path / "run").values())
+
+
+def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path) -> None:
+    """The partitioner runs in each unit; the same rows at owners' make the same model."""
+    file = written(tmp_path / "rows.csv", 30)
+    told = overrides(tmp_path, f"data.train_file={file}", "data.shuffle=false")
+    with only_units_open(file):
+        train(grid_of(told, [{}, {}]), load_overrides(told))
+    halves = [written(tmp_path / f"{n}.csv", 15 * n + 15, 15 * n) for n in (0, 1)]
+    told = overrides(tmp_path / "owned", "data.shuffle=false")
+    train(grid_of(told, [{"data": str(half)} for half in halves]), load_overrides(told))
+    here, there = weights(tmp_path / "run"), weights(tmp_path / "owned" / "run")
+    assert [name for name in here if not torch.equal(here[name], there[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [
+        ("data.train_file=/etc/passwd", "data.train_file is the owner's"),
+        ("data.name=someone/rows", "data.name is the owner's"),
+        ("data=synthetic", "data is the owner's"),
+        ("data.max_train_samples=1", "data.max_train_samples is"),
+        ("partitioner=iid", "partitioner is the owner's"),
+        ("task.root=/secret", "task.root says where rows are"),
+        ("task.synthetic=true", "task.synthetic says where rows are"),
+        ("model.name=/secret", "model.name must be a hub's id"),
+        ("model.name=tests", "model.name must be a hub's id"),
+        ("model={_target_: secret.Class}", "model._target_ names a class"),
+        ("strategy._target_=os.system", "strategy._target_ names a class"),
+        ("+strategy.inner={_target_: os.system}", "strategy.inner._target_ names a class"),
+        ("task._target_=collapipe.inventory.cluster.DeviceCluster", "task._target_ names a class"),
+        ("cluster=file", "cluster names a file"),
+        ("cluster='devices'", "cluster names a file"),
+        ("+cluster.file=/secret", "cluster names a file"),
+        ("task.max_length=${oc.env:SECRET}", "task.max_length refers to something else"),
+        ("+hydra.searchpath=[file:///secret]", "hydra.searchpath is the owner's"),
+    ],
+)
+def test_what_is_the_owners_is_refused_without_its_value(
+    tmp_path: Path, option: str, word: str
+) -> None:
+    file = written(tmp_path / "mine.csv", 9)
+    run_config = {"overrides": shlex.join([*overrides(tmp_path), option])}
+    with pytest.raises(OwnerError) as refused:
+        owner.load_settings(run_config, {"data": str(file)})
+    assert word in str(refused.value)
+    assert "secret" not in str(refused.value).lower()
+    assert "passwd" not in str(refused.value)
+
+
+def test_a_server_that_would_cut_rows_from_others_ends_before_it_opens_any(tmp_path: Path) -> None:
+    """Without files to evaluate on it would open the training file; units refuse it first."""
+    file = written(tmp_path / "rows.csv", 40)
+    told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
+    nodes = [{"data": str(written(tmp_path / f"{unit}.csv", 9))} for unit in (0, 1)]
+    with only_units_open(file) as opened:
+        with pytest.raises(RoundFailedError, match=r"data\.train_file is the owner's to choose"):
+            train(grid_of(told, nodes), load_overrides(told))
+        assert opened == {str(file): set()}
+
+
+CLUSTER = """
+batch_size: 6
+model: {num_blocks: 2}
+clusters:
+- name: mine
+  devices:
+  - {name: box, chunk: {u: 0.1}, max_blocks: 4}
+"""
+
+
+def test_an_owner_says_what_the_unit_computes_with(tmp_path: Path) -> None:
+    """Instead of what the run says; the file's one cluster is the unit's, whatever its number."""
+    written(tmp_path / "mine.csv", 9)
+    (tmp_path / "boxes.yaml").write_text(CLUSTER)
+    file = tmp_path / "unit.yaml"
+    file.write_text(
+        "data: {train_file: mine.csv, max_train_samples: 7, tokenizer_min_rows: 2}\n"
+        "cluster: {file: boxes.yaml}\npipeline: {threads: 2}\nruntime: {torch_device: cpu}\n"
+    )
+    told = overrides(tmp_path, "cluster=edge", "cluster.num_devices=5", "pipeline.threads=8")
+    node, run = {"owner": str(file)}, [*told, "data.tokenizer_min_rows=3"]
+    settings = owner.load_settings({"overrides": shlex.join(run)}, node)
+    assert (settings.pipeline.threads, settings.data.validation_file) == (2, None)
+    assert len(load_shard(settings, 1)) == 7
+    cluster = settings.build("cluster")
+    assert [each.name for each in cluster.draw(COST, 1, np.random.default_rng(0))] == ["box"]
+    with pytest.raises(OwnerError, match=r"tokenizer_min_rows must be at least 2"):
+        owner.load_settings({"overrides": shlex.join(told)}, node)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "data: {text_column: body}\n",
+            "unit.yaml:1: data: needs one of train_file",
+        ),
+        ("data: {train_file: a, root: b}\n", "needs one of"),
+        ("data: {trian_file: a}\n", "unknown key; nearest: train_file"),
+        ("{}\n", "data: is missing"),
+        ("data: {train_file: absent.csv}\n", "absent.csv: no such file"),
+    ],
+)
+def test_a_wrong_owners_file_is_told_to_the_owner_alone(
+    tmp_path: Path, text: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server hears that the unit is left out, and nothing of the file."""
+    file = tmp_path / "secret" / "unit.yaml"
+    file.parent.mkdir()
+    file.write_text(text)
+    told = overrides(tmp_path)
+    grid = grid_of(told, [{"owner": str(file)}] * 2)
+    with pytest.raises(RoundFailedError) as failed, caplog.at_level(logging.ERROR):
+        Units(grid, load_overrides(told).federation).rows()
+    assert words in caplog.text
+    assert "cannot use what its owner gave it" in str(failed.value)
+    assert "secret" not in str(failed.value)
+    assert "file" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "told"),
+    [
+        ("body,label\nhen,a\n", "there is no column 'text'", "no column that data.text_column"),
+        ("text,label\nhen,\n", "column 'label', row 1: is empty", "a label of its rows"),
+        ("text,label\n\xff\xfe", "is not UTF-8", "its rows cannot be read"),
+    ],
+)
+def test_wrong_rows_are_told_without_values(
+    tmp_path: Path, rows: str, words: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The unit is left out and named; the others train."""
+    bad = tmp_path / "secret.csv"
+    bad.write_bytes(rows.encode("latin-1"))
+    run = overrides(tmp_path)
+    grid = grid_of(run, [{"data": str(written(tmp_path / "mine.csv", 9))}, {"data": str(bad)}])
+    with caplog.at_level(logging.WARNING, "client_app"), caplog.at_level(logging.WARNING):
+        units = Units(grid, load_overrides(run).federation)
+        assert list(units.rows()) == [0]
+    whole, hidden = ([r.getMessage() for r in caplog.records if r.name == name] for name in LOGS)
+    assert words in whole[0]
+    assert "secret" in whole[0]
+    assert told in hidden[0]
+    assert "secret" not in hidden[0]
+
+
+LOGS = "collapipe.owner", "server_app.units"
+
+
+def test_an_error_that_nobody_expected_tells_nothing(tmp_path: Path) -> None:
+    """A library's own words may hold anything."""
+    with pytest.raises(OwnerError) as told:
+        raise owner.as_told(KeyError("secret row"), {"data": "/secret"})
+    assert "secret" not in str(told.value)
+    assert isinstance(owner.as_told(KeyError("a"), {}), KeyError)
+
+
+def test_a_server_without_rows_of_its_own_says_what_it_lacks(tmp_path: Path) -> None:
+    """It cuts none from those of the units."""
+    settings = load_overrides([*MODEL, f"hydra.run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="no rows"):
+        load_test(settings)
+    one = f"data.test_file={written(tmp_path / 'test.csv', 4)}"
+    with pytest.raises(ConfigError, match="set both"):
+        load_overrides([*MODEL, one])
