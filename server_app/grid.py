@@ -17,7 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from collapipe.cancellation import cancellable
 
 _log = logging.getLogger(__name__)
-_RUN_ID, _SERVER_NODE_ID, _APP_ERROR = 1, 1, 0
+_RUN_ID, _SERVER_NODE_ID = 1, 1
+_APP_ERROR, _NODE_UNAVAILABLE = 0, 5  # Flower's codes
 _GRACE_S = 5.0  # for cancelled units to reach their next action
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 3.0
 _SHARE = 0.05  # of the time waited so far: the most that looking late adds to a round
@@ -120,21 +121,32 @@ class InlineGrid(Grid):
 
 
 def make_prompt(grid: Grid) -> Grid:
-    """Let ``grid`` notice replies within a twentieth of the time that they took.
+    """Let ``grid`` notice replies within a twentieth of the time that they took, and each be that
+    of the node that was asked.
 
     Flower's own grids look every 0.1 s (simulated) or every 3 s (deployed), however short a round
-    is.
+    is. For a node that is gone, or that a message cannot be sent to, Flower answers itself: in its
+    own name, or not at all.
     """
 
     def send_and_receive(
         messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        waiting, replies = set(grid.push_messages(messages)), list[Message]()
+        asked, replies = list(messages), list[Message]()
+        ids: list[str | None] = [*grid.push_messages(asked)] or [None] * len(asked)
+        waiting = {key: each for key, each in zip(ids, asked, strict=True) if key is not None}
+        error = Error(_NODE_UNAVAILABLE, "Flower could not send the message to the node")
+        replies += [
+            Message(error, reply_to=each)
+            for key, each in zip(ids, asked, strict=True)
+            if key is None
+        ]
         began = time.monotonic()
         while True:
-            came = list(grid.pull_messages(waiting))
-            replies += came
-            waiting -= {reply.metadata.reply_to_message_id for reply in came}
+            for reply in grid.pull_messages(list(waiting)) if waiting else ():
+                request = waiting.pop(reply.metadata.reply_to_message_id)
+                gone = reply.has_error()
+                replies.append(Message(reply.error, reply_to=request) if gone else reply)
             waited_s = time.monotonic() - began
             if not waiting or (timeout is not None and waited_s >= timeout):
                 return replies

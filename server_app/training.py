@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from datasets import Dataset
 from flwr.serverapp import Grid
 from rich.console import Console
 
@@ -14,8 +15,8 @@ from collapipe.config import Settings
 from collapipe.errors import DataError
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.model import initial_model
-from collapipe.runs.rows import build_tokenizer, load_splits
+from collapipe.runs.model import initial_model, read_tokenizer
+from collapipe.runs.rows import load_test, load_validation, make_tokenizer
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
@@ -48,8 +49,12 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)
-        splits, console = load_splits(settings), Console()
-        tokenizer = build_tokenizer(settings, splits.train)
+        told, console = Units(grid, settings.federation).rows(), Console()
+        if checkpoint is not None and len(told) < settings.federation.num_units:
+            tokenizer = read_tokenizer(folder.path / "model")  # who is absent now had words, too
+        else:
+            tokenizer = make_tokenizer(settings, told.values())
+        _ = load_validation(settings), load_test(settings)  # what cannot be read is said now
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)
@@ -66,7 +71,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             history.start = time.perf_counter() - checkpoint.progress.wall_s
             console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
         with summarised(folder, settings, history, console):
-            write_shard_report(settings, folder, console)
+            write_shard_report(told, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint)
             if settings.framework.train:
                 run.train(grid)
@@ -88,8 +93,9 @@ class _Run:
     def train(self, grid: Grid) -> None:
         """Train, then evaluate on the test rows."""
         federation, done = self.settings.federation, self.history.num_rounds
-        test = self._evaluator("test")  # rows that cannot be encoded are found now
-        validation = self._evaluator("validation")
+        # Rows that cannot be encoded are found now.
+        test = self._evaluator("test", load_test(self.settings))
+        validation = self._evaluator("validation", load_validation(self.settings))
         steps = federation.num_units * federation.local_steps
         with (
             run_log(self.folder, self.settings, self.history) as log,
@@ -169,8 +175,7 @@ class _Run:
         for unit in units:
             self.folder.write_weights(model.own_models[unit], unit)
 
-    def _evaluator(self, split: str) -> Evaluator:
-        rows = getattr(load_splits(self.settings), split)
+    def _evaluator(self, split: str, rows: Dataset) -> Evaluator:
         try:
             return Evaluator(self.settings.task, rows, self.tokenizer)
         except DataError as error:

@@ -1,8 +1,12 @@
 """The units of a run as Flower's nodes: who is there, and what each is asked outside of rounds."""
 
+import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, repeat
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
@@ -14,34 +18,60 @@ from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.frozen_store import digest
-from collapipe.wire.messages import Failure, Setup, StateReply
+from collapipe.wire.messages import Failure, RowsReply, Setup, StateReply
+from server_app.attendance import ABSENT, SILENT, Attendance
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
 T = TypeVar("T")
-_WAIT_S = 30.0  # for simulated or deployed nodes to connect
+Numbered = TypeVar("Numbered", RowsReply, StateReply)
+_log = logging.getLogger(__name__)
 _POLL_S = 0.5
-_SILENT = "Timeout"
+_AGAIN_S = 60.0  # for a unit that was left out to answer
+_UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
+_OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in common is wrong
 
 
 @dataclass
 class Units:
     """Asks nodes, and judges what they answer: what one says costs nobody else.
 
-    ``tokenizer`` is as ``Tokenizer.pack`` makes it. ``nodes`` are those of the units that have told
-    their number; ``frozen_bytes`` of ``frozen`` weights went out so far.
+    ``tokenizer`` is as ``Tokenizer.pack`` makes it; ``rows`` alone can do without. ``nodes`` are
+    those of the units that have told their number; ``frozen_bytes`` of ``frozen`` weights went out
+    so far.
     """
 
     grid: Grid
     federation: FederationSettings
-    tokenizer: str
-    frozen: Mapping[str, Tensors]
+    tokenizer: str = ""
+    frozen: Mapping[str, Tensors] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
     frozen_bytes: int = 0
     _strangers: list[int] = field(default_factory=list)  # nodes whose number is unknown
+    _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
 
     def __post_init__(self) -> None:
+        self.attendance = Attendance(self.federation.miss_limit)
         digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
         self._setup = records.pack(Setup(self.tokenizer, digests))
+
+    def rows(self) -> dict[int, RowsReply]:
+        """What each unit tells of its training rows; one that tells nothing usable is left out.
+
+        Raises ``ConfigError`` where there are too few nodes or too many, or where a
+        unit cannot use the run's options or data, ``RoundFailedError`` where none tells anything.
+        """
+        nodes = _connected(self.grid, self.federation)
+        contents = dict.fromkeys(nodes, records.pack_groups({}))
+        answers = self._ask(records.ROWS, contents, partial(records.unpack, RowsReply))
+        self._check_numbers(answers, set())
+        told, causes = _apart(answers)
+        for failure in causes:
+            if failure.kind in _OF_ALL:
+                raise ConfigError(failure.message)
+            _log.warning("rows of a unit are not counted: %s: %s", failure.kind, failure.message)
+        if not told:
+            raise RoundFailedError(f"no unit tells of its rows: {_each(causes)}")
+        return dict(sorted((reply.unit, reply) for reply in told.values()))
 
     def discover(self) -> tuple[ClusterState | Failure, ...]:
         """Ask each node for its cluster's state, and give it the tokeniser and the frozen parts of
@@ -49,42 +79,54 @@ class Units:
 
         A unit is left out, with the reason as its answer, whose node does not answer, raises, or
         answers nonsense or a number that is none or another node's: the first of two keeps it.
-        Raises ``ConfigError`` where the number of nodes is not ``federation.num_units``, or where
+        Raises ``ConfigError`` where there are too few nodes or too many, or where
         no unit is left and one says that it cannot use its options or data; else
         ``RoundFailedError`` where none is left.
         """
         num_units = self.federation.num_units
-        self._strangers = _connected(self.grid, num_units)
-        told, causes = self._introduce()
+        self._strangers = _connected(self.grid, self.federation)
+        told, causes = self._introduce(())
         if not told:
             for failure in causes:
-                if failure.kind in (ConfigError.__name__, DataError.__name__):
+                if failure.kind in _OF_ALL:
                     raise ConfigError(failure.message)
-            each = "; ".join(f"{failure.kind}: {failure.message}" for failure in causes)
-            raise RoundFailedError(f"no unit can report its state: {each}")
+            raise RoundFailedError(f"no unit can report its state: {_each(causes)}")
         missing = [unit for unit in range(num_units) if unit not in told]
-        told |= dict(zip(missing, causes, strict=True))
+        absent = Failure(ABSENT, "no node has told this number")
+        told |= dict(zip(missing, chain(causes, repeat(absent)), strict=False))
         return tuple(told[unit] for unit in range(num_units))
 
-    def ask_again(self, excluded: Collection[int]) -> dict[int, ClusterState | Failure]:
-        """Ask the ``excluded`` units for their clusters' states; unusable answers are left out.
+    def ask_again(
+        self, round_: int, excluded: Collection[int]
+    ) -> dict[int, ClusterState | Failure]:
+        """Ask the ``excluded`` units that are due for their clusters' states, and nodes that have
+        come, or have told no usable number; unusable answers are left out.
 
-        Nodes that have told no number of their own are asked, too; those that were silent are not.
+        A node that comes may take the number of one that is gone: a box that was started anew.
         """
-        known = {self.nodes[unit]: unit for unit in excluded if unit in self.nodes}
-        told, _ = self._introduce() if self._strangers else ({}, [])
-        for node, reply in self._states(known).items():
+        online = set(self.grid.get_node_ids())
+        came = [node for node in online if node not in self._met]
+        self._strangers = [node for node in self._strangers if node in online] + came
+        gone = {unit for unit, node in self.nodes.items() if node not in online}
+        told = self._introduce(gone)[0] if self._strangers else {}
+        due = [unit for unit in excluded if unit not in told and self.attendance.due(unit, round_)]
+        known = {self.nodes[unit]: unit for unit in due if unit in self.nodes and unit not in gone}
+        for node, reply in self._states(known, _AGAIN_S).items():
             if isinstance(reply, StateReply) and reply.unit == known[node]:
                 told[reply.unit] = reply.state
+        for unit in {*known.values(), *told}:
+            self.attendance.asked(unit, round_, answered=unit in told)
         return told
 
-    def kept(self) -> dict[int, Kept]:
-        """What every unit keeps: its optimiser's memory and the like.
+    def kept(self, excluded: Collection[int]) -> dict[int, Kept]:
+        """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones,
+        nor of one that is gone, which the log says.
 
         Raises ``RoundFailedError`` or ``WireError`` where one does not tell, or what it tells makes
         a file that cannot be read.
         """
-        kept = self._exchange(records.KEEP, {})
+        there = {unit: node for unit, node in self.nodes.items() if unit not in excluded}
+        kept = self._exchange(records.KEEP, {}, there)
         for unit, groups in kept.items():
             for name, tensors in groups.items():
                 if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
@@ -96,17 +138,31 @@ class Units:
     def restore(self, kept: Mapping[int, Kept]) -> None:
         """Let every unit go on from what it kept then, be it nothing. Raises ``RoundFailedError``
         where one cannot."""
-        self._exchange(records.RESTORE, kept)
+        self._exchange(records.RESTORE, kept, self.nodes)
 
-    def _introduce(self) -> tuple[dict[int, ClusterState | Failure], list[Failure]]:
-        """States of the strangers that become known by it, and why the others do not."""
+    def _introduce(
+        self, gone: Collection[int]
+    ) -> tuple[dict[int, ClusterState | Failure], list[Failure]]:
+        """States of the strangers that become known by it, and why the others do not; the numbers
+        of the units that are ``gone`` are free."""
         answers = self._states(self._strangers)
+        self._met.update(answers)
         self._strangers = [
             node
             for node, each in answers.items()
-            if not isinstance(each, Failure) or each.kind != _SILENT
+            if not isinstance(each, Failure) or each.kind != SILENT
         ]
-        units, last = set(self.nodes), self.federation.num_units - 1
+        self._check_numbers(answers, self.nodes.keys() - set(gone))
+        self._send_frozen(answers)
+        told, causes = _apart(answers)
+        for node, answer in told.items():
+            self._strangers.remove(node)
+            self.nodes[answer.unit] = node
+        return {answer.unit: answer.state for answer in told.values()}, causes
+
+    def _check_numbers(self, answers: dict[int, Numbered | Failure], units: set[int]) -> None:
+        """Make a failure of each answer whose number is none, or that of one of the ``units``."""
+        last = self.federation.num_units - 1
         for node, reply in answers.items():
             if isinstance(reply, Failure):
                 continue
@@ -120,15 +176,6 @@ class Units:
             if fault:
                 answers[node] = Failure("WireError", fault)
             units.add(unit)
-        self._send_frozen(answers)
-        told, causes = dict[int, ClusterState | Failure](), list[Failure]()
-        for node, answer in answers.items():
-            if isinstance(answer, Failure):
-                causes.append(answer)
-            else:
-                self._strangers.remove(node)
-                self.nodes[answer.unit], told[answer.unit] = node, answer.state
-        return told, causes
 
     def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
         """Send each node the parts that it lacks; ``answers`` of those that cannot keep them are
@@ -144,43 +191,69 @@ class Units:
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
             self.frozen_bytes += len(contents) * records.num_bytes(tensors)
 
-    def _states(self, nodes: Iterable[int]) -> dict[int, StateReply | Failure]:
-        return self._ask(records.STATE, dict.fromkeys(nodes, self._setup), records.unpack_state)
+    def _states(
+        self, nodes: Iterable[int], timeout_s: float = math.inf
+    ) -> dict[int, StateReply | Failure]:
+        contents = dict.fromkeys(nodes, self._setup)
+        return self._ask(records.STATE, contents, records.unpack_state, timeout_s)
 
-    def _exchange(self, kind: str, groups: Mapping[int, Kept]) -> dict[int, Kept]:
-        """Send each unit its groups of tensors; what each answers."""
-        contents = {
-            node: records.pack_groups(groups.get(unit, {})) for unit, node in self.nodes.items()
-        }
+    def _exchange(
+        self, kind: str, groups: Mapping[int, Kept], nodes: Mapping[int, int]
+    ) -> dict[int, Kept]:
+        """Send the unit of each node its groups of tensors; what each that is there answers."""
+        contents = {node: records.pack_groups(groups.get(unit, {})) for unit, node in nodes.items()}
         answers, came = self._ask(kind, contents, records.unpack_groups), dict[int, Kept]()
-        for unit, node in self.nodes.items():
+        for unit, node in nodes.items():
             answer = answers[node]
-            if isinstance(answer, Failure):
+            if not isinstance(answer, Failure):
+                came[unit] = answer
+            elif answer.kind == ABSENT:
+                _log.warning("unit %d is gone: %s is without it (%s)", unit, kind, answer.message)
+            else:
                 raise RoundFailedError(f"unit {unit}: {answer.message}")
-            came[unit] = answer
         return came
 
     def _ask(
-        self, kind: str, contents: Mapping[int, RecordDict], unpack: Callable[[RecordDict], T]
+        self,
+        kind: str,
+        contents: Mapping[int, RecordDict],
+        unpack: Callable[[RecordDict], T],
+        timeout_s: float = math.inf,
     ) -> dict[int, T | Failure]:
         """Each node's answer to its content; a failure where it cannot be used, or none came."""
+        if not contents:
+            return {}
         messages = [Message(content, node, kind) for node, content in contents.items()]
-        timeout_s = self.federation.round_timeout_s
+        timeout_s = min(timeout_s, self.federation.round_timeout_s)
         replies = self.grid.send_and_receive(messages, timeout=timeout_s)
         answers = {reply.metadata.src_node_id: answered(reply, unpack) for reply in replies}
-        limit = f"federation.round_timeout_s={timeout_s:g}"
-        silence = Failure(_SILENT, f"no answer to {kind} within {limit}; raise it")
+        silence = Failure(
+            SILENT, f"no answer to {kind} in {timeout_s:g} s; raise federation.round_timeout_s"
+        )
         return {node: answers.get(node, silence) for node in contents}
 
 
-def _connected(grid: Grid, wanted: int) -> list[int]:
-    deadline = time.monotonic() + _WAIT_S
+def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], list[Failure]]:
+    """Each node's answer, and why others have none."""
+    told = {node: each for node, each in answers.items() if not isinstance(each, Failure)}
+    return told, [each for each in answers.values() if isinstance(each, Failure)]
+
+
+def _each(failures: Iterable[Failure]) -> str:
+    return "; ".join(f"{failure.kind}: {failure.message}" for failure in failures)
+
+
+def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
+    """The nodes that are there once all are, or after ``federation.wait_s``, if they are enough."""
+    wanted, least = federation.num_units, federation.min_units or federation.num_units
+    deadline = time.monotonic() + federation.wait_s
     while len(nodes := list(grid.get_node_ids())) < wanted and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-    if len(nodes) != wanted:
+    if not least <= len(nodes) <= wanted:
         raise ConfigError(
             f"{len(nodes)} nodes are connected, federation.num_units={wanted}; start with "
-            f"--federation-config 'num-supernodes={wanted}' or set federation.num_units"
+            f"--federation-config 'num-supernodes={wanted}' or set federation.num_units, or "
+            "federation.min_units to begin with fewer"
         )
     return nodes
 
@@ -188,7 +261,8 @@ def _connected(grid: Grid, wanted: int) -> list[int]:
 def answered(reply: Message, unpack: Callable[[RecordDict], T]) -> T | Failure:
     """What a node answered; whatever cannot be used is a failure, told in one printable line."""
     if reply.has_error():
-        return Failure("ClientApp", one_line(reply.error.reason))
+        kind = ABSENT if reply.error.code in _UNAVAILABLE else "ClientApp"
+        return Failure(kind, one_line(reply.error.reason))
     try:
         if Failure.__name__ not in reply.content:
             return unpack(reply.content)

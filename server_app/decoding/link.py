@@ -92,7 +92,7 @@ class DecoderLinkServer:
             raise ConfigError(
                 f"link.host, link.port={wanted}: cannot listen there ({error}); set another"
             ) from error
-        address = f"{settings.host}:{port}"
+        address = settings.dialled(port)
         self._tokenless = LinkAddress(address, certificate, unit_key, unit_certificate, token="")
 
     def __enter__(self) -> "DecoderLinkServer":

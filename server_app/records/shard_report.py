@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from collapipe.config import Settings
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.rows import load_shards, load_splits
+from collapipe.runs.rows import labels_of
+from collapipe.wire.messages import RowsReply
 
 _SHOWN_UNITS, _SHOWN_LABELS = 12, 3  # in the table
 _WIDTH_IN, _ROW_IN, _MARGIN_IN = 7.0, 0.22, 0.8
@@ -24,31 +24,33 @@ _MOST_UNITS, _MOST_LABELS, _MOST_LETTERS = 100, 15, 24  # in the picture
 _BAR, _PLAIN, _OTHERS = 0.76, "#3b6ea5", "#dcdcdc"
 
 
-def write_shard_report(settings: Settings, folder: RunFolder, console: Console) -> None:
-    """Print the table; write ``shards.json`` and ``shards.png`` into ``folder``.
-
-    Raises ``DataError`` where the rows do not give a shard for each unit, and ``StorageError``.
-    """
-    train, shards = load_splits(settings).train, load_shards(settings)
-    sizes, counts = list(map(len, shards)), list(map(settings.task.label_counts, shards))
-    labels = list(settings.task.label_counts(train))
+def write_shard_report(told: Mapping[int, RowsReply], folder: RunFolder, console: Console) -> None:
+    """Print the table of what units have ``told``; write ``shards.json`` and ``shards.png`` into
+    ``folder``. Raises ``StorageError``."""
+    units, labels = list(told), list(labels_of(told.values()))
+    sizes, counts = [told[u].num_rows for u in units], [told[u].labels for u in units]
     held = [
-        {"unit": unit, "rows": size, "labels": dict(count)}
-        for unit, (size, count) in enumerate(zip(sizes, counts, strict=True))
+        {"unit": unit, "rows": size, "labels": dict(count)} | _named(told[unit])
+        for unit, size, count in zip(units, sizes, counts, strict=True)
     ]
     text = json.dumps({"labels": labels, "shards": held}, indent=2, ensure_ascii=False) + "\n"
     with folder.replacing("shards.json") as file:
         file.write_text(text, encoding="utf-8")
     with folder.replacing("shards.png") as file:
-        draw(sizes, counts, labels, file)
+        draw(units, sizes, counts, labels, file)
     columns = Column("unit", justify="right"), Column("rows", justify="right")
     last = "labels" if any(counts) else ""
     table = Table(*columns, last, box=None, padding=(0, 2, 0, 0), header_style="")
-    for unit in range(min(len(sizes), _SHOWN_UNITS)):
-        table.add_row(str(unit), f"{sizes[unit]:,}", escape(_most(counts[unit])))
+    for unit in units[:_SHOWN_UNITS]:
+        number = f"{told[unit].name} {unit}".lstrip()
+        table.add_row(escape(number), f"{told[unit].num_rows:,}", escape(_most(told[unit].labels)))
     if len(sizes) > _SHOWN_UNITS:
         table.add_row("…", "", f"{len(sizes) - _SHOWN_UNITS} more units, see shards.json")
     console.print(table, soft_wrap=True)
+
+
+def _named(told: RowsReply) -> dict[str, str]:
+    return {"name": told.name} if told.name else {}
 
 
 def _most(labels: Mapping[str, int]) -> str:
@@ -60,9 +62,13 @@ def _most(labels: Mapping[str, int]) -> str:
 
 
 def draw(
-    sizes: Sequence[int], counts: Sequence[Mapping[str, int]], labels: Sequence[str], file: Path
+    units: Sequence[int],
+    sizes: Sequence[int],
+    counts: Sequence[Mapping[str, int]],
+    labels: Sequence[str],
+    file: Path,
 ) -> None:
-    """Write a PNG of the shards, of the first ``_MOST_UNITS`` at most.
+    """Write a PNG of the shards of ``units``, of the first ``_MOST_UNITS`` at most.
 
     ``counts`` are a unit's labels, ``labels`` all of them in the order of their ids; where there
     are none, bars are as long as shards are large.
@@ -83,7 +89,7 @@ def draw(
             f"{size:,}", end, (4, 0), textcoords="offset points", va="center", fontsize=7
         )
         text.set_in_layout(False)  # else many units take seconds
-    axes.set_yticks(range(len(drawn)), [str(unit) for unit in range(len(drawn))], fontsize=8)
+    axes.set_yticks(range(len(drawn)), list(map(str, units[:_MOST_UNITS])), fontsize=8)
     axes.set_ylim(len(drawn) - 0.4, -0.6)
     few = len(drawn) < len(sizes)
     name = f"the first {len(drawn)} of {len(sizes)} units" if few else "unit"

@@ -20,6 +20,7 @@ from collapipe.wire.compression import check_like, restore
 from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
+from server_app.attendance import SILENT
 from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
@@ -40,7 +41,7 @@ def received(
     the server was trained on, 0 unless that saw all steps; None: it has none there.
     """
     if message is None:
-        return Failure("Timeout", f"no answer in {settings.federation.round_timeout_s:g} s")
+        return Failure(SILENT, f"no answer in {settings.federation.round_timeout_s:g} s")
 
     def whole(content: RecordDict) -> TrainReply:
         reply = records.unpack_reply(content)

@@ -17,7 +17,6 @@ from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedErro
 from collapipe.models.split import frozen_names
 from collapipe.report import PIPELINE, RoundReport
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import build_tokenizer, load_splits
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -53,15 +52,17 @@ class CollaPipeStrategy(Strategy):
 
     ``start`` is all that a ServerApp needs::
 
-        strategy = CollaPipeStrategy(config.load(context.run_config))
+        settings = config.load(context.run_config)
+        told = Units(grid, settings.federation).rows()
+        strategy = CollaPipeStrategy(settings, make_tokenizer(settings, told.values()))
         strategy.start(grid=grid, initial_arrays=strategy.initial_arrays(), num_rounds=3)
 
     ``arrays`` of all methods is the whole model: embedding, blocks and head. Where the server has
     no heads, units get and train all of it. Where the framework does not aggregate, each unit goes
     on with a model of its own, and ``arrays`` is where all began.
 
-    Without a ``tokenizer`` one is made from the training rows. ``on_round`` is called after every
-    round, ``on_step`` by the decoder link's threads after every local step.
+    ``on_round`` is called after every round, ``on_step`` by the decoder link's threads after every
+    local step.
     """
 
     _units: Units  # of the last ``start``
@@ -72,13 +73,13 @@ class CollaPipeStrategy(Strategy):
     def __init__(
         self,
         settings: Settings,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer,
         on_round: Callable[[RoundResult], None] = lambda result: None,
         on_step: OnStep = lambda unit, step, loss, samples: None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
-        self._tokenizer = tokenizer or build_tokenizer(settings, load_splits(settings).train)
-        frozen = frozen_names(settings.model, self._tokenizer.vocabulary)
+        self._tokenizer = tokenizer
+        frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
         self._rounds_done = 0
@@ -140,8 +141,8 @@ class CollaPipeStrategy(Strategy):
     ) -> Iterable[Message]:
         """A ``train`` message for each unit of the round's plan; none where it is skipped."""
         round_, excluded = self._rounds_done + server_round, self._scheduler.excluded
-        if excluded:  # they may be in order by now
-            self._scheduler.update_states(self._units.ask_again(excluded))
+        # They may be in order by now, and others may have come.
+        self._scheduler.update_states(self._units.ask_again(round_, excluded))
         began = time.perf_counter()
         decision = self._scheduler.decide(round_)
         planned = time.perf_counter()
@@ -196,7 +197,8 @@ class CollaPipeStrategy(Strategy):
         report = self._scheduler.end(
             now.decision,
             losses,
-            {unit: reply.state for unit, reply in finished.items()},
+            {unit: reply.state for unit, reply in finished.items()}
+            | self._units.attendance.end_round(now.decision.plan.round, failures, finished),
             time.perf_counter() - now.began,
             observation,
             {unit: each.stem_rows for unit, each in reports.items()},
@@ -283,7 +285,8 @@ class CollaPipeStrategy(Strategy):
     def _training_state(self) -> TrainingState:
         model, heads = self.model, self._heads.states
         optimizer = model.server_optimizer.state
-        kept, memories = self._units.kept(), self._heads.memories
+        kept = self._units.kept(self._scheduler.excluded)
+        memories = self._heads.memories
         activations = {unit: memory.pack() for unit, memory in memories.items()}
         return TrainingState(model.weights, model.own_models, optimizer, heads, kept, activations)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from server_app.grid import InlineGrid, make_prompt
@@ -40,3 +40,28 @@ def test_each_reply_comes_once_and_a_silent_node_ends_with_the_time(
     asked = [reply.metadata.reply_to_message_id for reply in replies]
     assert asked == ["0", "1", "2"]
     assert all(set(grid.asked) >= {one} for one in asked)
+
+
+class Gone(Slow):
+    """The second node is gone, for which the server's own node answers; the third's message cannot
+    be sent."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        first, second, _ = super().push_messages(messages)
+        return [first, second, None]  # type: ignore[list-item]  # as Flower's own grid does
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for key in message_ids:
+            request = self.asked[key]
+            reply = Message(RecordDict(), reply_to=request)
+            if key == "1":
+                reply = Message(Error(5, "node is unavailable"), reply_to=request)
+                reply.metadata.__dict__["_src_node_id"] = 1
+            yield reply
+
+
+def test_what_is_answered_for_a_node_that_is_gone_counts_as_its_own() -> None:
+    messages = [Message(RecordDict(), node, "train") for node in (2, 3, 4)]
+    replies = make_prompt(Gone()).send_and_receive(messages, timeout=60.0)
+    failed = {reply.metadata.src_node_id: reply.has_error() for reply in replies}
+    assert failed == {2: False, 3: True, 4: True}

@@ -17,13 +17,10 @@ from server_app import units
 from server_app.grid import InlineGrid
 
 
-def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(units, "_WAIT_S", 0.0)
+def test_another_number_of_nodes_than_units_names_the_option_of_flwr_run() -> None:
     grid = InlineGrid(app, 2, {"overrides": ""})
     with pytest.raises(ConfigError, match=r"2 nodes .* --federation-config 'num-supernodes=5'"):
-        units.Units(grid, federation_settings(num_units=5), "{}", {}).discover()
+        units.Units(grid, federation_settings(num_units=5, wait_s=0), "{}", {}).discover()
 
 
 def test_flower_has_not_moved_what_the_grid_needs() -> None:
@@ -98,7 +95,8 @@ def test_a_unit_that_cannot_be_told_is_left_out_and_named(
     asked = [0]
 
     def client(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == 1 and asked[0] < 2:
+        state = message.metadata.message_type == records.STATE
+        if state and context.node_config["partition-id"] == 1 and asked[0] < 2:
             asked[0] += 1
             return answer(message, context)
         return app(message, context)

@@ -94,6 +94,38 @@ def test_an_honest_unit_trains_its_session(server: DecoderLinkServer) -> None:
     assert not torch.equal(before, mine.part.weights()[WEIGHT])
 
 
+@pytest.mark.parametrize(
+    ("host", "advertise", "dialled"),
+    [
+        ("127.0.0.1", None, "127.0.0.1:7"),
+        ("0.0.0.0", "edge.example", "edge.example:7"),
+        ("0.0.0.0", "edge.example:443", "edge.example:443"),
+        ("127.0.0.1", "[2001:db8::1]", "[2001:db8::1]:7"),
+    ],
+)
+def test_where_units_dial(host: str, advertise: str | None, dialled: str) -> None:
+    assert link_settings(host=host, advertise=advertise).dialled(7) == dialled
+
+
+def test_units_dial_what_is_advertised() -> None:
+    settings = link_settings(host="0.0.0.0", advertise="127.0.0.1")
+    with DecoderLinkServer(settings, 1) as server:
+        mine = session(0)
+        train_round(server.open(mine), 0)
+        assert mine.complete
+
+
+def test_all_addresses_are_none_to_dial() -> None:
+    with pytest.raises(ConfigError, match=r"link\.advertise"):
+        link_settings(host="0.0.0.0")
+
+
+def test_a_server_that_is_not_there_is_told_with_the_option(server: DecoderLinkServer) -> None:
+    nowhere = replace(server.open(session(0)), address="127.0.0.1:1")
+    with pytest.raises(LinkError, match=r"127\.0\.0\.1:1, which is link\.advertise"):
+        train_round(nowhere, 0)
+
+
 @pytest.mark.parametrize("token", ["", "guessed"])
 def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
     server: DecoderLinkServer, token: str
@@ -342,7 +374,9 @@ def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> No
         codes = {call.code() for call in calls}
         never.set()
     assert mine.complete
-    assert codes == {grpc.StatusCode.UNIMPLEMENTED}
+    # On a busy machine some do not get as far as that.
+    assert codes <= {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE}
+    assert grpc.StatusCode.UNIMPLEMENTED in codes
 
 
 @pytest.mark.parametrize(

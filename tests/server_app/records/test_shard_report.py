@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from collapipe.config import Settings, load_overrides
-from collapipe.errors import ConfigError, DataError
+from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.rows import load_shards
+from collapipe.runs.rows import load_shards, tell_rows
 from server_app.records import shard_report
 from server_app.records.shard_report import write_shard_report
 
@@ -35,7 +35,9 @@ def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], l
     """Units in ``shards.json``, and the table's lines."""
     console = Console(width=200)
     with console.capture() as printed:
-        write_shard_report(settings, RunFolder(folder), console)
+        units = range(settings.federation.num_units)
+        told = {unit: tell_rows(settings, unit) for unit in units}
+        write_shard_report(told, RunFolder(folder), console)
     held = json.loads((folder / "shards.json").read_text(encoding="utf-8"))["shards"]
     return held, [" ".join(line.split()) for line in printed.get().splitlines()]
 
@@ -74,7 +76,7 @@ def test_units_without_a_shard_end_the_run(tmp_path: Path) -> None:
     natural = ["partitioner=natural_id", "data.partitioner.partition_by=user"]
     held, _ = report(labelled(tmp_path, *natural, "federation.num_units=5"), tmp_path)
     assert [unit["rows"] for unit in held] == [60] * 5
-    with pytest.raises(DataError, match="unit 5: NaturalIdPartitioner makes 5 shards of 300 rows"):
+    with pytest.raises(ConfigError, match=r"makes 5 shards, federation\.num_units=6"):
         report(labelled(tmp_path, *natural, "federation.num_units=6"), tmp_path)
 
 
@@ -87,7 +89,7 @@ def test_any_number_of_units_and_labels_is_drawn(
     names = [f"_$label {number} {'long' * number}" for number in range(labels)]
     counts = [dict.fromkeys(names[unit % 2 :], unit) for unit in range(units)]
     with warnings.catch_warnings(action="error"):
-        shard_report.draw([7] * units, counts, names, tmp_path / "shards.png")
+        shard_report.draw(range(units), [7] * units, counts, names, tmp_path / "shards.png")
     assert (tmp_path / "shards.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -105,14 +107,14 @@ def test_a_label_that_the_font_cannot_write_is_a_number(
     monkeypatch.setattr(Axes, "legend", legend)
     labels = ["Kultur", "\u6587\u5316", "Îles", "a\u8d22", "тест"]
     with warnings.catch_warnings(action="error"):
-        shard_report.draw([7], [dict.fromkeys(labels, 2)], labels, tmp_path / "shards.png")
+        shard_report.draw([0], [7], [dict.fromkeys(labels, 2)], labels, tmp_path / "shards.png")
     assert legends == [["Kultur", "label 1", "Îles", "label 3", "тест"]]
 
 
 def test_the_picture_follows_from_the_shares(tmp_path: Path) -> None:
     pictures = []
     for count in ({"a": 1, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 1}):
-        shard_report.draw([3], [count], ["a", "b"], tmp_path / "shards.png")
+        shard_report.draw([0], [3], [count], ["a", "b"], tmp_path / "shards.png")
         pictures.append((tmp_path / "shards.png").read_bytes())
     assert pictures[0] == pictures[1] != pictures[2]
 

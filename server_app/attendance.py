@@ -1,0 +1,50 @@
+"""Who misses rounds, and when a unit that was left out is asked again."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from collapipe.wire.messages import Failure
+
+ABSENT, SILENT = "Absent", "Timeout"
+"""Kinds of failures of a unit that is not there, and of one that may be."""
+_LONGEST_PAUSE = 32  # rounds
+
+
+@dataclass
+class Attendance:
+    """Of units by their numbers. A unit that has missed ``miss_limit`` rounds in a row is left out,
+    and asked again after 1, 2, 4, … rounds, at most 32."""
+
+    miss_limit: int
+    _misses: Counter[int] = field(default_factory=Counter)
+    _pauses: dict[int, int] = field(default_factory=dict)
+    _due: dict[int, int] = field(default_factory=dict)
+
+    def end_round(
+        self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
+    ) -> dict[int, Failure]:
+        """The units that are left out from now on, and why."""
+        left_out = dict[int, Failure]()
+        for unit in finished:
+            del self._misses[unit]
+        for unit, failure in failures.items():
+            if failure.kind in (ABSENT, SILENT):
+                self._misses[unit] += 1
+                if self._misses[unit] >= self.miss_limit:
+                    left_out[unit] = failure
+                    self.asked(unit, round_, answered=False)
+        return left_out
+
+    def due(self, unit: int, round_: int) -> bool:
+        """Whether a unit that is left out is asked before this round."""
+        return round_ >= self._due.get(unit, 0)
+
+    def asked(self, unit: int, round_: int, answered: bool) -> None:
+        """A unit that is left out was asked before this round, or failed in it."""
+        if answered:
+            for each in (self._misses, self._pauses, self._due):
+                each.pop(unit, None)
+            return
+        pause = self._pauses.get(unit, 1)
+        self._due[unit], self._pauses[unit] = round_ + pause, min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,119 @@
+"""Units that miss rounds, leave, return as other nodes, or come late: what it costs the others."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from federated import settings_of, train
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
+
+from client_app.app import app
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+from server_app.attendance import ABSENT, SILENT, Attendance
+from server_app.grid import InlineGrid
+
+GONE = {1: Failure(ABSENT, "gone")}
+
+
+def test_who_is_left_out_is_asked_again_ever_more_seldom() -> None:
+    attendance = Attendance(1)
+    assert attendance.end_round(1, GONE, {0}) == GONE
+    asked = []
+    for round_ in range(2, 120):
+        if attendance.due(1, round_):
+            asked.append(round_)
+            attendance.asked(1, round_, answered=False)
+    assert asked == [2, 4, 8, 16, 32, 64, 96]
+    attendance.asked(1, 120, answered=True)
+    assert attendance.due(1, 120)
+
+
+@pytest.mark.parametrize("kind", [ABSENT, SILENT])
+def test_misses_count_in_a_row(kind: str) -> None:
+    attendance, missed = Attendance(2), {1: Failure(kind, "")}
+    assert not attendance.end_round(1, missed, {0})
+    assert not attendance.end_round(2, {}, {0, 1})
+    assert not attendance.end_round(3, missed, {0})
+    assert attendance.end_round(4, missed, {0}) == missed
+
+
+def test_who_answers_with_an_error_misses_nothing() -> None:
+    assert not Attendance(1).end_round(1, {1: Failure("DataError", "no rows")}, {0})
+
+
+class Moving(InlineGrid):
+    """Nodes are ``gone`` for a while: Flower answers for them. ``turn`` is called at each round."""
+
+    def __init__(self, run_config: UserConfig, turn: Callable[["Moving", int], None]) -> None:
+        super().__init__(app, 3, run_config)
+        self.gone, self.turn, self.asked = set[int](), turn, list[int]()
+        self.leaves_at = ""  # node 3, while it is asked this
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in super().get_node_ids() if node not in self.gone]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        messages = list(messages)
+        for round_ in {m.metadata.group_id for m in messages if m.metadata.message_type == "train"}:
+            self.turn(self, int(round_))
+        if messages and messages[0].metadata.message_type == self.leaves_at:
+            self.gone = {3}
+        self.asked += [message.metadata.dst_node_id for message in messages]
+        away = [each for each in messages if each.metadata.dst_node_id in self.gone]
+        there = [each for each in messages if each not in away]
+        replies = list(super().send_and_receive(there, timeout=timeout))
+        error = Error(5, "node is unavailable")
+        return replies + [Message(error, reply_to=each) for each in away]
+
+    def restart(self, node: int, as_node: int) -> None:
+        """The same box as a node that Flower has not seen before."""
+        was = self._contexts.pop(node)
+        how = was.node_config, RecordDict(), was.run_config
+        self._contexts[as_node] = Context(was.run_id, as_node, *how)
+
+
+def rounds_of(
+    folder: Path, turn: Callable[[Moving, int], None], *options: str, gone: int = 0
+) -> tuple[list[list[int]], Moving]:
+    """The units that finished each round."""
+    settings, overrides = settings_of(folder, ("federation.checkpoint_every=1", *options))
+    grid = Moving({"overrides": " ".join(overrides)}, turn)
+    grid.gone |= {gone}
+    train(grid, settings)
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["units"] for line in lines], grid
+
+
+def test_a_node_that_goes_costs_a_round_and_returns_as_another(tmp_path: Path) -> None:
+    def turn(grid: Moving, round_: int) -> None:
+        if round_ == 2:
+            grid.gone = {3}
+            grid.asked.clear()
+        if round_ == 4:
+            grid.restart(3, as_node=50)
+
+    units, grid = rounds_of(tmp_path, turn, "federation.rounds=5")
+    assert units == [[0, 1, 2], [0, 2], [0, 2], [0, 2], [0, 1, 2]]
+    assert grid.asked.count(3) == 1  # in the round that it missed
+
+
+def test_a_unit_that_comes_late_takes_part_from_the_next_round(tmp_path: Path) -> None:
+    def turn(grid: Moving, round_: int) -> None:
+        if round_ == 2:
+            grid.gone.clear()
+
+    fewer = "federation.min_units=2", "federation.wait_s=0", "federation.rounds=3"
+    units, _ = rounds_of(tmp_path, turn, *fewer, gone=4)
+    assert units == [[0, 1], [0, 1], [0, 1, 2]]
+
+
+def test_a_node_that_goes_while_a_checkpoint_is_written_ends_no_run(tmp_path: Path) -> None:
+    def turn(grid: Moving, round_: int) -> None:
+        grid.leaves_at = records.KEEP
+
+    units, _ = rounds_of(tmp_path, turn, "federation.rounds=2")
+    assert units == [[0, 1, 2], [0, 2]]
