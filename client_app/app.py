@@ -11,12 +11,14 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.control_unit import ControlUnit
-from collapipe import cancellation, config
+from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
+from collapipe.owner import as_told, load_settings, name_of
+from collapipe.runs.rows import tell_rows
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -41,12 +43,23 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
     def reply(message: Message, context: Context) -> Message:
         try:
             content = answer(message, context)
-        except CollaPipeError as error:
+        except Exception as raised:
+            error = as_told(raised, context.node_config)
+            if not isinstance(error, CollaPipeError):
+                raise
             _log.info("%s: %s", message.metadata.message_type, error)
             content = records.pack(Failure(type(error).__name__, one_line(error)))
         return Message(content, reply_to=message)
 
     return reply
+
+
+@app.query("rows")
+@_answering
+def rows(message: Message, context: Context) -> RecordDict:
+    """What the server must know of the rows that this unit trains on."""
+    told = tell_rows(_settings(context), _number(context))
+    return records.pack(replace(told, name=name_of(context.node_config)))
 
 
 @app.query("state")
@@ -101,7 +114,7 @@ def train(message: Message, context: Context) -> RecordDict:
     """Run a round and keep the optimiser's state for the next."""
     request = records.unpack(TrainRequest, message.content)
     weights = records.unpack_record(message.content, "weights")
-    settings = config.load(context.run_config)
+    settings = _settings(context)
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
         unit = _control_unit(context)
@@ -145,8 +158,15 @@ def _setup(context: Context) -> Setup:
 
 
 def _control_unit(context: Context) -> ControlUnit:
-    unit = int(context.node_config["partition-id"])
-    return _cached_unit(config.load(context.run_config), unit, _setup(context).tokenizer)
+    return _cached_unit(_settings(context), _number(context), _setup(context).tokenizer)
+
+
+def _settings(context: Context) -> Settings:
+    return load_settings(context.run_config, context.node_config)
+
+
+def _number(context: Context) -> int:
+    return int(context.node_config["partition-id"])
 
 
 @functools.lru_cache(maxsize=1)  # of the run that the process serves, for all its units and rounds

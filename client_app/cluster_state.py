@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from client_app.payloads import Placement, payloads
+from client_app.payloads import HeadChoice, payloads
 from client_app.traffic import LinkTraffic
 from collapipe.config import Settings
 from collapipe.devices.presets import ClusterPreset
@@ -69,7 +69,7 @@ def _sent_share(settings: Settings) -> float:
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:
     """With all payloads that the scheduler may choose from, else with the one that is set."""
     traffic = LinkTraffic.of(settings, unit, examples) if settings.server_has_heads else None
-    offered = payloads(settings.compression, tuple(_placements(settings, vocabulary, traffic)))
+    offered = payloads(settings.compression, tuple(_heads(settings, vocabulary, traffic)))
     return settings.channel.draw_uplink(
         model_bits=offered[0].model_bits,
         activation_bits=offered[0].activation_bits,
@@ -80,18 +80,18 @@ def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocab
     )
 
 
-def _placements(
+def _heads(
     settings: Settings, vocabulary: Vocabulary, traffic: LinkTraffic | None
-) -> Iterator[Placement]:
+) -> Iterator[HeadChoice]:
     """What the unit sends with its head on the server, and on the unit itself."""
     chosen = settings.chooses_heads
     model_bits = partial(_model_bits, settings, vocabulary)
     if traffic:
         on_server = partial(model_bits, with_head=False)
-        yield Placement("server" if chosen else None, on_server, traffic.up_bits)
+        yield HeadChoice("server" if chosen else None, on_server, traffic.up_bits)
     if settings.units_have_heads:
         on_unit = partial(model_bits, with_head=True)
-        yield Placement("control_unit" if chosen else None, on_unit, None)
+        yield HeadChoice("control_unit" if chosen else None, on_unit, None)
 
 
 def _model_bits(

@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
 from client_app.cluster_state import cluster_state
-from client_app.devices import DevicePipeline, Devices, Start
+from client_app.devices import DevicePipeline, Devices, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
 from client_app.stem_rows import StemRows
 from collapipe import cancellation
@@ -46,7 +46,7 @@ from collapipe.models.split import (
 )
 from collapipe.models.stem import StemSpec
 from collapipe.report import ClusterReport
-from collapipe.runs.rows import load_shards
+from collapipe.runs.rows import load_shard
 from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
@@ -128,7 +128,7 @@ class ControlUnit:
     def __init__(self, settings: Settings, unit: int, tokenizer: Tokenizer) -> None:
         self._settings, self._unit, self._vocabulary = settings, unit, tokenizer.vocabulary
         self.device = settings.unit_device
-        self._examples = settings.task.encode(load_shards(settings)[unit], tokenizer)
+        self._examples = settings.task.encode(load_shard(settings, unit), tokenizer)
         self._lengths = self._examples.lengths
         if len(self._lengths) < settings.batch_size:
             _log.warning(
@@ -216,7 +216,7 @@ class ControlUnit:
                 pipeline = stack.enter_context(self._pipeline(request, *given))
                 return self._run(request, pipeline, stem, head)
             known = self._devices.known(self._described.devices)
-            start = Start(weights, state, frozen)
+            start = RoundStart(weights, state, frozen)
             remote = DevicePipeline(settings, self._devices, known, request, spec, start)
             stack.enter_context(remote)
             embedding = self._embedding(spec, weights, state)

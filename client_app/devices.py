@@ -1,5 +1,6 @@
 """A control unit's devices: who they are, what each holds, and another plan when one is lost."""
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -9,29 +10,31 @@ import torch
 
 import collapipe
 from client_app.cluster_state import block_cost
+from collapipe.allocator import return_large_blocks
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
-from collapipe.models.part import Part
+from collapipe.models.part import Part, state_like
 from collapipe.models.split import ModelSpec, block_name, training_names
-from collapipe.plan import ClusterPlan, SegmentPlan, Span
+from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.report import ClusterReport, DeviceReport
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
 from collapipe.wire.messages import TrainRequest
-from collapipe.wire.segments import SegmentDescription
+from collapipe.wire.segments import RoundDescription
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem
 from pipeline.engine import Pipeline
-from pipeline.head import HeadStage
+from pipeline.head import PipelineHead
 from pipeline.remote.cluster import Cluster
 from pipeline.remote.replica import Replica, starting_with
 from pipeline.remote.segments import RemoteSegments
 from pipeline.timer import PhaseTimer
 
+_log = logging.getLogger(__name__)
 _DRIFT = 1.3  # times as fast or as slow as planned: another plan
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # an action takes longer than this, and than so many planned
 
@@ -40,12 +43,14 @@ class Devices:
     """The real devices of unit ``unit``: which are there, and how fast each was measured to be."""
 
     def __init__(self, settings: Settings, cluster: DeviceCluster, unit: int) -> None:
+        return_large_blocks()
         self.roster = {each.name: each for each in cluster.roster(unit)}
         own = cluster.credentials
         self.dialer = Dialer(load(own) if own else None)
         self._profile = settings.pipeline.profile is not False
         self._slowness: dict[str, float] = {}  # measured over described seconds of a chunk
-        self.absent: Collection[str] = frozenset()  # when they were last asked
+        self.absent: Mapping[str, str] = {}  # when they were last asked, and why
+        self.news: list[str] = []  # of who came and went since a report has told it
 
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
         """Described devices with the speed that was measured of them."""
@@ -60,8 +65,12 @@ class Devices:
         """``known``, where who does not answer holds no block; who is ``alive`` is not asked."""
         names = [each.name for each in profiles if each.name not in alive]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
-            there = dict(zip(names, pool.map(self._reaches, names), strict=True))
-        self.absent = frozenset(name for name in names if not there[name])
+            faults = dict(zip(names, pool.map(self._fault, names), strict=True))
+        before, self.absent = self.absent, {name: why for name, why in faults.items() if why}
+        new = (f"planned without {n}: {w}" for n, w in self.absent.items() if n not in before)
+        self.news += [*new, *(f"{n} answers again" for n in before if n not in self.absent)]
+        if len(self.absent) == len(profiles):
+            _log.warning("no device answers: %s", "; ".join(self.absent.values()))
         return tuple(
             replace(each, max_blocks=0) if each.name in self.absent else each
             for each in self.known(profiles)
@@ -82,12 +91,12 @@ class Devices:
                     "counts on what was measured"
                 )
 
-    def _reaches(self, name: str) -> bool:
-        return self.dialer.reaches(name, self.roster[name].address)
+    def _fault(self, name: str) -> str | None:
+        return self.dialer.fault(name, self.roster[name].address)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RoundStart:
     """What a round starts from: weights, the optimiser's state, and the digests of each part's
     ``frozen`` weights."""
 
@@ -106,7 +115,7 @@ class DevicePipeline:
         profiles: Collection[DeviceProfile],
         request: TrainRequest,
         spec: ModelSpec,
-        start: Start,
+        start: RoundStart,
     ) -> None:
         self._settings, self._plan = settings, request.plan
         self._devices = {each.name: each for each in profiles}
@@ -114,31 +123,21 @@ class DevicePipeline:
         self._timer = PhaseTimer()
         blocks = [block_name(index) for index in range(spec.num_blocks)]
         known = starting_with(start.weights, start.state)
-        replica = Replica(blocks, known, _trained(spec))
+        replica = Replica(blocks, known, partial(state_like, settings.optimizer), _trained(spec))
         samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
         how = self._without, self._hung_s, settings.pipeline.relay, needed
         reach = Cluster(devices.roster, devices.dialer, *how)
-        common = SegmentDescription(
+        common = RoundDescription(
             version=collapipe.__version__,
-            session="",
             unit=request.plan.unit,
             round=request.round,
-            epoch=0,
             seed=settings.seed,
             model=describe(spec),
-            span=Span(0, 1),
-            stage=0,
-            num_segments=1,
-            num_micro_batches=request.plan.num_micro_batches,
-            schedule=request.plan.schedule,
             recompute=settings.pipeline.recompute,
             wire_dtype=settings.pipeline.wire_dtype,
             dtype=settings.pipeline.dtype,
             optimizer=settings.optimizer,
-            memory_bytes=0.0,
-            next_session=None,
-            next=None,
             replicate_every=settings.pipeline.replicate_every,
             frozen=start.frozen,
         )
@@ -151,7 +150,7 @@ class DevicePipeline:
     def __exit__(self, *error: object) -> None:
         self._segments.__exit__(*error)
 
-    def pipeline(self, embedding: Part, head: HeadStage) -> Pipeline:
+    def pipeline(self, embedding: Part, head: PipelineHead) -> Pipeline:
         """Embedding and head around the devices' segments."""
         m = self._plan.num_micro_batches
         head.on_answer(self._segments.wake)
@@ -162,7 +161,8 @@ class DevicePipeline:
         measured, m = tuple(self._segments.measured()), self._plan.num_micro_batches
         laws = {name: each.time for name, each in self._devices.items()}
         drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
-        events = (*self._segments.events, *drifts)
+        events = (*self._all.news, *self._segments.events, *drifts)
+        self._all.news.clear()
         told, traces = tuple(one_line(each) for each in events), tuple(self._segments.traces())
         return replace(report, devices=measured, events=told, traces=traces)
 
@@ -171,13 +171,14 @@ class DevicePipeline:
         """Devices that worked to the round's end."""
         return {each.name for each in self._segments.measured()} - set(self._segments.lost)
 
-    def _without(self, lost: Collection[str]) -> ClusterPlan:
+    def _without(self, lost: Mapping[str, str]) -> ClusterPlan:
         """The fastest split over the devices that are left, in the same micro-batches."""
-        gone = {*lost, *self._all.absent}
+        gone = {**self._all.absent, **lost}
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))
         if not left:
-            raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices ({named})")
+            why = "; ".join(f"{name} ({cause})" for name, cause in gone.items())
+            raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices: {why}")
         settings, m = self._settings, self._plan.num_micro_batches
         sizes = self._spec.num_blocks, settings.batch_size, m
         problem = ClusterProblem(left, *sizes, "overlap", min_micro_batches=m)
@@ -185,12 +186,8 @@ class DevicePipeline:
             blocks = exact_partition(problem).best.blocks
         except InfeasibleRoundError as error:
             raise RoundFailedError(f"unit {self._plan.unit}: without {named}: {error}") from error
-        segments, first = list[SegmentPlan](), 0
-        for device, held in zip(left, blocks, strict=True):
-            if held:
-                segments.append(SegmentPlan(device.name, Span(first, held)))
-                first += held
-        return ClusterPlan(self._plan.unit, tuple(segments), m, self._plan.schedule)
+        segments = segment_plans(left, blocks)
+        return ClusterPlan(self._plan.unit, segments, m, self._plan.schedule)
 
     def _hung_s(self, plan: ClusterPlan) -> float:
         """More than any action of a healthy device takes."""

@@ -71,7 +71,7 @@ class _Stream:
         max_message_bytes: int,
         take: Callable[["_Stream", Frame | Exception], None],
     ) -> None:
-        self._take = take
+        self._take, self._address = take, link.address
         self.incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self.bytes_in = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -103,7 +103,11 @@ class _Stream:
             if code == grpc.StatusCode.UNIMPLEMENTED:
                 put(_RefusedError("decoder link: refused: no open round has this unit's token"))
             kind = BrokenLinkError if code in _BROKEN else LinkError
-            put(kind(f"decoder link: {code.name}: {error.details()}"))
+            told = f"decoder link: {code.name}: {error.details()}"
+            if code == grpc.StatusCode.UNAVAILABLE and not self.bytes_in:
+                told += f"; the server is dialled at {self._address}, which is link.advertise or "
+                told += "else link.host there"
+            put(kind(told))
         except WireError as error:
             put(error)
         else:
@@ -111,8 +115,8 @@ class _Stream:
 
 
 class DecoderLink:
-    """A ``HeadStage`` that streams activations to the server and gets losses and gradients back; of
-    both the rows that the head reads.
+    """A ``PipelineHead`` that streams activations to the server and gets losses and gradients
+    back; of both the rows that the head reads.
 
     A stream that breaks is opened again for ``link.reconnect_s``, and the step under way is sent
     again; not where activations travel as changes, which the server has taken in. Raises

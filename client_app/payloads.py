@@ -29,7 +29,7 @@ UPLOAD_ERRORS: Mapping[Precision, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class HeadChoice:
     """What a unit sends with its head in one place; no activations if the head is on the unit."""
 
     head: HeadPlace | None  # None: the scheduler does not decide it
@@ -37,31 +37,29 @@ class Placement:
     activation_bits: Bits | None
 
 
-def payloads(
-    compression: CompressionSettings, placements: Sequence[Placement]
-) -> tuple[Payload, ...]:
+def payloads(compression: CompressionSettings, heads: Sequence[HeadChoice]) -> tuple[Payload, ...]:
     """All that ``auto`` leaves open, those with the least error first.
 
     The errors of both precisions add up: what rounding takes from an upload counts, though error
     feedback gives it back later. A precision that is set, not chosen, counts as exact.
     """
-    offered = itertools.chain.from_iterable(_payloads(compression, each) for each in placements)
+    offered = itertools.chain.from_iterable(_payloads(compression, each) for each in heads)
     return tuple(sorted(offered, key=lambda each: each.gradient_error))
 
 
-def _payloads(compression: CompressionSettings, placed: Placement) -> Iterator[Payload]:
+def _payloads(compression: CompressionSettings, chosen: HeadChoice) -> Iterator[Payload]:
     activations = _choices(compression.activation, ACTIVATION_ERRORS)
-    if placed.activation_bits is None:
+    if chosen.activation_bits is None:
         activations = _choices("float32", ACTIVATION_ERRORS)
     uploads = _choices(compression.upload, UPLOAD_ERRORS)
     # Once for each precision: what a link will carry is counted on batches.
-    sent = placed.activation_bits or (lambda _: 0.0)
+    sent = chosen.activation_bits or (lambda _: 0.0)
     sizes = {each: sent(each) for each in activations}
-    weights = {each: placed.model_bits(each) for each in uploads}
+    weights = {each: chosen.model_bits(each) for each in uploads}
     for activation, upload in itertools.product(activations, uploads):
         error = activations[activation] + uploads[upload]
         bits = weights[upload], sizes[activation]
-        yield Payload(activation, upload, *bits, gradient_error=error, head=placed.head)
+        yield Payload(activation, upload, *bits, gradient_error=error, head=chosen.head)
 
 
 def _choices(

@@ -1,6 +1,8 @@
 """Micro-batches through fresh blocks on one device, timed by its own clock."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -9,21 +11,25 @@ import collapipe
 from collapipe.errors import LinkError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import state_like
 from collapipe.models.split import ModelSpec, block_name
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.sections import OptimizerSettings
+from collapipe.state import BlockCost
 from collapipe.tensors import Tensors
 from collapipe.wire.dialing import Dialer
-from collapipe.wire.segments import DeviceAddress, SegmentDescription
+from collapipe.wire.segments import DeviceAddress, RoundDescription
 from pipeline import schedule
 from pipeline.remote.cluster import Cluster
+from pipeline.remote.journal import Recording
 from pipeline.remote.replica import Replica, starting_with
 from pipeline.remote.segments import RemoteSegments
 from pipeline.schedule import Action
-from pipeline.stage import EmbeddingStage, LastStage, Passed
+from pipeline.stage import Passed
 from pipeline.timer import PhaseTimer
 
 _SCHEDULE = "one_f_one_b"  # keeps two micro-batches
+_PARTS = 4  # of a batch: the largest micro-batch is one of them
 _WARM_UPS = 2  # micro-batches that are thrown away
 _HUNG_S = 600.0  # an action that takes longer
 _NO_STEP = OptimizerSettings(  # it has no state, and is never asked for a step
@@ -41,52 +47,51 @@ _NO_STEP = OptimizerSettings(  # it has no state, and is never asked for a step
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is sent through devices, ``repeats`` times; ``cost`` is a block's for a whole batch."""
+
+    spec: ModelSpec
+    cost: BlockCost
+    tokens: int
+    batch_size: int
+    repeats: int
+
+    @property
+    def samples(self) -> tuple[int, int]:
+        """Of the smaller and the larger micro-batch."""
+        return 1, max(2, self.batch_size // _PARTS)
+
+
 def chunk_seconds(
-    device: DeviceAddress,
-    dialer: Dialer,
-    spec: ModelSpec,
-    weights: Tensors,
-    blocks: int,
-    samples: Sequence[int],
-    tokens: int,
-    repeats: int,
+    device: DeviceAddress, dialer: Dialer, trial: Trial, weights: Tensors, blocks: int
 ) -> list[float]:
     """Seconds of a micro-batch, forward and backward, through the first ``blocks`` blocks.
 
-    The median of ``repeats``, for each number of ``samples`` of ``tokens`` tokens. ``weights`` are
-    those of the blocks. Raises ``LinkError`` where the device does not do it.
+    The median of the trial's repeats, for each number of its samples. ``weights`` are those of the
+    blocks. Raises ``LinkError`` where the device does not do it.
     """
-    plan = ClusterPlan(
-        0, (SegmentPlan(device.name, Span(0, blocks)),), repeats + _WARM_UPS, _SCHEDULE
-    )
-    common = SegmentDescription(
+    spec = trial.spec
+    segment = SegmentPlan(device.name, Span(0, blocks))
+    plan = ClusterPlan(0, (segment,), trial.repeats + _WARM_UPS, _SCHEDULE)
+    common = RoundDescription(
         version=collapipe.__version__,
-        session="",
         unit=plan.unit,
         round=0,
-        epoch=0,
         seed=0,
         model=describe(spec),
-        span=Span(0, blocks),
-        stage=0,
-        num_segments=1,
-        num_micro_batches=plan.num_micro_batches,
-        schedule=plan.schedule,
         recompute=False,  # the planner adds what it takes
         dtype="float32",
         optimizer=_NO_STEP,
-        memory_bytes=0.0,
-        next_session=None,
-        next=None,
         replicate_every=0,
     )
     cluster = Cluster({device.name: device}, dialer, _give_up, lambda plan: _HUNG_S)
     names = [block_name(index) for index in range(blocks)]
-    replica = Replica(names, starting_with(weights, {}))
+    replica = Replica(names, starting_with(weights, {}), partial(state_like, _NO_STEP))
     with RemoteSegments(plan, cluster, common, spec.dim, replica, PhaseTimer()) as segments:
         return [
-            _median_seconds(segments, plan, torch.randn(size, tokens, spec.dim), step)
-            for step, size in enumerate(samples)
+            _median_seconds(segments, plan, torch.randn(size, trial.tokens, spec.dim), step)
+            for step, size in enumerate(trial.samples)
         ]
 
 
@@ -95,7 +100,9 @@ def _median_seconds(
 ) -> float:
     """Of a micro-batch with these activations [b, s, d]."""
     m = plan.num_micro_batches
-    segments.run(_Source(hidden), _Mirror(), DropoutKey(0, plan.unit, step), m)
+    activation = hidden, torch.ones(hidden.shape[:2], dtype=torch.bool)
+    embedding = Recording(dict.fromkeys(range(m), activation), {})
+    segments.run(embedding, _Mirror(), DropoutKey(0, plan.unit, step), m)
     (table,) = segments.action_times
     taken = [0.0] * m
     actions = schedule.build(plan.schedule, 1, m)[0]
@@ -110,23 +117,7 @@ def _give_up(lost: Mapping[str, str]) -> ClusterPlan:
     raise LinkError(f"{device}: {cause}")
 
 
-class _Source(EmbeddingStage):
-    """The same activations in every micro-batch."""
-
-    def __init__(self, hidden: torch.Tensor) -> None:
-        self._passed = hidden, torch.ones(hidden.shape[:2], dtype=torch.bool)
-
-    def forget(self) -> None:
-        """Nothing is kept."""
-
-    def forward(self, micro_batch: int, received: Passed) -> Passed:
-        return self._passed
-
-    def backward(self, micro_batch: int, received: Passed) -> Passed:
-        return ()
-
-
-class _Mirror(LastStage):
+class _Mirror:
     """A head whose gradients are the activations that it got."""
 
     def __init__(self) -> None:

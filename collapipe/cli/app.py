@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from collapipe import __version__
-from collapipe.cli import credentials
+from collapipe.cli import credentials, device
 from collapipe.errors import CollaPipeError, printable
 from collapipe.own_packages import find_own_packages_first
 
@@ -31,6 +31,7 @@ TorchDevice = Annotated[
 Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(credentials.app, name="credentials")
+app.add_typer(device.app, name="device")
 
 
 def main() -> None:
@@ -272,68 +273,13 @@ def reproduce(
     compute(figure, seeds, output, data, full)
 
 
-devices = typer.Typer(invoke_without_command=True, help="Serve a segment; ask devices.")
-app.add_typer(devices, name="device")
-
-
-@devices.callback()
-def device(
-    context: typer.Context,
-    listen: Annotated[str, Option(help="HOST:PORT; port 0: any free one.")] = "127.0.0.1:0",
-    credentials: Annotated[Path | None, Option(help="This device's folder.")] = None,
-    name: Annotated[str | None, Option(help="Default: the machine's.")] = None,
-    memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
-    threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
-    torch_device: Annotated[
-        str, Option(help="auto, cpu, cuda, cuda:1 or mps; docs/configuration.md has what it does.")
-    ] = "cpu",
-    insecure: Annotated[
-        bool, Option("--insecure", help="Without encryption, on loopback alone.")
-    ] = False,
-    log_format: Annotated[str, Option(help="plain or json.")] = "plain",
-) -> None:
-    """Serve a segment of a model to a control unit, one after another, until SIGTERM."""
-    if context.invoked_subcommand is not None:
-        return
-    from collapipe.cli.device import DeviceOptions, serve
-
-    how = threads, torch_device, credentials, insecure, log_format
-    serve(DeviceOptions(listen, name, memory, *how))
-
-
-Inventory = Annotated[Path, Argument(help="YAML file with an address of each device.")]
-
-
-@devices.command()
-def check(inventory: Inventory, as_json: Json = False) -> None:
-    """Ask every device of an inventory how it is, and time the hops; status 1 if any fails."""
-    from collapipe.cli.device_check import check as ask
-
-    raise typer.Exit(ask(inventory, as_json))
-
-
-@devices.command()
-def measure(
-    inventory: Inventory,
-    model: Annotated[
-        str | None, Option(help="As model.name; default: the inventory's model.")
-    ] = None,
-    write: Annotated[bool, Option("--write", help="Put the laws into the inventory.")] = False,
-    repeats: Annotated[int, Option(min=1, max=100, help="Micro-batches of each size.")] = 5,
-) -> None:
-    """Time micro-batches of the model on every device, and hops; collapipe plan uses the laws."""
-    from collapipe.cli.device_measure import measure_devices
-
-    raise typer.Exit(measure_devices(inventory, model, repeats, write))
-
-
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def up(
     context: typer.Context,
     devices: Annotated[int, Option(min=1, help="Daemons of each cluster.")] = 3,
     clusters: Annotated[int, Option(min=1, help="Clusters.")] = 1,
     inventory: Annotated[Path | None, Option(help="File to write; default: temporary.")] = None,
-    memory: Annotated[str, Option(help="Of each device.")] = "1GB",
+    memory: Annotated[str, Option(help="Of each device; or of each, with commas.")] = "1GB",
 ) -> None:
     """Start devices on this machine, and remove them at the end: collapipe up --devices 3 -- run"""
     from collapipe.cli.up import up as start

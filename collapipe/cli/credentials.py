@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -10,8 +10,11 @@ from typer import Argument, Option
 from collapipe.credentials.member import DAYS, Role
 from collapipe.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collapipe.credentials.bundle import Bundle
+
 app = typer.Typer(no_args_is_help=True, help="Say who may speak to whom, by certificates.")
-Authority = Annotated[Path, Argument(metavar="AUTHORITY", help="Folder that init has made.")]
+AuthorityPath = Annotated[Path, Argument(metavar="AUTHORITY", help="Folder that init has made.")]
 Own = Annotated[Path, Argument(metavar="DIR", help="Folder of this member's credentials.")]
 As = Annotated[Role, Option(help="What the certificate is good for.")]
 Days = Annotated[int, Option(help="How long the certificate is valid.")]
@@ -32,12 +35,11 @@ def request(
     folder: Own, name: Annotated[str, Option(help="The member's name, of a-z, 0-9 and -.")]
 ) -> None:
     """Make a key on this box, and a request for it; on a folder with a key, renew."""
-    from collapipe.credentials import enrolment
+    from collapipe.credentials import credentials
     from collapipe.credentials.bundle import REQUEST
     from collapipe.credentials.keys import fingerprint
 
-    made = enrolment.request(folder, name)
-    print(f"fingerprint  {fingerprint(made.public_key)}")
+    print(f"fingerprint  {fingerprint(credentials.request(folder, name).public_key)}")
     print(f"request      {folder / REQUEST}")
     print(
         "next         bring it to the authority: collapipe credentials sign AUTHORITY request.pem"
@@ -46,7 +48,7 @@ def request(
 
 @app.command()
 def sign(
-    authority: Authority,
+    authority: AuthorityPath,
     request: Annotated[Path, Argument(metavar="REQUEST", help="request.pem of a member.")],
     role: As = Role.DEVICE,
     days: Days = DAYS,
@@ -70,7 +72,7 @@ def sign(
     elif not yes:
         _ask(request)
     file, bundle = opened.sign(asked, role, days)
-    print(f"valid until  {bundle.certificate.not_valid_after_utc:%F %R} UTC")
+    print(f"valid until  {bundle.expires:%F %R} UTC")
     print(f"authority    {opened.fingerprint}")
     print(f"signed       {file}")
     print(f"next         bring it to {asked.name}: collapipe credentials install DIR {file.name}")
@@ -81,21 +83,20 @@ def install(
     folder: Own, file: Annotated[Path, Argument(help="What sign has named, or revoked.crl.")]
 ) -> None:
     """Put what the authority signed into a member's folder."""
-    from collapipe.credentials import enrolment
-    from collapipe.credentials.keys import fingerprint
+    from collapipe.credentials import credentials
+    from collapipe.credentials.keys import fingerprint, public_key
 
-    bundle = enrolment.install(folder, file)
+    bundle = credentials.install(folder, file)
     if bundle is None:
         print(f"revoked      {folder}: the list is up to date")
         return
-    print(f"member       {bundle.member}")
-    print(f"valid until  {bundle.certificate.not_valid_after_utc:%F %R} UTC")
-    print(f"authority    {fingerprint(bundle.authority_key)}, which sign must have printed")
+    _show(bundle)
+    print(f"authority    {fingerprint(public_key(bundle.authority))}, which sign must have printed")
 
 
 @app.command()
 def add(
-    authority: Authority,
+    authority: AuthorityPath,
     name: Annotated[str, Argument(help="The member's name, of a-z, 0-9 and -.")],
     output: Annotated[Path, Option(help="A new folder, with the key in it.")],
     role: As = Role.DEVICE,
@@ -104,15 +105,13 @@ def add(
     """Make a member's key and certificate here, for a trial; then the key has to travel."""
     from collapipe.credentials.authority import AuthorityFolder
 
-    bundle = AuthorityFolder(authority).add(name, role, days, output)
-    print(f"member       {bundle.member}")
-    print(f"valid until  {bundle.certificate.not_valid_after_utc:%F %R} UTC")
+    _show(AuthorityFolder(authority).add(name, role, days, output))
     print(f"credentials  {output}")
 
 
 @app.command()
 def revoke(
-    authority: Authority,
+    authority: AuthorityPath,
     which: Annotated[str, Argument(metavar="NAME_OR_SERIAL", help="As list prints them.")],
 ) -> None:
     """Put certificates on the list of those that nobody may accept any more."""
@@ -126,24 +125,25 @@ def revoke(
 
 
 @app.command("list")
-def list_(authority: Authority) -> None:
+def list_(authority: AuthorityPath) -> None:
     """Print what the authority has signed."""
     from rich.console import Console
 
     from collapipe.credentials.authority import AuthorityFolder
     from collapipe.formatting import print_table
 
+    opened = AuthorityFolder(authority)
     rows = [
-        (
-            each.member.name,
-            each.member.role,
-            each.state,
-            f"{each.expires:%F}",
-            f"{each.member.serial:x}",
-        )
-        for each in AuthorityFolder(authority).issued()
+        (member.name, member.role, opened.state(each), f"{each.expires:%F}", f"{member.serial:x}")
+        for each in opened.issued()
+        for member in [each.member]
     ]
     print_table(Console(highlight=False), ("name", "role", "state", "until", "serial"), rows)
+
+
+def _show(bundle: "Bundle") -> None:
+    print(f"member       {bundle.member}")
+    print(f"valid until  {bundle.expires:%F %R} UTC")
 
 
 def _compare(shown: str, expected: str, file: Path) -> None:

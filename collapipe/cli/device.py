@@ -7,10 +7,12 @@ import os
 import queue
 import signal
 import socket
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
 
 from collapipe.cli.log_limits import LogLimits
 from collapipe.errors import ConfigError
@@ -21,45 +23,72 @@ if TYPE_CHECKING:
 _AT_ONCE = 3  # exit status after a second signal
 _UNITS = {"": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """The command's options."""
-
-    listen: str
-    name: str | None
-    memory: str | None
-    threads: int
-    torch_device: str
-    credentials: Path | None
-    insecure: bool
-    log_format: str
+app = typer.Typer(invoke_without_command=True, help="Serve a segment; ask devices.")
+Inventory = Annotated[Path, Argument(help="YAML file with an address of each device.")]
 
 
-def serve(options: DeviceOptions) -> NoReturn:
-    """Serve until SIGTERM or Ctrl-C ends the process. Raises ``ConfigError`` where that cannot
-    begin."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_formatter(options.log_format))
-    handler.addFilter(LogLimits())
-    for library, silence in (("GRPC", "NONE"), ("TRANSFORMERS", "critical")):
-        os.environ.setdefault(f"{library}_VERBOSITY", silence)  # what matters is a line of ours
-    memory, credentials = memory_bytes(options.memory), _credentials(options)
-    name = credentials.name if credentials else options.name or socket.gethostname()
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+@app.callback()
+def device(
+    context: typer.Context,
+    listen: Annotated[str, Option(help="HOST:PORT; port 0: any free one.")] = "127.0.0.1:0",
+    credentials: Annotated[Path | None, Option(help="This device's folder.")] = None,
+    name: Annotated[str | None, Option(help="Default: the machine's.")] = None,
+    memory: Annotated[str | None, Option(help="Such as 1.5GB; default: half of all.")] = None,
+    threads: Annotated[int, Option(min=1, help="Of torch.")] = 1,
+    torch_device: Annotated[
+        str, Option(help="auto, cpu, cuda, cuda:1 or mps; docs/configuration.md has what it does.")
+    ] = "cpu",
+    insecure: Annotated[
+        bool, Option("--insecure", help="Without encryption, on loopback alone.")
+    ] = False,
+    log_format: Annotated[str, Option(help="plain or json.")] = "plain",
+) -> None:
+    """Serve a segment of a model to a control unit, one after another, until SIGTERM."""
+    if context.invoked_subcommand is not None:
+        return
+    _log_as(log_format)
+    given_bytes = memory_bytes(memory)
+    own = None if insecure else _credentials(credentials, name)
     asked = _asked_to_end()
     import torch  # takes seconds, in which a signal may come
 
-    from collapipe.torch_device import torch_device
+    from collapipe import torch_device as torch_devices
     from device_app.daemon import Daemon, DeviceSettings
 
-    torch.set_num_threads(options.threads)
-    own = torch_device("--torch-device", options.torch_device)
-    with Daemon(DeviceSettings(name, options.listen, memory, own), credentials) as daemon:
-        print(f"{name}: ready on {daemon.address}", flush=True)
+    torch.set_num_threads(threads)
+    shown = own.member.name if own else name or socket.gethostname()
+    where = torch_devices.torch_device("--torch-device", torch_device)
+    with Daemon(DeviceSettings(shown, listen, given_bytes, where), own) as daemon:
+        print(f"{shown}: ready on {daemon.address}", flush=True)
         asked.get()
         daemon.leave()
     os._exit(0)  # the interpreter's own end tears threads out of gRPC and torch, which aborts
+
+
+@app.command()
+def check(
+    inventory: Inventory,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Ask every device of an inventory how it is, and time the hops; status 1 if any fails."""
+    from collapipe.cli.device_check import check as ask
+
+    raise typer.Exit(ask(inventory, as_json))
+
+
+@app.command()
+def measure(
+    inventory: Inventory,
+    model: Annotated[
+        str | None, Option(help="As model.name; default: the inventory's model.")
+    ] = None,
+    write: Annotated[bool, Option("--write", help="Put the laws into the inventory.")] = False,
+    repeats: Annotated[int, Option(min=1, max=100, help="Micro-batches of each size.")] = 5,
+) -> None:
+    """Time micro-batches of the model on every device, and hops; collapipe plan uses the laws."""
+    from collapipe.cli.device_measure import measure_devices
+
+    raise typer.Exit(measure_devices(inventory, model, repeats, write))
 
 
 def memory_bytes(text: str | None) -> float:
@@ -73,22 +102,20 @@ def memory_bytes(text: str | None) -> float:
     raise ConfigError(f"--memory {text}: expected a number with MB or GB, such as 1.5GB")
 
 
-def _credentials(options: DeviceOptions) -> "Credentials | None":
-    """What to serve and to dial with; None: nothing, on loopback."""
-    if options.insecure:
-        return None
-    if options.credentials is None:
+def _credentials(folder: Path | None, name: str | None) -> "Credentials":
+    """What to serve and to dial with."""
+    if folder is None:
         raise ConfigError(
             "--credentials DIR is missing: `collapipe credentials` makes some; on this machine "
             "alone --insecure does without"
         )
     from collapipe.credentials.credentials import load
 
-    found = load(options.credentials)
-    if options.name not in (None, found.name):
+    found = load(folder)
+    if name not in (None, found.member.name):
         raise ConfigError(
-            f"--name {options.name}: the certificate in {options.credentials} is of {found.name}; "
-            "leave --name out"
+            f"--name {name}: the certificate in {folder} is of {found.member.name}; leave --name "
+            "out"
         )
     return found
 
@@ -108,12 +135,17 @@ def _asked_to_end() -> queue.SimpleQueue[int]:
     return asked
 
 
-def _formatter(form: str) -> logging.Formatter:
-    if form == "plain":
-        return logging.Formatter("%(message)s")
-    if form == "json":
-        return _JsonLines()
-    raise ConfigError(f"--log-format {form}: must be plain or json")
+def _log_as(form: str) -> None:
+    """Print lines of ours in this form, and of libraries what is grave; before these are loaded."""
+    forms = {"plain": logging.Formatter("%(message)s"), "json": _JsonLines()}
+    if form not in forms:
+        raise ConfigError(f"--log-format {form}: must be plain or json")
+    handler = logging.StreamHandler()
+    handler.setFormatter(forms[form])
+    handler.addFilter(LogLimits())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for library, silence in (("GRPC", "NONE"), ("TRANSFORMERS", "critical")):
+        os.environ.setdefault(f"{library}_VERBOSITY", silence)
 
 
 class _JsonLines(logging.Formatter):

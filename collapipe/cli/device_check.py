@@ -9,7 +9,16 @@ from typing import Any
 
 from rich.console import Console
 
-from client_app.survey import ANSWER_S, Box, Hop, ask_all, expires_soon, hops, own_credentials
+from client_app.survey import (
+    ANSWER_S,
+    CONTROL_UNIT,
+    Hop,
+    SurveyedDevice,
+    ask_all,
+    expires_soon,
+    hops,
+    own_credentials,
+)
 from collapipe import __version__
 from collapipe.errors import printable
 from collapipe.formatting import amount, block_range, print_lines, print_table, seconds
@@ -20,7 +29,6 @@ from collapipe.wire.inquiries import DeviceStatus
 
 _COLUMNS = ("device", "doing", "version", "torch", "memory", "free", "speed", "certificate")
 _HOP_COLUMNS = ("hop", "round trip", "rate")
-_CONTROL_UNIT = "control unit"
 
 
 def check(file: Path, as_json: bool) -> int:
@@ -32,30 +40,34 @@ def check(file: Path, as_json: bool) -> int:
     own = own_credentials(file, section)
     dialer = Dialer(own, ANSWER_S)
     clusters = ask_all(section, dialer)
-    boxes = [box for each in clusters for box in each]
+    devices = [device for each in clusters for device in each]
     found = [hop for each in clusters for hop in hops(each, dialer)]
     if as_json:
-        print(json.dumps(_answer(boxes, found), indent=2, allow_nan=False))
+        print(json.dumps(_answer(devices, found), indent=2, allow_nan=False))
     else:
-        _show(boxes, found)
-    expiries = [(box.device.name, box.status.expires) for box in boxes if box.status]
-    expiries += [(_CONTROL_UNIT, own.expires)] if own else []
+        _show(devices, found)
+    for each in devices:
+        counted_on, gives = each.device.memory_bytes, each.status and each.status.memory_bytes
+        if counted_on and gives and gives < counted_on:
+            less = f"gives {amount(gives, 'B')}, the file's memory_bytes {amount(counted_on, 'B')}"
+            print(f"warning: {each.name}: {less}; lower that, or raise --memory", file=sys.stderr)
+    expiries = [(each.name, each.status.expires) for each in devices if each.status]
+    expiries += [(CONTROL_UNIT, own.expires)] if own else []
     for name, expires in expiries:
         if expires is not None and expires_soon(expires):
             print(f"warning: {name}: certificate expires {expires:%F}; renew it", file=sys.stderr)
-    faults = [box.fault for box in boxes if box.fault]
-    faults += [f"{_way(hop)}: {hop.fault}" for hop in found if hop.fault]
-    for fault in faults:
-        print(f"error: {printable(fault)}", file=sys.stderr)
-    return 1 if faults else 0
+    errors = [each.error for each in devices if each.error]
+    errors += [f"{_way(hop)}: {hop.error}" for hop in found if hop.error]
+    for error in errors:
+        print(f"error: {printable(error)}", file=sys.stderr)
+    return 1 if errors else 0
 
 
-def _show(boxes: Sequence[Box], found: Sequence[Hop]) -> None:
+def _show(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
-    print_table(console, _COLUMNS, [(box.device.name, *_told(box)) for box in boxes])
+    print_table(console, _COLUMNS, [(each.name, *_told(each)) for each in devices])
     console.print()
-    rows = [(_way(hop), *_times(hop)) for hop in found]
-    print_table(console, _HOP_COLUMNS, rows)
+    print_table(console, _HOP_COLUMNS, [(_way(hop), *_times(hop)) for hop in found])
     lines = [
         ("speed", "products of matrices, more than training reaches; not while a device works"),
         ("rate", "one way, of messages that went there and back in the same time each way"),
@@ -63,13 +75,13 @@ def _show(boxes: Sequence[Box], found: Sequence[Hop]) -> None:
     print_lines(console, lines)
 
 
-def _told(box: Box) -> tuple[str, ...]:
-    status = box.status
+def _told(device: SurveyedDevice) -> tuple[str, ...]:
+    status = device.status
     if status is None:
         return ("fails", *"------")
     speed, expires = status.flops_per_s, status.expires
     return (
-        "fails" if box.fault else _doing(status),
+        "fails" if device.error else _doing(status),
         status.version,
         status.torch_device,
         amount(status.memory_bytes, "B"),
@@ -87,46 +99,30 @@ def _doing(status: DeviceStatus) -> str:
 
 def _times(hop: Hop) -> tuple[str, str]:
     if hop.round_trip_s is None:
-        return "fails" if hop.fault else "-", "-"
+        return "fails" if hop.error else "-", "-"
     return seconds(hop.round_trip_s), amount(hop.rate_bps, "bit/s") if hop.rate_bps else "-"
 
 
 def _way(hop: Hop) -> str:
-    return " -> ".join(_ends(hop))
+    return f"{hop.source} -> {hop.target}"
 
 
-def _ends(hop: Hop) -> tuple[str, str]:
-    source, target = (box.device.name if box else _CONTROL_UNIT for box in (hop.source, hop.target))
-    return source, target
-
-
-def _answer(boxes: Sequence[Box], found: Sequence[Hop]) -> dict[str, Any]:
+def _answer(devices: Sequence[SurveyedDevice], found: Sequence[Hop]) -> dict[str, Any]:
     """What scripts read, so that its names are fixed."""
-    devices = [
+    told = [
         {
-            "cluster": box.cluster,
-            "name": box.device.name,
-            "address": box.device.address,
-            "error": box.fault,
-            "status": _status(box.status),
+            "cluster": each.cluster,
+            "name": each.name,
+            "address": each.device.address,
+            "error": each.error,
+            "status": each.status and _without_ticket(each.status),
         }
-        for box in boxes
+        for each in devices
     ]
-    times = [
-        {
-            **dict(zip(("source", "target"), _ends(hop), strict=True)),
-            "error": hop.fault,
-            "round_trip_s": hop.round_trip_s,
-            "rate_bps": hop.rate_bps,
-        }
-        for hop in found
-    ]
-    return {"version": __version__, "devices": devices, "hops": times}
+    return {"version": __version__, "devices": told, "hops": list(map(asdict, found))}
 
 
-def _status(status: DeviceStatus | None) -> dict[str, Any] | None:
-    if status is None:
-        return None
-    told = asdict(status)
+def _without_ticket(status: DeviceStatus) -> dict[str, Any]:
+    told = asdict(status) | {"expires": status.expires and status.expires.isoformat()}
     del told["ticket"]
-    return told | {"expires": status.expires and status.expires.isoformat()}
+    return told

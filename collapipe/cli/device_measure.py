@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from client_app.measuring import Measured, Trial, measure
+from client_app.measuring import MeasuredDevice, Measuring
 from client_app.survey import ANSWER_S, own_credentials
+from client_app.timing import Trial
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import amount, counted, print_lines, print_table, seconds
 from collapipe.inventory.model import TOKENS, read_spec
@@ -33,9 +34,10 @@ def measure_devices(file: Path, model: str | None, repeats: int, write: bool) ->
     cost = measure_cost(spec, tokens, section.batch_size)
     trial = Trial(spec, cost, tokens, section.batch_size, repeats)
     dialer = Dialer(own_credentials(file, section), ANSWER_S)
-    found = measure(section, dialer, trial, lambda line: print(line, file=sys.stderr, flush=True))
+    measuring = Measuring(dialer, trial, lambda line: print(line, file=sys.stderr, flush=True))
+    found = measuring.laws(section)
     _show(found, trial)
-    laws = {(each.box.cluster, each.box.device.name): each.law for each in found}
+    laws = {(each.device.cluster, each.device.name): each.law for each in found}
     known = {key: law for key, law in laws.items() if law is not None}
     if write and known:
         write_laws(file, known)
@@ -56,9 +58,9 @@ def _spec(document: Document, section: ModelSection, name: str | None) -> ModelS
         raise ConfigError(f"--model {name}: {error}") from error
 
 
-def _show(found: Sequence[Measured], trial: Trial) -> None:
+def _show(found: Sequence[MeasuredDevice], trial: Trial) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
-    print_table(console, _COLUMNS, [(each.box.device.name, *_law(each)) for each in found])
+    print_table(console, _COLUMNS, [(each.device.name, *_law(each)) for each in found])
     least, most = trial.samples
     lines = [
         ("u, v", f"a block's seconds of a sample and of a micro-batch, of {least} and {most}"),
@@ -70,7 +72,7 @@ def _show(found: Sequence[Measured], trial: Trial) -> None:
     print_lines(console, lines)
 
 
-def _law(each: Measured) -> tuple[str, ...]:
+def _law(each: MeasuredDevice) -> tuple[str, ...]:
     law = each.law
     if law is None:
         return ("fails", *"-----")

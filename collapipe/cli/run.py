@@ -184,11 +184,11 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
 def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     from collapipe.cli.simulation import run_simulation
     from collapipe.runs.folder import RunFolder
-    from collapipe.runs.rows import load_splits
+    from collapipe.runs.rows import load_shards, load_test, load_validation
 
     # What is wrong with folders and data is said here, before Flower has started anything.
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
-        load_splits(settings)
+        _ = load_validation(settings), load_test(settings), load_shards(settings)
     units = settings.federation.num_units
     if not run_simulation(Path(__file__).parents[2], overrides, units, resume or ""):
         raise _cause(Path(settings.run_dir) / "summary.json")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from collapipe.errors import ConfigError, RoundFailedError
 
 _READY = ": ready on "
 _END_S = 10.0
-_SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +27,45 @@ class LocalDevice:
     name: str
     address: str
     process_id: int
+    memory: str
 
 
 def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Sequence[str]) -> int:
-    """Start ``devices`` daemons for each of ``clusters``; the exit status of ``run``, or 0 after
-    Ctrl-C or SIGTERM."""
-    memory_bytes(memory)
+    """Start ``devices`` daemons for each of ``clusters``, whose k-th has the k-th of ``memory``, or
+    all the same; the exit status of ``run``, or 0 after Ctrl-C or SIGTERM."""
+    shares = _shares(memory, devices)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collapipe-up-")))
         file = stack.enter_context(_new_file(inventory or folder / "inventory.yaml"))
         names = [f"device-{number}" for number in range(devices * clusters)]
         credentials = temporary_authority(folder / "credentials", names)
         own = credentials.pop(CONTROL_UNIT)
-        started = stack.enter_context(_daemons(credentials, memory, folder))
+        started = stack.enter_context(_daemons(credentials, shares * clusters, folder))
         groups = [started[n * devices : (n + 1) * devices] for n in range(clusters)]
-        file.write_text(_inventory(groups, memory, own), encoding="utf-8")
+        file.write_text(_inventory(groups, own), encoding="utf-8")
         units = f"federation.num_units={clusters}"
         on_them = [units, "cluster=devices", f"cluster.file={file.resolve()}"]
         if run:
             return _run([run[0], *on_them, *run[1:]])
-        print(f"inventory {file}\n{shlex.join(['collapipe', 'run', *on_them])}")
-        print("Ctrl-C ends the devices", flush=True)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        signal.sigwait(_SIGNALS)
+        with suppress(KeyboardInterrupt):
+            print(f"inventory {file}\n{shlex.join(['collapipe', 'run', *on_them])}")
+            print("Ctrl-C ends the devices", flush=True)
+            while True:
+                signal.pause()
     return 0
+
+
+def _shares(memory: str, devices: int) -> list[str]:
+    """Of each device of a cluster. Raises ``ConfigError`` where there are too few or too many."""
+    shares = memory.split(",")
+    for each in shares:
+        memory_bytes(each)
+    if len(shares) not in (1, devices):
+        raise ConfigError(
+            f"--memory {memory}: has {len(shares)} figures for {devices} devices; give one for all "
+            "of them or one for each"
+        )
+    return shares if len(shares) == devices else shares * devices
 
 
 @contextmanager
@@ -82,16 +96,16 @@ def _run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _daemons(
-    credentials: Mapping[str, Path], memory: str, folder: Path
+    credentials: Mapping[str, Path], memory: Sequence[str], folder: Path
 ) -> Iterator[list[LocalDevice]]:
     """Daemons that are ready, and end when the context does."""
     processes = list[subprocess.Popen[str]]()
     try:
-        for name, own in credentials.items():
-            processes.append(_started(own, memory, folder / f"{name}.log"))
+        for (name, own), share in zip(credentials.items(), memory, strict=True):
+            processes.append(_started(own, share, folder / f"{name}.log"))
         yield [
-            LocalDevice(name, _address(name, process, folder / f"{name}.log"), process.pid)
-            for name, process in zip(credentials, processes, strict=True)
+            LocalDevice(name, _address(name, process, folder / f"{name}.log"), process.pid, share)
+            for name, process, share in zip(credentials, processes, memory, strict=True)
         ]
     finally:
         for process in processes:
@@ -128,7 +142,7 @@ def _address(name: str, process: subprocess.Popen[str], log: Path) -> str:
     return line.rpartition(_READY)[2].strip()
 
 
-def _inventory(groups: Sequence[Sequence[LocalDevice]], memory: str, credentials: Path) -> str:
+def _inventory(groups: Sequence[Sequence[LocalDevice]], credentials: Path) -> str:
     """YAML; speeds are placeholders, the same for all."""
     lines = [
         "# Daemons of `collapipe up` on this machine. Speeds and rates are assumed alike, not",
@@ -147,6 +161,6 @@ def _inventory(groups: Sequence[Sequence[LocalDevice]], memory: str, credentials
                 f'        process_id: "{each.process_id}"',
                 "        flops_per_s: 1.0e10",
                 "        d2d_rate_bps: 8.0e9",
-                f"        memory_bytes: {memory_bytes(memory):.0f}",
+                f"        memory_bytes: {memory_bytes(each.memory):.0f}",
             ]
     return "\n".join(lines) + "\n"

@@ -152,7 +152,14 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             "federation.clock=real: with framework.train=false nothing is trained that could be "
             "measured; set federation.clock=modelled"
         )
-    if settings.pipeline.profile and not hasattr(settings.build("cluster"), "roster"):
+    real = hasattr(settings.build("cluster"), "roster")
+    if real and settings.framework.unsplit:
+        yield (
+            f"framework={settings.framework.name}: trains the whole model in the control unit's "
+            "process, and the devices of cluster=devices would idle; leave cluster out, or give "
+            "each device a unit of its own: collapipe up --devices 1 --clusters N -- run"
+        )
+    if settings.pipeline.profile and not real:
         yield (
             "pipeline.profile=true: the devices of this run are simulated in one process, so that "
             "their measured times would be those of one machine; leave it out, and give devices "
@@ -186,8 +193,7 @@ def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[st
 def _idle_options(settings: Settings) -> Iterator[str]:
     """Options of ``data`` that change nothing with the others."""
     data, task = settings.data, settings.task
-    brought = data.train_file is not None or data.name is not None
-    columns = task.columns if brought else ()
+    columns = task.columns if data.brought else ()
     used = {*settings.tree["task"], *(f"{column}_column" for column in columns)}
     used |= {"config"} if data.name is not None else set()
     for field in fields(data):
@@ -195,7 +201,7 @@ def _idle_options(settings: Settings) -> Iterator[str]:
         idle = name in ("root", "synthetic", "config") or name.endswith("_column")
         if not idle or name in used or value == field.default:
             continue
-        if name.endswith("_column") and not brought:
+        if name.endswith("_column") and not data.brought:
             why = "names a column of data.train_file or data.name, which are not set"
         elif name == "config":
             why = "belongs to data.name, which is not set"

@@ -59,7 +59,7 @@ def read_tree(file: Path) -> tuple[str, dict[Any, Any]]:
 def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> None:
     """Raise ``ConfigError`` where overrides, which may be somebody else's, name a plug-in that is
     neither CollaPipe's nor a ``trusted`` package's; nothing is imported for them."""
-    for option, target in _targets(options_of(composed(overrides))):
+    for option, target in targets(options_of(composed(overrides))):
         if not _is_partitioner(target):
             _check_trusted(option, target, (*_OWN, *trusted))
 
@@ -70,6 +70,7 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
     asked = {
         "tracking.mlflow": (settings.tracking.mlflow, "to send curves there", "null"),
         "link.host": (settings.link.host, "to listen to other machines", "127.0.0.1"),
+        "link.advertise": (settings.link.advertise, "to have units dial there", "null"),
     }
     repeated = {override.key_or_group for override in parse(given)}
     for option, (value, what, instead) in asked.items():
@@ -80,16 +81,16 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
             )
 
 
-def _targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
+def targets(node: Any, option: str = "") -> Iterator[tuple[str, str]]:
     """Every ``_target_`` below, and the option that it is of."""
     if isinstance(node, Mapping):
         for key, value in node.items():
             if key == "_target_":
                 yield option, str(value)
-            yield from _targets(value, f"{option}.{key}".lstrip("."))
+            yield from targets(value, f"{option}.{key}".lstrip("."))
     elif isinstance(node, list):
         for value in node:
-            yield from _targets(value, option)
+            yield from targets(value, option)
 
 
 def _is_partitioner(target: str) -> bool:

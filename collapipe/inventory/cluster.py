@@ -7,17 +7,18 @@ import numpy as np
 
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.inventory.file import Cluster, Inventory, read_inventory
+from collapipe.inventory.file import DescribedCluster, Inventory, read_inventory
 from collapipe.state import AffineLaw, BlockCost, DeviceProfile
 from collapipe.wire.segments import DeviceAddress
 
 # To check a file before the model is known.
-_PLACEHOLDER_COST = transformer_block_cost(512, 2048, 64, 64)
+ANY_COST = transformer_block_cost(512, 2048, 64, 64)
 
 
 @dataclass(frozen=True)
 class InventoryCluster:
-    """Unit n has the devices of the file's cluster n, from 0; further clusters are left out.
+    """Unit n has the devices of the file's cluster n, from 0; further clusters are left out, and a
+    file for one unit is that of any.
 
     A device that is described by its hardware gets the law of the run's model and batch, one with a
     measured ``chunk`` has that. The file's model, batch size, channels and uplinks are for ``plan``
@@ -28,26 +29,26 @@ class InventoryCluster:
     num_units: int  # N, that the file must have clusters for
 
     def __post_init__(self) -> None:
-        self._clusters(_PLACEHOLDER_COST, self.num_units)
+        self._clusters(ANY_COST, self.num_units)
 
     @property
     def num_devices(self) -> int:
         """The most devices that one of the N clusters has."""
-        return max(len(each.devices) for each in self._clusters(_PLACEHOLDER_COST, self.num_units))
+        return max(len(each.devices) for each in self._clusters(ANY_COST, self.num_units))
 
     def draw(
         self, cost: BlockCost, unit: int, rng: np.random.Generator
     ) -> tuple[DeviceProfile, ...]:
-        return self._clusters(cost, unit + 1)[-1].profiles
+        return self._clusters(cost, self.num_units)[unit % self.num_units].profiles
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
         """As the file's ``control_unit`` of the cluster describes it."""
-        return self._clusters(cost, unit + 1)[-1].control_unit
+        return self._clusters(cost, self.num_units)[unit % self.num_units].control_unit
 
     def _inventory(self, cost: BlockCost) -> Inventory:
         return read_inventory(Path(self.file), cost)
 
-    def _clusters(self, cost: BlockCost, wanted: int) -> tuple[Cluster, ...]:
+    def _clusters(self, cost: BlockCost, wanted: int) -> tuple[DescribedCluster, ...]:
         """The first of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
         clusters = self._inventory(cost).clusters
         if len(clusters) < wanted:
@@ -65,7 +66,7 @@ class DeviceCluster(InventoryCluster):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        inventory = self._inventory(_PLACEHOLDER_COST)
+        inventory = self._inventory(ANY_COST)
         for n, cluster in enumerate(inventory.section.clusters[: self.num_units]):
             for k, device in enumerate(cluster.devices):
                 if device.address is None:
@@ -77,11 +78,11 @@ class DeviceCluster(InventoryCluster):
 
     def roster(self, unit: int) -> tuple[DeviceAddress, ...]:
         """The devices of a unit, by name and address."""
-        section = self._inventory(_PLACEHOLDER_COST).section.clusters[unit]
+        section = self._inventory(ANY_COST).section.clusters[unit % self.num_units]
         return tuple(DeviceAddress(each.name, str(each.address)) for each in section.devices)
 
     @property
     def credentials(self) -> Path | None:
         """The control unit's folder; None: without encryption, which loopback alone allows."""
-        given = self._inventory(_PLACEHOLDER_COST).section.credentials
+        given = self._inventory(ANY_COST).section.credentials
         return Path(self.file).parent / given if given else None

@@ -31,7 +31,7 @@ _ENERGY_PAIRS = (  # neither says anything alone
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class DescribedCluster:
     """A cluster of the file: its K devices as the file describes them, and as planners do."""
 
     loc: Loc
@@ -54,7 +54,7 @@ class Inventory:
     document: Document
     section: InventorySection
     model: Model
-    clusters: tuple[Cluster, ...]
+    clusters: tuple[DescribedCluster, ...]
     channels: tuple[Channel, ...]  # empty: no joint round
     notes: tuple[str, ...]  # keys that planning ignores because another is missing
 
@@ -89,7 +89,7 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
 
 def _cluster(
     document: Document, place: int, section: ClusterSection, model: Model, batch_size: int
-) -> Cluster:
+) -> DescribedCluster:
     devices, profiles, uplink = [], [], None
     for k, each in enumerate(section.devices):
         loc = ("clusters", place, "devices", k)
@@ -106,7 +106,7 @@ def _cluster(
     if section.uplink:
         uplink = _uplink(section.uplink, model, control_unit, batch_size)
     held = tuple(devices), tuple(profiles)
-    return Cluster(("clusters", place), section.name, *held, uplink, control_unit)
+    return DescribedCluster(("clusters", place), section.name, *held, uplink, control_unit)
 
 
 def _control_unit(

@@ -23,7 +23,8 @@ TOKENS = 64  # of a sample, for a model that is named and says nothing else
 
 _FIGURES = tuple(field.name for field in fields(BlockCost))
 _CONF = Path(__file__).parents[2] / "conf"
-_KNOWN = {path.stem: path for path in sorted((_CONF / "model").glob("*.yaml"))}
+_FILES = [*(_CONF / "model").glob("*.yaml"), *(_CONF / "task_model").glob("*_transformer.yaml")]
+_KNOWN = {path.stem: path for path in sorted(_FILES)}
 _OF_A_NAME = ("family", "config", "tokens")
 
 
@@ -113,6 +114,8 @@ def _by_size(
 def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, Any]:
     """What a file of ``conf/model/`` says of a model with sizes."""
     sizes: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if file.parent.name == "task_model":  # which has what differs
+        sizes = _sizes(document, section, _KNOWN["transformer"]) | sizes
     if "dim" not in sizes:
         raise document.error(
             ("model", "name"), f"{section.name} has no sizes; name the folder or hub id itself"

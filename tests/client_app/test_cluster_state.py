@@ -7,13 +7,13 @@ from federated import TINY
 
 from client_app.control_unit import ControlUnit
 from collapipe.config import load_overrides
-from collapipe.runs.rows import build_tokenizer, load_splits
+from collapipe.runs.rows import build_tokenizer
 from collapipe.state import ClusterState, Uplink
 
 
 def state(*overrides: str) -> ClusterState:
     settings = load_overrides([*TINY, *overrides])
-    tokenizer = build_tokenizer(settings, load_splits(settings).train)
+    tokenizer = build_tokenizer(settings)
     return ControlUnit(settings, 0, tokenizer).state
 
 

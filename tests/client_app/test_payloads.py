@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from client_app.payloads import ACTIVATION_ERRORS, UPLOAD_ERRORS, Placement, payloads
+from client_app.payloads import ACTIVATION_ERRORS, UPLOAD_ERRORS, HeadChoice, payloads
 from collapipe.errors import ConfigError
 from collapipe.sections import CompressionSettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
@@ -19,7 +19,7 @@ def bits(precision: str) -> float:
 
 def offered(upload: Any, activation: Any, *, linked: bool = True) -> tuple[Payload, ...]:
     settings = CompressionSettings(upload, activation, "float32")
-    return payloads(settings, (Placement(None, bits, _ten_times if linked else None),))
+    return payloads(settings, (HeadChoice(None, bits, _ten_times if linked else None),))
 
 
 def _ten_times(precision: str) -> float:
@@ -76,8 +76,8 @@ def test_a_unit_whose_payloads_all_have_errors_is_refused() -> None:
 
 def test_both_places_of_a_head_are_offered_the_server_first() -> None:
     settings = CompressionSettings("auto", "auto", "float32")
-    placements = Placement("server", bits, _ten_times), Placement("control_unit", _ten_times, None)
-    found = payloads(settings, placements)
+    heads = HeadChoice("server", bits, _ten_times), HeadChoice("control_unit", _ten_times, None)
+    found = payloads(settings, heads)
     assert len({each.choice for each in found}) == len(found) == 25 + 5
     assert [each.gradient_error for each in found] == sorted(each.gradient_error for each in found)
     assert found[0].choice == ("float32", "float32", "server")

@@ -3,17 +3,16 @@
 import pytest
 from device_cluster import INSECURE, SMALL, Work, daemons, neighbours
 
-from client_app.timing import chunk_seconds
+from client_app.timing import Trial, chunk_seconds
 from collapipe.errors import LinkError
+from collapipe.state import BlockCost
 
-SIZES = 2, (1, 4), 6, 3  # blocks, samples, tokens and repeats
+TRIAL = Trial(SMALL, BlockCost(0.0, 0.0, 0.0, 0.0, 0.0), tokens=6, batch_size=16, repeats=3)
 
 
 def test_a_device_times_its_chunks() -> None:
     with daemons(1) as there:
-        seconds = chunk_seconds(
-            neighbours(there)[0], INSECURE, SMALL, Work().start, 2, (1, 4), 6, 3
-        )
+        seconds = chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, Work().start, 2)
     assert len(seconds) == 2
     assert min(seconds) > 0
 
@@ -23,4 +22,4 @@ def test_a_device_that_refuses_ends_the_timing_with_its_words() -> None:
         daemons(1, memory_bytes=1e4) as there,
         pytest.raises(LinkError, match=r"device-0.*--memory"),
     ):
-        chunk_seconds(neighbours(there)[0], INSECURE, SMALL, Work().start, *SIZES)
+        chunk_seconds(neighbours(there)[0], INSECURE, TRIAL, Work().start, 2)

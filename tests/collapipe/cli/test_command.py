@@ -145,7 +145,11 @@ def test_bad_data_is_named_with_file_and_line(
 ) -> None:
     root = corpus(tmp_path, **files)
     status, _, err = command(
-        "run", "task=multi30k", f"data.root={root}", f"hydra.run.dir={tmp_path / 'run'}"
+        "run",
+        "task=multi30k",
+        f"data.root={root}",
+        f"hydra.run.dir={tmp_path / 'run'}",
+        "federation.num_units=2",
     )
     assert (status, err.count("\n")) == (2, 1)
     assert says in err

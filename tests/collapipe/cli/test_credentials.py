@@ -94,7 +94,8 @@ def test_a_device_gets_a_certificate_and_keeps_its_key(done: Credentials) -> Non
     installed = done("install", "box/jetson", Path("travels") / signed(out).name)
     assert fingerprint(installed, "authority") == fingerprint(made, "authority")
     jetson, unit = load(Path("box/jetson")), load(Path("farm/control-unit"))
-    assert (jetson.name, jetson.role, unit.role) == ("jetson", Role.DEVICE, Role.CONTROL_UNIT)
+    assert (jetson.member.name, jetson.member.role) == ("jetson", Role.DEVICE)
+    assert unit.member.role == Role.CONTROL_UNIT
     assert unit.check(jetson.certificate) == jetson.member
     assert jetson.key == key
     for file in [*Path("travels").iterdir(), *Path("farm").rglob("*")]:
@@ -123,7 +124,7 @@ def test_a_control_unit_and_a_number_of_days(done: Credentials, refused: Credent
     out = done("sign", "farm", "desk/request.pem", "--yes", "--role", "control-unit", "--days", "3")
     done("install", "desk", signed(out))
     desk = load(Path("desk"))
-    assert (desk.role, f"{desk.expires:%F %R} UTC" in out) == (Role.CONTROL_UNIT, True)
+    assert (desk.member.role, f"{desk.expires:%F %R} UTC" in out) == (Role.CONTROL_UNIT, True)
 
 
 @pytest.mark.parametrize(("answer", "status"), [("y", 0), ("n", 2), ("", 2)])
@@ -210,7 +211,7 @@ def test_a_revoked_name_comes_back_with_another_key(
         done("request", "jetson", "--name", name)
         assert "was revoked" in refused("sign", "farm", "jetson/request.pem", "--yes")
     done("install", "new", signed(done("sign", "farm", "new/request.pem", "--yes")))
-    assert load(Path("new")).name == "jetson"
+    assert load(Path("new")).member.name == "jetson"
 
 
 def test_a_name_and_a_key_are_one_member(done: Credentials, refused: Credentials) -> None:

@@ -117,6 +117,17 @@ def test_another_version_fails_and_a_certificate_that_ends_soon_is_told(
         assert status == 1 and "9.9.9" in err and __version__ in err
 
 
+def test_a_box_with_less_memory_than_the_file_says_is_told(
+    command: Command, tmp_path: Path
+) -> None:
+    with daemons(1) as there:
+        file = inventory(tmp_path, there)
+        file.write_text(file.read_text().replace("memory_bytes: 1.0e9", "memory_bytes: 2.0e9"))
+        status, _, err = command("device", "check", file)
+    assert status == 0
+    assert err.startswith("warning: device-0: ") and "1 GB" in err and "2 GB" in err
+
+
 def test_a_box_at_work_does_not_fail_and_is_not_measured(command: Command, tmp_path: Path) -> None:
     with daemons(1) as there:
         file = inventory(tmp_path, there)

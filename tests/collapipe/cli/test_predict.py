@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
+from trained import of_texts
 
 from collapipe.batch import Batch
 from collapipe.cli import predict
@@ -73,7 +74,7 @@ def test_many_lines_are_several_batches(monkeypatch: pytest.MonkeyPatch) -> None
     """The first answers do not wait for the last lines."""
     monkeypatch.setattr(prediction, "_MOST_ROWS", 7)
     echo = cast(Any, Echo())
-    answers = Predictor(echo, echo, Tokenizer.train(["a"], 259)).predict(["ab"] * 20)
+    answers = Predictor(echo, echo, of_texts(["a"], 259)).predict(["ab"] * 20)
     assert next(answers).text == "2"
     assert echo.sizes == [7]
     assert [answer.text for answer in answers] == ["2"] * 19

@@ -197,7 +197,7 @@ def test_a_unit_that_does_not_tell_costs_a_checkpoint_and_no_more(
     why: str,
 ) -> None:
     odd = ClientApp()
-    for name in ("state", "frozen"):
+    for name in ("rows", "state", "frozen"):
         odd.query(name)(units)
     odd.train()(units)
 

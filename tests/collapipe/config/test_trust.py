@@ -55,7 +55,11 @@ def test_a_plug_in_inside_of_lists_is_found(override: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "option"),
-    [("tracking.mlflow=http://192.0.2.1", "tracking.mlflow"), ("link.host=0.0.0.0", "link.host")],
+    [
+        ("tracking.mlflow=http://192.0.2.1", "tracking.mlflow"),
+        ("link.host=192.0.2.1", "link.host"),
+        ("link.advertise=192.0.2.1", "link.advertise"),
+    ],
 )
 def test_an_address_is_repeated_by_who_goes_on_with_the_run(asked: str, option: str) -> None:
     settings = load_overrides([asked])

@@ -19,7 +19,7 @@ COST = BlockCost(9e8, 18e8, 1.5e6, 1.5e6, 1.2e8)
 
 
 def drawn(cost: BlockCost, unit: int, file: Path = EXAMPLE) -> tuple[DeviceProfile, ...]:
-    return InventoryCluster(str(file), 1).draw(cost, unit, np.random.default_rng(0))
+    return InventoryCluster(str(file), unit + 1).draw(cost, unit, np.random.default_rng(0))
 
 
 def test_units_have_the_clusters_of_the_file_in_order() -> None:

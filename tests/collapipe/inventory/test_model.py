@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from huggingface import folder, spec_of
 
+from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import Inventory, read_inventory
 from collapipe.models.cost import measure_cost
@@ -38,6 +40,15 @@ def test_the_run_may_change_the_configuration(tmp_path: Path) -> None:
     )
     assert inventory.model.num_blocks == 2
     assert inventory.model.block_bytes == measure_cost(spec, 64, 8).block_bytes
+
+
+def test_a_task_has_sizes_of_its_own(tmp_path: Path) -> None:
+    """Those that a run of the task trains, laid over the model's."""
+    sizes = yaml.safe_load((ROOT / "conf/task_model/dates_transformer.yaml").read_text())
+    inventory = read(tmp_path, "{name: dates_transformer, tokens: 9}")
+    counted = transformer_block_cost(sizes["dim"], sizes["feed_forward_dim"], 9, 8)
+    assert inventory.model.num_blocks == 6
+    assert inventory.model.block_bytes == counted.block_bytes
 
 
 def test_a_family_needs_no_name(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""``collapipe up``: daemons with what was asked for, which are gone at the end."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from collapipe.inventory.file import read_inventory
+from collapipe.state import BlockCost
+
+Command = Callable[..., tuple[int, str, str]]
+UP = (sys.executable, "-m", "collapipe", "up", "--devices", "2")
+COST = BlockCost(1.0, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_daemons_are_there_until_a_signal(tmp_path: Path) -> None:
+    file = tmp_path / "inventory.yaml"
+    options = ("--memory", "500MB,1GB", "--inventory", file)
+    with subprocess.Popen([*UP, *options], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("Ctrl-C ends the devices" in line for line in process.stdout)
+        devices = read_inventory(file, COST).section.clusters[0].devices
+        assert [each.memory_bytes for each in devices] == [500e6, 1e9]
+        started = [int(each.process_id or 0) for each in devices]
+        assert all(map(psutil.pid_exists, started))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert not any(map(psutil.pid_exists, started))
+    assert not file.exists()
+
+
+def test_a_signal_ends_the_run_and_the_daemons(tmp_path: Path) -> None:
+    command = [*UP, "--", "run", f"hydra.run.dir={tmp_path / 'run'}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert "task dates" in next(iter(process.stdout))
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(started) >= 3  # the run and two devices
+        process.send_signal(signal.SIGTERM)
+        process.stdout.close()
+        assert process.wait(60) != 0
+    assert not any(each.is_running() for each in started)
+
+
+def test_the_runs_exit_status_is_returned(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [*UP, "--", "run", "nonsense=1"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "nonsense" in ended.stderr
+
+
+@pytest.mark.parametrize("memory", ["1GB,1GB,1GB", "1GB,much"])
+def test_memory_that_fits_no_device_starts_none(command: Command, memory: str) -> None:
+    status, _, errors = command("up", "--devices", 2, "--memory", memory)
+    assert status == 2
+    assert "--memory" in errors
