@@ -25,7 +25,7 @@ _PAPER = {5: 14, 4: 11, 3: 9}  # m for each S
 _SHOWN = 4
 
 
-class SolvedCluster(NamedTuple):
+class ClusterOptimum(NamedTuple):
     """The exact optimum of a cluster, and an even split over all devices at its best m."""
 
     num_segments: int
@@ -39,19 +39,19 @@ class SolvedCluster(NamedTuple):
     affords_batch: int  # whether any split keeps every device's energy for a whole batch
 
 
-Clusters = Sequence[SolvedCluster]
+Clusters = Sequence[ClusterOptimum]
 
 
 def _compute(seed: int) -> Clusters:
     return [_solve(seed, number) for number in range(CLUSTERS)]
 
 
-def _solve(seed: int, number: int) -> SolvedCluster:
+def _solve(seed: int, number: int) -> ClusterOptimum:
     cluster, rng = draw_cluster(BERT_BLOCKS, seed, number), stream(seed, "solver", number)
     best, even = solve("exact", cluster, rng)[0].best, solve("gpipe", cluster, rng, True)[0].best
     optimum = best.num_segments, best.num_micro_batches, best.latency_s
     split, affords = _chunks_and_energy(cluster, best), int(_affords_batch(cluster))
-    return SolvedCluster(*optimum, even.num_micro_batches, even.latency_s, *split, affords)
+    return ClusterOptimum(*optimum, even.num_micro_batches, even.latency_s, *split, affords)
 
 
 def _chunks_and_energy(cluster: ClusterProblem, best: Partition) -> tuple[float, int, float]:
@@ -170,6 +170,6 @@ def _draw_clusters(axes: Axes, clusters: Clusters) -> None:
     axes.legend(loc="upper left")
 
 
-_COLUMNS = ("seed", "cluster", *SolvedCluster._fields)
+_COLUMNS = ("seed", "cluster", *ClusterOptimum._fields)
 _SETTINGS = settings(BERT_BLOCKS, clusters_per_seed=CLUSTERS)
 FIGURE = PaperFigure("fig05", _COLUMNS, _compute, _rows, _findings, _draw, _SETTINGS)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
+from collapipe.runs.rows import build_tokenizer, load_shards
 from collapipe.state import ClusterState
 from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
@@ -54,7 +54,7 @@ def run_histories(
     """
     # What control units report is the same for all strategies; their rows, in all worlds, too.
     base = _settings(seed, ())
-    tokenizer = build_tokenizer(base, load_splits(base).train)
+    tokenizer = build_tokenizer(base)
     shards = [base.task.encode(shard, tokenizer) for shard in load_shards(base)]
 
     @functools.cache
