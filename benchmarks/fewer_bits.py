@@ -25,7 +25,7 @@ from machine import machine
 from client_app.control_unit import ControlUnit
 from collapipe.config import load_overrides
 from collapipe.errors import InfeasibleRoundError
-from collapipe.runs.rows import build_tokenizer, load_splits
+from collapipe.runs.rows import build_tokenizer
 from collapipe.seeds import derive
 from optim.planner import RoundRequest
 
@@ -115,7 +115,7 @@ def modelled(world: str, options: Sequence[str]) -> dict[str, float | None]:
 def seconds(overrides: Sequence[str]) -> float:
     """The slowest unit's pipeline and upload, as the scheduler plans the first round."""
     settings = load_overrides(overrides)
-    tokenizer = build_tokenizer(settings, load_splits(settings).train)
+    tokenizer = build_tokenizer(settings)
     units = range(settings.federation.num_units)
     states = tuple(ControlUnit(settings, unit, tokenizer).state for unit in units)
     channel = settings.build("channel")

@@ -19,7 +19,7 @@ from statistics import fmean
 from client_app.cluster_state import cluster_state
 from collapipe import config
 from collapipe.reproduction.scheduling import Overrides
-from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
+from collapipe.runs.rows import build_tokenizer, load_shards
 from server_app.rounds.results import dry_run
 from server_app.rounds.scheduler import Scheduler
 
@@ -86,7 +86,7 @@ def _tagged(number: int) -> dict[str, list[str]]:
 def play(options: Overrides, seeds: int) -> tuple[list[float], float]:
     """Seconds of each seed's rounds, and the share of units whose head was on the control unit."""
     first = config.load_overrides([*_WORLD, *options])
-    tokenizer = build_tokenizer(first, load_splits(first).train)
+    tokenizer = build_tokenizer(first)
     shards = [first.task.encode(shard, tokenizer) for shard in load_shards(first)]
     seconds, there = list[float](), list[bool]()
     for seed in range(seeds):

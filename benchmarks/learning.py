@@ -26,7 +26,7 @@ from ordinary import Ordinary, use_threads
 from scipy import stats
 
 from collapipe.config import load_overrides
-from collapipe.runs.rows import load_splits
+from collapipe.runs.rows import load_test, load_validation
 from server_app.evaluation import Evaluator
 
 ORDINARY, FLOAT32 = "ordinary", "collapipe"
@@ -117,8 +117,7 @@ def ordinary(run_dir: Path, overrides: list[str]) -> None:
     settings = load_overrides(overrides)
     start = time.perf_counter()
     loop = Ordinary.prepare(settings)
-    splits = load_splits(settings)
-    validation = Evaluator(settings.task, splits.validation, loop.tokenizer)
+    validation = Evaluator(settings.task, load_validation(settings), loop.tokenizer)
     federation, curve = settings.federation, []
     every = federation.eval_every * federation.local_steps
 
@@ -129,7 +128,7 @@ def ordinary(run_dir: Path, overrides: list[str]) -> None:
             print(f"step {step + 1}: loss {loss:.3f}, validation {value:.4f}", flush=True)
 
     loop.train(unions=True, each_step=each_step)
-    score = Evaluator(settings.task, splits.test, loop.tokenizer).evaluate(loop.model).score
+    score = Evaluator(settings.task, load_test(settings), loop.tokenizer).evaluate(loop.model).score
     result = {
         "metric": score.name,
         "test": score.value,

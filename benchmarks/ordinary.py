@@ -19,7 +19,7 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.part import build_optimizer, step_at
 from collapipe.models.split import SplitModel
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import build_tokenizer, load_shards, load_splits
+from collapipe.runs.rows import build_tokenizer, load_shards
 from collapipe.seeds import derive
 from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ class Ordinary:
     @classmethod
     def prepare(cls, settings: Settings) -> "Ordinary":
         """The same tokeniser, rows and first weights as a run of ``settings``."""
-        tokenizer = build_tokenizer(settings, load_splits(settings).train)
+        tokenizer = build_tokenizer(settings)
         rows = load_shards(settings)
         shards, first = [], 0
         for shard in rows:

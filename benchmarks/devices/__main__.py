@@ -6,11 +6,24 @@ Both sides of each ratio take turns in one run. Prints a table and writes ROW.js
 import argparse
 from pathlib import Path
 
-from benchmarks.devices import cores, hop, iteration, memory, plans, recovery, replicas
+from benchmarks.devices import (
+    availability,
+    capacity,
+    cores,
+    hop,
+    iteration,
+    memory,
+    plans,
+    recovery,
+    replicas,
+)
 
 ROWS = {
     each.__name__.rpartition(".")[2]: each
-    for each in (iteration, hop, plans, recovery, cores, memory, replicas)
+    for each in (
+        *(iteration, hop, plans, recovery, availability),
+        *(cores, memory, capacity, replicas),
+    )
 }
 
 

@@ -1,11 +1,13 @@
 """An iteration on daemons with mutual TLS, against torch.distributed.pipelining on gloo without
-encryption, and against the time that the schedule takes event by event with chunks of the same run.
+encryption, and against the time that the schedule takes event by event with chunks of the same run;
+`zb_h1`, which torch has not, against `one_f_one_b`.
 """
 
 import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 
@@ -33,6 +35,7 @@ def main(arguments: Namespace) -> None:
     rows = [
         _row(arguments, count, name) for count in arguments.devices for name in arguments.schedules
     ]
+    rows += [_zero_bubble(arguments, count) for count in arguments.devices]
     save(arguments.output, "iteration", {"about": about(arguments), "rows": rows})
 
 
@@ -72,6 +75,24 @@ def _row(arguments: Namespace, count: int, name: str) -> dict[str, object]:
         "run": ran,
         "ideal": ideal,
     }
+
+
+def _zero_bubble(arguments: Namespace, count: int) -> dict[str, object]:
+    """Both on daemons of their own, of which those that have no turn sleep."""
+    made = work(arguments.dim, arguments.blocks, arguments.samples, arguments.tokens)
+    names, m = [device_name(k) for k in range(count)], arguments.micro_batches
+    with ExitStack() as stack:
+        sides = {}
+        for name in ("zb_h1", "one_f_one_b"):
+            plan = even_plan(names, arguments.blocks, plan_of(names[:1], (1,), m, name))
+            started = stack.enter_context(daemons([Place()] * count))
+            mine = stack.enter_context(ours(made, plan, started))
+            mine.run()
+            sides[name] = mine.step_and_run
+        seconds, _ = turns(sides, arguments.turns, {})
+    against = ratio(seconds["zb_h1"], seconds["one_f_one_b"])
+    print(f"{count:<8}{'zb_h1':<13}{m:>3}  against one_f_one_b {against}", flush=True)
+    return {"devices": count, "schedule": "zb_h1", "seconds": seconds}
 
 
 def _ideal_s(mine: Ours, before: dict[str, float], name: str, m: int) -> float:

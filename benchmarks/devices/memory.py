@@ -74,10 +74,10 @@ def _unsplit(arguments: Namespace, schedule: str) -> int:
     """In a process of its own."""
     sizes = arguments.dim, arguments.blocks, arguments.samples, arguments.tokens
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_train, sizes, arguments.micro_batches, schedule).result()
+        return pool.submit(train, sizes, arguments.micro_batches, schedule).result()
 
 
-def _train(sizes: tuple[int, int, int, int], num_micro_batches: int, schedule: str) -> int:
+def train(sizes: tuple[int, int, int, int], num_micro_batches: int, schedule: str) -> int:
     """The whole model in one thread, in as many micro-batches; this process's peak."""
     torch.set_num_threads(1)
     made = work(*sizes)

@@ -12,8 +12,7 @@ import torch
 from benchmarks.devices.cluster import add_sizes, daemons, ours, work
 from benchmarks.devices.laws import SIZES, Laws, fitted
 from benchmarks.devices.sides import about, limited, save
-from collapipe.plan import ClusterPlan
-from optim.cluster_plan import segment_plans
+from collapipe.plan import ClusterPlan, segment_plans
 from optim.latency import partition_of
 from optim.partition.exact import exact_partition
 from optim.problem import ClusterProblem, Partition
