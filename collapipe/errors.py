@@ -14,7 +14,18 @@ class ConfigError(CollaPipeError):
 
 
 class DataError(ConfigError):
-    """A data folder, file or line cannot be read as the task needs it."""
+    """A data folder, file or line cannot be read as the task needs it.
+
+    ``told`` is what others than the rows' owner may know of it: nothing of a value or path.
+    """
+
+    def __init__(self, message: str, told: str = "its rows cannot be read") -> None:
+        super().__init__(message)
+        self.told = told
+
+
+class OwnerError(CollaPipeError):
+    """A unit refuses what is its owner's to choose, or cannot use what its owner gave it."""
 
 
 class InfeasibleRoundError(CollaPipeError):

@@ -1,12 +1,13 @@
 """What shall happen: frozen plans, the only thing that passes from deciding to doing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
 
 from collapipe.errors import ConfigError
-from collapipe.state import HeadPlace, Precision
+from collapipe.state import DeviceProfile, HeadPlace, Precision
 
 Amount = Annotated[float, Field(ge=0)]  # checked where it is read from a file or a message
 
@@ -41,6 +42,16 @@ class SegmentPlan:
 
     device: str
     span: Span
+
+
+def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:
+    """The blocks that the devices hold, each device's after those of the ones before it."""
+    segments, first = [], 0
+    for device, blocks in zip(devices, held, strict=True):
+        if blocks:
+            segments.append(SegmentPlan(device.name, Span(first, blocks)))
+            first += blocks
+    return tuple(segments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.inventory.file import Cluster, Inventory
+from collapipe.inventory.file import DescribedCluster, Inventory
 from collapipe.state import HeadPlace
 from optim.cluster_plan import activation_times, head_places
 from optim.convergence import next_queues, round_gammas
@@ -45,7 +45,7 @@ class PlannedCluster:
     ``allocation`` is None without a part in a round.
     """
 
-    cluster: Cluster
+    cluster: DescribedCluster
     solved: tuple[SolvedCluster, ...]
     allocation: Allocation | None = None
     uplink: str = "streamed"  # see ``RoundOptions``
@@ -160,7 +160,7 @@ def plan_inventory(inventory: Inventory, solver: str) -> InventoryPlan:
 
 
 def _plan_cluster(
-    inventory: Inventory, cluster: Cluster, activation_s: tuple[float, ...], solver: str
+    inventory: Inventory, cluster: DescribedCluster, activation_s: tuple[float, ...], solver: str
 ) -> PlannedCluster:
     solved = []
     for head in head_places(cluster.uplink):
@@ -175,7 +175,7 @@ def _plan_cluster(
 
 def _problem(
     inventory: Inventory,
-    cluster: Cluster,
+    cluster: DescribedCluster,
     activation_s: tuple[float, ...],
     head: HeadPlace | None,
 ) -> ClusterProblem:
@@ -193,7 +193,7 @@ def _problem(
 
 
 def _solution(
-    inventory: Inventory, cluster: Cluster, problem: ClusterProblem, solver: str
+    inventory: Inventory, cluster: DescribedCluster, problem: ClusterProblem, solver: str
 ) -> ClusterSolution:
     try:
         solution = cluster_solver(solver)(problem, np.random.default_rng(_SEED))
@@ -237,7 +237,7 @@ def _round_options(inventory: Inventory) -> RoundOptions:
     return RoundOptions(**figures)
 
 
-def _limits(cluster: Cluster, block_bytes: float | None) -> list[str]:
+def _limits(cluster: DescribedCluster, block_bytes: float | None) -> list[str]:
     """The keys that limit the devices' blocks whatever the energy, with their figures."""
     return [
         " and ".join(

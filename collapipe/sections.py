@@ -13,6 +13,7 @@ from collapipe.plan import UplinkPlan
 from collapipe.state import Precision
 
 _MONTH_S = 30 * 24 * 3600.0
+_WILDCARDS = "0.0.0.0", "::", "[::]"  # noqa: S104 - to refuse them as addresses to dial
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 CountFrom0 = Annotated[int, Field(ge=0, lt=2**63)]
@@ -54,7 +55,8 @@ class DataSettings:
     shuffle: bool = True  # the training rows, first: a file is often sorted
     max_train_samples: Count | None = None  # the first rows only
     max_eval_samples: Count | None = None
-    tokenizer: str | None = None  # hub id or folder of a model whose tokeniser is used
+    tokenizer: str | None = None  # hub id or folder of a model whose tokeniser is used, or bytes
+    tokenizer_min_rows: Count = 1  # of a unit: only words that so many hold are told
 
     def __post_init__(self) -> None:
         sources = ("root", "name", "train_file", "synthetic")
@@ -64,9 +66,20 @@ class DataSettings:
                 f"data.{given[0]} and data.{given[1]}: rows come from one of them; set the other "
                 "to null"
             )
-        for option in ("validation_file", "test_file"):
-            if getattr(self, option) and not self.train_file:
+        files = {option: getattr(self, option) for option in ("validation_file", "test_file")}
+        for option in [option for option, file in files.items() if file]:
+            if given and not self.train_file:
                 raise ConfigError(f"data.{option}: needs data.train_file beside it")
+            if not self.train_file and not all(files.values()):
+                raise ConfigError(
+                    f"data.{option}: needs data.train_file beside it; or where units have rows of "
+                    "their own, set both data.validation_file and data.test_file"
+                )
+
+    @property
+    def brought(self) -> bool:
+        """Whether rows are a user's own, whose columns may have any names."""
+        return bool(self.name or self.train_file or self.validation_file)
 
     def paths(self) -> dict[str, Path]:
         """The options that are set and name a folder or a file of this machine."""
@@ -135,6 +148,9 @@ class FederationSettings:
 
     rounds: Count
     num_units: Count
+    min_units: Count | None
+    wait_s: NotNegative
+    miss_limit: Count
     local_steps: Count
     eval_every: Count
     round_timeout_s: Annotated[float, Field(gt=0, le=_MONTH_S)]
@@ -144,6 +160,13 @@ class FederationSettings:
     checkpoint_every: CountFrom0
     keep: Count
     channel_noise: NotNegative
+
+    def __post_init__(self) -> None:
+        if self.min_units is not None and self.min_units > self.num_units:
+            raise ConfigError(
+                f"federation.min_units={self.min_units}: more than federation.num_units="
+                f"{self.num_units}, which is how many there may be; lower it"
+            )
 
     @property
     def total_steps(self) -> int:
@@ -226,13 +249,26 @@ class LoraSettings(AdapterSettings):
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """The decoder link: where the server listens, and the largest message that it takes."""
+    """The decoder link: where the server listens and is dialled, and the largest message."""
 
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]
+    advertise: str | None
     max_message_bytes: Annotated[int, Field(ge=2**16, lt=2**31)]
     frame_timeout_s: Positive
     reconnect_s: NotNegative
+
+    def __post_init__(self) -> None:
+        if self.host in _WILDCARDS and self.advertise is None:
+            raise ConfigError(
+                f"link.host={self.host}: listens on all addresses and is none to dial; set "
+                "link.advertise to the one that units reach, as HOST or HOST:PORT"
+            )
+
+    def dialled(self, port: int) -> str:
+        """What units dial where the server listens on ``port``."""
+        host = self.advertise or self.host
+        return host if re.search(r":\d+$", host) else f"{host}:{port}"
 
 
 @dataclass(frozen=True)

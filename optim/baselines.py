@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
-from collapipe.plan import ClusterPlan, RoundPlan
+from collapipe.plan import ClusterPlan, RoundPlan, segment_plans
 from collapipe.state import ClusterState
 from optim.allocation.exact import exact_allocation
 from optim.cluster_plan import (
@@ -18,7 +18,6 @@ from optim.cluster_plan import (
     fastest,
     fronts,
     of_each,
-    segment_plans,
     solve_round,
 )
 from optim.latency import require_within_caps

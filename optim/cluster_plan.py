@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
-from collapipe.plan import ClusterPlan, SegmentPlan, Span, UplinkPlan
-from collapipe.state import Channel, ClusterState, DeviceProfile, HeadPlace, Uplink
+from collapipe.plan import ClusterPlan, UplinkPlan, segment_plans
+from collapipe.state import Channel, ClusterState, HeadPlace, Uplink
 from optim.planner import RoundRequest, present_devices
 from optim.problem import (
     Allocation,
@@ -307,13 +307,3 @@ def cluster_plan(
         uplink=uplink,
         over_limits=partition.over_limits,
     )
-
-
-def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:
-    """The blocks that the devices hold, each device's after those of the ones before it."""
-    segments, first = [], 0
-    for device, blocks in zip(devices, held, strict=True):
-        if blocks:
-            segments.append(SegmentPlan(device.name, Span(first, blocks)))
-            first += blocks
-    return tuple(segments)

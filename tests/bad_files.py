@@ -13,6 +13,7 @@ def assert_named(task: Task, file: Path, content: bytes | None, words: list[str]
     wrong and where."""
     file.unlink() if content is None else file.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        task.splits(0)
+        rows = task.splits(0)
+        _ = rows.train, rows.validation, rows.test
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)

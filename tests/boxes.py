@@ -3,7 +3,7 @@ credentials of one temporary authority."""
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,19 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Daemons, and what a control unit dials them with."""
+    """Daemons, and what a control unit dials them with; ``begin`` starts another process of one,
+    on a port."""
 
-    daemons: Sequence[Box]
+    daemons: MutableSequence[Box]
     dialer: Dialer
+    begin: Callable[[int, int], subprocess.Popen[str]]
+
+    def again(self, number: int) -> Box:
+        """A daemon that was killed, as a new process on its port, once it is ready."""
+        old = self.daemons[number]
+        process = self.begin(number, int(old.address.rpartition(":")[2]))
+        self.daemons[number] = Box(old.name, _address(process), process)
+        return self.daemons[number]
 
 
 @contextmanager
@@ -39,23 +48,25 @@ def boxes(folder: Path, places: Sequence[Place], memory: str = "1GB") -> Iterato
     names = [f"device-{number}" for number in range(len(places))]
     credentials = temporary_authority(folder / "credentials", names)
     started = list[subprocess.Popen[str]]()
+
+    def begin(number: int, port: int) -> subprocess.Popen[str]:
+        name, place = names[number], places[number]
+        own = "--listen", f"{place.host}:{port}", "--credentials", str(credentials[name])
+        command = [*place.command, sys.executable, "-m", "collapipe", "device", *own]
+        command += ["--memory", memory]
+        with (folder / f"{name}.log").open("a") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        started.append(process)
+        return process
+
     try:
-        for name, place in zip(names, places, strict=True):
-            own = "--listen", f"{place.host}:0", "--credentials", str(credentials[name])
-            command = [*place.command, sys.executable, "-m", "collapipe", "device", *own]
-            with (folder / f"{name}.log").open("w") as log:
-                started.append(
-                    subprocess.Popen(
-                        [*command, "--memory", memory],
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        text=True,
-                    )
-                )
+        for number in range(len(places)):
+            begin(number, 0)
         daemons = [
-            Box(name, _address(each), each) for name, each in zip(names, started, strict=True)
+            Box(name, _address(each), each)
+            for name, each in zip(names, tuple(started), strict=True)
         ]
-        yield Boxes(daemons, Dialer(load(credentials[CONTROL_UNIT])))
+        yield Boxes(daemons, Dialer(load(credentials[CONTROL_UNIT])), begin)
     finally:
         _end(started)
 

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +18,7 @@ from collapipe.credentials.credentials import load
 from collapipe.errors import RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part, clip_scale
+from collapipe.models.part import HeadPart, Part, clip_scale, state_like
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
@@ -26,7 +27,7 @@ from collapipe.state import Precision
 from collapipe.tensors import Tensors
 from collapipe.text.vocabulary import Vocabulary
 from collapipe.wire.dialing import Dialer
-from collapipe.wire.segments import DeviceAddress, SegmentDescription
+from collapipe.wire.segments import DeviceAddress, RoundDescription
 from device_app.daemon import Daemon, DeviceSettings
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
@@ -105,7 +106,9 @@ class Result:
 class Listening(Protocol):
     """A daemon, in this process or in another."""
 
-    address: str
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
 
 
 @dataclass
@@ -216,30 +219,22 @@ class Work:
                 raise RoundFailedError("no device is left")
             return even_plan(left, self.spec.num_blocks, plan)
 
-        common = SegmentDescription(
+        common = RoundDescription(
             version=collapipe.__version__,
-            session="",
             unit=UNIT,
             round=ROUND,
-            epoch=0,
             seed=SEED,
             model=describe(self.spec),
-            span=Span(0, 1),
-            stage=0,
-            num_segments=1,
-            num_micro_batches=plan.num_micro_batches,
-            schedule=plan.schedule,
             recompute=self.recompute,
             wire_dtype=self.wire_dtype,
             dtype="float32",
             optimizer=self.optimizer,
-            memory_bytes=0.0,
-            next_session=None,
-            next=None,
             replicate_every=every,
         )
         blocks = [block_name(index) for index in range(self.spec.num_blocks)]
-        replica = Replica(blocks, starting_with(self.start, self.state))
+        replica = Replica(
+            blocks, starting_with(self.start, self.state), partial(state_like, self.optimizer)
+        )
         cluster = Cluster(roster, dialer, without, lambda _: self.hung_s, self.relay)
         return RemoteSegments(plan, cluster, common, self.spec.dim, replica, PhaseTimer())
 

@@ -26,6 +26,7 @@ from collapipe.wire.segments import (
     SIDE,
     as_bytes,
     as_tensor,
+    secret_for,
 )
 from collapipe.wire.streams import FrameStream
 from tests.device_cluster import Work, daemons, device_name, plan_of
@@ -70,7 +71,7 @@ class RawStream:
 
 def as_message(kind: int, data: bytes) -> bytes:
     """A frame's bytes as one piece, on the lane of its kind."""
-    return bytes([3 if kind == FrameKind.PART else 1]) + data
+    return bytes([3 if kind in (FrameKind.PART, FrameKind.MOMENTS) else 1]) + data
 
 
 @dataclass
@@ -125,7 +126,7 @@ class HostileUnit:
 
     def hop(self, session: str, side: str) -> RawStream:
         """A neighbour's stream."""
-        return RawStream(self.channel, HOP, ((SESSION, session), (SIDE, side)))
+        return RawStream(self.channel, HOP, ((SESSION, secret_for(session, side)), (SIDE, side)))
 
     def load(self, frames: Sequence[Frame]) -> bool:
         """Have the daemon hold a segment by LOAD and its PARTs; False: it did not."""

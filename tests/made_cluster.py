@@ -7,12 +7,11 @@ from pathlib import Path
 from cryptography import x509
 
 from collapipe.credentials import files
-from collapipe.credentials.bundle import KEY, REVOKED, Bundle
-from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.bundle import REVOKED, Bundle
+from collapipe.credentials.credentials import Credentials, opened
 from collapipe.credentials.issuing import Authority, make_authority, revoked_now
-from collapipe.credentials.keys import PEM, key_pem, make_key
+from collapipe.credentials.keys import PEM, make_key
 from collapipe.credentials.member import Member, Role
-from collapipe.credentials.revocations import Revocations
 
 HOUR = timedelta(hours=1)
 
@@ -37,22 +36,14 @@ class Cluster:
         """Credentials as ``load`` reads them, good or not."""
         key, now = make_key(), datetime.now(UTC)
         folder = self.folder / f"{len(self.folders)}-{name}"
-        starts = min(now + starts_in, now + expires_in)
-        certificate = self.authority.issue(key.public_key(), name, role, now + expires_in, starts)
+        expires = now + expires_in
+        starts = min(now + starts_in, expires)
+        certificate = self.authority.issue(key.public_key(), name, role, starts, expires)
         bundle = Bundle(certificate, self.authority.certificate, self.revoked)
         with files.new_folder(folder) as partial:
-            files.write_new(partial / KEY, key_pem(key), files.PRIVATE)
-            bundle.write(partial)
+            bundle.write(partial, key)
         self.folders.append(folder)
-        return Credentials(
-            folder=folder,
-            member=bundle.member,
-            expires=certificate.not_valid_after_utc,
-            key=key_pem(key),
-            certificate=certificate.public_bytes(PEM),
-            authority=self.authority.certificate.public_bytes(PEM),
-            revocations=Revocations(folder / REVOKED, self.authority.certificate),
-        )
+        return opened(folder, key, bundle)
 
     @property
     def revoked(self) -> x509.CertificateRevocationList:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,24 @@ def cpu_quota(cores: float, weight: float) -> Iterator[Path]:
     Where the processor is busy they get as much of it as ``weight`` other processes. Raises
     ``UnavailableError`` where no controller of the processor can be written to.
     """
-    root, settings = _controller(int(cores * _PERIOD_US), weight)
+    with _group(*_controller(int(cores * _PERIOD_US), weight)) as processes:
+        yield processes
+
+
+@contextmanager
+def memory_limit(most_bytes: int) -> Iterator[Path]:
+    """A file: processes whose number is written there end when they need more memory together.
+
+    Raises ``UnavailableError`` where no controller of memory can be written to.
+    """
+    first = (_CGROUP / "memory/memory.limit_in_bytes").exists()
+    root, file = (_CGROUP / "memory", "limit_in_bytes") if first else (_CGROUP, "max")
+    with _group(root, {f"memory.{file}": str(most_bytes)}) as processes:
+        yield processes
+
+
+@contextmanager
+def _group(root: Path, settings: Mapping[str, str]) -> Iterator[Path]:
     folder = root / f"collapipe-{secrets.token_hex(4)}"
     try:
         folder.mkdir()

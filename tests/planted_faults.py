@@ -37,8 +37,7 @@ class Fault:
         session = self.daemon._session
         if session is None:
             return False
-        around = session.neighbours
-        return stream in (session.control, around.before, around.behind)
+        return stream in (session.control, *session.neighbours.values())
 
 
 @contextmanager

@@ -89,6 +89,7 @@ LAYERS = (
     "inventory",
     "planning",
     "runs",
+    "owner",
     "run_report",
     "reproduction",
     "cli",

@@ -15,7 +15,7 @@ from client_app.control_unit import ControlUnit
 from collapipe.errors import RoundFailedError
 from collapipe.models.split import HEAD, frozen_names
 from collapipe.runs.model import initial_model, load_model
-from collapipe.runs.rows import build_tokenizer, load_splits
+from collapipe.runs.rows import build_tokenizer
 from collapipe.state import ClusterState
 from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder
@@ -43,7 +43,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 def states(run_dir: Path, *overrides: str) -> list[ClusterState]:
     """What the units of such a run tell of themselves."""
     settings, _ = settings_of(run_dir, overrides)
-    tokenizer = build_tokenizer(settings, load_splits(settings).train)
+    tokenizer = build_tokenizer(settings)
     units = range(settings.federation.num_units)
     return [ControlUnit(settings, unit, tokenizer).state for unit in units]
 

@@ -33,7 +33,7 @@ from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import build_tokenizer, load_splits
+from collapipe.runs.rows import build_tokenizer, load_test
 from collapipe.tasks.prediction import Predictor
 from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU, present
@@ -206,13 +206,13 @@ def test_a_run_ends_with_the_same_weights(
 def test_a_model_answers_the_same(second: torch.device, task: str) -> None:
     """Evaluated, and asked with scores; a causal one goes on with texts."""
     settings = load_overrides([f"task={task}", *OF_TASKS[task]])
-    rows, found = load_splits(settings), []
-    tokenizer = build_tokenizer(settings, rows.train)
+    rows, found = load_test(settings), []
+    tokenizer = build_tokenizer(settings)
     longest = 3 if task == "causal_lm" else None
     for device in (second, CPU):
         model = initial_model(settings, tokenizer).eval().to(device)
         asked = Predictor(model, settings.task, tokenizer, longest, scored=True)
-        evaluation = Evaluator(settings.task, rows.test, tokenizer).evaluate(model)
+        evaluation = Evaluator(settings.task, rows, tokenizer).evaluate(model)
         found.append((evaluation, list(asked.predict(["3 May 2020", "a pot of tea"]))))
     assert found[0] == found[1]
 

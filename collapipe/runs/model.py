@@ -35,7 +35,7 @@ def load_model(
     _check_unit(run_dir, settings, unit)
     weights = model_dir / weights_file(unit)
     check_there(run_dir, weights)
-    tokenizer = _read_tokenizer(model_dir)
+    tokenizer = read_tokenizer(model_dir)
     try:
         tensors = load_file(weights)
         if len(tensors) < settings.model.num_blocks:  # before as many are built as are claimed
@@ -69,7 +69,8 @@ def _check_unit(run_dir: Path, settings: Settings, unit: int | None) -> None:
         )
 
 
-def _read_tokenizer(model_dir: Path) -> Tokenizer:
+def read_tokenizer(model_dir: Path) -> Tokenizer:
+    """The tokeniser of a run, from its folder ``model``. Raises ``ConfigError``."""
     words, known = model_dir / "tokenizer.json", model_dir / "model.json"
     try:
         rest = json.loads(known.read_text(encoding="utf-8"))

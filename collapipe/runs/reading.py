@@ -39,7 +39,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class RunClock:
     """When each round ended, in seconds; ``kind`` is ``modelled`` or ``measured``."""
 
     kind: str
@@ -87,14 +87,14 @@ class Run:
         return any("train" in line.seconds for line in self.rounds)
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> RunClock:
         """The run's own clock; without one, the measured times of its rounds, added up."""
         ends = [line.clock_s for line in self.rounds if line.clock_s is not None]
         if ends and len(ends) == len(self.rounds):
             real = self.tree["federation"].get("clock") == "real"
-            return Clock("measured" if real else "modelled", tuple(ends))
+            return RunClock("measured" if real else "modelled", tuple(ends))
         took = accumulate(line.seconds.get("round", 0.0) for line in self.rounds)
-        return Clock("measured", tuple(took))
+        return RunClock("measured", tuple(took))
 
     @property
     def missing_uploads(self) -> str:

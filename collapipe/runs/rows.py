@@ -1,75 +1,137 @@
-"""A run's rows and tokeniser; rows are read once in a process that holds server and units."""
+"""A run's rows: what the server reads, what a unit reads, and what a unit tells of its own."""
 
 import functools
 import threading
+from collections import Counter
+from collections.abc import Collection
 
 from datasets import Dataset
+from flwr_datasets.partitioner import Partitioner
 
 from collapipe.config import Settings
 from collapipe.data.folders import Splits
-from collapipe.data.shards import shards
+from collapipe.data.shards import shard
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
+from collapipe.tasks.text_task import in_order
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.words import count_words
+from collapipe.wire.messages import RowsReply
 
-_loading = threading.Lock()
+_loading = threading.Lock()  # units of one process share what is read
+_BYTES = "bytes"
 
 
-def load_splits(settings: Settings) -> Splits:
-    """The task's rows. Raises ``DataError``."""
+def load_validation(settings: Settings) -> Dataset:
+    """Rows on which the server evaluates between rounds. Raises ``DataError``, as all here do."""
     with _loading:
-        return _splits(settings)
+        return _first(_splits(settings).validation, settings.data.max_eval_samples)
+
+
+def load_test(settings: Settings) -> Dataset:
+    """Rows on which the server evaluates in the end."""
+    with _loading:
+        return _first(_splits(settings).test, settings.data.max_eval_samples)
+
+
+def load_shard(settings: Settings, unit: int) -> Dataset:
+    """A unit's training rows: where units are simulated, its part of the rows of all."""
+    with _loading:
+        return _shard(settings, unit)
 
 
 def load_shards(settings: Settings) -> list[Dataset]:
-    """Each unit's training rows. Raises ``DataError``."""
-    with _loading:
-        return _shards(settings)
+    """Every simulated unit's training rows."""
+    return [load_shard(settings, unit) for unit in range(settings.federation.num_units)]
 
 
-def build_tokenizer(settings: Settings, train: Dataset) -> Tokenizer:
-    """What ``data.tokenizer`` names, else what the model's weights were trained with, else a
-    tokeniser of the task's own, trained on ``train``; with the names of the labels."""
-    name, task = settings.data.tokenizer or settings.model.own_tokenizer, settings.task
+def tell_rows(settings: Settings, unit: int) -> RowsReply:
+    """What unit ``unit`` tells of its rows: words only where the run's tokeniser needs them."""
+    task, rows, words = settings.task, load_shard(settings, unit), dict[str, int]()
+    if tells_words(settings):
+        words = count_words(task.texts(rows), settings.data.tokenizer_min_rows)
+    return RowsReply(unit, len(rows), task.label_counts(rows), words)
+
+
+def tells_words(settings: Settings) -> bool:
+    """Whether the run's tokeniser is made of units' words."""
+    return _pretrained(settings) is None
+
+
+def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer:
+    """What ``data.tokenizer`` names, else what the model's weights were trained with, else one of
+    the words that units have told; with the names of all their labels."""
+    name = _pretrained(settings)
     if name is None:
-        tokenizer = task.train_tokenizer(train)
+        words = sum((Counter(each.words) for each in told), Counter[str]())
+        tokenizer = Tokenizer.train_from_counts(words, settings.task.vocabulary)
+    elif name == _BYTES:
+        tokenizer = Tokenizer.of_bytes()
     else:
         from collapipe.models.huggingface.tokenizer import pretrained_tokenizer  # takes seconds
 
         tokenizer = pretrained_tokenizer(name)
-    return tokenizer.with_labels(tuple(task.label_counts(train)))
+    return tokenizer.with_labels(labels_of(told))
+
+
+def build_tokenizer(settings: Settings) -> Tokenizer:
+    """The tokeniser of a run, without the run: of every simulated unit's rows."""
+    units = range(settings.federation.num_units)
+    return make_tokenizer(settings, [tell_rows(settings, unit) for unit in units])
+
+
+def labels_of(told: Collection[RowsReply]) -> tuple[str, ...]:
+    """Labels that some unit has, in the order of their ids."""
+    return in_order({label for each in told for label in each.labels})
+
+
+def _pretrained(settings: Settings) -> str | None:
+    return settings.data.tokenizer or settings.model.own_tokenizer
 
 
 @functools.lru_cache(maxsize=1)
 def _splits(settings: Settings) -> Splits:
     data, task = settings.data, settings.task
-    theirs = data.name is not None or data.train_file is not None
-    splits = read(data, task.columns, settings.seed) if theirs else task.splits(settings.seed)
-    train = (
-        splits.train.shuffle(seed=derive(settings.seed, "shuffle"))
-        if data.shuffle
-        else splits.train
-    )
-    return Splits(
-        _first(train, data.max_train_samples),
-        _first(splits.validation, data.max_eval_samples),
-        _first(splits.test, data.max_eval_samples),
-    )
+    if data.brought:
+        return read(data, task.columns, settings.seed, hold_out=not _is_owners(settings))
+    return task.splits(settings.seed)
 
 
 @functools.lru_cache(maxsize=1)
-def _shards(settings: Settings) -> list[Dataset]:
-    partitioner = settings.build("data.partitioner")
-    units, train = settings.federation.num_units, _splits(settings).train
-    _check_column(settings.tree["data"]["partitioner"].get("partition_by"), train)
-    divided = shards(train, partitioner, range(units))
+def _train(settings: Settings) -> Dataset:
+    data, train = settings.data, _splits(settings).train
+    if data.shuffle:
+        train = train.shuffle(seed=derive(settings.seed, "shuffle"))
+    return _first(train, data.max_train_samples)
+
+
+@functools.lru_cache(maxsize=1)
+def _partitioner(settings: Settings) -> Partitioner:
+    """With its rows, which it takes only once."""
+    partitioner: Partitioner = settings.build("data.partitioner")
+    partitioner.dataset = _train(settings)
+    by = settings.tree["data"]["partitioner"].get("partition_by")
+    _check_column(by, partitioner.dataset)
+    return partitioner
+
+
+def _is_owners(settings: Settings) -> bool:
+    """Whether all training rows are the unit's, as its owner has them: none is anybody else's."""
+    return settings.tree["data"]["partitioner"] is None
+
+
+def _shard(settings: Settings, unit: int) -> Dataset:
+    if _is_owners(settings):
+        return _train(settings)
+    partitioner, units = _partitioner(settings), settings.federation.num_units
+    mine = shard(partitioner, unit)
     if partitioner.num_partitions != units:
         raise ConfigError(
             f"data.partitioner makes {partitioner.num_partitions} shards, federation.num_units="
             f"{units}; both must be the same, or rows stay unused"
         )
-    return divided
+    return mine
 
 
 def _check_column(name: object, train: Dataset) -> None:

@@ -7,14 +7,14 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from optim.latency import block_caps, fitting_micro_batches
-from optim.partition.single_point import Placement, single_point, split_latency
+from optim.partition.single_point import Cut, single_point, split_latency
 from optim.problem import ClusterProblem, Floats, Ints
 
 Blocks = tuple[int, ...]
 
 
 @single_point("paper")
-def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
+def paper_partition(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """Sub-1 by alternation: δ and S by an integer programme (eq. 39), then m (eq. 38).
 
     The answer is a local optimum: neither step alone improves it. Which one depends on m⁽⁰⁾, so
@@ -46,7 +46,7 @@ def starting_micro_batches(problem: ClusterProblem) -> tuple[int, int]:
     return fitting[0], ours
 
 
-def alternate(problem: ClusterProblem, num_micro_batches: int) -> Placement:
+def alternate(problem: ClusterProblem, num_micro_batches: int) -> Cut:
     """The local optimum, δ and m, that Algorithm 2 reaches from m⁽⁰⁾ = ``num_micro_batches``."""
     m, latency = num_micro_batches, math.inf
     blocks: Blocks = ()

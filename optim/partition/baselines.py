@@ -16,7 +16,7 @@ from collapipe.errors import InfeasibleRoundError
 from collapipe.state import DeviceProfile
 from optim.latency import block_caps
 from optim.partition.exact import exact_partition
-from optim.partition.single_point import Placement, answer, single_point, split_latency
+from optim.partition.single_point import Cut, answer, single_point, split_latency
 from optim.problem import ClusterProblem, ClusterSolution, Partition
 
 FIXED_MICRO_BATCHES = 8
@@ -55,13 +55,13 @@ def _shortage(problem: ClusterProblem, device: DeviceProfile, share: float) -> s
 
 
 @single_point("pipeline")
-def pipeline_even(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
+def pipeline_even(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """PipeLine: ⌊L/K⌋ or ⌈L/K⌉ blocks on each device in the given order, m = 8."""
     return _even(problem), min(FIXED_MICRO_BATCHES, problem.max_micro_batches)
 
 
 @single_point("titanic")
-def titanic(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
+def titanic(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """TITANIC: blocks in proportion to speed over all K devices, m = 8.
 
     Speed is blocks per second of compute at that micro-batch's size. Shares are rounded by largest
@@ -80,7 +80,7 @@ def titanic(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
 
 
 @single_point("no_segment_scheduling")
-def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
+def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """CollaPipe without segment scheduling: S and m of the exact optimum, everything else blind.
 
     The blocks are split evenly over S devices, every set of S equally likely.
@@ -93,7 +93,7 @@ def no_segment_scheduling(problem: ClusterProblem, rng: np.random.Generator) -> 
 
 
 @single_point("gpipe")
-def gpipe(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
+def gpipe(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """GPipe: an even split over all devices in the given order, under the m that suits it best."""
     blocks = _even(problem)
     room = (block_caps(problem) - np.asarray(blocks)).min(axis=1)

@@ -10,9 +10,9 @@ from collapipe.plan import Certificate
 from optim.latency import batch_s, partition_of, require_within_caps
 from optim.problem import ClusterProblem, ClusterSolution, ClusterSolver, Partition
 
-Placement = tuple[tuple[int, ...], int]
+Cut = tuple[tuple[int, ...], int]
 """δ_k of each device, and m."""
-Split = Callable[[ClusterProblem, np.random.Generator], Placement]
+Split = Callable[[ClusterProblem, np.random.Generator], Cut]
 
 
 def single_point(solver: str) -> Callable[[Split], ClusterSolver]:

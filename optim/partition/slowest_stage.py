@@ -11,7 +11,7 @@ import numpy as np
 
 from collapipe.errors import InfeasibleRoundError
 from optim.latency import block_caps, fitting_micro_batches
-from optim.partition.single_point import Placement, single_point, split_latency
+from optim.partition.single_point import Cut, single_point, split_latency
 from optim.problem import ClusterProblem, Floats
 
 MOST_DEVICES = 12
@@ -19,7 +19,7 @@ MOST_DEVICES = 12
 
 
 @single_point("pipedream")
-def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
+def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """PipeDream's programme over runs of blocks, as FTPipeHD has it for unequal devices.
 
     A(k, l) = min over δ of max(A(k - 1, l - δ), stage_k(δ)), over the devices in the given order.
@@ -33,7 +33,7 @@ def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
 
 
 @single_point("pipeedge")
-def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
+def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
     """PipeEdge's programme over subsets of devices, which may leave devices out.
 
     h(D, l) = min over δ of max(h(D - k, l - δ), stage_k(δ)). A hop belongs to its sender, so the
@@ -50,7 +50,7 @@ def pipeedge(problem: ClusterProblem, rng: np.random.Generator) -> Placement:
     return _fastest(problem, best_subset)
 
 
-def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]) -> Placement:
+def _fastest(problem: ClusterProblem, choose: Callable[[Floats], Sequence[int]]) -> Cut:
     """The m of the least latency, its blocks on the devices that ``choose`` takes from [K, L]."""
     splits = []
     for m in fitting_micro_batches(problem):

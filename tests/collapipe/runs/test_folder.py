@@ -26,7 +26,7 @@ UNITS = 3
 def begun(run_dir: Path, *overrides: str) -> tuple[RunFolder, Settings, Tokenizer]:
     """A folder with everything but weights."""
     settings, _ = settings_of(run_dir, overrides)
-    tokenizer = build_tokenizer(settings, settings.task.splits(settings.seed).train)
+    tokenizer = build_tokenizer(settings)
     folder = RunFolder(run_dir)
     folder.write_config(settings)
     folder.write_tokenizer(tokenizer)
