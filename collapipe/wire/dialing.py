@@ -70,10 +70,15 @@ def open_stream(
         stream.outgoing(), metadata=tuple(metadata), wait_for_ready=False
     )
     stream.on_close(call.cancel)
-    late = threading.Timer(CONNECT_S, call.cancel)
-    late.start()
-    call.initial_metadata()  # which the other end sends when it has accepted
-    late.cancel()
+    accepted = threading.Event()
+
+    def wait() -> None:  # for good where the call ends at a bad moment: gRPC does not say so here
+        call.initial_metadata()  # which the other end sends when it has accepted
+        accepted.set()
+
+    threading.Thread(target=wait, daemon=True, name=f"to {peer}").start()
+    if not accepted.wait(CONNECT_S):
+        call.cancel()
     if not call.is_active():
         stream.close()
         raise LinkError(f"{peer}: {call.code().name}: {one_line(call.details())}")

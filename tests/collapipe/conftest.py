@@ -1,7 +1,8 @@
 """The command as a function."""
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,8 +12,10 @@ from collapipe.cli.app import main
 @pytest.fixture
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """Run ``collapipe ARGUMENTS``: status, standard output, standard error."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level  # some commands have a log of their own
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["collapipe", *map(str, arguments)])
@@ -23,4 +26,6 @@ def command(
         print(captured.out, captured.err)  # pytest shows it where the test fails
         return int(ended.value.code or 0), captured.out, captured.err
 
-    return run
+    yield run
+    root.handlers[:] = handlers
+    root.setLevel(level)
