@@ -12,13 +12,13 @@ from flwr.common.config import parse_config_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.cli import simulation
+from collapipe.cli import flower, simulation
 from collapipe.errors import CollaPipeError
 
 
 def through_flower(overrides: list[str]) -> list[str]:
     """Return what an app gets when ``flwr run --run-config`` was given these overrides."""
-    parsed = parse_config_args([simulation.run_config(overrides)])
+    parsed = parse_config_args([flower.run_config(overrides)])
     assert list(parsed) == ["overrides"]
     return shlex.split(parsed["overrides"])
 
@@ -47,7 +47,7 @@ def test_any_text_comes_through_flowers_parser(overrides: list[str]) -> None:
 
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(CollaPipeError, match="not UTF-8"):
-        simulation.run_config([os.fsdecode(b"path=/\xff")])
+        flower.run_config([os.fsdecode(b"path=/\xff")])
 
 
 def test_every_process_of_a_site_ends_with_it() -> None:
@@ -105,7 +105,7 @@ def test_the_environment_is_private_quiet_and_finds_flowers_commands(
 
 
 def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(flower.shutil, "which", lambda *_, **__: None)
     with (
         simulation._site() as site,
         pytest.raises(CollaPipeError, match="flower-superlink was not found"),
@@ -115,7 +115,7 @@ def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refusing_super_link_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "_free_port", lambda: 0)
+    monkeypatch.setattr(simulation, "free_port", lambda: 0)
     with (
         simulation._site() as site,
         pytest.raises(CollaPipeError, match=r"flower-superlink ended with status 2: .*65535"),
