@@ -102,6 +102,9 @@ class OwnerSection(Section):
     """The owner's file."""
 
     name: Annotated[Text, Field(max_length=64)] | None = None
+    number: Annotated[int, Field(ge=0)] | None = None  # of the unit; deployed ones have one
+    server: Text | None = None  # HOST:PORT of the SuperLink of a deployed unit
+    credentials: Text | None = None  # its folder
     data: DataSection
     cluster: ClusterSection | None = None
     pipeline: PipelineSection | None = None
@@ -185,11 +188,16 @@ def _packaged_classes(group: str) -> frozenset[str]:
     return frozenset(name for text in texts for name in re.findall(r"_target_: *(\S+)", text))
 
 
+def read_owner(file: Path) -> OwnerSection:
+    """An owner's file. Raises ``ConfigError`` with the line of what is wrong."""
+    return load(file).parse(OwnerSection)
+
+
 def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
     """What the node's configuration says of the owner, and the folder from which paths are seen."""
     if _ANY in node_config:
         file = Path(str(node_config[_ANY]))
-        return load(file).parse(OwnerSection), file.parent
+        return read_owner(file), file.parent
     path = Path(str(node_config[_SHORT]))
     option = "root" if path.is_dir() else "train_file"
     return OwnerSection.model_validate({"data": {option: str(path)}}), Path()

@@ -45,7 +45,7 @@ _SHARE = 8  # and less of its memory is an activation: every block keeps more th
 _GOODBYE_S = 2.0
 _MAY_CALL = {
     **dict.fromkeys((CONTROL, STATUS, TIME_HOP), (Role.CONTROL_UNIT,)),
-    **dict.fromkeys((HOP, PROBE), tuple(Role)),
+    **dict.fromkeys((HOP, PROBE), (Role.CONTROL_UNIT, Role.DEVICE)),
 }
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from collapipe import __version__
-from collapipe.cli import credentials, device
+from collapipe.cli import credentials, deploy, device
 from collapipe.errors import CollaPipeError, printable
 from collapipe.own_packages import find_own_packages_first
 
@@ -32,6 +32,7 @@ Json = Annotated[bool, Option("--json", help="Print JSON, one object a line.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(credentials.app, name="credentials")
 app.add_typer(device.app, name="device")
+app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
@@ -285,6 +286,16 @@ def up(
     from collapipe.cli.up import up as start
 
     raise typer.Exit(start(devices, clusters, inventory, memory, context.args))
+
+
+@app.command()
+def unit(
+    file: Annotated[Path, Argument(help="The owner's file: rows, devices, the server.")],
+) -> None:
+    """Take part in a deployed federation with rows of one's own, until Ctrl-C or SIGTERM."""
+    from collapipe.cli.unit import run_unit
+
+    run_unit(file)
 
 
 @app.command()

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from collapipe.cli.flower import Flower, free_port, run_config, wait_until_open
 from collapipe.config.settings import PLUGIN_FOLDER
+from collapipe.deployment.flower import Flower, free_port, run_config, wait_until_open
 
 _HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 _GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers, then 5 s at most

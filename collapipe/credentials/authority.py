@@ -99,6 +99,14 @@ class AuthorityFolder:
             bundle.write(partial, key)
         return bundle
 
+    def add_server(self, hosts: Sequence[str], key_file: Path, certificate_file: Path) -> None:
+        """A key, and a certificate with which a server may be any of ``hosts``, for as long as the
+        authority lasts."""
+        key = make_key()
+        issued = self._authority.issue_server(key.public_key(), hosts, self._authority.expires)
+        files.write_new(key_file, key_pem(key), files.PRIVATE)
+        files.write_new(certificate_file, issued.public_bytes(PEM))
+
     def revoke(self, which: str) -> list[Member]:
         """Put valid certificates on the list: all of a name, or the one with a serial.
 
@@ -120,8 +128,8 @@ class AuthorityFolder:
         return found
 
 
-def create(folder: Path) -> AuthorityFolder:
-    """A new authority in ``folder``, and below it credentials of the control unit.
+def create(folder: Path, control_unit: bool = True) -> AuthorityFolder:
+    """A new authority in ``folder``, and below it credentials of the ``control_unit``.
 
     Raises ``ConfigError`` where the folder holds anything.
     """
@@ -131,7 +139,9 @@ def create(folder: Path) -> AuthorityFolder:
         files.write_new(partial / _CERTIFICATE, authority.certificate.public_bytes(PEM))
         files.write_new(partial / REVOKED, authority.revocation_list((), 1).public_bytes(PEM))
         files.make_folder(partial / _ISSUED)
-        AuthorityFolder(partial).add(CONTROL_UNIT, Role.CONTROL_UNIT, DAYS, partial / CONTROL_UNIT)
+        if control_unit:
+            own = partial / CONTROL_UNIT
+            AuthorityFolder(partial).add(CONTROL_UNIT, Role.CONTROL_UNIT, DAYS, own)
     return AuthorityFolder(folder)
 
 

@@ -1,7 +1,8 @@
 """An authority's signature: certificates of members, and the list of those that were revoked."""
 
+import ipaddress
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -16,7 +17,7 @@ from collapipe.credentials.member import Role, dns_name
 _VALID = timedelta(days=3650)
 _CLOCKS_DIFFER = timedelta(days=1)  # edge boxes without a battery wake up in the past
 _CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
-_USES = {Role.DEVICE: [_SERVER, _CLIENT], Role.CONTROL_UNIT: [_CLIENT]}
+_USES = {Role.DEVICE: [_SERVER, _CLIENT], Role.CONTROL_UNIT: [_CLIENT], Role.UNIT: [_CLIENT]}
 Revoked = Iterable[x509.RevokedCertificate]
 
 
@@ -42,10 +43,25 @@ class Authority:
     ) -> x509.Certificate:
         """A certificate for ``key``, good from a day before ``starts``."""
         subject = dns_name(name, role)
+        builder = _builder(subject, self.certificate.subject, key, starts, expires)
+        return self._sign(builder, [x509.DNSName(subject)], _USES[role])
+
+    def issue_server(
+        self, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], expires: datetime
+    ) -> x509.Certificate:
+        """A certificate for a server that is dialled by the names and addresses of its machine."""
+        builder = _builder(hosts[0], self.certificate.subject, key, datetime.now(UTC), expires)
+        return self._sign(builder, [*map(_host, hosts)], [_SERVER])
+
+    def _sign(
+        self,
+        builder: x509.CertificateBuilder,
+        names: Sequence[x509.GeneralName],
+        uses: Sequence[x509.ObjectIdentifier],
+    ) -> x509.Certificate:
         return (
-            _builder(subject, self.certificate.subject, key, starts, expires)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(subject)]), critical=False)
-            .add_extension(x509.ExtendedKeyUsage(_USES[role]), critical=False)
+            builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(_issuer_key(self.key), critical=False)
@@ -108,6 +124,13 @@ def _builder(
         .not_valid_after(expires)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _issuer_key(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:

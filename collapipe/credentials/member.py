@@ -17,6 +17,7 @@ class Role(StrEnum):
 
     DEVICE = "device"  # serves, and dials other devices
     CONTROL_UNIT = "control-unit"  # dials devices; a server with this role is refused by TLS itself
+    UNIT = "unit"  # a control unit towards a deployed federation's server; no device believes it
 
 
 @dataclass(frozen=True, slots=True)

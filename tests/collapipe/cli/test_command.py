@@ -245,7 +245,7 @@ def finished(trained: Path, tmp_path: Path) -> Path:
     "target",
     [
         "subprocess.Popen",
-        "collapipe.cli.flower.subprocess.Popen",
+        "collapipe.deployment.flower.subprocess.Popen",
         "collapipe.cli.simulation.run_simulation",
         "planted.Evil",
     ],

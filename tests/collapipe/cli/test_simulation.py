@@ -12,7 +12,8 @@ from flwr.common.config import parse_config_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collapipe.cli import flower, simulation
+from collapipe.cli import simulation
+from collapipe.deployment import flower
 from collapipe.errors import CollaPipeError
 
 

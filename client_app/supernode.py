@@ -1,0 +1,109 @@
+"""A unit in a deployed federation: Flower's SuperNode beside this process, which answers its
+messages.
+
+Flower would start a process for every message and run in it what the server has sent as code. Here
+the installation of the unit's owner answers, in one process that keeps what is expensive to make,
+and what the server sends is options and weights alone. The SuperNode hands messages out by its
+Runtime API, on this machine, to who knows the secret that it was started with; how that is done is
+Flower's own and no published interface: this file alone knows of it.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+import collapipe
+
+_log = logging.getLogger(__name__)
+_APP = "collapipe/collapipe"
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_PAUSE_S = 0.1  # between questions whether there is a message
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Those that a SuperNode has for this unit. ``address`` is that of its Runtime API."""
+
+    address: str
+    secret: bytes = field(repr=False)
+
+    def answer(self, app: ClientApp) -> None:
+        """Answer one after another with ``app``, for good."""
+        auth = SuperExecAuthHttpInterceptor(
+            master_secret=self.secret, protected_methods=frozenset({_ACQUIRE})
+        )
+        client = self._client(RuntimeVersionHttpInterceptor(component_name="SuperExec"), auth)
+        wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        while True:
+            found = client.AcquireTask(wanted)
+            if found.token:
+                self._answer_one(app, found.token)
+            else:
+                time.sleep(_PAUSE_S)
+
+    def _answer_one(self, app: ClientApp, token: str) -> None:
+        with self._task(token) as client:
+            message, context, run, _ = pull_task_input(client)  # no code of the server's is used
+            began = time.monotonic()
+            kind = message.metadata.message_type
+            reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
+            _log.info("%s: %.1f s", kind, time.monotonic() - began)
+            push_message(client, reply, context)
+            push_task_output(client, context, SubStatus.COMPLETED, "")
+
+    @contextmanager
+    def _task(self, token: str) -> Iterator[RuntimeHttpClient]:
+        """The SuperNode for one message; it takes us for alive meanwhile."""
+        client = self._client(
+            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+            RuntimeTokenHttpInterceptor(token),
+        )
+        heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heart.start()
+        try:
+            yield client
+        finally:
+            heart.stop()
+            client.close()
+
+    def _client(self, *interceptors: ProtobufClientInterceptor) -> RuntimeHttpClient:
+        return RuntimeHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=True,  # on this machine
+            root_certificates=None,
+            interceptors=list(interceptors),
+            retry_invoker=make_simple_http_retry_invoker(),
+        )
+
+
+def _answered(app: ClientApp, message: Message, context: Context, sender: str) -> Message:
+    """The reply of ``app``, or why there is none: without the words of errors, which may have
+    values of the owner's in them."""
+    own = f"{_APP} {collapipe.__version__}"
+    if sender != own:
+        reason = f"the unit has {own}, the run is of {sender}; install the same version"
+    else:
+        try:
+            return app(message, context)
+        except Exception as error:
+            _log.exception("the unit failed")
+            reason = f"{type(error).__name__}; the unit's log says more"
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -1,0 +1,98 @@
+"""``collapipe unit``: take part in a deployed federation with one's own rows."""
+
+import json
+import logging
+import os
+import secrets
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from collapipe.credentials import files
+from collapipe.credentials.bundle import AUTHORITY
+from collapipe.credentials.credentials import Credentials, load
+from collapipe.credentials.member import Role
+from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
+from collapipe.errors import ConfigError, LinkError
+from collapipe.owner import OwnerSection, read_owner
+
+
+def run_unit(file: Path) -> None:
+    """Answer the server's messages until an interrupt.
+
+    Raises ``ConfigError`` for a file that does not say all that a deployed unit needs, and
+    ``LinkError`` where Flower's SuperNode ends, as it does where the server refuses its key.
+    """
+    file = file.resolve()
+    owner, own = read_unit(file)
+    with tempfile.TemporaryDirectory(prefix="collapipe-unit-") as home:
+        flower = Flower.at(Path(home))
+        port, secret, log = free_port(), secrets.token_bytes(32), Path(home) / "supernode.log"
+        command = _supernode(Path(home), file, owner, own, port, secret)
+        with log.open("wb") as words, flower.process(command, words, words) as process:
+            try:
+                wait_until_open(process, port, log)
+                print(f"{owner.name}: takes part in the federation at {owner.server}", flush=True)
+                _serve(f"127.0.0.1:{port}", secret, process)
+            finally:
+                process.terminate()
+                process.wait()
+        why = last_line(log.read_text(errors="replace"))
+    raise LinkError(f"{owner.server}: {why}; try collapipe deploy check {file}")
+
+
+def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:
+    """What the file says, and the unit's credentials. Raises ``ConfigError`` where it is not all
+    that a deployed unit needs."""
+    owner = read_owner(file)
+    for key in ("name", "number", "server", "credentials"):
+        if getattr(owner, key) is None:
+            raise ConfigError(f"{file}: {key} is missing; collapipe deploy init writes it")
+    own = load(file.parent / str(owner.credentials))
+    if (own.member.name, own.member.role) != (owner.name, Role.UNIT):
+        raise ConfigError(
+            f"{own.folder}: has the certificate of {own.member}, the file is of unit {owner.name}; "
+            "sign its request with --role unit"
+        )
+    return owner, own
+
+
+def _supernode(
+    home: Path, file: Path, owner: OwnerSection, own: Credentials, port: int, secret: bytes
+) -> list[str]:
+    """Its command; the key in Flower's form is in ``home`` for as long as the unit runs."""
+    key = load_pem_private_key(own.key, None)
+    form = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    files.write_new(home / "key", form, files.PRIVATE)
+    files.write_new(home / "secret", secret, files.PRIVATE)
+    node = f"partition-id={owner.number} owner={json.dumps(str(file))}"
+    command = ["flower-supernode", "--superlink", str(owner.server), "--node-config", node]
+    command += ["--root-certificates", str(own.folder / AUTHORITY)]
+    command += ["--auth-supernode-private-key", str(home / "key"), "--isolation", "process"]
+    command += ["--superexec-auth-secret-file", str(home / "secret")]
+    return [*command, "--host", "127.0.0.1", "--port", str(port)]
+
+
+def _serve(address: str, secret: bytes, process: subprocess.Popen[bytes]) -> None:
+    """Answer messages until the SuperNode ends."""
+    # Imported here: they take seconds, in which the SuperNode has started.
+    from client_app.app import app
+    from client_app.supernode import Messages
+
+    logging.getLogger("client_app").setLevel(logging.INFO)
+    work = threading.Thread(target=Messages(address, secret).answer, args=(app,), daemon=True)
+    work.start()
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts

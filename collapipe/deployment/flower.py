@@ -1,0 +1,151 @@
+"""Flower's commands as processes of ours: their environment, their answers, a run's output."""
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from collapipe.errors import CollaPipeError
+
+_QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until a run is noticed; 1 by default
+    "PYTHONUNBUFFERED": "1",  # flwr log prints each line when it comes
+    "TERM": "dumb",  # FORCE_COLOR would colour Flower's JSON
+}
+_START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
+_POLL_SECONDS = 0.1
+_FINISHED = "finished:completed"
+
+
+@dataclass(frozen=True)
+class Flower:
+    """One FLWR_HOME, and the environment of all its processes."""
+
+    home: Path
+    environment: Mapping[str, str]
+
+    @classmethod
+    def at(cls, home: Path, more: Mapping[str, str] | None = None) -> "Flower":
+        """Quiet, offline, and with our own commands; ``home`` gets an empty folder to run in."""
+        (home / "empty").mkdir(exist_ok=True)
+        path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        own = {"FLWR_HOME": str(home), "PATH": os.pathsep.join(path)}
+        logs = {"FLWR_LOG_LEVEL": "ERROR"}  # of Flower itself; all lines of the app come
+        return cls(home, {**logs, **os.environ, **_QUIET, **(more or {}), **own})
+
+    @contextmanager
+    def process(
+        self, command: Sequence[str], stdout: int | IO[bytes], stderr: int | IO[bytes]
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a Flower command out of reach of the terminal's Ctrl-C, which is ours to handle; wait
+        for it, or kill it if the block is left by an exception."""
+        program = shutil.which(command[0], path=self.environment["PATH"])
+        if program is None:
+            raise CollaPipeError(
+                f"the command {command[0]} was not found; pip install 'flwr[simulation]'"
+            )
+        with (
+            subprocess.Popen(  # noqa: S603 - Flower's own commands, no shell
+                [program, *command[1:]],
+                cwd=self.home / "empty",
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            ) as process
+        ):
+            try:
+                yield process
+            except BaseException:
+                process.kill()
+                raise
+
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        """What ``flwr ARGUMENTS --format json`` answers; it exits with 0 on errors, too."""
+        command = ["flwr", *arguments, "--format", "json"]
+        with self.process(command, subprocess.PIPE, subprocess.STDOUT) as process:
+            output = process.communicate()[0].decode(errors="replace")
+        with suppress(ValueError):
+            answer = json.loads(output)
+            if answer.get("success"):
+                return dict(answer)
+            output = str(answer.get("error-message", output))
+        raise CollaPipeError(f"flwr {arguments[0]} failed: {last_line(output)}")
+
+    def stream_log(self, run_id: str) -> None:
+        """Copy the run's output, line by line, to standard output until the run has ended."""
+        command = ["flwr", "log", run_id, "--stream"]
+        with self.process(command, subprocess.PIPE, subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if not line.startswith(b"Using SuperLink:"):  # Flower's command, not the app
+                    print(line.decode(errors="replace"), end="", flush=True)
+
+    def run(self, app_dir: Path, *options: str) -> bool:
+        """``flwr run``, its output to standard output as it comes; whether it succeeded.
+
+        Raises ``CollaPipeError`` where Flower cannot be asked, or refuses the app.
+        """
+        run_id = str(self.ask("run", str(app_dir.resolve()), *options)["run-id"])
+        self.stream_log(run_id)
+        status = ""
+        while not status.startswith("finished"):  # the log may break off before that
+            time.sleep(1.0 if status else 0.0)
+            status = str(self.ask("list", "--run-id", run_id)["runs"][0]["status"])
+        return status == _FINISHED
+
+
+def run_config(overrides: Sequence[str], resume: str = "") -> str:
+    r"""Return the value of ``flwr run --run-config`` that carries Hydra overrides unharmed.
+
+    Flower cuts the value into pairs at the first ``"``, escaped or not, and reads each as TOML:
+    so the quotes inside are written ``\u0022``, and DEL, which TOML alone forbids, ``\u007f``.
+
+    Raises ``CollaPipeError`` where an override holds bytes that are not UTF-8.
+    """
+    text = shlex.join(overrides)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CollaPipeError(f"the overrides are not UTF-8: {text!a}") from error
+    inner = json.dumps(text, ensure_ascii=False)[1:-1]
+    inner = inner.replace('\\"', "\\u0022").replace("\x7f", "\\u007f")
+    return f'overrides="{inner}"' + (f' resume="{resume}"' if resume else "")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise CollaPipeError(
+                f"flower-superlink ended with status {process.returncode}: "
+                f"{last_line(log.read_text(errors='replace'))}"
+            )
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(_POLL_SECONDS)
+    raise CollaPipeError(f"flower-superlink did not open port {port} within {_START_SECONDS:.0f} s")
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

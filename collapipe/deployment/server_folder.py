@@ -1,0 +1,112 @@
+"""The folder of a deployed federation's server: what is in it, and how it is written."""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files as resources
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+from pydantic import Field
+
+from collapipe.credentials import authority, files
+from collapipe.credentials.member import check_name
+from collapipe.errors import ConfigError
+from collapipe.inventory.schema import Section, Text
+from collapipe.inventory.yaml_file import load
+
+PORT, LINK_PORT = 8000, 8001
+CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
+_LOCAL = "localhost", "127.0.0.1"
+_TEMPLATES = resources("collapipe.deployment") / "templates"
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class ServerSection(Section):
+    """``server.yaml``."""
+
+    host: Text
+    port: Port = PORT
+    link_port: Port = LINK_PORT
+    units: Annotated[list[Text], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFolder:
+    """Paths of the files below ``root``."""
+
+    root: Path
+
+    @property
+    def authority(self) -> Path:
+        """Signs what units ask for; whoever has it can admit anybody."""
+        return self.root / "authority"
+
+    @property
+    def key(self) -> Path:
+        """The server's own."""
+        return self.root / "server" / "server.key"
+
+    @property
+    def certificate(self) -> Path:
+        """Which says that the key is that of the server's host."""
+        return self.root / "server" / "server.crt"
+
+    @property
+    def trusted(self) -> Path:
+        """The authority's certificate."""
+        return self.authority / "authority.crt"
+
+    @property
+    def flower_home(self) -> Path:
+        """FLWR_HOME: the connection by which runs are submitted, and the SuperLink's records."""
+        return self.root / "server" / "flower"
+
+    def settings(self) -> ServerSection:
+        """Raises ``ConfigError`` where there is no ``server.yaml``, or a bad one."""
+        file = self.root / "server.yaml"
+        if not file.exists():
+            raise ConfigError(
+                f"{self.root}: has no server.yaml; collapipe deploy init makes such a folder"
+            )
+        return load(file).parse(ServerSection)
+
+
+def create(root: Path, units: list[str], host: str, port: int, link_port: int) -> ServerFolder:
+    """A new folder for the server, and in it one for the owner of each of the ``units``.
+
+    Raises ``ConfigError`` for bad names, and where the folder holds anything.
+    """
+    if len({check_name(unit) for unit in units}) != len(units):
+        raise ConfigError(f"--units {','.join(units)}: names a unit twice; each has its own name")
+    with files.new_folder(root) as partial:
+        folder = ServerFolder(partial)
+        opened = authority.create(folder.authority, control_unit=False)
+        files.make_folder(folder.flower_home)
+        opened.add_server([host, *_LOCAL], folder.key, folder.certificate)
+        names = {
+            "host": host,
+            "port": port,
+            "link_port": link_port,
+            "units": ", ".join(units),
+            "root": root.resolve(),
+            "server": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "fingerprint": opened.fingerprint,
+        }
+        for name in ("server.yaml", "README.md", "compose.yaml", "collapipe-server.service"):
+            _write(partial / name, name, names)
+        trusted = (root.resolve() / folder.trusted.relative_to(partial)).as_posix()
+        connection = f'address = "127.0.0.1:{port}"\nroot-certificates = {json.dumps(trusted)}\n'
+        default = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        files.write_new(folder.flower_home / "config.toml", (default + connection).encode())
+        for number, unit in enumerate(units):
+            own = {**names, "unit": unit, "number": number}
+            files.make_folder(partial / "units" / unit)
+            for name in ("unit.yaml", "OWNER.md", "collapipe-unit.service"):
+                _write(partial / "units" / unit / name, name, own)
+    return ServerFolder(root)
+
+
+def _write(file: Path, template: str, names: dict[str, object]) -> None:
+    text = Template((_TEMPLATES / template).read_text("utf-8")).substitute(names)
+    files.write_new(file, text.encode())
