@@ -301,8 +301,17 @@ class TrackingSettings:
 class RuntimeSettings:
     """Where the apps run, and what control units compute on."""
 
-    name: Literal["local", "simulation"]
+    name: Literal["local", "simulation", "deployment"]
     torch_device: TorchDevice = "cpu"  # older runs have none
+    federation: str | None = None  # of a deployment alone
+
+    def __post_init__(self) -> None:
+        if (self.name == "deployment") != (self.federation is not None):
+            raise ConfigError(
+                f"runtime.federation={self.federation} with runtime={self.name}: a deployment "
+                "needs the folder of collapipe deploy init, or a name of Flower's configuration; "
+                "nothing else does"
+            )
 
 
 @dataclass(frozen=True)

@@ -7,28 +7,47 @@ a tunnel of ssh. ``python -m server_app.superlink`` takes the options of ``flowe
 """
 
 import ipaddress
+import json
+import os
+from pathlib import Path
 from typing import Any
 
+import flwr
 import uvicorn
 from flwr.superlink.cli.flower_superlink import flower_superlink
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_NODES = "/v1/fleet/"
+import collapipe
+from collapipe.deployment.server_folder import ADMITTED, NODES
+
+_FLEET = "/v1/fleet/"
 
 
 class NodesAlone:
-    """Passes on to ``app`` what comes from this machine, and of others what nodes ask."""
+    """Passes on to ``app`` what comes from this machine, and of others what nodes ask.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    Tells who knows the serial number of a unit's certificate whether the unit is among the
+    ``nodes``, a file, and which versions are here.
+    """
+
+    def __init__(self, app: ASGIApp, nodes: Path) -> None:
+        self._app, self._nodes = app, nodes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or _is_own(scope) or scope["path"].startswith(_NODES):
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path.startswith(ADMITTED):
+            await JSONResponse(self._told(path.removeprefix(ADMITTED)))(scope, receive, send)
+        elif scope["type"] == "lifespan" or _is_own(scope) or path.startswith(_FLEET):
             await self._app(scope, receive, send)
         else:
             refused = PlainTextResponse("only on the SuperLink's own machine", 403)
             await refused(scope, receive, send)
+
+    def _told(self, serial: str) -> dict[str, object]:
+        known = json.loads(self._nodes.read_text()) if self._nodes.exists() else {}
+        versions = {"collapipe": collapipe.__version__, "flwr": flwr.__version__}
+        return {**versions, "admitted": serial in known}
 
 
 def _is_own(scope: Scope) -> bool:
@@ -38,11 +57,11 @@ def _is_own(scope: Scope) -> bool:
 
 def main() -> None:
     """Run a SuperLink until it is asked to end."""
-    run = uvicorn.run
+    run, nodes = uvicorn.run, Path(os.environ["FLWR_HOME"]) / NODES
 
     def guarded(app: ASGIApp, **options: Any) -> None:
         # No proxy says for whom it asks: what it said would be believed.
-        run(NodesAlone(app), **{**options, "proxy_headers": False, "access_log": False})
+        run(NodesAlone(app, nodes), **{**options, "proxy_headers": False, "access_log": False})
 
     uvicorn.run = guarded  # type: ignore[assignment]
     flower_superlink()

@@ -1,5 +1,6 @@
 """``collapipe deploy``: a federation on machines of several owners."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -36,3 +37,21 @@ def serve(folder: Folder) -> None:
     from collapipe.deployment.serving import serve
 
     serve(ServerFolder(folder.resolve()))
+
+
+@app.command()
+def check(
+    path: Annotated[Path, Argument(help="Folder of the server, or an owner's unit.yaml.")],
+) -> None:
+    """Try ports, certificates, clocks and versions; tell what is wrong; status 1 if anything is."""
+    from collapipe.deployment.checking import findings
+    from collapipe.errors import printable
+
+    wrong = 0
+    for each in findings(path.resolve()):
+        if each.error is None:
+            print(f"{each.what:12} {each.found}")
+        else:
+            wrong += 1
+            print(f"error: {each.what}: {printable(each.error)}", file=sys.stderr)
+    raise typer.Exit(int(wrong > 0))

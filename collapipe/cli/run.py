@@ -37,7 +37,7 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     """
     find_own_packages_first()
     quieten()
-    overrides = config.own_overrides(overrides, config_file)
+    overrides = _deployed(config.own_overrides(overrides, config_file))
     settings = config.load_overrides(overrides)
     chosen = _is_set("hydra.run.dir", overrides)
     folder = unused_folder(Path(settings.run_dir), chosen)
@@ -161,7 +161,9 @@ def start(overrides: Sequence[str], settings: Settings, resume: str | None = Non
     """Train, from the checkpoint ``resume`` on if there is one; ``overrides`` give ``settings``
     wherever the apps run. Raises as ``run_job``."""
     check_devices(settings)
-    if settings.runtime.name == "simulation":
+    if settings.runtime.name == "deployment":
+        _run_deployed(overrides, settings, resume)
+    elif settings.runtime.name == "simulation":
         _run_simulated(overrides, settings, resume)
     else:
         _run_local(overrides, settings, resume)
@@ -194,13 +196,37 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
         raise _cause(Path(settings.run_dir) / "summary.json")
 
 
+def _run_deployed(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
+    from collapipe.deployment.submitting import submit
+    from collapipe.runs.folder import RunFolder
+    from collapipe.runs.rows import load_test, load_validation
+
+    with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
+        _ = load_validation(settings), load_test(settings)
+    federation = str(settings.runtime.federation)
+    if not submit(federation, Path(__file__).parents[2], overrides, resume or ""):
+        raise _cause(Path(settings.run_dir) / "summary.json")
+
+
 def _cause(summary: Path) -> CollaPipeError:
-    """What ended a simulated run, as its ServerApp wrote it down."""
+    """What ended a run that Flower started, as its ServerApp wrote it down."""
     if not summary.exists():
-        return RoundFailedError("the simulated run failed; its last lines above say why")
+        return RoundFailedError("the run failed; its last lines above say why")
     ended = json.loads(summary.read_text(encoding="utf-8"))
     kind = ConfigError if ended["exit_status"] == ConfigError.exit_status else RoundFailedError
     return kind(ended["error"])
+
+
+def _deployed(overrides: list[str]) -> list[str]:
+    """With what the folder of a deployed federation says, in front of what is chosen here."""
+    runtime = config.load_overrides(overrides).runtime
+    if runtime.federation is None or not Path(runtime.federation).is_dir():
+        return overrides
+    from collapipe.deployment.server_folder import ServerFolder
+
+    folder = Path(runtime.federation).resolve()
+    own = ServerFolder(folder).settings().options()
+    return [*own, *overrides, f"runtime.federation={quoted(folder)}"]
 
 
 def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:

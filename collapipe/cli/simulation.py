@@ -46,7 +46,7 @@ def run_simulation(
     nodes = f"num-supernodes={num_units} client-resources-num-cpus=1"  # cores that Ray sets aside
     options = ["--federation-config", nodes, "--run-config", run_config(overrides, resume)]
     with _site() as flower, _super_link(flower):
-        return flower.run(app_dir, *options)
+        return flower.wait(flower.submit(app_dir, *options))
 
 
 @contextmanager

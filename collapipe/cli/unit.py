@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.serialization import (
 
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY
-from collapipe.credentials.credentials import Credentials, load
-from collapipe.credentials.member import Role
+from collapipe.credentials.credentials import Credentials
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
-from collapipe.errors import ConfigError, LinkError
-from collapipe.owner import OwnerSection, read_owner
+from collapipe.deployment.unit_file import read_unit
+from collapipe.errors import LinkError
+from collapipe.owner import OwnerSection
 
 
 def run_unit(file: Path) -> None:
@@ -33,6 +33,16 @@ def run_unit(file: Path) -> None:
     """
     file = file.resolve()
     owner, own = read_unit(file)
+    try:
+        why = _take_part(file, owner, own)
+    except KeyboardInterrupt:
+        print(f"{owner.name}: has left", flush=True)
+        os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
+    raise LinkError(f"{owner.server}: {why}; try collapipe deploy check {file}")
+
+
+def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:
+    """Until the SuperNode ends; its last words."""
     with tempfile.TemporaryDirectory(prefix="collapipe-unit-") as home:
         flower = Flower.at(Path(home))
         port, secret, log = free_port(), secrets.token_bytes(32), Path(home) / "supernode.log"
@@ -45,24 +55,7 @@ def run_unit(file: Path) -> None:
             finally:
                 process.terminate()
                 process.wait()
-        why = last_line(log.read_text(errors="replace"))
-    raise LinkError(f"{owner.server}: {why}; try collapipe deploy check {file}")
-
-
-def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:
-    """What the file says, and the unit's credentials. Raises ``ConfigError`` where it is not all
-    that a deployed unit needs."""
-    owner = read_owner(file)
-    for key in ("name", "number", "server", "credentials"):
-        if getattr(owner, key) is None:
-            raise ConfigError(f"{file}: {key} is missing; collapipe deploy init writes it")
-    own = load(file.parent / str(owner.credentials))
-    if (own.member.name, own.member.role) != (owner.name, Role.UNIT):
-        raise ConfigError(
-            f"{own.folder}: has the certificate of {own.member}, the file is of unit {owner.name}; "
-            "sign its request with --role unit"
-        )
-    return owner, own
+        return last_line(log.read_text(errors="replace"))
 
 
 def _supernode(
@@ -90,9 +83,4 @@ def _serve(address: str, secret: bytes, process: subprocess.Popen[bytes]) -> Non
     logging.getLogger("client_app").setLevel(logging.INFO)
     work = threading.Thread(target=Messages(address, secret).answer, args=(app,), daemon=True)
     work.start()
-    try:
-        process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
+    process.wait()

@@ -31,19 +31,25 @@ _FINISHED = "finished:completed"
 
 @dataclass(frozen=True)
 class Flower:
-    """One FLWR_HOME, and the environment of all its processes."""
+    """One FLWR_HOME, the environment of all its processes, and the folder that they run in."""
 
     home: Path
     environment: Mapping[str, str]
+    folder: Path
 
     @classmethod
-    def at(cls, home: Path, more: Mapping[str, str] | None = None) -> "Flower":
-        """Quiet, offline, and with our own commands; ``home`` gets an empty folder to run in."""
-        (home / "empty").mkdir(exist_ok=True)
+    def at(
+        cls, home: Path, more: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> "Flower":
+        """Quiet, offline, and with our own commands. ``folder`` must be empty, for Flower's
+        processes import what lies there; None: ``home`` gets such a one."""
+        if folder is None:
+            folder = home / "empty"
+            folder.mkdir(exist_ok=True)
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         own = {"FLWR_HOME": str(home), "PATH": os.pathsep.join(path)}
         logs = {"FLWR_LOG_LEVEL": "ERROR"}  # of Flower itself; all lines of the app come
-        return cls(home, {**logs, **os.environ, **_QUIET, **(more or {}), **own})
+        return cls(home, {**logs, **os.environ, **_QUIET, **(more or {}), **own}, folder)
 
     @contextmanager
     def process(
@@ -59,7 +65,7 @@ class Flower:
         with (
             subprocess.Popen(  # noqa: S603 - Flower's own commands, no shell
                 [program, *command[1:]],
-                cwd=self.home / "empty",
+                cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -85,26 +91,27 @@ class Flower:
             output = str(answer.get("error-message", output))
         raise CollaPipeError(f"flwr {arguments[0]} failed: {last_line(output)}")
 
-    def stream_log(self, run_id: str) -> None:
+    def _stream_log(self, run_id: str, *connection: str) -> None:
         """Copy the run's output, line by line, to standard output until the run has ended."""
-        command = ["flwr", "log", run_id, "--stream"]
+        command = ["flwr", "log", run_id, *connection, "--stream"]
         with self.process(command, subprocess.PIPE, subprocess.DEVNULL) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if not line.startswith(b"Using SuperLink:"):  # Flower's command, not the app
                     print(line.decode(errors="replace"), end="", flush=True)
 
-    def run(self, app_dir: Path, *options: str) -> bool:
-        """``flwr run``, its output to standard output as it comes; whether it succeeded.
+    def submit(self, app_dir: Path, *options: str) -> str:
+        """``flwr run``: the id of a run that has begun. Raises ``CollaPipeError`` where Flower
+        cannot be asked, or refuses the app."""
+        return str(self.ask("run", str(app_dir.resolve()), *options)["run-id"])
 
-        Raises ``CollaPipeError`` where Flower cannot be asked, or refuses the app.
-        """
-        run_id = str(self.ask("run", str(app_dir.resolve()), *options)["run-id"])
-        self.stream_log(run_id)
+    def wait(self, run_id: str, *connection: str) -> bool:
+        """Until the run ends, its output to standard output as it comes; whether it succeeded."""
+        self._stream_log(run_id, *connection)
         status = ""
         while not status.startswith("finished"):  # the log may break off before that
             time.sleep(1.0 if status else 0.0)
-            status = str(self.ask("list", "--run-id", run_id)["runs"][0]["status"])
+            status = str(self.ask("list", *connection, "--run-id", run_id)["runs"][0]["status"])
         return status == _FINISHED
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from collapipe.config.overrides import literal
 from collapipe.credentials import authority, files
 from collapipe.credentials.member import check_name
 from collapipe.errors import ConfigError
@@ -17,6 +18,8 @@ from collapipe.inventory.yaml_file import load
 
 PORT, LINK_PORT = 8000, 8001
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
+NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their certificates' serials
+ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a serial
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -29,6 +32,17 @@ class ServerSection(Section):
     port: Port = PORT
     link_port: Port = LINK_PORT
     units: Annotated[list[Text], Field(min_length=1)]
+
+    def options(self) -> list[str]:
+        """Of a run: how many units there are, and where they dial the decoder link."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        advertised = literal(f"{host}:{self.link_port}")
+        return [
+            f"federation.num_units={len(self.units)}",
+            "link.host=0.0.0.0",
+            f"link.port={self.link_port}",
+            f"link.advertise={advertised}",
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A deployed federation's server: its SuperLink, and the units that it knows."""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -8,16 +9,16 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from collapipe.credentials import files
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import Bundle
 from collapipe.credentials.keys import public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
-from collapipe.deployment.server_folder import CONNECTION, ServerFolder
-from collapipe.errors import CollaPipeError, RoundFailedError
+from collapipe.deployment.server_folder import CONNECTION, NODES, ServerFolder
+from collapipe.errors import RoundFailedError
 
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
-_ALREADY = "already"  # in Flower's answer about a key that it knows
 
 
 def serve(folder: ServerFolder) -> None:
@@ -46,37 +47,40 @@ def serve(folder: ServerFolder) -> None:
 
 def _admit_for_good(folder: ServerFolder, flower: Flower, process: subprocess.Popen[bytes]) -> None:
     """Until the SuperLink ends."""
-    known = dict[int, str]()  # serials → names
+    nodes = _Nodes(flower)
     while process.poll() is None:
         authority = AuthorityFolder(folder.authority)
         for each in authority.issued():
-            member = each.member
-            if member.role != Role.UNIT:
-                continue
-            valid = authority.state(each) == "valid"
-            if valid and member.serial not in known:
-                known[member.serial] = member.name
-                print(f"unit {member.name} may come", flush=True)
-                _register(flower, each)
-            elif not valid and known.pop(member.serial, None):
-                print(f"unit {member.name} may come no more", flush=True)
-                _unregister(flower, member.name)
+            if each.member.role == Role.UNIT:
+                nodes.settle(each, authority.state(each) == "valid")
         time.sleep(_LOOK_S)
 
 
-def _register(flower: Flower, unit: Bundle) -> None:
-    key = public_key(unit.certificate).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "key.pub"
-        file.write_bytes(key)
-        try:
-            flower.ask("supernode", "register", str(file), CONNECTION, "--name", unit.member.name)
-        except CollaPipeError as error:
-            if _ALREADY not in str(error):
-                raise
+class _Nodes:
+    """Units that the SuperLink knows: Flower's numbers of them by their certificates' serials, in a
+    file, for Flower lists nodes without their names."""
 
+    def __init__(self, flower: Flower) -> None:
+        self._flower, self._file = flower, flower.home / NODES
+        known = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._known: dict[str, str] = known
 
-def _unregister(flower: Flower, name: str) -> None:
-    for node in flower.ask("supernode", "list", CONNECTION)["nodes"]:
-        if node.get("name") == name:
-            flower.ask("supernode", "unregister", str(node["node-id"]), CONNECTION)
+    def settle(self, unit: Bundle, valid: bool) -> None:
+        """Make the unit known, or unknown where its certificate is not ``valid`` any more."""
+        serial, name = f"{unit.member.serial:x}", unit.member.name
+        if valid == (serial in self._known):
+            return
+        if valid:
+            self._known[serial] = self._register(unit)
+        else:
+            self._flower.ask("supernode", "unregister", self._known.pop(serial), CONNECTION)
+        files.replace(self._file, json.dumps(self._known).encode())
+        print(f"unit {name} may come" + ("" if valid else " no more"), flush=True)
+
+    def _register(self, unit: Bundle) -> str:
+        key = public_key(unit.certificate).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "key.pub"
+            file.write_bytes(key)
+            asked = "supernode", "register", str(file), CONNECTION, "--name", unit.member.name
+            return str(self._flower.ask(*asked)["node-id"])

@@ -1,0 +1,34 @@
+"""Runs on a deployed federation: submitted to its SuperLink, watched until they end."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from collapipe.deployment.flower import Flower, run_config
+from collapipe.deployment.server_folder import ServerFolder
+
+
+def submit(federation: str, app_dir: Path, overrides: Sequence[str], resume: str = "") -> bool:
+    """Run the Flower app in ``app_dir`` on a federation: the folder of ``collapipe deploy init``,
+    or a name of Flower's configuration; whether it succeeded.
+
+    The app gets ``overrides`` and ``resume`` as ``run_simulation`` says, and its output goes to
+    standard output. An interrupt stops the run on all machines. Raises ``CollaPipeError`` where the
+    SuperLink does not answer or refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix="collapipe-flwr-") as empty:
+        if Path(federation).is_dir():
+            connection, home = [], ServerFolder(Path(federation)).flower_home
+        else:
+            connection, home = (
+                [federation],
+                Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser(),
+            )
+        flower = Flower.at(home, folder=Path(empty))
+        run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))
+        try:
+            return flower.wait(run_id, *connection)
+        except KeyboardInterrupt:
+            flower.ask("stop", run_id, *connection)
+            raise

@@ -1,0 +1,24 @@
+"""The file of a deployed unit's owner, with all that a deployed unit needs."""
+
+from pathlib import Path
+
+from collapipe.credentials.credentials import Credentials, load
+from collapipe.credentials.member import Role
+from collapipe.errors import ConfigError
+from collapipe.owner import OwnerSection, read_owner
+
+
+def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:
+    """What the file says, and the unit's credentials. Raises ``ConfigError`` where it is not all
+    that a deployed unit needs."""
+    owner = read_owner(file)
+    for key in ("name", "number", "server", "credentials"):
+        if getattr(owner, key) is None:
+            raise ConfigError(f"{file}: {key} is missing; collapipe deploy init writes it")
+    own = load(file.parent / str(owner.credentials))
+    if (own.member.name, own.member.role) != (owner.name, Role.UNIT):
+        raise ConfigError(
+            f"{own.folder}: has the certificate of {own.member}, the file is of unit {owner.name}; "
+            "sign its request with --role unit"
+        )
+    return owner, own
