@@ -3,17 +3,20 @@
 A SuperLink has one port for nodes, for who submits runs and for its own apps, and asks only nodes
 who they are: whoever reaches it could submit a run, which is code. Here a request from another
 machine gets no further than the nodes' part; who submits does so on this machine, or comes through
-a tunnel of ssh. ``python -m server_app.superlink`` takes the options of ``flower-superlink``.
+a tunnel of ssh. ``python -m server_app.superlink PARENT OPTIONS…`` takes the options of
+``flower-superlink`` and ends with the process PARENT.
 """
 
 import ipaddress
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import flwr
 import uvicorn
+from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -56,7 +59,8 @@ def _is_own(scope: Scope) -> bool:
 
 
 def main() -> None:
-    """Run a SuperLink until it is asked to end."""
+    """Run a SuperLink until it is asked to end, or its parent has ended."""
+    start_parent_process_monitor(int(sys.argv.pop(1)))
     run, nodes = uvicorn.run, Path(os.environ["FLWR_HOME"]) / NODES
 
     def guarded(app: ASGIApp, **options: Any) -> None:

@@ -5,6 +5,7 @@ import logging
 import os
 import secrets
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -67,7 +68,8 @@ def _supernode(
     files.write_new(home / "key", form, files.PRIVATE)
     files.write_new(home / "secret", secret, files.PRIVATE)
     node = f"partition-id={owner.number} owner={json.dumps(str(file))}"
-    command = ["flower-supernode", "--superlink", str(owner.server), "--node-config", node]
+    command = [sys.executable, "-m", "client_app.supernode_process", str(os.getpid())]
+    command += ["--superlink", str(owner.server), "--node-config", node]
     command += ["--root-certificates", str(own.folder / AUTHORITY)]
     command += ["--auth-supernode-private-key", str(home / "key"), "--isolation", "process"]
     command += ["--superexec-auth-secret-file", str(home / "secret")]

@@ -1,6 +1,7 @@
 """A deployed federation's server: its SuperLink, and the units that it knows."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,10 +30,11 @@ def serve(folder: ServerFolder) -> None:
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # which says what is wrong with it
     flower = Flower.at(home)
-    command = [sys.executable, "-m", "server_app.superlink", "--enable-supernode-auth"]
+    command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
+    command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder.trusted), "--ssl-certfile", str(folder.certificate)]
     command += ["--ssl-keyfile", str(folder.key), "--host", "0.0.0.0", "--port"]  # noqa: S104 - meant to
-    command += [str(settings.port), "--database", str(home / "superlink.db")]
+    command += [str(settings.port)]
     log = home / "superlink.log"
     with log.open("wb") as words, flower.process(command, words, words) as process:
         try:
@@ -62,8 +64,8 @@ class _Nodes:
 
     def __init__(self, flower: Flower) -> None:
         self._flower, self._file = flower, flower.home / NODES
-        known = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self._known: dict[str, str] = known
+        self._file.unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
+        self._known: dict[str, str] = {}
 
     def settle(self, unit: Bundle, valid: bool) -> None:
         """Make the unit known, or unknown where its certificate is not ``valid`` any more."""
