@@ -83,6 +83,7 @@ def _serve(address: str, secret: bytes, process: subprocess.Popen[bytes]) -> Non
     from client_app.supernode import Messages
 
     logging.getLogger("client_app").setLevel(logging.INFO)
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
     work = threading.Thread(target=Messages(address, secret).answer, args=(app,), daemon=True)
     work.start()
     process.wait()

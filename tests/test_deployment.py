@@ -1,0 +1,176 @@
+"""A federation as its owners put it up: a SuperLink and three units with rows and keys of their
+own, two of them with devices, as processes on loopback with TLS."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import cast
+
+import psutil
+import torch
+from device_cluster import daemons
+from federated import train, weights
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from test_devices import inventory
+from test_owners import MODEL, written
+
+from client_app.app import app
+from collapipe.cli.run import run_job
+from collapipe.config import load_overrides
+from collapipe.credentials import credentials
+from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.keys import read_request
+from collapipe.credentials.member import Role
+from collapipe.deployment.checking import findings
+from collapipe.deployment.flower import free_port
+from collapipe.deployment.server_folder import ServerFolder, create
+from server_app.grid import InlineGrid
+
+UNITS = ["berlin", "paris", "rome"]
+ROUNDS, LOST = 4, 3  # rome is killed when this round begins, and returns in the next
+_GOODBYE_S = 1.0  # for a SuperNode to notice that its unit was killed, or to say that it is there
+_GONE = 5  # Flower's code of a node that is not there
+
+
+def admit(folder: ServerFolder, unit: str) -> Path:
+    """What the owner and the server do, each on a machine of its own; the owner's folder."""
+    own = folder.root / "units" / unit
+    credentials.request(own / "credentials", unit)
+    file = own / "credentials" / "request.pem"
+    request = read_request(file.read_bytes(), file)
+    signed, _ = AuthorityFolder(folder.authority).sign(request, Role.UNIT, 30)
+    credentials.install(own / "credentials", signed)
+    return own
+
+
+class Processes:
+    """Commands of ours, each with its lines; all end with the context, and what they started."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.running = dict[str, subprocess.Popen[str]]()
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            process.wait(20)
+
+    def start(self, name: str, *arguments: object) -> None:
+        command = [sys.executable, "-m", "collapipe", *map(str, arguments)]
+        with (self._folder / f"{name}.log").open("a") as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                text=True,
+                env={**os.environ, "TMPDIR": str(self._folder / "temporary")},
+            )
+
+    def wait_for(self, name: str, words: str, times: int = 1) -> None:
+        """Until it has said so often enough."""
+        while (self._folder / f"{name}.log").read_text().count(words) < times:
+            said = (self._folder / f"{name}.log").read_text()
+            assert self.running[name].poll() is None, said
+            time.sleep(0.1)
+
+
+def silent_once(units_files: Sequence[Path]) -> ClientApp:
+    """The same federation in this process: rome is not there in round ``LOST``, and has forgotten
+    all when it comes back."""
+    trained = [0, 0, 0]
+
+    def client(message: Message, context: Context) -> Message:
+        unit = int(context.node_config["partition-id"])
+        context.node_config["owner"] = str(units_files[unit])
+        if message.metadata.message_type == "train":
+            trained[unit] += 1
+            if (unit, trained[unit]) == (2, LOST):
+                context.state.clear()
+                return Message(Error(_GONE, "not there"), reply_to=message)
+        return app(message, context)
+
+    return cast(ClientApp, client)
+
+
+def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Path) -> None:
+    """With rows at their owners, real devices, a unit that is killed and one that returns; and
+    nothing of it is left."""
+    (tmp_path / "temporary").mkdir()
+    ports = free_port(), free_port()
+    folder = create(tmp_path / "federation", UNITS, "127.0.0.1", *ports)
+    before = set(psutil.Process().children(recursive=True))
+    own = [admit(folder, unit) for unit in UNITS]
+    with ExitStack() as stack:
+        for number, unit in enumerate(own):
+            written(unit / "train.csv", 24 + 3 * number, number)
+            if number < 2:
+                inventory(unit / "boxes.yaml", stack.enter_context(daemons(2)))
+                with (unit / "unit.yaml").open("a") as file:
+                    file.write("cluster: {file: boxes.yaml}\n")
+        told = overrides(tmp_path)
+        run_dir = tmp_path / "deployed"
+        with Processes(tmp_path) as there:
+            there.start("server", "deploy", "serve", folder.root)
+            there.wait_for("server", "may come", 3)
+            for unit, where in zip(UNITS, own, strict=True):
+                there.start(unit, "unit", where / "unit.yaml")
+            assert not [each for each in findings(folder.root) if each.error]
+            assert not [each for each in findings(own[0] / "unit.yaml") if each.error]
+            killer = threading.Thread(target=lose, args=(there, run_dir, own[2]), daemon=True)
+            killer.start()
+            deployed = "runtime=deployment", f"runtime.federation={folder.root}"
+            run_job([*told, *deployed, f"hydra.run.dir={run_dir}"])
+            killer.join()
+        local = [*told, f"hydra.run.dir={tmp_path / 'local'}"]
+        client = silent_once([each / "unit.yaml" for each in own])
+        train(InlineGrid(client, 3, {"overrides": shlex.join(local)}), load_overrides(local))
+    here, expected = weights(run_dir), weights(tmp_path / "local")
+    assert [units(each) for each in (run_dir, tmp_path / "local")] == [
+        [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1, 2]]
+    ] * 2
+    assert here.keys() == expected.keys()
+    assert [name for name in here if not torch.equal(here[name], expected[name])] == []
+    assert set(psutil.Process().children(recursive=True)) <= before
+    left = [each for each in psutil.process_iter() if str(folder.root) in " ".join(each.cmdline())]
+    assert left == []
+
+
+def overrides(folder: Path) -> list[str]:
+    files = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
+    steady = "pipeline.profile=false", "strategy=all", "federation.num_units=3"
+    return [*MODEL, *files, *steady, f"federation.rounds={ROUNDS}"]
+
+
+def units(run_dir: Path) -> list[list[int]]:
+    """Who finished each round."""
+    text = (run_dir / "metrics.jsonl").read_text()
+    return [json.loads(line)["units"] for line in text.splitlines()]
+
+
+def lose(there: Processes, run_dir: Path, rome: Path) -> None:
+    """Kill rome when round ``LOST`` begins, and start it again; berlin, whose activations the round
+    waits for, stands still meanwhile."""
+    metrics = run_dir / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < LOST - 1:
+        time.sleep(0.05)
+    there.running["berlin"].send_signal(signal.SIGSTOP)
+    there.running["rome"].send_signal(signal.SIGKILL)
+    there.running["rome"].wait()
+    time.sleep(_GOODBYE_S)
+    there.start("rome", "unit", rome / "unit.yaml")
+    there.wait_for("rome", "takes part", 2)
+    time.sleep(_GOODBYE_S)
+    there.running["berlin"].send_signal(signal.SIGCONT)
