@@ -306,11 +306,10 @@ class RuntimeSettings:
     federation: str | None = None  # of a deployment alone
 
     def __post_init__(self) -> None:
-        if (self.name == "deployment") != (self.federation is not None):
+        if self.name == "deployment" and self.federation is None:
             raise ConfigError(
-                f"runtime.federation={self.federation} with runtime={self.name}: a deployment "
-                "needs the folder of collapipe deploy init, or a name of Flower's configuration; "
-                "nothing else does"
+                "runtime.federation=null: a deployment needs the folder of collapipe deploy init, "
+                "or a name of Flower's configuration"
             )
 
 

@@ -90,6 +90,7 @@ LAYERS = (
     "planning",
     "runs",
     "owner",
+    "deployment",
     "run_report",
     "reproduction",
     "cli",
@@ -100,9 +101,22 @@ LAYERS = (
 EDGES = {
     "click": ("collapipe/cli/",),
     "collapipe.cli": ("collapipe/cli/", "collapipe/__init__.py", "collapipe/__main__.py"),
-    "flwr": ("collapipe/cli/", "collapipe/wire/records.py", "client_app/app.py", "server_app/"),
+    "flwr": (
+        "collapipe/cli/",
+        "collapipe/wire/records.py",
+        "client_app/app.py",
+        "client_app/supernode.py",
+        "server_app/",
+    ),
     # Flower's own inside, which may move
-    "flwr.supercore": ("server_app/grid.py",),
+    "flwr.supercore": (
+        "client_app/supernode.py",
+        "client_app/supernode_process.py",
+        "server_app/grid.py",
+        "server_app/superlink.py",
+    ),
+    "flwr.supernode": ("client_app/supernode.py", "client_app/supernode_process.py"),
+    "flwr.superlink": ("server_app/superlink.py",),
     "hydra": (
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",

@@ -5,21 +5,26 @@ import json
 import os
 import shlex
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
 import psutil
+import pytest
 import torch
 from device_cluster import daemons
 from federated import train, weights
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
+from flwr.supernode.fleet_http_connection import http_request_response
 from test_devices import inventory
 from test_owners import MODEL, written
 
@@ -32,7 +37,7 @@ from collapipe.credentials.keys import read_request
 from collapipe.credentials.member import Role
 from collapipe.deployment.checking import findings
 from collapipe.deployment.flower import free_port
-from collapipe.deployment.server_folder import ServerFolder, create
+from collapipe.deployment.server_folder import ADMITTED, ServerFolder, create
 from server_app.grid import InlineGrid
 
 UNITS = ["berlin", "paris", "rome"]
@@ -129,6 +134,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
                 there.start(unit, "unit", where / "unit.yaml")
             assert not [each for each in findings(folder.root) if each.error]
             assert not [each for each in findings(own[0] / "unit.yaml") if each.error]
+            refuse_strangers(folder, ports[0])
             killer = threading.Thread(target=lose, args=(there, run_dir, own[2]), daemon=True)
             killer.start()
             deployed = "runtime=deployment", f"runtime.federation={folder.root}"
@@ -146,6 +152,22 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     assert set(psutil.Process().children(recursive=True)) <= before
     left = [each for each in psutil.process_iter() if str(folder.root) in " ".join(each.cmdline())]
     assert left == []
+
+
+def refuse_strangers(folder: ServerFolder, port: int) -> None:
+    """Who speaks no TLS, and whose key nobody has admitted."""
+    with pytest.raises(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+    context = ssl.create_default_context(cafile=str(folder.trusted))
+    told = urllib.request.urlopen(f"https://127.0.0.1:{port}{ADMITTED}1", context=context)
+    assert not json.loads(told.read())["admitted"]
+    stranger = generate_key_pairs()
+    known = f"127.0.0.1:{port}", False, folder.trusted.read_bytes()
+    with (
+        pytest.raises(SystemExit),
+        http_request_response(*known, stranger, max_retries=0),
+    ):
+        pass
 
 
 def overrides(folder: Path) -> list[str]:
@@ -171,6 +193,6 @@ def lose(there: Processes, run_dir: Path, rome: Path) -> None:
     there.running["rome"].wait()
     time.sleep(_GOODBYE_S)
     there.start("rome", "unit", rome / "unit.yaml")
-    there.wait_for("rome", "takes part", 2)
+    there.wait_for("rome", ": dials ", 2)
     time.sleep(_GOODBYE_S)
     there.running["berlin"].send_signal(signal.SIGCONT)

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
+from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import LinkError
@@ -30,7 +31,8 @@ def run_unit(file: Path) -> None:
     """Answer the server's messages until an interrupt.
 
     Raises ``ConfigError`` for a file that does not say all that a deployed unit needs, and
-    ``LinkError`` where Flower's SuperNode ends, as it does where the server refuses its key.
+    ``LinkError`` where Flower's SuperNode ends, as it does where the server refuses its key, with
+    what ``deploy check`` finds wrong.
     """
     file = file.resolve()
     owner, own = read_unit(file)
@@ -39,7 +41,8 @@ def run_unit(file: Path) -> None:
     except KeyboardInterrupt:
         print(f"{owner.name}: has left", flush=True)
         os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
-    raise LinkError(f"{owner.server}: {why}; try collapipe deploy check {file}")
+    wrong = next((f"{each.what}: {each.error}" for each in check_unit(file) if each.error), why)
+    raise LinkError(f"{owner.name} takes no part: {wrong}")
 
 
 def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:
@@ -51,12 +54,12 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:
         with log.open("wb") as words, flower.process(command, words, words) as process:
             try:
                 wait_until_open(process, port, log)
-                print(f"{owner.name}: takes part in the federation at {owner.server}", flush=True)
+                print(f"{owner.name}: dials {owner.server}", flush=True)
                 _serve(f"127.0.0.1:{port}", secret, process)
             finally:
                 process.terminate()
                 process.wait()
-        return last_line(log.read_text(errors="replace"))
+        return last_line(log.read_text(errors="replace").partition("INFO:     Shutting")[0])
 
 
 def _supernode(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
+from importlib.metadata import version
 from pathlib import Path
 
-import flwr
 from cryptography import x509
 
 from collapipe import __version__
@@ -116,7 +116,7 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
     wrong = abs(off_s) > _CLOCKS_DIFFER_S / 2
     yield Finding("clock", f"{abs(off_s):.0f} s from the server's", late if wrong else None)
     here, there = f"collapipe {__version__}", f"collapipe {told['collapipe']}"
-    both = f"{here}, flwr {flwr.__version__}", f"{there}, flwr {told['flwr']}"
+    both = f"{here}, flwr {version('flwr')}", f"{there}, flwr {told['flwr']}"
     differ = f"here is {both[0]}, there {both[1]}; install the same"
     yield Finding("version", both[0], differ if both[0] != both[1] else None)
     unknown = "the server does not know the unit's key; has it signed the request, is it serving?"

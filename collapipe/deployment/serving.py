@@ -41,6 +41,9 @@ def serve(folder: ServerFolder) -> None:
             wait_until_open(process, settings.port, log)
             print(f"ready on port {settings.port}; units: {', '.join(settings.units)}", flush=True)
             _admit_for_good(folder, flower, process)
+        except KeyboardInterrupt:
+            print("has ended", flush=True)
+            return
         finally:
             process.terminate()
             process.wait()

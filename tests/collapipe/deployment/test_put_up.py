@@ -1,0 +1,109 @@
+"""What ``deploy init`` writes, and what ``deploy check`` and ``unit`` say before anything runs."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from collapipe.config import load_overrides
+from collapipe.credentials import credentials
+from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.keys import read_request
+from collapipe.credentials.member import Role
+from collapipe.deployment.server_folder import ServerFolder, ServerSection, create
+from collapipe.errors import ConfigError
+from collapipe.owner import read_owner
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def signed(folder: ServerFolder, unit: str, role: Role = Role.UNIT, days: int = 30) -> Path:
+    """The unit's file, once its owner has a certificate."""
+    own = folder.root / "units" / unit
+    credentials.request(own / "credentials", unit)
+    file = own / "credentials" / "request.pem"
+    request = read_request(file.read_bytes(), file)
+    bundle, _ = AuthorityFolder(folder.authority).sign(request, role, days)
+    credentials.install(own / "credentials", bundle)
+    (own / "train.csv").write_text("text,label\na,b\n")
+    return own / "unit.yaml"
+
+
+def test_all_that_is_needed_is_written_and_no_secret_leaves(
+    command: Command, tmp_path: Path
+) -> None:
+    where = tmp_path / "federation"
+    options = "--units", "berlin, paris", "--server", "edge.example", "--port", 9000
+    status, out, _ = command("deploy", "init", where, *options)
+    assert status == 0 and "README.md" in out
+    assert ServerFolder(where).settings() == ServerSection(
+        host="edge.example", port=9000, link_port=8001, units=["berlin", "paris"]
+    )
+    for number, unit in enumerate(("berlin", "paris")):
+        own = where / "units" / unit
+        owner = read_owner(own / "unit.yaml")
+        assert (owner.name, owner.number, owner.server) == (unit, number, "edge.example:9000")
+        assert not [file for file in own.rglob("*") if "PRIVATE" in file.read_text()]
+    services = yaml.safe_load((where / "compose.yaml").read_text())["services"]
+    assert services["server"]["ports"] == ["9000:9000", "8001:8001"]
+    assert [file.name for file in where.rglob("*.key") if file.stat().st_mode & 0o077] == []
+    before = {file: file.stat().st_mtime_ns for file in where.rglob("*")}
+    status, _, err = command("deploy", "init", where, *options)
+    assert status == 2 and "nothing is overwritten" in err
+    assert {file: file.stat().st_mtime_ns for file in where.rglob("*")} == before
+
+
+@pytest.mark.parametrize("units", ["berlin,berlin", "Berlin", "", "a,,b"])
+def test_bad_names_make_nothing(units: str, tmp_path: Path, command: Command) -> None:
+    status, _, err = command("deploy", "init", tmp_path / "f", "--units", units, "--server", "h")
+    assert status == 2 and "name" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_takes_what_the_folder_says_unless_told_otherwise(tmp_path: Path) -> None:
+    from collapipe.cli.run import _deployed
+
+    folder = create(tmp_path / "f", ["a", "b"], "2001:db8::1", 9000, 9001)
+    told = ["runtime=deployment", f"runtime.federation={folder.root}"]
+    settings = load_overrides(_deployed(told))
+    assert settings.federation.num_units == 2
+    assert settings.link.dialled(9001) == "[2001:db8::1]:9001"
+    assert load_overrides(_deployed([*told, "link.port=7"])).link.port == 7
+    with pytest.raises(ConfigError, match=r"runtime\.federation=null"):
+        load_overrides(["runtime=deployment"])
+
+
+def test_a_check_names_what_is_wrong(command: Command, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+    folder = create(tmp_path / "f", ["berlin", "paris"], "127.0.0.1", port, port)
+    file = signed(folder, "berlin", days=5)
+    file.with_name("train.csv").unlink()
+    status, _, err = command("deploy", "check", file)
+    assert status == 1
+    assert [line.split(": ")[1] for line in err.splitlines()] == ["certificate", "rows", "server"]
+    status, out, err = command("deploy", "check", folder.root)
+    assert status == 1 and "valid until" in out
+    assert [line.split(": ")[1] for line in err.splitlines()] == [
+        f"port {port}",
+        "unit berlin",
+        "unit paris",
+    ]
+    assert command("deploy", "check", tmp_path / "nothing")[0] == 2
+
+
+def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: Path) -> None:
+    folder = create(tmp_path / "f", ["berlin", "paris"], "127.0.0.1", 9000, 9001)
+    status, _, err = command("unit", folder.root / "units" / "berlin" / "unit.yaml")
+    assert status == 2 and "key.pem" in err
+    file = signed(folder, "paris", Role.DEVICE)
+    status, _, err = command("unit", file)
+    assert status == 2 and "--role unit" in err
+    for key in ("server", "number", "credentials", "name"):
+        lines = file.read_text().splitlines()
+        broken = file.with_name("broken.yaml")
+        broken.write_text("\n".join(line for line in lines if not line.startswith(f"{key}:")))
+        status, _, err = command("unit", broken)
+        assert status == 2 and f"{key} is missing" in err
