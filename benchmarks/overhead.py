@@ -93,7 +93,7 @@ def stock_rounds(arguments: argparse.Namespace) -> list[float]:
     """The same of Flower's FedAvg."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "ends.json"
-        options = [str(arguments.rounds), str(arguments.payload_bytes), str(output)]
+        options = [str(arguments.rounds), str(arguments.payload_bytes), str(output), "1"]
         if not run_simulation(HERE / "stock_fedavg", options, arguments.units):
             raise SystemExit("the stock run failed")
         return np.diff(json.loads(output.read_text())[1:]).tolist()

@@ -15,14 +15,16 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    rounds, payload, output = shlex.split(str(context.run_config["overrides"]))
+    rounds, payload, output, count = shlex.split(str(context.run_config["overrides"]))
     ends: list[float] = []
 
     def note(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         ends.append(time.perf_counter())
         return None
 
-    arrays = ArrayRecord({"weights": Array(np.zeros(int(payload) // 4, np.float32))})
+    size = int(payload) // 4 // int(count)
+    named = ((f"weights-{n}", np.full(size, n, np.float32)) for n in range(int(count)))
+    arrays = ArrayRecord({name: Array(values) for name, values in named})
     strategy = FedAvg(fraction_evaluate=0.0)
     strategy.start(grid, arrays, num_rounds=int(rounds), evaluate_fn=note)
     Path(output).write_text(json.dumps(ends))

@@ -1,0 +1,173 @@
+"""Seconds of a round of a deployed federation on loopback: CollaPipe against stock Flower FedAvg.
+
+    python benchmarks/deployed_round.py --output outputs/deployed_round
+
+The same SuperLink with TLS and node keys for both, three units, in turns: ``collapipe unit``,
+which trains a step of a model of two tiny blocks, and Flower's SuperNode, whose app returns as many arrays
+of as many bytes. Prints the medians, the ratio with a 95 % interval over the turns, and what of
+CollaPipe's round its units say that they worked; writes ``deployed_round.json``.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from machine import machine
+from scipy import stats
+
+from collapipe.cli.run import run_job
+from collapipe.credentials import credentials
+from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.keys import read_request
+from collapipe.credentials.member import Role
+from collapipe.deployment.flower import Flower, free_port
+from collapipe.deployment.server_folder import ServerFolder, create
+from collapipe.deployment.submitting import submit
+
+HERE = Path(__file__).parent
+UNITS = ["a", "b", "c"]
+ARRAYS, PAYLOAD_BYTES = 47, 120_000  # as of the model below
+MODEL = [
+    "task=classification",
+    "task.vocabulary=280",
+    "model=huggingface",
+    "model.family=bert",
+    "model.config={num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, "
+    "intermediate_size: 16}",
+    "batch_size=6",
+    "strategy=all",
+    "federation.local_steps=1",
+    "federation.eval_every=99999",
+    "federation.checkpoint_every=0",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("outputs/deployed_round"))
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    seconds: dict[str, list[float]] = {"collapipe": [], "stock": []}
+    worked: list[float] = []
+    with tempfile.TemporaryDirectory() as root:
+        folder = put_up(Path(root))
+        for turn in range(arguments.turns):
+            with running(folder, "collapipe"):
+                seconds["collapipe"].append(collapipe_round(folder, turn, arguments.rounds))
+            worked += train_seconds(folder)
+            with running(folder, "stock"):
+                seconds["stock"].append(stock_round(folder, arguments.rounds))
+            print(*(f"{name} {each[-1]:.2f} s" for name, each in seconds.items()), flush=True)
+    ratios = np.array(seconds["collapipe"]) / np.array(seconds["stock"])
+    half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / len(ratios) ** 0.5
+    print(
+        f"ratio {ratios.mean():.2f}, 95 % interval {ratios.mean() - half:.2f}–"
+        f"{ratios.mean() + half:.2f} over {len(ratios)} turns of {arguments.rounds} rounds; "
+        f"a unit works {statistics.median(worked):.2f} s of a round, and in its first "
+        f"{max(worked):.2f} s at most"
+    )
+    result = {"seconds": seconds, "worked": worked, "machine": machine()}
+    (arguments.output / "deployed_round.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def put_up(root: Path) -> ServerFolder:
+    """A server's folder whose units have certificates and rows."""
+    folder = create(root / "federation", UNITS, "127.0.0.1", free_port(), free_port())
+    rows = "\n".join(f"row {n} of {n % 7} and {n % 5},{'ab'[n % 2]}" for n in range(30))
+    (root / "rows.csv").write_text(f"text,label\n{rows}\n")
+    for unit in UNITS:
+        own = folder.root / "units" / unit
+        credentials.request(own / "credentials", unit)
+        file = own / "credentials" / "request.pem"
+        request = read_request(file.read_bytes(), file)
+        signed, _ = AuthorityFolder(folder.authority).sign(request, Role.UNIT, 30)
+        credentials.install(own / "credentials", signed)
+        (own / "train.csv").write_text(f"text,label\n{rows}\n")
+        key = load_pem_private_key((own / "credentials" / "key.pem").read_bytes(), None)
+        form = Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+        (own / "key").write_bytes(key.private_bytes(*form))
+        (own / "key").chmod(0o600)
+    return folder
+
+
+@contextmanager
+def running(folder: ServerFolder, side: str) -> Iterator[None]:
+    """The SuperLink, and the units of a side."""
+    ours = [sys.executable, "-m", "collapipe"]
+    flower = Flower.at(folder.flower_home)
+    server = folder.root / "server.log"
+    with server.open("w") as log:
+        processes = [subprocess.Popen([*ours, "deploy", "serve", folder.root], stdout=log)]
+    try:
+        while server.read_text().count("may come") < len(UNITS):
+            time.sleep(0.2)
+        for number, unit in enumerate(UNITS):
+            own = folder.root / "units" / unit
+            command = [*ours, "unit", own / "unit.yaml"]
+            if side == "stock":
+                command = ["flower-supernode", "--node-config", f"partition-id={number}"]
+                command += ["--superlink", f"127.0.0.1:{folder.settings().port}"]
+                command += ["--auth-supernode-private-key", own / "key", "--port", str(free_port())]
+                command += ["--root-certificates", folder.trusted]
+            with (own / f"{side}.log").open("w") as log:
+                node = subprocess.Popen(
+                    [str(part) for part in command],
+                    stdout=log,
+                    stderr=log,
+                    env=flower.environment,
+                    cwd=flower.folder,
+                )
+            processes.append(node)
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def collapipe_round(folder: ServerFolder, turn: int, rounds: int) -> float:
+    """Median seconds from the end of a round to the end of the next."""
+    run_dir = folder.root / f"run-{turn}"
+    rows = folder.root.parent / "rows.csv"
+    files = [f"data.{each}_file={rows}" for each in ("validation", "test")]
+    own = ["runtime=deployment", f"runtime.federation={folder.root}", f"hydra.run.dir={run_dir}"]
+    run_job([*MODEL, *files, *own, f"federation.rounds={rounds}"])
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return float(np.median(np.diff([json.loads(line)["wall_s"] for line in lines])))
+
+
+def stock_round(folder: ServerFolder, rounds: int) -> float:
+    """The same of Flower's FedAvg."""
+    output = folder.root / "ends.json"
+    options = [str(rounds), str(PAYLOAD_BYTES), str(output), str(ARRAYS)]
+    if not submit(str(folder.root), HERE / "stock_fedavg", options):
+        raise SystemExit("the stock run failed")
+    return float(np.median(np.diff(json.loads(output.read_text())[1:])))
+
+
+def train_seconds(folder: ServerFolder) -> list[float]:
+    """What the units say that their rounds took them."""
+    logs = ((folder.root / "units" / unit / "collapipe.log").read_text() for unit in UNITS)
+    return [float(each) for log in logs for each in re.findall(r"train: ([\d.]+) s", log)]
+
+
+if __name__ == "__main__":
+    main()
