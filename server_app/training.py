@@ -71,7 +71,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             history.start = time.perf_counter() - checkpoint.progress.wall_s
             console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
         with summarised(folder, settings, history, console):
-            write_shard_report(told, folder, console)
+            write_shard_report(told, tokenizer.labels, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint)
             if settings.framework.train:
                 run.train(grid)

@@ -257,6 +257,23 @@ def test_wrong_rows_are_told_without_values(
 LOGS = "collapipe.owner", "server_app.units"
 
 
+def test_a_label_that_the_run_does_not_list_costs_its_unit_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its owner sees which one, the server that there is one; others train on the listed ones."""
+    mine, theirs = written(tmp_path / "mine.csv", 20), tmp_path / "theirs.csv"
+    theirs.write_text("text,label\n" + "the hen,a\nthe owl,secret\n" * 6)
+    told = overrides(tmp_path, "task.labels=[a,b,c]")
+    with caplog.at_level(logging.WARNING):
+        train(grid_of(told, [{"data": str(mine)}, {"data": str(theirs)}]), load_overrides(told))
+    whole, hidden = ([r.getMessage() for r in caplog.records if r.name == name] for name in LOGS)
+    assert any("'secret', which task.labels does not list (a, b, c)" in line for line in whole)
+    assert any("a label that task.labels does not list" in line for line in hidden)
+    assert not any("secret" in line for line in hidden)
+    shards = json.loads((tmp_path / "run" / "shards.json").read_text())
+    assert (shards["labels"], len(shards["shards"])) == (["a", "b", "c"], 1)
+
+
 def test_an_error_that_nobody_expected_tells_nothing(tmp_path: Path) -> None:
     """A library's own words may hold anything."""
     with pytest.raises(OwnerError) as told:

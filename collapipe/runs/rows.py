@@ -14,7 +14,7 @@ from collapipe.data.shards import shard
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError
 from collapipe.seeds import derive
-from collapipe.tasks.text_task import in_order
+from collapipe.tasks.text_task import check_listed, in_order
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.words import count_words
 from collapipe.wire.messages import RowsReply
@@ -49,9 +49,11 @@ def load_shards(settings: Settings) -> list[Dataset]:
 def tell_rows(settings: Settings, unit: int) -> RowsReply:
     """What unit ``unit`` tells of its rows: words only where the run's tokeniser needs them."""
     task, rows, words = settings.task, load_shard(settings, unit), dict[str, int]()
+    labels = task.label_counts(rows)
+    check_listed(labels, task.listed_labels)
     if tells_words(settings):
         words = count_words(task.texts(rows), settings.data.tokenizer_min_rows)
-    return RowsReply(unit, len(rows), task.label_counts(rows), words)
+    return RowsReply(unit, len(rows), labels, words)
 
 
 def tells_words(settings: Settings) -> bool:
@@ -61,7 +63,7 @@ def tells_words(settings: Settings) -> bool:
 
 def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer:
     """What ``data.tokenizer`` names, else what the model's weights were trained with, else one of
-    the words that units have told; with the names of all their labels."""
+    the words that units have told; with the names of the run's labels."""
     name = _pretrained(settings)
     if name is None:
         words = sum((Counter(each.words) for each in told), Counter[str]())
@@ -72,18 +74,16 @@ def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer
         from collapipe.models.huggingface.tokenizer import pretrained_tokenizer  # takes seconds
 
         tokenizer = pretrained_tokenizer(name)
-    return tokenizer.with_labels(labels_of(told))
+    labels = settings.task.listed_labels
+    if labels is None:
+        labels = in_order({label for each in told for label in each.labels})
+    return tokenizer.with_labels(labels)
 
 
 def build_tokenizer(settings: Settings) -> Tokenizer:
     """The tokeniser of a run, without the run: of every simulated unit's rows."""
     units = range(settings.federation.num_units)
     return make_tokenizer(settings, [tell_rows(settings, unit) for unit in units])
-
-
-def labels_of(told: Collection[RowsReply]) -> tuple[str, ...]:
-    """Labels that some unit has, in the order of their ids."""
-    return in_order({label for each in told for label in each.labels})
 
 
 def _pretrained(settings: Settings) -> str | None:

@@ -10,12 +10,12 @@ from sklearn.metrics import accuracy_score, f1_score
 from collapipe.data.folders import parse_labelled
 from collapipe.tasks.synthetic import topics
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import FolderTask, LabelledTexts, count_labels, encode_labels
+from collapipe.tasks.text_task import LabelledTask, LabelledTexts, count_labels, encode_labels
 from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Classification(FolderTask):
+class Classification(LabelledTask):
     """Rows have the columns ``text`` and ``label``, a name.
 
     A line of the folder's files is ``text<TAB>label id``; line i of ``labels.txt``, counted from 0,

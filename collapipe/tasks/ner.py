@@ -15,7 +15,7 @@ from collapipe.batch import IGNORED
 from collapipe.data.folders import OUTSIDE, parse_tagged
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import FolderTask, LabelledTexts, count_labels, encode_labels
+from collapipe.tasks.text_task import LabelledTask, LabelledTexts, count_labels, encode_labels
 from collapipe.text.tokenizer import Tokenizer
 
 
@@ -53,7 +53,7 @@ class TaggedSentences(LabelledTexts):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedEntities(FolderTask):
+class NamedEntities(LabelledTask):
     """Rows have the columns ``tokens``, words or characters, and ``tags``, IOB2, one for each.
 
     A line of the folder's files is ``word tag``, a blank one stands between sentences.

@@ -54,6 +54,11 @@ class Task(Protocol):
     def heads(self) -> tuple[str, ...]:
         """Kinds of heads, as ``ModelSpec.head`` names them, whose targets are those of the task."""
 
+    @property
+    def listed_labels(self) -> tuple[str, ...] | None:
+        """Names of all labels that rows may have, in the order of their ids; None: those that
+        training rows have."""
+
     def splits(self, seed: int) -> Splits:
         """All rows, where the user brings none. Raises ``DataError`` that names file and line."""
 

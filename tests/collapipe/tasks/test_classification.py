@@ -121,6 +121,19 @@ def test_a_label_without_a_training_row_is_named(tokenizer: Tokenizer) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("task", ["classification", "ner"])
+def test_listed_labels_are_those_of_the_run(task: str) -> None:
+    """In the order of their ids, whatever the list's, and whether any row has them or not."""
+    name = {"classification": "pooled", "ner": "tokens"}[task]
+    options = [f"task={task}", "model=huggingface", "model.family=bert", f"model.head={name}"]
+    settings = load_overrides([*options, "task.labels=[O,B-b,B-a]"])
+    told = [RowsReply(0, 3, {"B-b": 2}, {})]
+    assert make_tokenizer(settings, told).labels == ("B-a", "B-b", "O")
+    for labels in ("[]", "[O]", "[O,B-a,O]", "[O,'']"):
+        with pytest.raises(ConfigError, match=r"task\.labels"):
+            load_overrides([*options, f"task.labels={labels}"])
+
+
 def test_score_is_accuracy_beside_macro_f1() -> None:
     """By hand: of 2 + 2 rows, three are called sport; F1 is 4/5 and 2/3."""
     task: Task = classification()
