@@ -17,11 +17,11 @@ from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_test, load_validation, make_tokenizer
+from collapipe.tasks.evaluation import Evaluation, Evaluator, mean_evaluation
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
 from server_app.checkpoints.resumption import check_fits, check_goes_on, load_checkpoint, rewind_run
-from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import write_shard_report

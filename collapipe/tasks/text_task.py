@@ -1,6 +1,7 @@
 """What tasks on texts share: rows, tokeniser, truncation, labels, texts between special tokens."""
 
 import logging
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Parse, Splits, read_lines, read_splits
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks.task import TextLength, VocabularySize
+from collapipe.tasks.task import Examples, TextLength, VocabularySize
 from collapipe.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,14 @@ class TextTask:
 
     def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
         return ([text] for text in rows[self.columns[0]])
+
+    @abstractmethod
+    def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
+        """Rows as token ids."""
+
+    def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
+        """As ``encode``: a row is an example of its own anyway."""
+        return self.encode(rows, tokenizer)
 
     def truncated(
         self, ids: Sequence[Sequence[int]], special_tokens: int, what: str = "texts"
@@ -202,8 +211,8 @@ def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[
 
 def check_listed(names: Iterable[str], listed: Sequence[str] | None) -> None:
     """Raise ``DataError`` where training rows have a label that is not ``listed``."""
-    for name in names if listed is not None else ():
-        if name not in listed:
+    for name in names:
+        if listed is not None and name not in listed:
             raise DataError(
                 f"training rows have the label {name!r}, which task.labels does not list "
                 f"({_first(listed)}); list it, or leave these rows out",

@@ -12,7 +12,7 @@ from rich.text import Text
 from collapipe.errors import printable
 from collapipe.formatting import seconds
 from collapipe.report import RoundReport, Score
-from server_app.evaluation import Evaluation
+from collapipe.tasks.evaluation import Evaluation
 
 
 class RunProgress:

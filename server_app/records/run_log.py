@@ -18,8 +18,8 @@ from collapipe.config import Settings
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.report import RoundReport, RoundTraces
 from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
+from collapipe.tasks.evaluation import Evaluation
 from optim.planner import RoundRequest
-from server_app.evaluation import Evaluation
 from server_app.records.summary import History
 
 _log = logging.getLogger(__name__)

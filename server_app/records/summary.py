@@ -18,8 +18,8 @@ from collapipe.plan import ClusterPlan
 from collapipe.report import RoundReport
 from collapipe.runs.folder import RunFolder
 from collapipe.state import Estimates
+from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
-from server_app.evaluation import Evaluation
 from server_app.records.progress import end_table
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from bad_files import assert_named
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from trained import trained
+from trained import scored, trained
 
 from collapipe.config import load_overrides
 from collapipe.data.folders import Splits
@@ -137,12 +137,12 @@ def test_listed_labels_are_those_of_the_run(task: str) -> None:
 def test_score_is_accuracy_beside_macro_f1() -> None:
     """By hand: of 2 + 2 rows, three are called sport; F1 is 4/5 and 2/3."""
     task: Task = classification()
-    score = task.score(["weather", "sport", "sport", "sport"], ROWS, loss=1.0)
+    score = scored(task, ["weather", "sport", "sport", "sport"], ROWS)
     assert (score.name, score.value) == ("accuracy", 0.75)
     assert score.extra_metrics == {"macro-F1": pytest.approx((4 / 5 + 2 / 3) / 2, abs=1e-6)}
     assert score.signature.startswith("sklearn ")
     assert score.signature.endswith(":rows=4")
-    assert task.score(LABELS, ROWS, loss=1.0).value == 1
+    assert scored(task, LABELS, ROWS).value == 1
 
 
 def test_files_become_rows(folder: Path) -> None:
@@ -225,7 +225,7 @@ def test_real_rows_are_read_whole(
     counts = Counter(task.label_counts(splits.train))
     assert len(counts) == labels
     assert counts.most_common(1)[0][0] == most_frequent
-    score = task.score([most_frequent] * sizes[2], splits.test, loss=1.0)
+    score = scored(task, [most_frequent] * sizes[2], splits.test)
     assert score.value == pytest.approx(accuracy, abs=5e-4)
 
 
