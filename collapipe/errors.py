@@ -24,6 +24,10 @@ class DataError(ConfigError):
         self.told = told
 
 
+class NoRowsError(DataError):
+    """There are no rows of a split, and none are cut from others."""
+
+
 class OwnerError(CollaPipeError):
     """A unit refuses what is its owner's to choose, or cannot use what its owner gave it."""
 

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Collection
 
 from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner
+from flwr_datasets.partitioner import NaturalIdPartitioner, Partitioner
 
 from collapipe.config import Settings
+from collapipe.config.settings import build
 from collapipe.data.folders import Splits
-from collapipe.data.shards import shard
+from collapipe.data.shards import part, shard
 from collapipe.data.sources import read
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, NoRowsError
 from collapipe.seeds import derive
 from collapipe.tasks.text_task import check_listed, in_order
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.words import count_words
-from collapipe.wire.messages import RowsReply
+from collapipe.wire.messages import RowsReply, Split
 
 _loading = threading.Lock()  # units of one process share what is read
 _BYTES = "bytes"
@@ -33,6 +34,18 @@ def load_test(settings: Settings) -> Dataset:
     """Rows on which the server evaluates in the end."""
     with _loading:
         return _first(_splits(settings).test, settings.data.max_eval_samples)
+
+
+def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None:
+    """A unit's rows of a split on which it evaluates: its owner's, or where units are simulated its
+    part of those on which the server would; None where there are none."""
+    with _loading:
+        try:
+            rows = _first(getattr(_splits(settings), split), settings.data.max_eval_samples)
+        except NoRowsError:
+            return None
+        mine = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
+        return mine if len(mine) else None
 
 
 def load_shard(settings: Settings, unit: int) -> Dataset:
@@ -132,6 +145,22 @@ def _shard(settings: Settings, unit: int) -> Dataset:
             f"{units}; both must be the same, or rows stay unused"
         )
     return mine
+
+
+def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
+    """Rows that are not trained on, cut as those that are: a natural id's are the unit's that
+    trains on it, and any other part may be as small as it comes."""
+    chosen = settings.tree["data"]["partitioner"]
+    if "min_partition_size" in chosen:
+        chosen = {**chosen, "min_partition_size": 0}
+    partitioner: Partitioner = build("data.partitioner", chosen)
+    by = chosen.get("partition_by")
+    _check_column(by, rows)
+    if isinstance(partitioner, NaturalIdPartitioner):
+        mine = set(_shard(settings, unit)[by])
+        return rows.select([row for row, value in enumerate(rows[by]) if value in mine])
+    partitioner.dataset = rows
+    return part(partitioner, unit)
 
 
 def _check_column(name: object, train: Dataset) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import cast
 
@@ -19,6 +19,9 @@ from collapipe.tasks.prediction import rows_at_once
 from collapipe.tasks.task import Score, Task
 from collapipe.text.tokenizer import Tokenizer
 
+APART = "rows apart"
+"""In a signature: no row's figures depend on other rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -28,9 +31,12 @@ class Evaluation:
     score: Score
 
 
-def evaluation_of(task: Task, statistics: Statistics) -> Evaluation:
-    """Figures of the rows that ``statistics`` are of. Raises ``NonFiniteLossError``."""
-    return Evaluation(statistics.loss, task.score(statistics))
+def evaluation_of(task: Task, statistics: Statistics, how: str = "") -> Evaluation:
+    """Figures of the rows that ``statistics`` are of; the signature says ``how`` these were made.
+    Raises ``NonFiniteLossError``."""
+    score = task.score(statistics)
+    signature = f"{score.signature}|{how}" if how else score.signature
+    return Evaluation(statistics.loss, replace(score, signature=signature))
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
@@ -70,7 +76,8 @@ class Evaluator:
 
     def evaluate(self, model: SplitModel) -> Evaluation:
         """Loss and metric of ``model``. Raises ``NonFiniteLossError`` for one that diverged."""
-        return evaluation_of(self._task, self.statistics(model))
+        how = APART if self._apart else ""
+        return evaluation_of(self._task, self.statistics(model), how)
 
     @torch.inference_mode()
     def statistics(self, model: SplitModel) -> Statistics:

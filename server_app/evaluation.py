@@ -1,0 +1,87 @@
+"""What a run evaluates on: the server's rows, the units' own, or both."""
+
+from dataclasses import dataclass
+
+from datasets import Dataset
+
+from collapipe.config import Settings
+from collapipe.errors import DataError
+from collapipe.models.split import SplitModel, build_empty
+from collapipe.report import UnitsEvaluation
+from collapipe.runs.rows import load_test, load_validation
+from collapipe.tasks.evaluation import Evaluation, Evaluator, mean_evaluation
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire.messages import Split
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.strategy import CollaPipeStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Figures of the server's rows and of the units'; None of those that were not asked for."""
+
+    server: Evaluation | None = None
+    units: UnitsEvaluation | None = None
+
+    @property
+    def bytes_down(self) -> int:
+        """Of weights that units got for it."""
+        return 0 if self.units is None else self.units.bytes_down
+
+    @property
+    def first(self) -> Evaluation | None:
+        """The server's, else the units'."""
+        if self.server is None and self.units is not None and self.units.metric is not None:
+            assert self.units.loss is not None
+            return Evaluation(self.units.loss, self.units.metric)
+        return self.server
+
+
+class RunEvaluator:
+    """Evaluates a run's model as ``evaluation.where`` says.
+
+    With ``both`` the server evaluates rows apart, as units do, so that the same rows have the same
+    figures. Raises ``DataError`` for rows of the server's that cannot be encoded.
+    """
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        self._settings, self._tokenizer = settings, tokenizer
+        self._on_server: dict[Split, Evaluator] = {}
+        if settings.evaluation.on_server:
+            self._on_server["test"] = self._evaluator("test", load_test(settings))
+            self._on_server["validation"] = self._evaluator("validation", load_validation(settings))
+
+    def evaluate(self, split: Split, strategy: CollaPipeStrategy) -> Evaluated:
+        """The strategy's model as it is by now. Raises ``NonFiniteLossError`` where it diverged on
+        the server's rows."""
+        server = units = None
+        if (evaluator := self._on_server.get(split)) is not None:
+            server = self._evaluation(evaluator, strategy.model)
+        if self._settings.evaluation.on_units:
+            units = strategy.evaluate_on_units(split)
+        return Evaluated(server, units)
+
+    def _evaluation(self, evaluator: Evaluator, model: GlobalModel) -> Evaluation:
+        """The average's; where units have models of their own, the mean of theirs."""
+        if self._settings.framework.aggregate:
+            return evaluator.evaluate(self._built(model.weights))
+        units = range(self._settings.federation.num_units)
+        return mean_evaluation(
+            [evaluator.evaluate(self._built(model.of_unit(unit))) for unit in units]
+        )
+
+    def _built(self, weights: Tensors) -> SplitModel:
+        if self._settings.evaluation.on_units:  # aligned in memory as theirs are
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+        spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
+        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
+        return model.to(self._settings.server_device)
+
+    def _evaluator(self, split: Split, rows: Dataset) -> Evaluator:
+        settings = self._settings
+        try:
+            apart = settings.evaluation.on_units
+            return Evaluator(settings.task, rows, self._tokenizer, apart)
+        except DataError as error:
+            raise DataError(f"{split} rows: {error}") from error
