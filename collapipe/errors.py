@@ -25,7 +25,7 @@ class DataError(ConfigError):
 
 
 class NoRowsError(DataError):
-    """There are no rows of a split, and none are cut from others."""
+    """Rows are not there at all: no file is named for them, or there is none."""
 
 
 class OwnerError(CollaPipeError):

@@ -12,6 +12,8 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
 from collapipe.config import load_overrides
+from collapipe.run_report.page import run_page
+from collapipe.runs.reading import read_run
 from collapipe.runs.rows import load_held_out
 from collapipe.wire import records
 
@@ -70,6 +72,8 @@ def test_units_find_what_the_server_finds_and_change_no_weight(tmp_path: Path) -
         found["test_loss"], found["metric"]
     )
     assert "on_units" not in summary(tmp_path / "server")
+    pages = [run_page(read_run(tmp_path / name), None) for name in ("both", "units")]
+    assert ["BLEU on units" in page for page in pages] == [True, False]
 
 
 @pytest.mark.parametrize("head", ["per_cluster", "control_unit"])

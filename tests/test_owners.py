@@ -285,13 +285,17 @@ def test_owners_hold_rows_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         )
     theirs = written(tmp_path / "theirs.csv", 12)
     told = [*MODEL, f"hydra.run.dir={tmp_path / 'run'}", "evaluation.where=units"]
-    told += ["federation.num_units=3", "data.max_eval_samples=5"]
+    told += ["federation.num_units=4", "data.max_eval_samples=5"]
     nodes = [{"owner": str(tmp_path / f"{name}.yaml")} for name in ("one", "two")]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "labels.txt").write_text("a\nb\n")
+    (tmp_path / "folder" / "train.tsv").write_text("the hen\t0\nthe owl\t1\n" * 5)
+    nodes += [{"data": str(theirs)}, {"data": str(tmp_path / "folder")}]
     with only_units_open(mine, held, theirs) as opened:
-        train(grid_of(told, [*nodes, {"data": str(theirs)}]), load_overrides(told))
+        train(grid_of(told, nodes), load_overrides(told))
         assert opened[str(held)] == {"unit-0", "unit-1"}
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line)["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0}
+    assert json.loads(line)["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0, "3": 0}
     assert "unit 2 has no rows to evaluate on" in " ".join(capsys.readouterr().out.split())
 
 

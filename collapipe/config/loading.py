@@ -153,6 +153,11 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             "federation.clock=real: with framework.train=false nothing is trained that could be "
             "measured; set federation.clock=modelled"
         )
+    if settings.evaluation.on_units and not settings.framework.train:
+        yield (
+            f"evaluation.where={settings.evaluation.where}: with framework.train=false nothing is "
+            "trained that could be evaluated; leave it out"
+        )
     real = hasattr(settings.build("cluster"), "roster")
     if real and settings.framework.unsplit:
         yield (

@@ -38,11 +38,13 @@ def load_test(settings: Settings) -> Dataset:
 
 def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None:
     """A unit's rows of a split on which it evaluates: its owner's, or where units are simulated its
-    part of those on which the server would; None where there are none."""
+    part of those on which the server would; None where it has none."""
     with _loading:
         try:
             rows = _first(getattr(_splits(settings), split), settings.data.max_eval_samples)
         except NoRowsError:
+            if not _is_owners(settings):
+                raise
             return None
         mine = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
         return mine if len(mine) else None

@@ -13,7 +13,8 @@ from seqeval.scheme import IOB2, Entities
 from torch import Tensor
 
 from collapipe.batch import IGNORED
-from collapipe.data.folders import OUTSIDE, parse_tagged
+from collapipe.data.folders import OUTSIDE, fault_of, parse_tagged
+from collapipe.errors import ConfigError
 from collapipe.statistics import Statistics
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
@@ -65,6 +66,12 @@ class NamedEntities(LabelledTask):
     columns = ("tokens", "tags")
     heads = ("tokens",)
     suffix, parse, made_up = "conll", parse_tagged, entities
+
+    def __post_init__(self) -> None:
+        LabelledTask.__post_init__(self)
+        for tag in self.labels or ():
+            if fault := fault_of(tag, tag.replace("I-", "B-", 1)):
+                raise ConfigError(f"task.labels: {fault}")
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         return count_labels(chain.from_iterable(rows["tags"]))

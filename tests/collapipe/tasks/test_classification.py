@@ -132,6 +132,11 @@ def test_listed_labels_are_those_of_the_run(task: str) -> None:
     for labels in ("[]", "[O]", "[O,B-a,O]", "[O,'']"):
         with pytest.raises(ConfigError, match=r"task\.labels"):
             load_overrides([*options, f"task.labels={labels}"])
+    if task == "ner":
+        with pytest.raises(ConfigError, match=r"task\.labels: .*PER"):
+            load_overrides([*options, "task.labels=[O,PER]"])
+    else:
+        assert load_overrides([*options, "task.labels=[10,9]"]).task.listed_labels == ("9", "10")
 
 
 def test_score_is_accuracy_beside_macro_f1() -> None:
