@@ -92,10 +92,20 @@ def test_frozen_weights_reach_the_units_once(tmp_path: Path, head: str) -> None:
     assert line["on_units"]["bytes_down"] < model
 
 
+@pytest.mark.parametrize("framework", ["splitfed", "vanilla_fl"])
+def test_wherever_blocks_train_units_evaluate_the_whole_model(
+    tmp_path: Path, framework: str
+) -> None:
+    play(tmp_path, *OFTEN, f"framework={framework}", "evaluation.where=both", "model.num_blocks=8")
+    for line in lines(tmp_path):
+        expected = figures(line["evaluation_loss"], line["metric"])
+        assert figures(line["on_units"]["loss"], line["on_units"]["metric"]) == expected
+
+
 def test_units_with_models_of_their_own_evaluate_these(tmp_path: Path) -> None:
     play(tmp_path, *OFTEN, "framework=pipeline", "evaluation.where=units")
     signature = summary(tmp_path)["metric"]["signature"]
-    assert signature.endswith("|rows apart, of 3 units' own models")
+    assert signature.endswith("|rows apart, of 3 units with models of their own")
 
 
 def answering(evaluate: Callable[[int, Message, Context], Message]) -> Any:

@@ -1,10 +1,12 @@
 """The model on the units' own rows: what each unit counts is checked and added up."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
+
+from flwr.app import RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import WireError
@@ -13,6 +15,7 @@ from collapipe.report import UnitsEvaluation
 from collapipe.statistics import Statistics
 from collapipe.tasks.evaluation import APART, evaluation_of
 from collapipe.tasks.task import Task
+from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.messages import EvaluateReply, EvaluateRequest, Failure, Split
 from server_app.rounds.global_model import GlobalModel
@@ -37,36 +40,43 @@ def evaluate_on_units(
     asked = [unit for unit in sorted(units.nodes) if unit not in excluded]
     names = model.names(with_head=True)
     sent = {name: tensor for name, tensor in model.weights.items() if name in names}
-    common, own = records.pack_tensors(sent), model.own_models
     request = EvaluateRequest(split, settings.federation.round_timeout_s)
-    contents = {
-        unit: records.pack(
-            request,
-            weights=records.pack_tensors({name: own[unit][name] for name in sent})
-            if unit in own
-            else common,
-        )
-        for unit in asked
-    }
     answers = {
         unit: _checked(answer, unit, settings.task, labels)
-        for unit, answer in units.evaluate(contents).items()
+        for unit, answer in units.evaluate(_contents(request, asked, sent, model)).items()
     }
-    failures = {u: f"{f.kind}: {f.message}" for u, f in answers.items() if isinstance(f, Failure)}
-    found = {u: s for u, s in answers.items() if isinstance(s, Statistics)}
-    rows = {unit: found[unit].rows if unit in found else 0 for unit in asked}
-    told = UnitsEvaluation(
-        {unit: rows[unit] for unit in asked if unit not in failures},
-        failures,
-        bytes_down=len(asked) * records.num_bytes(sent),
-    )
+    bytes_down = len(asked) * records.num_bytes(sent)
+    return _summed(answers, settings, bytes_down)
+
+
+def _contents(
+    request: EvaluateRequest, asked: Collection[int], sent: Tensors, model: GlobalModel
+) -> dict[int, RecordDict]:
+    """A message for each unit; ``sent`` are those weights that it gets, of the average."""
+    average = records.pack_tensors(sent)
+    weights = {
+        unit: records.pack_tensors({name: own[name] for name in sent})
+        for unit, own in model.own_models.items()
+        if unit in asked
+    }
+    return {unit: records.pack(request, weights=weights.get(unit, average)) for unit in asked}
+
+
+def _summed(
+    answers: Mapping[int, Statistics | Failure | None], settings: Settings, bytes_down: int
+) -> UnitsEvaluation:
+    failures = {u: f"{a.kind}: {a.message}" for u, a in answers.items() if isinstance(a, Failure)}
+    told = {unit: each for unit, each in answers.items() if not isinstance(each, Failure)}
+    rows = {unit: 0 if each is None else each.rows for unit, each in told.items()}
+    result = UnitsEvaluation(rows, failures, bytes_down=bytes_down)
+    found = [each for each in told.values() if each is not None]
     if not found:
-        return told
+        return result
     how = f"{APART}, of {counted(len(found), 'unit')}"
     if not settings.framework.aggregate:
-        how += "' own models"
-    evaluation = evaluation_of(settings.task, reduce(add, found.values()), how)
-    return replace(told, loss=evaluation.loss, metric=evaluation.score)
+        how += " with models of their own"
+    evaluation = evaluation_of(settings.task, reduce(add, found), how)
+    return replace(result, loss=evaluation.loss, metric=evaluation.score)
 
 
 def _checked(
