@@ -1,13 +1,14 @@
 """Units evaluate the global model on rows of their own: their figures are those of all rows."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from csv import DictReader
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from federated import UNEVEN, grid_of, play, train, weights
+from federated import UNEVEN, grid_of, play, settings_of, train, weights
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
@@ -16,6 +17,7 @@ from collapipe.run_report.page import run_page
 from collapipe.runs.reading import read_run
 from collapipe.runs.rows import load_held_out
 from collapipe.wire import records
+from server_app.grid import InlineGrid
 
 OFTEN = ("federation.eval_every=1", "task.validation_rows=10", "task.test_rows=7")
 BERT = (
@@ -145,6 +147,32 @@ def test_a_unit_that_fails_an_evaluation_is_left_out_and_named(
     said = " ".join(capsys.readouterr().out.split())
     assert "on 3 rows of 1 unit" in said
     assert "round 1/2 evaluated without unit 0: ClientApp" in said
+
+
+def test_a_silent_unit_is_left_out_and_named(tmp_path: Path) -> None:
+    """It takes part in the next round, as before: it trained."""
+    settings, settled = settings_of(tmp_path, [*OFTEN, "evaluation.where=units"])
+    grid = grid_of(settings, settled, None)
+    silent = list(grid.get_node_ids())[1]
+
+    def heard(messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        came = InlineGrid.send_and_receive(grid, messages, timeout=timeout)
+        kinds = [(each.metadata.message_type, each.metadata.src_node_id) for each in came]
+        return [
+            each
+            for each, kind in zip(came, kinds, strict=True)
+            if kind != (records.EVALUATE, silent)
+        ]
+
+    grid.send_and_receive = heard  # type: ignore[method-assign]
+    train(grid, settings)
+    for line in lines(tmp_path):
+        assert line["units"] == [0, 1, 2]
+        assert list(line["on_units"]["rows"]) == ["0", "2"]
+        assert line["on_units"]["failures"]["1"].startswith("Timeout: no answer to evaluate")
+    with (tmp_path / "metrics.csv").open() as file:
+        cells = [(row["evaluated_units"], row["unevaluated_units"]) for row in DictReader(file)]
+    assert cells == [("0 2", "1")] * 2
 
 
 def test_where_all_fail_there_is_no_metric_and_the_run_goes_on(
