@@ -110,13 +110,13 @@ def unpack_reply(content: RecordDict) -> TrainReply:
 def pack_evaluation(reply: EvaluateReply) -> RecordDict:
     """A unit's answer to an ``evaluate`` message."""
     if (found := reply.statistics) is None:
-        return pack(Evaluated(reply.unit))
+        return pack(EvaluationRecord(reply.unit))
     counts = pack_tensors({_COUNTS: torch.from_numpy(found.counts)})
-    return pack(Evaluated(reply.unit, found.rows, found.tokens, found.losses), counts=counts)
+    return pack(EvaluationRecord(reply.unit, found.rows, found.tokens, found.losses), counts=counts)
 
 
 def unpack_evaluation(content: RecordDict) -> EvaluateReply:
-    told = unpack(Evaluated, content)
+    told = unpack(EvaluationRecord, content)
     if not told.rows:
         return EvaluateReply(told.unit, None)
     counts = unpack_record(content, _COUNTS).get(_COUNTS)
@@ -200,7 +200,7 @@ class UnitReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluationRecord:
     """``Statistics`` as they travel, without counts; no ``rows``: the unit has none."""
 
     unit: int
@@ -225,7 +225,7 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a milli
     kind: TypeAdapter(kind)
     for kind in (
         *(ClusterState, RowsReply, Setup, TrainRequest, UnitReply, Failure),
-        *(EvaluateRequest, Evaluated),
+        *(EvaluateRequest, EvaluationRecord),
     )
 }
 

@@ -173,8 +173,8 @@ def _scalars(line: RoundReport) -> dict[str, float]:
         found["evaluation/loss"] = line.evaluation_loss
         found[f"evaluation/{line.metric.name}"] = line.metric.value
     if (units := line.on_units) is not None and units.metric is not None:
-        found["evaluation on units/loss"] = units.loss
-        found[f"evaluation on units/{units.metric.name}"] = units.metric.value
+        found["evaluation_on_units/loss"] = units.loss
+        found[f"evaluation_on_units/{units.metric.name}"] = units.metric.value
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -87,7 +87,7 @@ def test_what_no_rows_can_have_is_refused(change: dict[str, Any]) -> None:
 )
 def test_an_answer_that_is_none_is_refused(change: dict[str, Any]) -> None:
     content = records.pack_evaluation(EvaluateReply(2, HONEST))
-    record = content["Evaluated"]
+    record = content["EvaluationRecord"]
     assert isinstance(record, ConfigRecord)
     record["json"] = json.dumps(json.loads(str(record["json"])) | change)
     with pytest.raises(WireError):
