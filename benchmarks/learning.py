@@ -27,7 +27,7 @@ from scipy import stats
 
 from collapipe.config import load_overrides
 from collapipe.runs.rows import load_test, load_validation
-from server_app.evaluation import Evaluator
+from collapipe.tasks.evaluation import Evaluator
 
 ORDINARY, FLOAT32 = "ordinary", "collapipe"
 _LOOP = "--loop"  # this script in a process of its own

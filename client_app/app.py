@@ -10,6 +10,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from client_app import evaluating
 from client_app.control_unit import ControlUnit
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
@@ -24,7 +25,13 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.compression import FLOAT32, compress_update
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
-from collapipe.wire.messages import Failure, Setup, TrainRequest
+from collapipe.wire.messages import (
+    EvaluateReply,
+    EvaluateRequest,
+    Failure,
+    Setup,
+    TrainRequest,
+)
 
 app = ClientApp()
 _reading = threading.Lock()
@@ -149,6 +156,22 @@ def train(message: Message, context: Context) -> RecordDict:
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
     return records.pack_reply(replace(reply, weights=sent, head_state=head_state))
+
+
+@app.evaluate()
+@_answering
+def evaluate(message: Message, context: Context) -> RecordDict:
+    """Tell what the server's model is worth on the unit's own rows."""
+    request = records.unpack(EvaluateRequest, message.content)
+    weights = records.unpack_record(message.content, "weights")
+    settings, setup, unit = _settings(context), _setup(context), _number(context)
+    torch.set_num_threads(settings.pipeline.threads)
+    with cancellable(request.timeout_s):
+        with _reading:
+            fixed = _cached_weights(tuple(setup.frozen.items()), settings.unit_device)
+        rows = settings, unit, setup.tokenizer, request.split
+        found = evaluating.evaluate(*rows, weights, fixed)
+    return records.pack_evaluation(EvaluateReply(unit, found))
 
 
 def _setup(context: Context) -> Setup:

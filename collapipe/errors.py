@@ -24,6 +24,10 @@ class DataError(ConfigError):
         self.told = told
 
 
+class NoRowsError(DataError):
+    """Rows are not there at all: no file is named for them, or there is none."""
+
+
 class OwnerError(CollaPipeError):
     """A unit refuses what is its owner's to choose, or cannot use what its owner gave it."""
 

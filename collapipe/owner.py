@@ -42,7 +42,7 @@ _ANY, _SHORT = "owner", "data"  # keys of a node's configuration
 _SECTIONS = """
 seed batch_size task task_model model experiment optimizer federation server_optimizer framework
 strategy environment channel compression adapter decoder link server pipeline runtime tracking
-cluster
+cluster evaluation
 """
 _OPTIONS = """
 data.root data.validation_file data.test_file data.shuffle data.max_eval_samples data.tokenizer
@@ -68,6 +68,8 @@ class DataSection(Section):
     name: Text | None = None
     config: Text | None = None
     train_file: Text | None = None
+    validation_file: Text | None = None  # evaluated on between rounds, where the run asks units
+    test_file: Text | None = None  # in the end
     text_column: Text | None = None
     label_column: Text | None = None
     tokens_column: Text | None = None
@@ -81,6 +83,8 @@ class DataSection(Section):
     def _check_one(self) -> Self:
         if (self.root, self.name, self.train_file).count(None) != 2:
             raise PlacedError((), "needs one of train_file, root and name: where rows are")
+        if self.train_file is None and (self.validation_file or self.test_file):
+            raise PlacedError((), "has validation_file or test_file, which belong to a train_file")
         return self
 
 
@@ -206,7 +210,7 @@ def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
 def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
     """Overrides of what is the owner's: all options of rows, whether the run sets them or not."""
     chosen = owner.data.model_dump(exclude_none=True)
-    for option in {"root", "train_file"} & chosen.keys():
+    for option in {"root", "train_file", "validation_file", "test_file"} & chosen.keys():
         chosen[option] = str(folder / chosen[option])
     for field in fields(DataSettings):
         if field.name not in _SHARED:

@@ -143,6 +143,22 @@ class RoundCost:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitsEvaluation:
+    """What units found on their own rows.
+
+    ``loss`` and ``metric`` are those of all their rows together, None where nobody told anything.
+    ``rows`` are how many each unit that told has; 0: it has none, and adds nothing. ``failures``
+    are the causes of those that are left out. ``bytes_down`` of weights were sent for it.
+    """
+
+    rows: Mapping[int, Count]
+    failures: Mapping[int, str]
+    loss: float | None = None
+    metric: Score | None = None
+    bytes_down: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RoundTraces:
     """A line of ``traces.jsonl.gz``: the devices' traces by their units."""
 
@@ -166,7 +182,8 @@ class RoundReport:
     ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's. ``devices``
     and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
     took there, measured; ``traces`` of their devices.
-    ``estimates`` are those after this round.
+    ``estimates`` are those after this round. ``evaluation_loss`` and ``metric`` are the server's,
+    those of ``on_units`` where only units evaluate.
     """
 
     round: int
@@ -190,6 +207,7 @@ class RoundReport:
     target_tokens: Count = 0
     evaluation_loss: float | None = None
     metric: Score | None = None
+    on_units: UnitsEvaluation | None = None
     error_queues: tuple[float, ...] = ()
     pipeline_s: Mapping[int, Amount] = field(default_factory=dict)
     devices: Mapping[int, tuple[DeviceReport, ...]] = field(default_factory=dict)
@@ -218,4 +236,5 @@ class RoundReport:
         if self.plan.certificate is not None:
             tree["plan"]["certificate"]["gap"] = self.plan.certificate.gap
         absent = {"traces", *(("evaluation_loss", "metric") if self.metric is None else ())}
+        absent |= {"on_units"} if self.on_units is None else set()
         return {name: value for name, value in tree.items() if name not in absent}

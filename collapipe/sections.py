@@ -314,6 +314,21 @@ class RuntimeSettings:
 
 
 @dataclass(frozen=True)
+class EvaluationSettings:
+    """On whose rows the model is evaluated: the ``server``'s, each unit's, or ``both``."""
+
+    where: Literal["server", "units", "both"] = "server"  # older runs have none
+
+    @property
+    def on_server(self) -> bool:
+        return self.where != "units"
+
+    @property
+    def on_units(self) -> bool:
+        return self.where != "server"
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """What the server trains heads on and evaluates on."""
 

@@ -1,73 +1,87 @@
-"""The global model on rows that no unit trains on."""
+"""What a run evaluates on: the server's rows, the units' own, or both."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-import torch
 from datasets import Dataset
 
-from collapipe.errors import NonFiniteLossError
-from collapipe.models.split import Head, SplitModel
-from collapipe.tasks.prediction import rows_at_once
-from collapipe.tasks.task import Score, Task
+from collapipe.config import Settings
+from collapipe.errors import DataError
+from collapipe.models.split import SplitModel, build_empty
+from collapipe.report import UnitsEvaluation
+from collapipe.runs.rows import load_test, load_validation
+from collapipe.tasks.evaluation import Evaluation, Evaluator, mean_evaluation
+from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire.messages import Split
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.strategy import CollaPipeStrategy
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Loss per target token, and the task's metric."""
+class Evaluated:
+    """Figures of the server's rows and of the units'; None of those that were not asked for."""
 
-    loss: float
-    score: Score
+    server: Evaluation | None = None
+    units: UnitsEvaluation | None = None
 
+    @property
+    def bytes_down(self) -> int:
+        """Of weights that units got for it."""
+        return 0 if self.units is None else self.units.bytes_down
 
-def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Of several models: the mean of their losses and values, and a signature that says so."""
-    first, count = evaluations[0].score, len(evaluations)
-    extra_metrics = {
-        name: sum(each.score.extra_metrics[name] for each in evaluations) / count
-        for name in first.extra_metrics
-    }
-    score = Score(
-        first.name,
-        sum(each.score.value for each in evaluations) / count,
-        f"{first.signature}|mean of {count} units' models",
-        extra_metrics,
-    )
-    return Evaluation(sum(each.loss for each in evaluations) / count, score)
+    @property
+    def first(self) -> Evaluation | None:
+        """The server's, else the units'."""
+        if self.server is None and self.units is not None and self.units.metric is not None:
+            assert self.units.loss is not None
+            return Evaluation(self.units.loss, self.units.metric)
+        return self.server
 
 
-class Evaluator:
-    """Evaluates on fixed rows, sorted by length so that a batch is padded little."""
+class RunEvaluator:
+    """Evaluates a run's model as ``evaluation.where`` says.
 
-    def __init__(self, task: Task, rows: Dataset, tokenizer: Tokenizer) -> None:
-        self._task, self._rows = task, rows
-        self._batch = rows_at_once(task, tokenizer)
-        self._examples = task.encode(rows, tokenizer)
-        lengths = self._examples.lengths
-        self._order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    With ``both`` the server evaluates rows apart, as units do, so that the same rows have the same
+    figures. Raises ``DataError`` for rows of the server's that cannot be encoded.
+    """
 
-    @torch.inference_mode()
-    def evaluate(self, model: SplitModel) -> Evaluation:
-        """Loss and metric of ``model``, with greedy predictions.
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        self._settings, self._tokenizer = settings, tokenizer
+        self._on_server: dict[Split, Evaluator] = {}
+        if settings.evaluation.on_server:
+            self._on_server["test"] = self._evaluator("test", load_test(settings))
+            self._on_server["validation"] = self._evaluator("validation", load_validation(settings))
 
-        Raises ``NonFiniteLossError`` for a model that has diverged.
-        """
-        model.eval()
-        loss, tokens = 0.0, 0
-        predictions: dict[int, list[int]] = {}
-        for start in range(0, len(self._order), self._batch):
-            rows = self._order[start : start + self._batch]
-            batch = self._examples.batch(rows).to(model.device)
-            hidden = model.encode(batch.inputs, batch.mask)
-            head = cast(Head, model.head)
-            loss += float(head.loss(hidden, batch.mask, batch.targets))
-            tokens += batch.num_targets
-            generated = head.generate(hidden, batch.mask, self._task.max_length)
-            predictions |= zip(rows, generated, strict=True)
-        if not math.isfinite(loss):
-            raise NonFiniteLossError(f"the evaluation's loss is {loss}; lower optimizer.lr")
-        texts = self._examples.decode([predictions[row] for row in sorted(predictions)])
-        return Evaluation(loss / tokens, self._task.score(texts, self._rows, loss / tokens))
+    def evaluate(self, split: Split, strategy: CollaPipeStrategy) -> Evaluated:
+        """The strategy's model as it is by now. Raises ``NonFiniteLossError`` where it diverged on
+        the server's rows."""
+        server = units = None
+        if (evaluator := self._on_server.get(split)) is not None:
+            server = self._evaluation(evaluator, strategy.model)
+        if self._settings.evaluation.on_units:
+            units = strategy.evaluate_on_units(split)
+        return Evaluated(server, units)
+
+    def _evaluation(self, evaluator: Evaluator, model: GlobalModel) -> Evaluation:
+        """The average's; where units have models of their own, the mean of theirs."""
+        if self._settings.framework.aggregate:
+            return evaluator.evaluate(self._built(model.weights))
+        units = range(self._settings.federation.num_units)
+        return mean_evaluation(
+            [evaluator.evaluate(self._built(model.of_unit(unit))) for unit in units]
+        )
+
+    def _built(self, weights: Tensors) -> SplitModel:
+        if self._settings.evaluation.on_units:  # aligned in memory as theirs are
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+        spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
+        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
+        return model.to(self._settings.server_device)
+
+    def _evaluator(self, split: Split, rows: Dataset) -> Evaluator:
+        settings = self._settings
+        try:
+            apart = settings.evaluation.on_units
+            return Evaluator(settings.task, rows, self._tokenizer, apart)
+        except DataError as error:
+            raise DataError(f"{split} rows: {error}") from error

@@ -2,26 +2,22 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from datasets import Dataset
 from flwr.serverapp import Grid
 from rich.console import Console
 
 from collapipe.config import Settings
-from collapipe.errors import DataError
-from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_test, load_validation, make_tokenizer
-from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
 from server_app.checkpoints.resumption import check_fits, check_goes_on, load_checkpoint, rewind_run
-from server_app.evaluation import Evaluation, Evaluator, mean_evaluation
+from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import write_shard_report
@@ -54,7 +50,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             tokenizer = read_tokenizer(folder.path / "model")  # who is absent now had words, too
         else:
             tokenizer = make_tokenizer(settings, told.values())
-        _ = load_validation(settings), load_test(settings)  # what cannot be read is said now
+        if settings.evaluation.on_server:
+            _ = load_validation(settings), load_test(settings)  # what cannot be read is said now
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)
@@ -71,7 +68,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             history.start = time.perf_counter() - checkpoint.progress.wall_s
             console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
         with summarised(folder, settings, history, console):
-            write_shard_report(told, folder, console)
+            write_shard_report(told, tokenizer.labels, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint)
             if settings.framework.train:
                 run.train(grid)
@@ -94,8 +91,7 @@ class _Run:
         """Train, then evaluate on the test rows."""
         federation, done = self.settings.federation, self.history.num_rounds
         # Rows that cannot be encoded are found now.
-        test = self._evaluator("test", load_test(self.settings))
-        validation = self._evaluator("validation", load_validation(self.settings))
+        evaluator = RunEvaluator(self.settings, self.tokenizer)
         steps = federation.num_units * federation.local_steps
         with (
             run_log(self.folder, self.settings, self.history) as log,
@@ -104,7 +100,9 @@ class _Run:
             strategy = CollaPipeStrategy(
                 self.settings,
                 self.tokenizer,
-                lambda result: self._record(result, log, progress, validation),
+                lambda result: self._record(
+                    result, log, progress, lambda: evaluator.evaluate("validation", strategy)
+                ),
                 progress.step,
             )
             if self.checkpoint is not None:
@@ -117,7 +115,9 @@ class _Run:
             arrays = strategy.initial_arrays()
             self._write_models(strategy.model, strategy.model.own_models)
             strategy.start(grid, arrays, federation.rounds - done)
-        self.history.test = self._evaluate(test, strategy.model)
+        evaluated = evaluator.evaluate("test", strategy)
+        self.history.test, self.history.test_on_units = evaluated.first, evaluated.units
+        self.history.bytes_down += evaluated.bytes_down
 
     def plan(self, grid: Grid) -> None:
         """Decide the rounds and count what they cost; nothing is trained."""
@@ -132,40 +132,30 @@ class _Run:
             RunProgress(self.console, federation.rounds, 1) as progress,
         ):
             for result in dry_run(self.settings, scheduler, rounds):
-                self._record(result, log, progress, None)
+                self._record(result, log, progress, Evaluated)
 
     def _record(
-        self, result: RoundResult, log: RunLog, progress: RunProgress, validation: Evaluator | None
+        self,
+        result: RoundResult,
+        log: RunLog,
+        progress: RunProgress,
+        evaluate: Callable[[], Evaluated],
     ) -> None:
         """Write down a round that is over, and a checkpoint if it is time."""
         federation, report = self.settings.federation, result.report
-        seconds, number, evaluation = dict(result.seconds), report.round, None
+        seconds, number, evaluated = dict(result.seconds), report.round, Evaluated()
         progress.round(report, seconds["round"])
-        if result.model is not None and validation is not None:
+        if result.model is not None:
             if number % federation.eval_every == 0 or number == federation.rounds:
                 began = time.perf_counter()
-                evaluation = self._evaluate(validation, result.model)
+                evaluated = evaluate()
                 seconds["evaluate"] = time.perf_counter() - began
-                progress.evaluation(number, evaluation)
+                progress.evaluation(number, evaluated)
             self._write_models(result.model, report.units)
-        self.history.bytes_down += result.frozen_bytes
+        self.history.bytes_down += result.frozen_bytes + evaluated.bytes_down
         self.history.add(report)
-        log.add(report, result.request, evaluation, seconds)
+        log.add(report, result.request, evaluated, seconds)
         write_checkpoint(self.settings, self.folder, self.tokenizer, self.history, result)
-
-    def _evaluate(self, evaluator: Evaluator, model: GlobalModel) -> Evaluation:
-        """The average's; where units have models of their own, the mean of theirs."""
-        if self.settings.framework.aggregate:
-            return evaluator.evaluate(self._built(model.weights))
-        units = range(self.settings.federation.num_units)
-        return mean_evaluation(
-            [evaluator.evaluate(self._built(model.of_unit(unit))) for unit in units]
-        )
-
-    def _built(self, weights: Tensors) -> SplitModel:
-        spec, vocabulary = self.settings.model, self.tokenizer.vocabulary
-        model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
-        return model.to(self.settings.server_device)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
         """The average, or else the models of those ``units``."""
@@ -174,9 +164,3 @@ class _Run:
             return
         for unit in units:
             self.folder.write_weights(model.own_models[unit], unit)
-
-    def _evaluator(self, split: str, rows: Dataset) -> Evaluator:
-        try:
-            return Evaluator(self.settings.task, rows, self.tokenizer)
-        except DataError as error:
-            raise DataError(f"{split} rows: {error}") from error

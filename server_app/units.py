@@ -18,7 +18,7 @@ from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.frozen_store import digest
-from collapipe.wire.messages import Failure, RowsReply, Setup, StateReply
+from collapipe.wire.messages import EvaluateReply, Failure, RowsReply, Setup, StateReply
 from server_app.attendance import ABSENT, SILENT, Attendance
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
@@ -117,6 +117,12 @@ class Units:
         for unit in {*known.values(), *told}:
             self.attendance.asked(unit, round_, answered=unit in told)
         return told
+
+    def evaluate(self, contents: Mapping[int, RecordDict]) -> dict[int, EvaluateReply | Failure]:
+        """Send each of these units a model, and what it tells of it."""
+        of_nodes = {self.nodes[unit]: content for unit, content in contents.items()}
+        answers = self._ask(records.EVALUATE, of_nodes, records.unpack_evaluation)
+        return {unit: answers[self.nodes[unit]] for unit in contents}
 
     def kept(self, excluded: Collection[int]) -> dict[int, Kept]:
         """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones,

@@ -76,6 +76,7 @@ LAYERS = (
     "state",
     "plan",
     "report",
+    "statistics",
     "formatting",
     "sections",
     "text",

@@ -34,13 +34,13 @@ from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_test
+from collapipe.tasks.evaluation import Evaluator
 from collapipe.tasks.prediction import Predictor
 from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU, present
 from pipeline.engine import Pipeline
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
-from server_app.evaluation import Evaluator
 
 # AdamW divides rounding by eps, where a gradient is next to 0.
 SETTINGS = optimizer_settings(eps=1e-3)

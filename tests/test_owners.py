@@ -207,6 +207,7 @@ def test_an_owner_says_what_the_unit_computes_with(tmp_path: Path) -> None:
         ),
         ("data: {train_file: a, root: b}\n", "needs one of"),
         ("data: {trian_file: a}\n", "unknown key; nearest: train_file"),
+        ("data: {root: a, test_file: b}\n", "belong to a train_file"),
         ("{}\n", "data: is missing"),
         ("data: {train_file: absent.csv}\n", "absent.csv: no such file"),
     ],
@@ -255,6 +256,68 @@ def test_wrong_rows_are_told_without_values(
 
 
 LOGS = "collapipe.owner", "server_app.units"
+
+
+def test_a_label_that_the_run_does_not_list_costs_its_unit_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its owner sees which one, the server that there is one; others train on the listed ones."""
+    mine, theirs = written(tmp_path / "mine.csv", 20), tmp_path / "theirs.csv"
+    theirs.write_text("text,label\n" + "the hen,a\nthe owl,secret\n" * 6)
+    told = overrides(tmp_path, "task.labels=[a,b,c]")
+    with caplog.at_level(logging.WARNING):
+        train(grid_of(told, [{"data": str(mine)}, {"data": str(theirs)}]), load_overrides(told))
+    whole, hidden = ([r.getMessage() for r in caplog.records if r.name == name] for name in LOGS)
+    assert any("'secret', which task.labels does not list (a, b, c)" in line for line in whole)
+    assert any("a label that task.labels does not list" in line for line in hidden)
+    assert not any("secret" in line for line in hidden)
+    shards = json.loads((tmp_path / "run" / "shards.json").read_text())
+    assert (shards["labels"], len(shards["shards"])) == (["a", "b", "c"], 1)
+
+
+def test_owners_hold_rows_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the unit's own files, which the server cannot open, and it needs none of its own; a unit
+    without such rows adds nothing."""
+    mine, held = written(tmp_path / "rows.csv", 30), written(tmp_path / "held.csv", 7)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(
+            "data: {train_file: rows.csv, validation_file: held.csv, test_file: held.csv}\n"
+        )
+    theirs = written(tmp_path / "theirs.csv", 12)
+    told = [*MODEL, f"hydra.run.dir={tmp_path / 'run'}", "evaluation.where=units"]
+    told += ["federation.num_units=4", "data.max_eval_samples=5"]
+    nodes = [{"owner": str(tmp_path / f"{name}.yaml")} for name in ("one", "two")]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "labels.txt").write_text("a\nb\n")
+    (tmp_path / "folder" / "train.tsv").write_text("the hen\t0\nthe owl\t1\n" * 5)
+    nodes += [{"data": str(theirs)}, {"data": str(tmp_path / "folder")}]
+    with only_units_open(mine, held, theirs) as opened:
+        train(grid_of(told, nodes), load_overrides(told))
+        assert opened[str(held)] == {"unit-0", "unit-1"}
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0, "3": 0}
+    assert "unit 2 has no rows to evaluate on" in " ".join(capsys.readouterr().out.split())
+
+
+def test_held_out_rows_that_cannot_be_used_are_told_to_their_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server hears of an unknown label that there is one, and evaluates without the unit."""
+    written(tmp_path / "rows.csv", 30)
+    (tmp_path / "held.csv").write_text("text,label\nthe hen,secret\n")
+    (tmp_path / "unit.yaml").write_text(
+        "data: {train_file: rows.csv, validation_file: held.csv, test_file: held.csv}\n"
+    )
+    told = overrides(tmp_path, "evaluation.where=both")
+    nodes = [{"owner": str(tmp_path / "unit.yaml")}, {"data": str(tmp_path / "rows.csv")}]
+    with caplog.at_level(logging.INFO):
+        train(grid_of(told, nodes), load_overrides(told))
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    on_units = json.loads(line)["on_units"]
+    assert (on_units["rows"], on_units["loss"]) == ({"1": 0}, None)
+    assert "a label that the run does not know" in on_units["failures"]["0"]
+    assert "secret" not in line
+    assert any("'secret'" in record.getMessage() for record in caplog.records)
 
 
 def test_an_error_that_nobody_expected_tells_nothing(tmp_path: Path) -> None:

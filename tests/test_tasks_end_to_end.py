@@ -136,6 +136,20 @@ def test_causal_lm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(each["log_probability"] < 0 for each in found)
 
 
+@pytest.mark.parametrize("task", ["classification", "ner", "causal_lm"])
+def test_units_find_to_the_last_digit_what_the_server_finds(tmp_path: Path, task: str) -> None:
+    """On the same rows, each unit on its part of them; translation has a test of its own."""
+    model = CAUSAL if task == "causal_lm" else ENCODER
+    short = "federation.local_steps=2", "data.max_eval_samples=20", "federation.num_units=2"
+    trained(tmp_path, f"task={task}", *model, *short, "evaluation.where=both")
+    found = json.loads((tmp_path / "summary.json").read_text())
+    on_units = found["on_units"]
+    assert on_units["rows"] == {"0": 10, "1": 10}
+    assert on_units["loss"] == found["test_loss"]
+    for name in ("name", "value", "extra_metrics"):
+        assert on_units["metric"][name] == found["metric"][name]
+
+
 def test_labels_may_stay_on_the_units(tmp_path: Path) -> None:
     """A task head trains on the control units like an encoder's blocks."""
     trained(tmp_path, "task=ner", *ENCODER, "decoder.mode=control_unit")

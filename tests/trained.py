@@ -1,10 +1,12 @@
 """A tokeniser as a run makes it, of rows at hand."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from datasets import Dataset
 
-from collapipe.tasks.task import Task
+from collapipe.statistics import Statistics
+from collapipe.tasks.task import Score, Task
 from collapipe.tasks.text_task import in_order
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.words import count_words
@@ -15,6 +17,16 @@ def trained(task: Task, rows: Dataset, labels: Sequence[str] | None = None) -> T
     words = count_words(task.texts(rows))
     labels = in_order(task.label_counts(rows)) if labels is None else labels
     return Tokenizer.train_from_counts(words, task.vocabulary).with_labels(labels)
+
+
+def scored(task: Task, predictions: Sequence[str], rows: Dataset, loss: float = 1.0) -> Score:
+    """The metric of predictions for rows that have, or are predicted, all of the run's labels."""
+    spoken = {} if not task.label_counts(rows) else Counter(" ".join(predictions).split())
+    labels = in_order({*task.label_counts(rows), *spoken})
+    counts = task.count(predictions, rows, labels)
+    statistics = Statistics(len(rows), 1, (loss,), counts)
+    assert task.possible(statistics, labels)
+    return task.score(statistics)
 
 
 def of_texts(texts: list[str], vocabulary: int) -> Tokenizer:

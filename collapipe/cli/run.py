@@ -190,7 +190,9 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
 
     # What is wrong with folders and data is said here, before Flower has started anything.
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
-        _ = load_validation(settings), load_test(settings), load_shards(settings)
+        _ = load_shards(settings)
+        if settings.evaluation.on_server:
+            _ = load_validation(settings), load_test(settings)
     units = settings.federation.num_units
     if not run_simulation(Path(__file__).parents[2], overrides, units, resume or ""):
         raise _cause(Path(settings.run_dir) / "summary.json")

@@ -25,6 +25,7 @@ _SECTIONS = {
     if isinstance(field.type, type) and is_dataclass(field.type)
 }
 _NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
+_LATER = ("server", "evaluation")  # sections that older runs have not
 _AS_YAML: dict[Any, str] = {None: "null", False: "false"}
 _WORLD = ("cluster", "channel", "environment")
 
@@ -100,7 +101,7 @@ def _sections(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(tree: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
-    section = tree.get(name, {} if name == "server" else None)  # older runs have none
+    section = tree.get(name, {} if name in _LATER else None)
     if not isinstance(section, Mapping):
         raise ConfigError(f"{name}={section}: must be a section; set its options, {name}.OPTION=…")
     values = dict(section)
@@ -151,6 +152,11 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield (
             "federation.clock=real: with framework.train=false nothing is trained that could be "
             "measured; set federation.clock=modelled"
+        )
+    if settings.evaluation.on_units and not settings.framework.train:
+        yield (
+            f"evaluation.where={settings.evaluation.where}: with framework.train=false nothing is "
+            "trained that could be evaluated; leave it out"
         )
     real = hasattr(settings.build("cluster"), "roster")
     if real and settings.framework.unsplit:

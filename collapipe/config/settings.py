@@ -59,6 +59,7 @@ class Settings:
     framework: sections.FrameworkSettings
     runtime: sections.RuntimeSettings
     server: sections.ServerSettings
+    evaluation: sections.EvaluationSettings
     tracking: sections.TrackingSettings
     task: "Task"
     model: "ModelSpec"

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from datasets import Dataset
 
 from collapipe.data.files import text_lines
-from collapipe.errors import DataError
+from collapipe.errors import DataError, NoRowsError
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|[BI]-\S+")
@@ -75,7 +75,7 @@ def read_lines(folder: Path, name: str) -> Lines:
     """Lines of ``name`` or of ``name.gz``, plain first. Raises ``DataError``."""
     path = next((folder / n for n in (name, f"{name}.gz") if (folder / n).is_file()), None)
     if path is None:
-        raise DataError(f"{folder} has neither {name} nor {name}.gz; add it, or set data.root")
+        raise NoRowsError(f"{folder} has neither {name} nor {name}.gz; add it, or set data.root")
     return Lines(path, [line.removesuffix("\n").removesuffix("\r") for line in text_lines(path)])
 
 

@@ -23,6 +23,15 @@ def shard(partitioner: Partitioner, unit: int) -> Dataset:
 
     Raises ``DataError`` where it cannot divide these rows or leaves the unit without any.
     """
+    mine, num_rows = part(partitioner, unit), len(partitioner.dataset)
+    if len(mine) == 0:
+        kind = type(partitioner).__name__
+        raise DataError(f"unit {unit}: {kind} leaves it none of {num_rows} rows; {WAY_OUT}")
+    return mine
+
+
+def part(partitioner: Partitioner, unit: int) -> Dataset:
+    """As ``shard``; of few rows a unit may have none."""
     # Partitioners print bars, and warn of each draw that they repeat; what matters they raise.
     with _quiet, redirect_stderr(StringIO()):
         return _part(partitioner, unit, len(partitioner.dataset))
@@ -40,8 +49,6 @@ def _part(partitioner: Partitioner, unit: int, num_rows: int) -> Dataset:
         ) from error
     if mine is None:
         raise DataError(f"unit {unit}: {kind} makes {count} shards of {num_rows} rows; {WAY_OUT}")
-    if len(mine) == 0:
-        raise DataError(f"unit {unit}: {kind} leaves it none of {num_rows} rows; {WAY_OUT}")
     return mine
 
 

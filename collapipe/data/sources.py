@@ -15,7 +15,7 @@ from collapipe.data.columns import standard
 from collapipe.data.files import read_file
 from collapipe.data.folders import Splits
 from collapipe.data.hub import hub_rows
-from collapipe.errors import DataError
+from collapipe.errors import DataError, NoRowsError
 from collapipe.sections import DataSettings
 from collapipe.seeds import derive
 
@@ -41,7 +41,7 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
 
     def rows(split: str) -> Dataset:
         if split not in where:
-            raise DataError(
+            raise NoRowsError(
                 f"data.{split}_file is not set, and rows of other machines' units stay there; set "
                 "it, or give each unit rows of its own: an owner's file"
             )

@@ -14,6 +14,7 @@ from collapipe.runs.reading import Run
 Value = Callable[[RoundReport], float | None]
 TRAIN_LOSS: Value = attrgetter("train_loss")
 EVALUATION_LOSS: Value = attrgetter("evaluation_loss")
+ON_UNITS = "on units"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,26 @@ def _clock_label(curves: Sequence[Curve]) -> str:
 
 def learning(run: Run) -> Markup:
     """A run's loss and metrics."""
-    values = enumerate((("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS)))
-    losses = [Curve(name, style, [run], value) for style, (name, value) in values]
-    metrics = enumerate(metric_names([run]))
-    of_metrics = [(name, name, [Curve(name, n, [run], metric(name))]) for n, name in metrics]
+    values = [("training", TRAIN_LOSS), ("validation", EVALUATION_LOSS)]
+    both = run.option("evaluation.where") == "both"
+    if both:
+        values.append((ON_UNITS, lambda line: line.on_units.loss if line.on_units else None))
+    losses = [Curve(name, style, [run], value) for style, (name, value) in enumerate(values)]
+    of_metrics = [
+        (name, name, [Curve(name, n, [run], metric(name)), *_on_units(run, n, name, both)])
+        for n, name in enumerate(metric_names([run]))
+    ]
     return learned([("Loss", "loss", losses), *of_metrics])
+
+
+def _on_units(run: Run, style: int, name: str, both: bool) -> list[Curve]:
+    """The units' curve of a metric, beside the server's."""
+
+    def value(line: RoundReport) -> float | None:
+        found = line.on_units.metric if line.on_units else None
+        return found.value if found and found.name == name else None
+
+    return [Curve(f"{name} {ON_UNITS}", style + 1, [run], value)] if both else []
 
 
 def learned(drawn: Iterable[tuple[str, str, Sequence[Curve]]]) -> Markup:

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Collection
 
 from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner
+from flwr_datasets.partitioner import NaturalIdPartitioner, Partitioner
 
 from collapipe.config import Settings
+from collapipe.config.settings import build
 from collapipe.data.folders import Splits
-from collapipe.data.shards import shard
+from collapipe.data.shards import part, shard
 from collapipe.data.sources import read
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, NoRowsError
 from collapipe.seeds import derive
-from collapipe.tasks.text_task import in_order
+from collapipe.tasks.text_task import check_listed, in_order
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.words import count_words
-from collapipe.wire.messages import RowsReply
+from collapipe.wire.messages import RowsReply, Split
 
 _loading = threading.Lock()  # units of one process share what is read
 _BYTES = "bytes"
@@ -35,6 +36,20 @@ def load_test(settings: Settings) -> Dataset:
         return _first(_splits(settings).test, settings.data.max_eval_samples)
 
 
+def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None:
+    """A unit's rows of a split on which it evaluates: its owner's, or where units are simulated its
+    part of those on which the server would; None where it has none."""
+    with _loading:
+        try:
+            rows = _first(getattr(_splits(settings), split), settings.data.max_eval_samples)
+        except NoRowsError:
+            if not _is_owners(settings):
+                raise
+            return None
+        mine = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
+        return mine if len(mine) else None
+
+
 def load_shard(settings: Settings, unit: int) -> Dataset:
     """A unit's training rows: where units are simulated, its part of the rows of all."""
     with _loading:
@@ -49,9 +64,11 @@ def load_shards(settings: Settings) -> list[Dataset]:
 def tell_rows(settings: Settings, unit: int) -> RowsReply:
     """What unit ``unit`` tells of its rows: words only where the run's tokeniser needs them."""
     task, rows, words = settings.task, load_shard(settings, unit), dict[str, int]()
+    labels = task.label_counts(rows)
+    check_listed(labels, task.listed_labels)
     if tells_words(settings):
         words = count_words(task.texts(rows), settings.data.tokenizer_min_rows)
-    return RowsReply(unit, len(rows), task.label_counts(rows), words)
+    return RowsReply(unit, len(rows), labels, words)
 
 
 def tells_words(settings: Settings) -> bool:
@@ -61,7 +78,7 @@ def tells_words(settings: Settings) -> bool:
 
 def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer:
     """What ``data.tokenizer`` names, else what the model's weights were trained with, else one of
-    the words that units have told; with the names of all their labels."""
+    the words that units have told; with the names of the run's labels."""
     name = _pretrained(settings)
     if name is None:
         words = sum((Counter(each.words) for each in told), Counter[str]())
@@ -72,18 +89,16 @@ def make_tokenizer(settings: Settings, told: Collection[RowsReply]) -> Tokenizer
         from collapipe.models.huggingface.tokenizer import pretrained_tokenizer  # takes seconds
 
         tokenizer = pretrained_tokenizer(name)
-    return tokenizer.with_labels(labels_of(told))
+    labels = settings.task.listed_labels
+    if labels is None:
+        labels = in_order({label for each in told for label in each.labels})
+    return tokenizer.with_labels(labels)
 
 
 def build_tokenizer(settings: Settings) -> Tokenizer:
     """The tokeniser of a run, without the run: of every simulated unit's rows."""
     units = range(settings.federation.num_units)
     return make_tokenizer(settings, [tell_rows(settings, unit) for unit in units])
-
-
-def labels_of(told: Collection[RowsReply]) -> tuple[str, ...]:
-    """Labels that some unit has, in the order of their ids."""
-    return in_order({label for each in told for label in each.labels})
 
 
 def _pretrained(settings: Settings) -> str | None:
@@ -132,6 +147,22 @@ def _shard(settings: Settings, unit: int) -> Dataset:
             f"{units}; both must be the same, or rows stay unused"
         )
     return mine
+
+
+def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
+    """Rows that are not trained on, cut as those that are: a natural id's are the unit's that
+    trains on it, and any other part may be as small as it comes."""
+    chosen = settings.tree["data"]["partitioner"]
+    if "min_partition_size" in chosen:
+        chosen = {**chosen, "min_partition_size": 0}
+    partitioner: Partitioner = build("data.partitioner", chosen)
+    by = chosen.get("partition_by")
+    _check_column(by, rows)
+    if isinstance(partitioner, NaturalIdPartitioner):
+        mine = set(_shard(settings, unit)[by])
+        return rows.select([row for row, value in enumerate(rows[by]) if value in mine])
+    partitioner.dataset = rows
+    return part(partitioner, unit)
 
 
 def _check_column(name: object, train: Dataset) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Lines
 from collapipe.errors import NonFiniteLossError
+from collapipe.statistics import Statistics
 from collapipe.tasks.synthetic import sentences
 from collapipe.tasks.task import Score
 from collapipe.tasks.text_task import FolderTask
@@ -84,16 +85,41 @@ class CausalLM(FolderTask):
         starts = list(accumulate(lengths, initial=0))
         return Pieces(stream, starts, lengths, False, tokenizer)
 
-    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
+    def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Pieces:
+        """A stream for each text, EOS before and behind it."""
+        eos, size = tokenizer.vocabulary.eos, self.max_length
+        streams = [[eos, *ids, eos] for ids in tokenizer.encode(rows["text"][:])]
+        begins = accumulate(map(len, streams), initial=0)
+        starts, lengths = list[int](), list[int]()
+        for begin, stream in zip(begins, streams, strict=False):
+            places = range(0, len(stream) - 1, size)
+            starts += [begin + place for place in places]
+            lengths += [min(size, len(stream) - 1 - place) for place in places]
+        whole = np.fromiter(chain.from_iterable(streams), np.int32)
+        return Pieces(whole, starts, lengths, True, tokenizer)
+
+    def count(
+        self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """Nothing: the loss tells all."""
+        return np.zeros(0, np.int64)
+
+    def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
+        return statistics.counts.shape == (0,)
+
+    def score(self, statistics: Statistics) -> Score:
         """Perplexity, e to the loss per token. Raises ``NonFiniteLossError`` where it is beyond
         any number."""
+        loss = statistics.loss
         try:
             perplexity = math.exp(loss)
         except OverflowError as error:
             raise NonFiniteLossError(
                 f"the evaluation's loss is {loss:.6g}, its perplexity infinite; lower optimizer.lr"
             ) from error
-        signature = f"per token of the run's tokeniser:context={self.max_length}:rows={len(rows)}"
+        signature = (
+            f"per token of the run's tokeniser:context={self.max_length}:rows={statistics.rows}"
+        )
         return Score("perplexity", round(perplexity, 6), signature)
 
 

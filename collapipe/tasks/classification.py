@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import sklearn
 from datasets import Dataset
-from sklearn.metrics import accuracy_score, f1_score
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from collapipe.data.folders import parse_labelled
+from collapipe.statistics import Statistics
 from collapipe.tasks.synthetic import topics
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import FolderTask, LabelledTexts, count_labels, encode_labels
+from collapipe.tasks.text_task import LabelledTask, LabelledTexts, count_labels, encode_labels
 from collapipe.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Classification(FolderTask):
+class Classification(LabelledTask):
     """Rows have the columns ``text`` and ``label``, a name.
 
     A line of the folder's files is ``text<TAB>label id``; line i of ``labels.txt``, counted from 0,
@@ -40,10 +43,26 @@ class Classification(FolderTask):
         ids = self.truncated(tokenizer.encode(texts), 2)
         return LabelledTexts(ids, [[] for _ in texts], tokenizer)
 
-    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
-        """Accuracy, and beside it the mean of the labels' F1 as scikit-learn defines it."""
-        truth, predicted = list(rows["label"]), list(predictions)
-        accuracy = float(accuracy_score(truth, predicted))
-        macro_f1 = float(f1_score(truth, predicted, average="macro", zero_division=0))
-        signature = f"sklearn {sklearn.__version__}:rows={len(truth)}"
+    def count(
+        self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """The confusion matrix, [true label, predicted label]."""
+        matrix: NDArray[np.int64] = confusion_matrix(rows["label"][:], predictions, labels=labels)
+        return matrix
+
+    def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
+        """A row has one label, and one is predicted."""
+        counts = statistics.counts
+        return counts.shape == (len(labels),) * 2 and counts.sum() == statistics.rows
+
+    def score(self, statistics: Statistics) -> Score:
+        """Accuracy, and beside it the mean F1, as scikit-learn defines it, of the labels that some
+        row has or gets."""
+        truth, predicted = statistics.counts.nonzero()
+        times = statistics.counts[truth, predicted]
+        accuracy = float(accuracy_score(truth, predicted, sample_weight=times))
+        macro_f1 = float(
+            f1_score(truth, predicted, average="macro", zero_division=0, sample_weight=times)
+        )
+        signature = f"sklearn {sklearn.__version__}:rows={statistics.rows}"
         return Score("accuracy", round(accuracy, 6), signature, {"macro-F1": round(macro_f1, 6)})

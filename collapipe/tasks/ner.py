@@ -6,16 +6,19 @@ from importlib.metadata import version
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
-from seqeval.metrics.v1 import precision_recall_fscore_support
-from seqeval.scheme import IOB2
+from numpy.typing import NDArray
+from seqeval.scheme import IOB2, Entities
 from torch import Tensor
 
 from collapipe.batch import IGNORED
-from collapipe.data.folders import OUTSIDE, parse_tagged
+from collapipe.data.folders import OUTSIDE, fault_of, parse_tagged
+from collapipe.errors import ConfigError
+from collapipe.statistics import Statistics
 from collapipe.tasks.synthetic import entities
 from collapipe.tasks.task import Score
-from collapipe.tasks.text_task import FolderTask, LabelledTexts, count_labels, encode_labels
+from collapipe.tasks.text_task import LabelledTask, LabelledTexts, count_labels, encode_labels
 from collapipe.text.tokenizer import Tokenizer
 
 
@@ -53,7 +56,7 @@ class TaggedSentences(LabelledTexts):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedEntities(FolderTask):
+class NamedEntities(LabelledTask):
     """Rows have the columns ``tokens``, words or characters, and ``tags``, IOB2, one for each.
 
     A line of the folder's files is ``word tag``, a blank one stands between sentences.
@@ -63,6 +66,12 @@ class NamedEntities(FolderTask):
     columns = ("tokens", "tags")
     heads = ("tokens",)
     suffix, parse, made_up = "conll", parse_tagged, entities
+
+    def __post_init__(self) -> None:
+        LabelledTask.__post_init__(self)
+        for tag in self.labels or ():
+            if fault := fault_of(tag, tag.replace("I-", "B-", 1)):
+                raise ConfigError(f"task.labels: {fault}")
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         return count_labels(chain.from_iterable(rows["tags"]))
@@ -83,21 +92,32 @@ class NamedEntities(FolderTask):
         words = [text.split() if " " in text.strip() else list(text.strip()) for text in texts]
         return self._examples(words, [[] for _ in words], tokenizer)
 
-    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
-        """seqeval's strict F1, precision and recall over all entities, of whole sentences: a
-        truncated word counts as O."""
-        precision, recall, f1, _ = precision_recall_fscore_support(  # seqeval's mode="strict"
-            list(rows["tags"]),
-            [tags.split() for tags in predictions],
-            average="micro",
-            scheme=IOB2,
-            zero_division=0,
+    def count(
+        self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """Entities that are found and right, found, and there, as seqeval's mode ``strict`` reads
+        tags; of whole sentences: a truncated word counts as O."""
+        found, there = (
+            [entity.to_tuple() for sentence in Entities(tags, IOB2).entities for entity in sentence]
+            for tags in ([tags.split() for tags in predictions], list(rows["tags"]))
         )
-        signature = (
-            f"seqeval {version('seqeval')}:mode=strict:scheme=IOB2:average=micro:rows={len(rows)}"
+        return np.array([len({*found} & {*there}), len(found), len(there)])
+
+    def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
+        """What is right was found, and is there."""
+        counts = statistics.counts
+        return counts.shape == (3,) and bool(counts[0] <= counts[1:].min())
+
+    def score(self, statistics: Statistics) -> Score:
+        """F1, precision and recall over all entities; 0 where one is divided by 0."""
+        right, found, there = map(float, statistics.counts)
+        precision, recall = right / (found or 1), right / (there or 1)
+        f1 = 2 * precision * recall / (precision + recall or 1)
+        signature = f"seqeval {version('seqeval')}:mode=strict:scheme=IOB2:average=micro"
+        extra_metrics = {"precision": round(precision, 6), "recall": round(recall, 6)}
+        return Score(
+            "strict F1", round(f1, 6), f"{signature}:rows={statistics.rows}", extra_metrics
         )
-        extra_metrics = {"precision": round(float(precision), 6), "recall": round(float(recall), 6)}
-        return Score("strict F1", round(float(f1), 6), signature, extra_metrics)
 
     def _examples(
         self, words: Sequence[Sequence[str]], tags: Sequence[Sequence[int]], tokenizer: Tokenizer

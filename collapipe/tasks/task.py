@@ -4,12 +4,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Protocol
 
+import numpy as np
 from datasets import Dataset
+from numpy.typing import NDArray
 from pydantic import Field
 
 from collapipe.batch import Batch
 from collapipe.data.folders import Splits
 from collapipe.report import Score as Score  # what a user's task returns
+from collapipe.statistics import Statistics
 from collapipe.text.tokenizer import Tokenizer
 
 VocabularySize = Annotated[int, Field(ge=259)]  # one for each of 256 bytes, three special tokens
@@ -54,6 +57,11 @@ class Task(Protocol):
     def heads(self) -> tuple[str, ...]:
         """Kinds of heads, as ``ModelSpec.head`` names them, whose targets are those of the task."""
 
+    @property
+    def listed_labels(self) -> tuple[str, ...] | None:
+        """Names of all labels that rows may have, in the order of their ids; None: those that
+        training rows have."""
+
     def splits(self, seed: int) -> Splits:
         """All rows, where the user brings none. Raises ``DataError`` that names file and line."""
 
@@ -66,8 +74,21 @@ class Task(Protocol):
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
         """Rows as token ids; says in the log how many were truncated to ``max_length``."""
 
+    def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
+        """As ``encode``, but what becomes of a row does not depend on the others."""
+
     def inputs(self, texts: Sequence[str], tokenizer: Tokenizer) -> Examples:
         """What a user types, without targets."""
 
-    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
-        """The metric of decoded predictions for these rows; ``loss`` is per target token."""
+    def count(
+        self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """What the metric is computed from, of decoded predictions for these rows: counts of parts
+        of the rows add up to those of all. ``labels`` are the run's, in the order of their ids."""
+
+    def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
+        """Whether some rows can have these ``counts``, which are not negative, in shape and in how
+        they hang together: then ``score`` can be computed from them."""
+
+    def score(self, statistics: Statistics) -> Score:
+        """The metric. Raises ``NonFiniteLossError`` where it is beyond any number."""

@@ -1,6 +1,7 @@
 """What tasks on texts share: rows, tokeniser, truncation, labels, texts between special tokens."""
 
 import logging
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Parse, Splits, read_lines, read_splits
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks.task import TextLength, VocabularySize
+from collapipe.tasks.task import Examples, TextLength, VocabularySize
 from collapipe.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -39,12 +40,25 @@ class TextTask:
     columns: ClassVar[tuple[str, ...]]
     heads: ClassVar[tuple[str, ...]]
 
+    @property
+    def listed_labels(self) -> tuple[str, ...] | None:
+        """None: a task that has labels lists them by being a ``LabelledTask``."""
+        return None
+
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         """None: the task predicts text."""
         return {}
 
     def texts(self, rows: Dataset) -> Iterable[Iterable[str]]:
         return ([text] for text in rows[self.columns[0]])
+
+    @abstractmethod
+    def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
+        """Rows as token ids."""
+
+    def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
+        """As ``encode``: a row is an example of its own anyway."""
+        return self.encode(rows, tokenizer)
 
     def truncated(
         self, ids: Sequence[Sequence[int]], special_tokens: int, what: str = "texts"
@@ -97,6 +111,33 @@ class FolderTask(TextTask):
         if rows := type(self).parse(file):
             return Dataset.from_list(rows)
         raise DataError(f"{file.path} holds no rows; a split needs one")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledTask(FolderTask):
+    """A task that predicts labels.
+
+    Attributes
+    ----------
+    labels
+        All that rows may have; None: those that rows have.
+    """
+
+    labels: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        names = self.labels or ()
+        if self.labels is not None and (len(set(names)) < max(2, len(names)) or not all(names)):
+            raise ConfigError(
+                f"task.labels={[*names]}: must be two or more different names; correct them, or "
+                "set null for those that rows have"
+            )
+
+    @property
+    def listed_labels(self) -> tuple[str, ...] | None:
+        """``labels`` in the order of their ids, however they are listed: ids of labels that all
+        stand in some row are the same without a list."""
+        return None if self.labels is None else in_order(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +194,31 @@ def in_order(names: Collection[str]) -> tuple[str, ...]:
 
 
 def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[list[int]]:
-    """Ids of each row's labels. Raises ``DataError`` for one that no training row has."""
+    """Ids of each row's labels. Raises ``DataError`` for one that the run does not know."""
     ids = {name: number for number, name in enumerate(labels)}
     encoded = []
     for row, names in enumerate(rows, 1):
         if unknown := [name for name in names if name not in ids]:
-            known = ", ".join([*labels[:_SHOWN], *(["…"] if len(labels) > _SHOWN else [])])
             raise DataError(
-                f"row {row}: label {unknown[0]!r} stands in no training row (they have {known}); "
-                "leave the row out, or train on rows that have it",
+                f"row {row}: label {unknown[0]!r} is none of the run's ({_first(labels)}), which "
+                "are those in task.labels, or without these those of training rows; leave the row "
+                "out, or train on rows that have it",
                 "its rows have a label that the run does not know",
             )
         encoded.append([ids[name] for name in names])
     return encoded
+
+
+def check_listed(names: Iterable[str], listed: Sequence[str] | None) -> None:
+    """Raise ``DataError`` where training rows have a label that is not ``listed``."""
+    for name in names:
+        if listed is not None and name not in listed:
+            raise DataError(
+                f"training rows have the label {name!r}, which task.labels does not list "
+                f"({_first(listed)}); list it, or leave these rows out",
+                "its rows have a label that task.labels does not list",
+            )
+
+
+def _first(labels: Sequence[str]) -> str:
+    return ", ".join([*labels[:_SHOWN], *(["…"] if len(labels) > _SHOWN else [])])

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+import numpy as np
 from datasets import Dataset
+from numpy.typing import NDArray
 from sacrebleu.metrics import BLEU
 
 from collapipe.batch import IGNORED, Batch, mask_of, padded
+from collapipe.statistics import Statistics
 from collapipe.tasks.task import Score, TextLength, VocabularySize
 from collapipe.tasks.text_task import TextTask
 from collapipe.text.tokenizer import Tokenizer
@@ -63,9 +66,37 @@ class Translation(TextTask):
         sources = self.truncated(tokenizer.encode(texts), 1)
         return SequencePairs(sources, [[] for _ in sources], tokenizer)
 
-    def score(self, predictions: Sequence[str], rows: Dataset, loss: float) -> Score:
-        """Corpus BLEU against the rows' whole targets, cased and detokenised, as sacrebleu
-        defines it."""
-        bleu = BLEU()
-        value = bleu.corpus_score(list(predictions), [list(rows["target"])]).score
+    def count(
+        self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """Words of the predictions and of the rows' whole targets, cased and detokenised, then of
+        each order n-grams that match and all that are predicted, as sacrebleu counts them."""
+        found = BLEU().corpus_score(list(predictions), [list(rows["target"])])
+        return np.array([found.sys_len, found.ref_len, *found.counts, *found.totals])
+
+    def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
+        """As many n-grams match as are predicted, at most, and one of a word is a word."""
+        counts, order = statistics.counts, BLEU().max_ngram_order
+        matching, predicted = counts[2 : 2 + order], counts[2 + order :]
+        return (
+            counts.shape == (2 + 2 * order,)
+            and bool((matching <= predicted).all())
+            and bool(predicted[0] == counts[0])
+        )
+
+    def score(self, statistics: Statistics) -> Score:
+        """Corpus BLEU, as sacrebleu computes it from the corpus's counts."""
+        bleu = BLEU(references=[[""]])  # so its signature says that a row has one
+        words, reference, *n_grams = statistics.counts.tolist()
+        order = bleu.max_ngram_order
+        value = bleu.compute_bleu(
+            n_grams[:order],
+            n_grams[order:],
+            words,
+            reference,
+            smooth_method=bleu.smooth_method,
+            smooth_value=bleu.smooth_value,
+            effective_order=bleu.effective_order,
+            max_ngram_order=order,
+        ).score
         return Score("BLEU", round(float(value), 6), str(bleu.get_signature()))

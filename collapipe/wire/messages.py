@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
+from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
 from collapipe.text.words import LETTERS
 
@@ -79,6 +80,26 @@ class TrainRequest:
     timeout_s: float
     link: LinkAddress | None
     remembered: int = 0
+
+
+Split = Literal["validation", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateRequest:
+    """The server's message to a unit with a model, which the unit shall evaluate on its own rows of
+    a split."""
+
+    split: Split
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateReply:
+    """A unit's answer; ``statistics`` is None where it has no rows of the split."""
+
+    unit: int
+    statistics: Statistics | None
 
 
 @dataclass(frozen=True, slots=True)

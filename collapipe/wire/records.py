@@ -6,21 +6,24 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 import numpy.lib.format as npy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.constant import SType
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.report import ClusterReport
 from collapipe.state import ClusterState
+from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
 from collapipe.wire.messages import (
+    EvaluateReply,
+    EvaluateRequest,
     Failure,
     RowsReply,
     Setup,
@@ -36,7 +39,9 @@ FROZEN = "query.frozen"
 KEEP = "query.keep"
 RESTORE = "query.restore"
 TRAIN = "train"
-_HEAD_STATE = "head_state"
+EVALUATE = "evaluate"
+_HEAD_STATE, _COUNTS = "head_state", "counts"
+_MOST_PARTS = 64  # of an exact sum; more than 42 no sum of floats has
 _HEADER = re.compile(  # what numpy and we write for numbers in C order
     rb"\x93NUMPY\x01\x00(?P<length>..)"
     rb"\{'descr': '(?P<dtype>[<|][biuf]\d)', 'fortran_order': False, "
@@ -100,6 +105,24 @@ def unpack_reply(content: RecordDict) -> TrainReply:
         raise WireError("reply without a report")
     weights, head_state = unpack_record(content, "weights"), unpack_head_state(content)
     return TrainReply(weights, answer.report, _own_state(answer), head_state)
+
+
+def pack_evaluation(reply: EvaluateReply) -> RecordDict:
+    """A unit's answer to an ``evaluate`` message."""
+    if (found := reply.statistics) is None:
+        return pack(EvaluationRecord(reply.unit))
+    counts = pack_tensors({_COUNTS: torch.from_numpy(found.counts)})
+    return pack(EvaluationRecord(reply.unit, found.rows, found.tokens, found.losses), counts=counts)
+
+
+def unpack_evaluation(content: RecordDict) -> EvaluateReply:
+    told = unpack(EvaluationRecord, content)
+    if not told.rows:
+        return EvaluateReply(told.unit, None)
+    counts = unpack_record(content, _COUNTS).get(_COUNTS)
+    if counts is None or counts.dtype != torch.int64:
+        raise WireError("an evaluation without counts that are whole numbers")
+    return EvaluateReply(told.unit, Statistics(told.rows, told.tokens, told.losses, counts.numpy()))
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -176,6 +199,16 @@ class UnitReply:
     lacking: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """``Statistics`` as they travel, without counts; no ``rows``: the unit has none."""
+
+    unit: int
+    rows: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    tokens: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    losses: Annotated[tuple[float, ...], Field(max_length=_MOST_PARTS)] = ()
+
+
 def _own_state(answer: UnitReply) -> ClusterState | Failure:
     """The unit's state, or why what it sent is none: that excludes the unit from rounds only."""
     try:
@@ -190,7 +223,10 @@ def _own_state(answer: UnitReply) -> ClusterState | Failure:
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
     kind: TypeAdapter(kind)
-    for kind in (ClusterState, RowsReply, Setup, TrainRequest, UnitReply, Failure)
+    for kind in (
+        *(ClusterState, RowsReply, Setup, TrainRequest, UnitReply, Failure),
+        *(EvaluateRequest, EvaluationRecord),
+    )
 }
 
 

@@ -31,7 +31,7 @@ _FREE = (
     "federation.on_infeasible",
     "pipeline.threads",
 )
-_FREE_GROUPS = ("link.", "runtime.", "server.", "tracking.")
+_FREE_GROUPS = ("link.", "runtime.", "server.", "evaluation.", "tracking.")
 _SHOWN = 4
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Self
 
 from rich.console import Console
@@ -10,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from collapipe.errors import printable
-from collapipe.formatting import seconds
-from collapipe.report import RoundReport, Score
-from server_app.evaluation import Evaluation
+from collapipe.formatting import counted, seconds
+from collapipe.report import RoundReport, Score, UnitsEvaluation
+from server_app.evaluation import Evaluated
 
 
 class RunProgress:
@@ -101,14 +102,31 @@ class RunProgress:
                 f"{speed:,.0f} samples/s  {wall_s:.1f} s"
             )
 
-    def evaluation(self, round_: int, evaluation: Evaluation) -> None:
+    def evaluation(self, round_: int, evaluated: Evaluated) -> None:
         """The model was evaluated."""
         self._restart()
-        score = evaluation.score
-        self._live.update(self._task, metric=shown(score))
-        self.say(
-            f"round {round_}/{self._rounds}  evaluation loss {evaluation.loss:.4f}  {shown(score)}"
-        )
+        where = f"round {round_}/{self._rounds}"
+        if evaluated.first is not None:
+            self._live.update(self._task, metric=shown(evaluated.first.score))
+        if (found := evaluated.server) is not None:
+            self.say(f"{where}  evaluation loss {found.loss:.4f}  {shown(found.score)}")
+        for line in told_of_units(evaluated.units) if evaluated.units else ():
+            self.say(f"{where}  {line}")
+
+
+def told_of_units(units: UnitsEvaluation) -> Iterator[str]:
+    """The figures of their rows and whose these are, then who is left out."""
+    if units.metric is None:
+        yield "no evaluation on units: none told anything of rows of its own"
+    else:
+        held = [rows for rows in units.rows.values() if rows]
+        whose = f"on {counted(sum(held), 'row')} of {counted(len(held), 'unit')}"
+        yield f"evaluation loss {units.loss:.4f}  {shown(units.metric)}  {whose}"
+    for unit, rows in units.rows.items():
+        if not rows:
+            yield f"unit {unit} has no rows to evaluate on"
+    for unit, cause in units.failures.items():
+        yield f"evaluated without unit {unit}: {printable(cause)}"
 
 
 def shown(score: Score) -> str:

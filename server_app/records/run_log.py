@@ -19,7 +19,7 @@ from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.report import RoundReport, RoundTraces
 from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
 from optim.planner import RoundRequest
-from server_app.evaluation import Evaluation
+from server_app.evaluation import Evaluated
 from server_app.records.summary import History
 
 _log = logging.getLogger(__name__)
@@ -45,16 +45,18 @@ class RunLog:
         self,
         report: RoundReport,
         request: RoundRequest,
-        evaluation: Evaluation | None,
+        evaluated: Evaluated,
         seconds: Mapping[str, float],
     ) -> None:
         """A round's line everywhere; ``seconds`` are the server's own."""
+        evaluation = evaluated.first
         line = replace(
             report,
             seconds={**seconds, **report.seconds},
             wall_s=time.perf_counter() - self.start,
             evaluation_loss=evaluation.loss if evaluation else None,
             metric=evaluation.score if evaluation else None,
+            on_units=evaluated.units,
         )
         planned_from = _REQUEST.dump_json(request) + b"\n"
         self.folder.append(REQUESTS, gzip.compress(planned_from, 1, mtime=0))
@@ -170,6 +172,9 @@ def _scalars(line: RoundReport) -> dict[str, float]:
     if line.metric:
         found["evaluation/loss"] = line.evaluation_loss
         found[f"evaluation/{line.metric.name}"] = line.metric.value
+    if (units := line.on_units) is not None and units.metric is not None:
+        found["evaluation_on_units/loss"] = units.loss
+        found[f"evaluation_on_units/{units.metric.name}"] = units.metric.value
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -181,6 +186,7 @@ def csv_row(line: RoundReport) -> dict[str, Cell]:
     ``evaluate_s`` and ``wall_s`` are measured, ``clock_s`` is what the run's clock is.
     """
     costs, queues, metric = line.costs.values(), line.kept_queues, line.metric
+    units = line.on_units
     joules = (joules for cost in costs for joules in cost.device_energy_j.values())
     scheduled = (cluster.unit for cluster in line.plan.clusters)
     phases = ("plan", "train", "aggregate", "round", "evaluate")
@@ -190,6 +196,12 @@ def csv_row(line: RoundReport) -> dict[str, Cell]:
         "evaluation_loss": line.evaluation_loss,
         "metric_name": metric.name if metric else None,
         "metric_value": metric.value if metric else None,
+        "units_evaluation_loss": units.loss if units else None,
+        "units_metric_value": units.metric.value if units and units.metric else None,
+        "evaluated_units": " ".join(str(u) for u, rows in units.rows.items() if rows)
+        if units
+        else None,
+        "unevaluated_units": " ".join(map(str, units.failures)) if units else None,
         "samples": line.samples,
         "target_tokens": line.target_tokens,
         "clock_s": line.clock_s,

@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.rows import labels_of
 from collapipe.wire.messages import RowsReply
 
 _SHOWN_UNITS, _SHOWN_LABELS = 12, 3  # in the table
@@ -24,16 +23,18 @@ _MOST_UNITS, _MOST_LABELS, _MOST_LETTERS = 100, 15, 24  # in the picture
 _BAR, _PLAIN, _OTHERS = 0.76, "#3b6ea5", "#dcdcdc"
 
 
-def write_shard_report(told: Mapping[int, RowsReply], folder: RunFolder, console: Console) -> None:
+def write_shard_report(
+    told: Mapping[int, RowsReply], labels: Sequence[str], folder: RunFolder, console: Console
+) -> None:
     """Print the table of what units have ``told``; write ``shards.json`` and ``shards.png`` into
-    ``folder``. Raises ``StorageError``."""
-    units, labels = list(told), list(labels_of(told.values()))
+    ``folder``. ``labels`` are the run's, in the order of their ids. Raises ``StorageError``."""
+    units = list(told)
     sizes, counts = [told[u].num_rows for u in units], [told[u].labels for u in units]
     held = [
         {"unit": unit, "rows": size, "labels": dict(count)} | _named(told[unit])
         for unit, size, count in zip(units, sizes, counts, strict=True)
     ]
-    text = json.dumps({"labels": labels, "shards": held}, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps({"labels": [*labels], "shards": held}, indent=2, ensure_ascii=False) + "\n"
     with folder.replacing("shards.json") as file:
         file.write_text(text, encoding="utf-8")
     with folder.replacing("shards.png") as file:

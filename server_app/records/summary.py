@@ -15,12 +15,12 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, StorageError, printable
 from collapipe.formatting import counted
 from collapipe.plan import ClusterPlan
-from collapipe.report import RoundReport
+from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
 from collapipe.state import Estimates
+from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
-from server_app.evaluation import Evaluation
-from server_app.records.progress import end_table
+from server_app.records.progress import end_table, told_of_units
 
 _log = logging.getLogger(__name__)
 _SHOWN_UNITS = 12  # in the table at the end
@@ -41,6 +41,7 @@ class History:
     bytes_up: int = 0
     bytes_down: int = 0
     test: Evaluation | None = None
+    test_on_units: UnitsEvaluation | None = None
     rounds: Counter[int] = field(default_factory=Counter)  # that a unit finished
     plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last
 
@@ -93,6 +94,7 @@ def summarised(
             "modelled_energy_j": history.energy_j,
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
+            **({"on_units": asdict(history.test_on_units)} if history.test_on_units else {}),
             "constants": {
                 "source": strategy.get("constants"),
                 "set": {name: strategy[name] for name in names if name in strategy},
@@ -148,6 +150,8 @@ def _end_rows(history: History, settings: Settings, ended: str, wall_s: float) -
         score = history.test.score
         rows[f"test {score.name}"] = f"{score.value:.4g}  ({score.signature})"
         rows |= {f"test {name}": f"{value:.4g}" for name, value in score.extra_metrics.items()}
+    if history.test_on_units:
+        rows["test on units"] = "; ".join(told_of_units(history.test_on_units))
     for unit in range(min(num_units, _SHOWN_UNITS)):
         lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
         rows[f"unit {unit}"] = counted(history.rounds[unit], "round") + lately

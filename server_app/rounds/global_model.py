@@ -37,10 +37,12 @@ class GlobalModel:
         return {name for name in names if with_head or not name.startswith(f"{HEAD}.")}
 
     def frozen_parts(self) -> dict[str, Tensors]:
-        """Frozen weights of the parts that units hold: part → tensors."""
+        """Frozen weights of the parts that units hold, of all where they evaluate: part →
+        tensors."""
         weights = {name: self.weights[name] for name in self.weights if name in self.frozen}
         blocks = map(block_name, range(self._settings.model.num_blocks))
-        head = [HEAD] if self._settings.units_have_heads else []
+        with_head = self._settings.units_have_heads or self._settings.evaluation.on_units
+        head = [HEAD] if with_head else []
         parts = {name: select(weights, name) for name in (EMBEDDING, *blocks, *head)}
         return {name: tensors for name, tensors in parts.items() if tensors}
 

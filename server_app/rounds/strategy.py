@@ -15,14 +15,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
-from collapipe.report import PIPELINE, RoundReport
+from collapipe.report import PIPELINE, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.compression import upload_bytes
 from collapipe.wire.feedback import ActivationMemory
-from collapipe.wire.messages import Failure, TrainReply, TrainRequest
+from collapipe.wire.messages import Failure, Split, TrainReply, TrainRequest
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
@@ -30,6 +30,7 @@ from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.replies import received
 from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
+from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Units
 
 
@@ -212,10 +213,15 @@ class CollaPipeStrategy(Strategy):
         self._on_round(self._result(now, came, report))
         return arrays, metrics
 
+    def evaluate_on_units(self, split: Split) -> UnitsEvaluation:
+        """The model as it is by now, on the rows of the units that are there."""
+        labels, excluded = self._tokenizer.labels, self._scheduler.excluded
+        return evaluate_on_units(self._units, excluded, self._settings, labels, self.model, split)
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        return []  # the server evaluates
+        return []  # whoever runs the rounds asks for it, see ``evaluate_on_units``
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

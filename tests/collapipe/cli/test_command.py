@@ -71,6 +71,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["link.host=192.0.2.1"], "cannot listen there"),
         (["seed=99999999999999999999"], "seed=99999999999999999999: must be below"),
         (["federation.clock=real", "framework.train=false"], "set federation.clock=modelled"),
+        (["evaluation.where=units", "framework.train=false"], "evaluation.where=units: with"),
         (["channel.gain_db=" + "[" * 999 + "]" * 999], "nested too deeply"),
         (["task.max_length=1000000000"], "task.max_length=1000000000: must be at most 32768"),
         (["strategy._target_=no.such.Thing"], "no.such.Thing"),

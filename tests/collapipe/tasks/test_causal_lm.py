@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from trained import trained
+from trained import scored, trained
 
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, DataError, NonFiniteLossError
@@ -103,7 +103,7 @@ def test_decode_shows_the_token_behind_the_last(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("tokens", [1, 17, 50_000])
 def test_perplexity_of_a_fair_draw_is_the_number_of_tokens(tokens: int) -> None:
     task: Task = causal_lm()
-    score = task.score([], ROWS, math.log(tokens))
+    score = scored(task, [], ROWS, math.log(tokens))
     assert score.name == "perplexity"
     assert score.value == pytest.approx(tokens)
     assert score.signature == "per token of the run's tokeniser:context=8:rows=3"
@@ -111,7 +111,7 @@ def test_perplexity_of_a_fair_draw_is_the_number_of_tokens(tokens: int) -> None:
 
 def test_an_infinite_perplexity_is_an_error() -> None:
     with pytest.raises(NonFiniteLossError, match=r"loss is 1000, .*optimizer\.lr"):
-        causal_lm().score([], ROWS, 1000.0)
+        scored(causal_lm(), [], ROWS, 1000.0)
 
 
 def test_files_become_rows(tmp_path: Path) -> None:

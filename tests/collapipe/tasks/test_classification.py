@@ -13,7 +13,7 @@ from bad_files import assert_named
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from trained import trained
+from trained import scored, trained
 
 from collapipe.config import load_overrides
 from collapipe.data.folders import Splits
@@ -121,15 +121,33 @@ def test_a_label_without_a_training_row_is_named(tokenizer: Tokenizer) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("task", ["classification", "ner"])
+def test_listed_labels_are_those_of_the_run(task: str) -> None:
+    """In the order of their ids, whatever the list's, and whether any row has them or not."""
+    name = {"classification": "pooled", "ner": "tokens"}[task]
+    options = [f"task={task}", "model=huggingface", "model.family=bert", f"model.head={name}"]
+    settings = load_overrides([*options, "task.labels=[O,B-b,B-a]"])
+    told = [RowsReply(0, 3, {"B-b": 2}, {})]
+    assert make_tokenizer(settings, told).labels == ("B-a", "B-b", "O")
+    for labels in ("[]", "[O]", "[O,B-a,O]", "[O,'']"):
+        with pytest.raises(ConfigError, match=r"task\.labels"):
+            load_overrides([*options, f"task.labels={labels}"])
+    if task == "ner":
+        with pytest.raises(ConfigError, match=r"task\.labels: .*PER"):
+            load_overrides([*options, "task.labels=[O,PER]"])
+    else:
+        assert load_overrides([*options, "task.labels=[10,9]"]).task.listed_labels == ("9", "10")
+
+
 def test_score_is_accuracy_beside_macro_f1() -> None:
     """By hand: of 2 + 2 rows, three are called sport; F1 is 4/5 and 2/3."""
     task: Task = classification()
-    score = task.score(["weather", "sport", "sport", "sport"], ROWS, loss=1.0)
+    score = scored(task, ["weather", "sport", "sport", "sport"], ROWS)
     assert (score.name, score.value) == ("accuracy", 0.75)
     assert score.extra_metrics == {"macro-F1": pytest.approx((4 / 5 + 2 / 3) / 2, abs=1e-6)}
     assert score.signature.startswith("sklearn ")
     assert score.signature.endswith(":rows=4")
-    assert task.score(LABELS, ROWS, loss=1.0).value == 1
+    assert scored(task, LABELS, ROWS).value == 1
 
 
 def test_files_become_rows(folder: Path) -> None:
@@ -212,7 +230,7 @@ def test_real_rows_are_read_whole(
     counts = Counter(task.label_counts(splits.train))
     assert len(counts) == labels
     assert counts.most_common(1)[0][0] == most_frequent
-    score = task.score([most_frequent] * sizes[2], splits.test, loss=1.0)
+    score = scored(task, [most_frequent] * sizes[2], splits.test)
     assert score.value == pytest.approx(accuracy, abs=5e-4)
 
 

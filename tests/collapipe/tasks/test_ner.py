@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
 from tokenizers import models, normalizers, pre_tokenizers
-from trained import of_texts, trained
+from trained import of_texts, scored, trained
 
 from collapipe.batch import IGNORED
 from collapipe.config import load_overrides
@@ -148,7 +148,7 @@ def test_long_sentences_are_cut_and_scored_whole(
     assert "1 of 1 sentences are longer than task.max_length" in caplog.text
     tags = examples.decode(predicted(examples))
     assert tags == ["B-PER O O O"]
-    score = ner().score(tags, ROWS.select([0]), loss=1.0)
+    score = scored(ner(), tags, ROWS.select([0]))
     assert score.extra_metrics == {
         "precision": 1,
         "recall": 0.5,
@@ -160,7 +160,7 @@ def test_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
     """As its public functions give it in mode strict, also for tags that make no entity."""
     truth = [["B-PER", "I-PER", "O", "B-LOC", "O"]] * len(sentences)
     rows = Dataset.from_dict({"tokens": [list("abcde")] * len(truth), "tags": truth})
-    score = ner().score([" ".join(tags) for tags in sentences], rows, loss=1.0)
+    score = scored(ner(), [" ".join(tags) for tags in sentences], rows)
     options = {"mode": "strict", "scheme": IOB2, "zero_division": 0}
     found = {
         name: round(
@@ -174,12 +174,12 @@ def test_score_is_seqevals_strict_f1(sentences: list[list[str]]) -> None:
 def test_score_says_how_it_counts() -> None:
     """An entity without its B- is none, which seqeval's lenient mode would count."""
     rows = Dataset.from_dict({"tokens": [["New", "York"]], "tags": [["B-LOC", "I-LOC"]]})
-    score = ner().score(["I-LOC I-LOC"], rows, loss=1.0)
+    score = scored(ner(), ["I-LOC I-LOC"], rows)
     assert seqeval.metrics.f1_score([["B-LOC", "I-LOC"]], [["I-LOC", "I-LOC"]]) == 1
     assert (score.name, score.value) == ("strict F1", 0)
     assert "mode=strict:scheme=IOB2:average=micro:rows=1" in score.signature
     assert score.signature.startswith("seqeval ")
-    assert ner().score(["O O"], rows, loss=1.0).value == 0
+    assert scored(ner(), ["O O"], rows).value == 0
 
 
 def test_files_become_rows(tmp_path: Path) -> None:
@@ -263,4 +263,4 @@ def test_real_rows_are_read_whole() -> None:
         tags_of[pair[0]][pair[1]] += 1
     usual = {character: tags.most_common(1)[0][0] for character, tags in tags_of.items()}
     predictions = [" ".join(usual.get(c, "O") for c in words) for words in splits.test["tokens"][:]]
-    assert task.score(predictions, splits.test, loss=1.0).value == pytest.approx(0.140, abs=5e-4)
+    assert scored(task, predictions, splits.test).value == pytest.approx(0.140, abs=5e-4)

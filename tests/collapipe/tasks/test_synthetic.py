@@ -13,9 +13,9 @@ from collapipe.models.split import SplitModel
 from collapipe.tasks import synthetic
 from collapipe.tasks.causal_lm import CausalLM
 from collapipe.tasks.classification import Classification
+from collapipe.tasks.evaluation import Evaluator
 from collapipe.tasks.ner import NamedEntities
 from collapipe.tasks.task import Task
-from server_app.evaluation import Evaluator
 
 BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT |= {"intermediate_size": 64}

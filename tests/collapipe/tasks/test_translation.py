@@ -12,7 +12,7 @@ from bad_files import assert_named
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trained import trained
+from trained import scored, trained
 
 from collapipe.batch import IGNORED
 from collapipe.data import hub
@@ -119,7 +119,7 @@ def test_tokenizer_is_a_function_of_the_rows(tokenizer: Tokenizer) -> None:
 
 def test_score_tells_right_from_wrong() -> None:
     """References score 100, their reverse less, and the signature says how."""
-    right, wrong = (corpus(None).score(texts, ROWS, 1.0) for texts in (ENGLISH, ENGLISH[::-1]))
+    right, wrong = (scored(corpus(None), texts, ROWS) for texts in (ENGLISH, ENGLISH[::-1]))
     assert right.value == pytest.approx(100)
     assert wrong.value < 50
     assert right.name == "BLEU"
@@ -221,4 +221,4 @@ def test_multi30k_is_read_whole() -> None:
     splits = task.splits(0)
     sizes = [len(rows) for rows in (splits.train, splits.validation, splits.test)]
     assert sizes == [29_000, 1_014, 1_000]
-    assert task.score(splits.test["source"], splits.test, 1.0).value < 1
+    assert scored(task, splits.test["source"], splits.test).value < 1

@@ -12,7 +12,7 @@ from rich.console import Console
 from collapipe.config import Settings, load_overrides
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
-from collapipe.runs.rows import load_shards, tell_rows
+from collapipe.runs.rows import load_shards, make_tokenizer, tell_rows
 from server_app.records import shard_report
 from server_app.records.shard_report import write_shard_report
 
@@ -37,7 +37,8 @@ def report(settings: Settings, folder: Path) -> tuple[list[dict[str, object]], l
     with console.capture() as printed:
         units = range(settings.federation.num_units)
         told = {unit: tell_rows(settings, unit) for unit in units}
-        write_shard_report(told, RunFolder(folder), console)
+        labels = make_tokenizer(settings, told.values()).labels
+        write_shard_report(told, labels, RunFolder(folder), console)
     held = json.loads((folder / "shards.json").read_text(encoding="utf-8"))["shards"]
     return held, [" ".join(line.split()) for line in printed.get().splitlines()]
 

@@ -1,0 +1,44 @@
+"""A unit's evaluation: the whole model on the unit's own rows of a split."""
+
+import functools
+
+from collapipe.config import Settings
+from collapipe.models.split import SplitModel, build_empty
+from collapipe.runs.rows import load_held_out
+from collapipe.statistics import Statistics
+from collapipe.tasks.evaluation import Evaluator
+from collapipe.tensors import Tensors
+from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire.messages import Split
+
+
+def evaluate(
+    settings: Settings,
+    unit: int,
+    tokenizer: str,
+    split: Split,
+    weights: Tensors,
+    fixed: Tensors,
+) -> Statistics | None:
+    """Statistics of the model's answers to the unit's rows; None where it has none.
+
+    ``tokenizer`` is packed; ``fixed`` are the weights that never change, on the unit's device.
+    Raises ``DataError``,
+    ``ConfigError``, ``NonFiniteLossError`` or ``CancelledRoundError``.
+    """
+    evaluator = _evaluator(settings, unit, tokenizer, split)
+    if evaluator is None:
+        return None
+    spec, vocabulary = settings.model, Tokenizer.unpack(tokenizer).vocabulary
+    device = settings.unit_device
+    # copies, for a product's last bits may depend on how its operands are aligned in memory
+    own = {name: tensor.to(device, copy=True) for name, tensor in weights.items()}
+    return evaluator.statistics(build_empty(lambda: SplitModel(spec, vocabulary), fixed | own))
+
+
+@functools.lru_cache(maxsize=128)  # a process may serve many units, and each several times
+def _evaluator(settings: Settings, unit: int, tokenizer: str, split: Split) -> Evaluator | None:
+    rows = load_held_out(settings, unit, split)
+    if rows is None:
+        return None
+    return Evaluator(settings.task, rows, Tokenizer.unpack(tokenizer), apart=True)

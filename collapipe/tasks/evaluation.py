@@ -1,0 +1,121 @@
+"""A model on rows that no unit trains on: statistics of its answers, and figures made of these."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import cast
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from collapipe import cancellation
+from collapipe.batch import Batch
+from collapipe.errors import NonFiniteLossError
+from collapipe.models.split import Head, SplitModel
+from collapipe.statistics import Statistics, exact_sum
+from collapipe.tasks.prediction import rows_at_once
+from collapipe.tasks.task import Score, Task
+from collapipe.text.tokenizer import Tokenizer
+
+APART = "rows apart"
+"""In a signature: no row's figures depend on other rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Loss per target token, and the task's metric."""
+
+    loss: float
+    score: Score
+
+
+def evaluation_of(task: Task, statistics: Statistics, how: str = "") -> Evaluation:
+    """Figures of the rows that ``statistics`` are of; the signature says ``how`` these were made.
+    Raises ``NonFiniteLossError``."""
+    score = task.score(statistics)
+    signature = f"{score.signature}|{how}" if how else score.signature
+    return Evaluation(statistics.loss, replace(score, signature=signature))
+
+
+def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Of several models: the mean of their losses and values, and a signature that says so."""
+    first, count = evaluations[0].score, len(evaluations)
+    extra_metrics = {
+        name: sum(each.score.extra_metrics[name] for each in evaluations) / count
+        for name in first.extra_metrics
+    }
+    score = Score(
+        first.name,
+        sum(each.score.value for each in evaluations) / count,
+        f"{first.signature}|mean of {count} units' models",
+        extra_metrics,
+    )
+    return Evaluation(sum(each.loss for each in evaluations) / count, score)
+
+
+class Evaluator:
+    """Evaluates on fixed rows, in batches of similar length, so that little is padded.
+
+    With ``apart`` what is computed of a row does not depend on the others: its loss is that of the
+    row alone, and predictions are made in batches of rows of one length, without padding. On
+    machines that compute alike, losses of parts of the rows then add up to that of all, to the last
+    bit; so do the counts, unless two predictions are so nearly equally likely that it matters how
+    many rows a product of matrices has. Without, a loss's last bits depend on the batches, and
+    ``causal_lm`` reads all texts as one stream.
+    """
+
+    def __init__(
+        self, task: Task, rows: Dataset, tokenizer: Tokenizer, apart: bool = False
+    ) -> None:
+        self._task, self._rows, self._labels = task, rows, tokenizer.labels
+        self._apart, self._at_once = apart, rows_at_once(task, tokenizer)
+        encode = task.encode_apart if apart else task.encode
+        self._examples = encode(rows, tokenizer)
+
+    def evaluate(self, model: SplitModel) -> Evaluation:
+        """Loss and metric of ``model``. Raises ``NonFiniteLossError`` for one that diverged."""
+        how = APART if self._apart else ""
+        return evaluation_of(self._task, self.statistics(model), how)
+
+    @torch.inference_mode()
+    def statistics(self, model: SplitModel) -> Statistics:
+        """Of greedy predictions of ``model``. Raises as ``evaluate``."""
+        model.eval()
+        losses, tokens = list[float](), 0
+        predictions: dict[int, list[int]] = {}
+        for rows in self._batches():
+            cancellation.check()
+            batch = self._examples.batch(rows).to(model.device)
+            hidden = model.encode(batch.inputs, batch.mask)
+            losses += (
+                [self._loss_alone(model, row) for row in rows]
+                if self._apart
+                else [_loss(model, hidden, batch)]
+            )
+            tokens += batch.num_targets
+            head = cast(Head, model.head)
+            generated = head.generate(hidden, batch.mask, self._task.max_length)
+            predictions |= zip(rows, generated, strict=True)
+        if not all(map(math.isfinite, losses)):
+            raise NonFiniteLossError(f"the evaluation's loss is {sum(losses)}; lower optimizer.lr")
+        texts = self._examples.decode([predictions[row] for row in sorted(predictions)])
+        counts = self._task.count(texts, self._rows, self._labels)
+        return Statistics(len(self._rows), tokens, exact_sum(losses), counts)
+
+    def _batches(self) -> Iterator[list[int]]:
+        lengths = self._examples.lengths
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        for _, group in groupby(order, lengths.__getitem__ if self._apart else lambda row: 0):
+            rows = list(group)
+            for start in range(0, len(rows), self._at_once):
+                yield rows[start : start + self._at_once]
+
+    def _loss_alone(self, model: SplitModel, row: int) -> float:
+        batch = self._examples.batch([row]).to(model.device)
+        return _loss(model, model.encode(batch.inputs, batch.mask), batch)
+
+
+def _loss(model: SplitModel, hidden: Tensor, batch: Batch) -> float:
+    return float(cast(Head, model.head).loss(hidden, batch.mask, batch.targets))

@@ -1,0 +1,150 @@
+"""What parts of the rows count adds up to what all rows together count, in every task."""
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import pairwise
+from operator import add
+
+import pytest
+import torch
+from datasets import Dataset, concatenate_datasets
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU
+from sklearn.metrics import accuracy_score, f1_score
+from trained import scored, trained
+
+from collapipe.config import load_overrides
+from collapipe.models.split import SplitModel
+from collapipe.runs.rows import build_tokenizer, load_validation
+from collapipe.statistics import Statistics
+from collapipe.tasks.classification import Classification
+from collapipe.tasks.evaluation import Evaluator
+from collapipe.tasks.ner import NamedEntities
+from collapipe.tasks.parallel_corpus import ParallelCorpus
+from collapipe.tasks.task import Task
+
+LABELS = ["a", "b", "c", "d"]
+TAGS = ["B-X", "B-Y", "I-X", "I-Y", "O"]
+WORDS = ["hen", "owl", "fox", "saw"]
+label = st.sampled_from(LABELS)
+tags = st.lists(st.sampled_from(TAGS), min_size=4, max_size=4)
+text = st.lists(st.sampled_from(WORDS), max_size=7).map(" ".join)
+cuts = st.lists(st.integers(0, 12), max_size=4)
+
+
+def added(
+    task: Task, predictions: Sequence[str], rows: Dataset, labels: Sequence[str], where: list[int]
+) -> Statistics:
+    """Of the parts between the places ``where`` rows are cut."""
+    ends = sorted({0, len(rows), *(place for place in where if place < len(rows))})
+    parts = [
+        Statistics(
+            stop - start,
+            stop - start,
+            (1.0,),
+            task.count(predictions[start:stop], rows.select(range(start, stop)), labels),
+        )
+        for start, stop in pairwise(ends)
+    ]
+    assert all(task.possible(part, labels) for part in parts)
+    return reduce(add, parts)
+
+
+@given(st.lists(st.tuples(label, label), min_size=1, max_size=12), cuts)
+def test_confusion_matrices_add_up(pairs: list[tuple[str, str]], where: list[int]) -> None:
+    """To scikit-learn's figures of all rows; a label that nobody has or gets counts nowhere."""
+    truth, predicted = map(list, zip(*pairs, strict=True))
+    rows = Dataset.from_dict({"text": truth, "label": truth})
+    task = Classification(None, False, 300, 32)
+    found = task.score(added(task, predicted, rows, LABELS, where))
+    f1 = f1_score(truth, predicted, average="macro", zero_division=0)
+    assert found.value == round(accuracy_score(truth, predicted), 6)
+    assert found.extra_metrics == {"macro-F1": round(float(f1), 6)}
+
+
+@given(st.lists(st.tuples(tags, tags), min_size=1, max_size=12), cuts)
+def test_counts_of_entities_add_up(
+    pairs: list[tuple[list[str], list[str]]], where: list[int]
+) -> None:
+    """To those of all sentences, which are seqeval's: ``test_ner`` says so."""
+    truth, predicted = zip(*pairs, strict=True)
+    rows = Dataset.from_dict({"tokens": [list("wxyz")] * len(truth), "tags": list(truth)})
+    texts = [" ".join(each) for each in predicted]
+    task = NamedEntities(None, False, 300, 32)
+    assert task.score(added(task, texts, rows, TAGS, where)) == scored(task, texts, rows)
+
+
+@given(st.lists(st.tuples(text, text), min_size=1, max_size=12), cuts)
+def test_counts_of_n_grams_add_up(pairs: list[tuple[str, str]], where: list[int]) -> None:
+    """To sacrebleu's own BLEU of the whole corpus."""
+    targets, predictions = map(list, zip(*pairs, strict=True))
+    rows = Dataset.from_dict({"source": targets, "target": targets})
+    task = ParallelCorpus(300, 32, "tiny", None, "nobody/tiny", "de", "en")
+    bleu = BLEU()
+    expected = bleu.corpus_score(predictions, [targets]).score
+    found = task.score(added(task, predictions, rows, (), where))
+    assert (found.value, found.signature) == (round(expected, 6), str(bleu.get_signature()))
+
+
+SMALL = ("task.vocabulary=300", "data.max_eval_samples=24")
+ENCODER = (
+    "model=huggingface",
+    "data=synthetic",
+    "model.family=bert",
+    "model.config={num_hidden_layers: 2, hidden_size: 16, num_attention_heads: 2, "
+    "intermediate_size: 16}",
+)
+CAUSAL = (
+    "model=huggingface",
+    "data=synthetic",
+    "model.family=gpt2",
+    "model.num_blocks=1",
+    "model.config={n_layer: 2, n_embd: 16, n_head: 2}",
+)
+KINDS = {
+    "dates": ("model.dim=16", "model.num_blocks=2", "task.train_rows=60"),
+    "classification": ENCODER,
+    "ner": ENCODER,
+    "causal_lm": (*CAUSAL, "task.max_length=9"),
+}
+
+
+@pytest.mark.parametrize("task", KINDS)
+def test_rows_that_are_evaluated_apart_add_up_to_the_last_bit(task: str) -> None:
+    """Whoever evaluates them; together they differ from that by rounding alone, but for texts that
+    become one stream."""
+    settings = load_overrides([f"task={task}", *KINDS[task], *SMALL])
+    rows, tokenizer = load_validation(settings), build_tokenizer(settings)
+    torch.manual_seed(0)
+    model = SplitModel(settings.model, tokenizer.vocabulary)
+
+    def apart(of: Dataset) -> Statistics:
+        return Evaluator(settings.task, of, tokenizer, apart=True).statistics(model)
+
+    whole, places = apart(rows), (range(5), range(5, 6), range(6, len(rows)))
+    parts = [apart(rows.select(place)) for place in places]
+    total = reduce(add, parts[::-1])
+    assert (total.loss, total.tokens, total.rows) == (whole.loss, whole.tokens, whole.rows)
+    assert total.counts.tolist() == whole.counts.tolist()
+    turned = apart(concatenate_datasets([rows.select(place) for place in places[::-1]]))
+    assert turned.losses == whole.losses
+    together = Evaluator(settings.task, rows, tokenizer).statistics(model)
+    if task != "causal_lm":
+        assert together.loss == pytest.approx(whole.loss, rel=1e-5)
+        assert together.tokens == whole.tokens
+
+
+def test_apart_each_text_is_a_stream_of_its_own() -> None:
+    """Between ends; no piece holds tokens of two texts."""
+    settings = load_overrides(["task=causal_lm", *KINDS["causal_lm"]])
+    rows = Dataset.from_dict({"text": ["a hen reads a paper at home", "", "two owls"]})
+    tokenizer = trained(settings.task, rows)
+    examples, eos = settings.task.encode_apart(rows, tokenizer), tokenizer.vocabulary.eos
+    batches = [examples.batch([row]) for row in range(len(examples.lengths))]
+    inputs = [token for batch in batches for token in batch.inputs[0].tolist()]
+    targets = [token for batch in batches for token in batch.targets[0].tolist()]
+    texts = tokenizer.encode(rows["text"][:])
+    assert inputs == [token for ids in texts for token in [eos, *ids]]
+    assert targets == [token for ids in texts for token in [*ids, eos]]
+    assert max(examples.lengths) <= 9
