@@ -3,9 +3,9 @@
     python benchmarks/deployed_round.py --output outputs/deployed_round
 
 The same SuperLink with TLS and node keys for both, three units, in turns: ``collapipe unit``,
-which trains a step of a model of two tiny blocks, and Flower's SuperNode, whose app returns as many arrays
-of as many bytes. Prints the medians, the ratio with a 95 % interval over the turns, and what of
-CollaPipe's round its units say that they worked; writes ``deployed_round.json``.
+which trains a step of a model of two tiny blocks, and Flower's SuperNode, whose app returns as many
+arrays of as many bytes. Prints the medians, the ratio with a 95 % interval over the turns, and what
+of CollaPipe's round its units say that they worked; writes ``deployed_round.json``.
 """
 
 import argparse
