@@ -1,0 +1,133 @@
+"""How a round and its memory grow with the number of units, of which ten train.
+
+    python -m benchmarks.scale --units 10 100 1000 --runtimes local simulation --planned 10000
+
+Each run is a process of its own: a tiny model, 8 rows a unit, ten channels. Prints the seconds to
+the end of the first round, the median of the further rounds, the peak memory of the process (of a
+simulation: of the largest worker) and the exponent by which each grew; then the seconds of the
+scheduler alone, for units whose clusters and uplinks are drawn from the presets.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from benchmarks.machine import machine
+from collapipe import config
+from collapipe.state import BlockCost, ClusterState, Estimates
+from optim.planner import RoundRequest
+
+CHANNELS = 10
+COST = BlockCost(9.1e8, 1.8e9, 1.57e6, 1.57e6, 2.9e8)
+TINY = [
+    "task.validation_rows=4",
+    "task.test_rows=4",
+    "task.vocabulary=300",
+    "task.max_length=40",
+    "model.num_blocks=4",
+    "model.num_decoder_blocks=1",
+    "model.dim=16",
+    "model.num_heads=2",
+    "model.feed_forward_dim=16",
+    "batch_size=6",
+    "federation.local_steps=2",
+    "federation.eval_every=99999",
+    "federation.checkpoint_every=0",
+    f"channel.num_channels={CHANNELS}",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--units", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--runtimes", nargs="+", default=["local"])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--planned", type=int, nargs="+", default=[1000, 10_000])
+    arguments = parser.parse_args()
+    print(json.dumps(machine()))
+    print(f"{'runtime':<12}{'units':>7}{'first s':>9}{'round s':>9}{'memory MB':>11}")
+    for runtime in arguments.runtimes:
+        found = [measured(runtime, units, arguments.rounds) for units in arguments.units]
+        for units, row in zip(arguments.units, found, strict=True):
+            print(f"{runtime:<12}{units:>7}{row[0]:>9.1f}{row[1]:>9.2f}{row[2]:>11.0f}", flush=True)
+        for (a, before), (b, after) in pairwise(zip(arguments.units, found, strict=True)):
+            grew = [math.log(y / x) / math.log(b / a) for x, y in zip(before, after, strict=True)]
+            print(f"exponents from {a} to {b}: " + ", ".join(f"{each:.2f}" for each in grew))
+    for units in arguments.planned:
+        print(f"scheduler, {units} units: {statistics.median(planned(units)):.2f} s a round")
+
+
+def measured(runtime: str, units: int, rounds: int) -> tuple[float, float, float]:
+    """Seconds until the first round's end, median seconds of a later one, MB at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = [f"task.train_rows={8 * units}", f"federation.num_units={units}"]
+        own += [f"runtime={runtime}", f"federation.rounds={rounds}", f"hydra.run.dir={folder}/run"]
+        command = [sys.executable, "-m", "collapipe", "run", *TINY, *own]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        peak = [0]
+        threading.Thread(target=_watch, args=(process.pid, peak), daemon=True).start()
+        if process.wait():
+            raise SystemExit(f"{runtime} with {units} units: status {process.returncode}")
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    ends = [json.loads(line)["wall_s"] for line in lines]
+    return ends[0], float(np.median(np.diff(ends))), peak[0] / 1e6
+
+
+def _watch(pid: int, peak: list[int]) -> None:
+    """The resident memory of the largest process of a run."""
+    try:
+        root = psutil.Process(pid)
+        while root.is_running():
+            for each in (root, *root.children(recursive=True)):
+                peak[0] = max(peak[0], each.memory_info().rss)
+            time.sleep(0.2)
+    except psutil.Error:
+        return
+
+
+def planned(units: int) -> list[float]:
+    """Seconds of three rounds' plans."""
+    settings = config.load_overrides([f"channel.num_channels={CHANNELS}"])
+    cluster, channel = settings.build("cluster"), settings.build("channel")
+    strategy, rng = settings.build("strategy"), np.random.default_rng(0)
+    channels, states = channel.draw(rng), []
+    for n in range(units):
+        devices = cluster.draw(COST, n, rng)
+        uplink = channel.draw_uplink(5e6, 5e7, rng)
+        states.append(ClusterState(n, devices, 50, uplink))
+    taken = []
+    for round_ in range(1, 4):
+        request = RoundRequest(
+            round=round_,
+            clusters=tuple(states),
+            num_blocks=12,
+            batch_size=64,
+            local_steps=2,
+            num_segments=None,
+            num_micro_batches=8,
+            schedule="one_f_one_b",
+            channels=channels,
+            queues=tuple(rng.uniform(0, 20, units).tolist()),
+            losses=tuple(rng.uniform(0, 5, units).tolist()),
+            learning_rate=1e-3,
+            estimates=Estimates(1.0, None, 1.0),
+        )
+        began = time.perf_counter()
+        strategy.plan_round(request, rng)
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+if __name__ == "__main__":
+    main()
