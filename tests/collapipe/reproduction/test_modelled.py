@@ -48,7 +48,7 @@ def small() -> Iterator[None]:
         patch.setattr(fig04, "CLUSTERS", 2)
         patch.setattr(fig05, "CLUSTERS", 8)
         patch.setattr(spreads, "CLUSTERS", 3)
-        patch.setattr(fig11, "ROUNDS", 4)
+        patch.setattr(fig11, "ROUNDS", 3)
         worlds = ("jitter, activations too", "fading, adapters")
         runs = {key: run for key, run in fig11.RUNS.items() if key[0] not in worlds}
         patch.setattr(fig11, "RUNS", runs)
