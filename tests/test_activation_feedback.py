@@ -110,7 +110,7 @@ def test_so_they_do_for_every_kind_of_head(
     large as the unit said that they will be."""
     own = (FEEDBACK, "compression.activation=int6", f"task={task}", "data.max_train_samples=99")
     model = CAUSAL if task == "causal_lm" else ENCODER
-    overrides = [*SHORT, *own, *model, f"hydra.run.dir={tmp_path}", "federation.rounds=3"]
+    overrides = [*SHORT, *own, *model, f"hydra.run.dir={tmp_path}", "federation.local_steps=3"]
     with caplog.at_level("INFO", "client_app"):
         seen = watch(config.load_overrides(overrides), overrides)
     assert alike(seen)
@@ -279,24 +279,25 @@ HOSTILE: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize("lie", HOSTILE)
 def test_numbers_that_are_no_rows_cost_the_unit_its_round_and_nobody_else(
-    tmp_path: Path, lie: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The unit's shard has 13 rows."""
+    """Another lie in each round, then none; the unit's shard has 13 rows."""
     encode = ChangeCoder.encode
 
     def lying(self: ChangeCoder, *arguments: Any) -> tuple[Tensor, ...]:
         numbers, *parts = encode(self, *arguments)
-        mine = threading.current_thread().name == "unit-1" and self.round == 1
-        return (lie(numbers) if mine else numbers, *parts)
+        mine = threading.current_thread().name == "unit-1" and self.round <= len(HOSTILE)
+        return (HOSTILE[self.round - 1](numbers) if mine else numbers, *parts)
 
     monkeypatch.setattr(ChangeCoder, "encode", lying)
-    seen = watched(tmp_path, *INT4, "federation.rounds=2")
-    first, second = rounds(tmp_path)
-    assert (first["units"], second["units"]) == ([0, 2], [0, 1, 2])
-    assert "INVALID_ARGUMENT" in first["failures"]["1"]
-    assert not seen[0][1][0].rows
+    seen = watched(tmp_path, *INT4, f"federation.rounds={len(HOSTILE) + 1}")
+    *lied, last = rounds(tmp_path)
+    for line, both in zip(lied, seen, strict=False):
+        assert line["units"] == [0, 2]
+        assert "INVALID_ARGUMENT" in line["failures"]["1"]
+        assert not both[1][0].rows
+    assert (len(lied), last["units"]) == (len(HOSTILE), [0, 1, 2])
     assert alike(seen)
 
 
