@@ -14,6 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
+# Else each of the tests' workers and processes would compile all modules for itself.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test test-faults check env clean
 
 run: $(STAMP)

@@ -29,7 +29,7 @@ from pipeline.engine import Pipeline
 from server_app.decoding.heads import Heads
 
 FEEDBACK = "compression.feedback=true"
-INT4 = (FEEDBACK, "compression.activation=int4", "model.dropout=0", "federation.rounds=4")
+INT4 = (FEEDBACK, "compression.activation=int4", "model.dropout=0", "federation.rounds=3")
 Ends = tuple[ActivationMemory, ActivationMemory]  # the server's, and the unit's
 
 
@@ -110,7 +110,7 @@ def test_so_they_do_for_every_kind_of_head(
     large as the unit said that they will be."""
     own = (FEEDBACK, "compression.activation=int6", f"task={task}", "data.max_train_samples=99")
     model = CAUSAL if task == "causal_lm" else ENCODER
-    overrides = [*SHORT, *own, *model, f"hydra.run.dir={tmp_path}", "federation.rounds=3"]
+    overrides = [*SHORT, *own, *model, f"hydra.run.dir={tmp_path}", "federation.local_steps=3"]
     with caplog.at_level("INFO", "client_app"):
         seen = watch(config.load_overrides(overrides), overrides)
     assert alike(seen)
@@ -161,8 +161,8 @@ def test_a_round_that_the_server_does_not_count_changes_nothing(
 ) -> None:
     """Though the unit has finished it, and learns only later that it did so in vain."""
     seen = watched(tmp_path, *INT4, client=Once(fault))
-    assert [line["units"] for line in rounds(tmp_path)] == [[0, 1, 2], [0, 2], *[[0, 1, 2]] * 2]
-    assert [both[1][0].round for both in seen] == [1, 1, 3, 4]
+    assert [line["units"] for line in rounds(tmp_path)] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert [both[1][0].round for both in seen] == [1, 1, 3]
     assert seen[1][1][0].rows is seen[0][1][0].rows
     assert alike(seen)
 
@@ -197,6 +197,23 @@ def _hang() -> None:
 fault_at = {"submit": 10, "exchange_norms": 4, "finish": 2, "train": 2, "step": 3}
 
 
+BREAKING = (*INT4, "pipeline.num_micro_batches=4")
+
+
+@pytest.fixture(scope="module")
+def never_began(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[int, Ends]], Tensors]:
+    """What is remembered and learned where unit 1 does nothing in round 2."""
+
+    def absent(message: Message, context: Context) -> Message:
+        second = message.metadata.group_id == "2"
+        if second and context.node_config["partition-id"] == 1:
+            raise ValueError("the battery is empty")
+        return units(message, context)
+
+    folder = tmp_path_factory.mktemp("absent")
+    return watched(folder, *BREAKING, client=absent), weights(folder)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("of", "name", "fault"),
     [
@@ -209,39 +226,32 @@ fault_at = {"submit": 10, "exchange_norms": 4, "finish": 2, "train": 2, "step": 
     ],
 )
 def test_a_round_that_breaks_off_changes_nothing(
-    tmp_path: Path, of: type[Any], name: str, fault: Callable[[], None]
+    tmp_path: Path,
+    of: type[Any],
+    name: str,
+    fault: Callable[[], None],
+    never_began: tuple[list[dict[int, Ends]], Tensors],
 ) -> None:
     """Wherever it does: the unit goes on as if it had never begun."""
-    options = (*INT4, "pipeline.num_micro_batches=4")
-    if fault is _hang:
-        options += ("federation.round_timeout_s=8",)
+    limit = ("federation.round_timeout_s=8",) if fault is _hang else ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of, name, _in_round_2(getattr(of, name), fault))
-        seen = watched(tmp_path / "late", *options)
-    late = weights(tmp_path / "late")
-    assert [line["units"] for line in rounds(tmp_path / "late")][1] == [0, 2]
+        seen = watched(tmp_path, *BREAKING, *limit)
+    late, (expected, learned) = weights(tmp_path), never_began
+    assert [line["units"] for line in rounds(tmp_path)][1] == [0, 2]
     assert alike(seen)
-
-    def absent(message: Message, context: Context) -> Message:
-        second = message.metadata.group_id == "2"
-        if second and context.node_config["partition-id"] == 1:
-            raise ValueError("the battery is empty")
-        return units(message, context)
-
-    expected = watched(tmp_path / "absent", *options, client=absent)  # type: ignore[arg-type]
-    never_began = weights(tmp_path / "absent")
     for found, like in zip(seen, expected, strict=True):
         assert all(same(found[unit][0], like[unit][0]) for unit in range(3))
-    assert all(torch.equal(late[name], never_began[name]) for name in never_began)
+    assert all(torch.equal(late[name], learned[name]) for name in learned)
 
 
 def test_a_unit_that_lost_its_memory_begins_again(tmp_path: Path) -> None:
     """And takes part in every round."""
     seen = watched(tmp_path, *INT4, client=Once(_forgets))
-    assert [line["units"] for line in rounds(tmp_path)] == [[0, 1, 2]] * 4
+    assert [line["units"] for line in rounds(tmp_path)] == [[0, 1, 2]] * 3
     assert alike(seen, (0, 2))
     server, unit = seen[-1][1]
-    assert server.round == unit.round == 4
+    assert server.round == unit.round == 3
     assert unit.rows.keys() <= server.rows.keys()
     assert all(torch.equal(tokens, server.rows[row]) for row, tokens in unit.rows.items())
 
@@ -269,32 +279,35 @@ HOSTILE: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize("lie", HOSTILE)
 def test_numbers_that_are_no_rows_cost_the_unit_its_round_and_nobody_else(
-    tmp_path: Path, lie: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The unit's shard has 13 rows."""
+    """Another lie in each round, then none; the unit's shard has 13 rows."""
     encode = ChangeCoder.encode
 
     def lying(self: ChangeCoder, *arguments: Any) -> tuple[Tensor, ...]:
         numbers, *parts = encode(self, *arguments)
-        mine = threading.current_thread().name == "unit-1" and self.round == 1
-        return (lie(numbers) if mine else numbers, *parts)
+        mine = threading.current_thread().name == "unit-1" and self.round <= len(HOSTILE)
+        return (HOSTILE[self.round - 1](numbers) if mine else numbers, *parts)
 
     monkeypatch.setattr(ChangeCoder, "encode", lying)
-    seen = watched(tmp_path, *INT4, "federation.rounds=2")
-    first, second = rounds(tmp_path)
-    assert (first["units"], second["units"]) == ([0, 2], [0, 1, 2])
-    assert "INVALID_ARGUMENT" in first["failures"]["1"]
-    assert not seen[0][1][0].rows
+    seen = watched(tmp_path, *INT4, f"federation.rounds={len(HOSTILE) + 1}")
+    *lied, last = rounds(tmp_path)
+    for line, both in zip(lied, seen, strict=False):
+        assert line["units"] == [0, 2]
+        assert "INVALID_ARGUMENT" in line["failures"]["1"]
+        assert not both[1][0].rows
+    assert (len(lied), last["units"]) == (len(HOSTILE), [0, 1, 2])
     assert alike(seen)
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("float32", "float32"), ("float32", "float64"), ("int8", "float64"), ("int4", "float32")],
+)
 def test_planned_bits_are_those_sent(tmp_path: Path, precision: str, dtype: str) -> None:
     """To the byte, in a first epoch; and changes take as many as whole rows."""
-    epoch = ("federation.local_steps=1", "federation.rounds=4", "data.max_train_samples=39")
+    epoch = ("federation.local_steps=1", "federation.rounds=3", "data.max_train_samples=39")
     options = (f"compression.activation={precision}", f"pipeline.dtype={dtype}", *epoch)
     run(tmp_path / "with", *options, FEEDBACK)
     run(tmp_path / "without", *options)
@@ -310,16 +323,16 @@ def test_units_that_send_no_activations_have_no_changes_of_them(alone: str, tmp_
         settings_of(tmp_path, (FEEDBACK, alone))
 
 
-@pytest.mark.parametrize("key", ["activations", "last_activations"])
-def test_a_memory_that_is_of_another_model_is_not_restored(tmp_path: Path, key: str) -> None:
+def test_a_memory_that_is_of_another_model_is_not_restored(tmp_path: Path) -> None:
     settings, settled = settings_of(tmp_path, INT4)
     grid = grid_of(settings, settled, None)
     train(grid, settings)
     context = next(iter(grid._contexts.values()))
-    before = records.unpack_record(context.state, key)
     wide = ActivationMemory(1, {0: torch.zeros(2, settings.model.dim + 1)}).pack()
-    message = Message(records.pack_groups({key: wide}), 2, records.RESTORE)
-    answer = units(message, context)
-    assert "WireError" in answer.content["Failure"]["json"]  # type: ignore[index,operator]
-    kept = records.unpack_record(context.state, key)
-    assert all(torch.equal(kept[name], before[name]) for name in before)
+    for key in ("activations", "last_activations"):
+        before = records.unpack_record(context.state, key)
+        message = Message(records.pack_groups({key: wide}), 2, records.RESTORE)
+        answer = units(message, context)
+        assert "WireError" in answer.content["Failure"]["json"]  # type: ignore[index,operator]
+        kept = records.unpack_record(context.state, key)
+        assert all(torch.equal(kept[name], before[name]) for name in before)

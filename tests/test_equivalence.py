@@ -129,8 +129,16 @@ def test_the_cut_and_the_schedule_change_no_bit(tmp_path: Path) -> None:
     assert_equal(even, other)
 
 
-def test_another_seed_gives_another_model(tmp_path: Path) -> None:
-    one, other = (run(tmp_path / str(seed), f"seed={seed}") for seed in (0, 1))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run without options."""
+    folder = tmp_path_factory.mktemp("plain")
+    run(folder)
+    return folder
+
+
+def test_another_seed_gives_another_model(tmp_path: Path, plain: Path) -> None:
+    one, other = weights(plain), run(tmp_path, "seed=1")
     assert not torch.equal(
         one["blocks.0.attention.key.weight"], other["blocks.0.attention.key.weight"]
     )
@@ -164,9 +172,9 @@ def test_counted_bytes_are_activations_of_all_steps_and_the_upload(tmp_path: Pat
     assert 0 < line["bytes_down"] - encoder - down < framing
 
 
-def test_the_whole_model_is_trained(tmp_path: Path) -> None:
-    trained = run(tmp_path / "run")
-    settings, _, tokenizer = load_model(tmp_path / "run")
+def test_the_whole_model_is_trained(plain: Path) -> None:
+    trained = weights(plain)
+    settings, _, tokenizer = load_model(plain)
     fresh: SplitModel = initial_model(settings, tokenizer)
     same = [n for n, tensor in fresh.state_dict().items() if torch.equal(tensor, trained[n])]
     assert same == []

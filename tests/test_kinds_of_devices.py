@@ -112,7 +112,7 @@ def learned(spec: ModelSpec, batch: Batch, device: torch.device) -> Learned:
     with torch.inference_mode():
         hidden = model.encode(moved.inputs, moved.mask)
         loss = cast(Head, model.head).loss(hidden, moved.mask, moved.targets)
-    return Learned([*numbers, float(loss)], weights, state, model.generate(moved, 6))
+    return Learned([*numbers, float(loss)], weights, state, model.generate(moved, 3))
 
 
 def cluster(
@@ -128,7 +128,7 @@ def cluster(
     head = LocalHead(HeadPart(HEAD, modules[HEAD], SETTINGS, state, device))
     spans = [Span(0, 1), Span(1, len(blocks) - 1)]
     segments = tuple(SegmentPlan(f"device-{k}", span) for k, span in enumerate(spans))
-    plan = ClusterPlan(1, segments, 3, "one_f_one_b")
+    plan = ClusterPlan(1, segments, 2, "one_f_one_b")
     return inline_pipeline(plan, embedding, blocks, head), head
 
 

@@ -1,5 +1,7 @@
 """DSSRA in the loop: what is planned is what is trained, and what is written down."""
 
+import contextlib
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import run
+from federated import run, weights
 
 from collapipe.errors import InfeasibleRoundError, PlanViolationError
 from collapipe.plan import ClusterPlan, RoundPlan, SegmentPlan, Span
@@ -29,11 +31,18 @@ def rounds(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_of_four_uneven_clusters_train_as_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(tmp_path, *PLANNED)
-    lines, queues = rounds(tmp_path), [0.0] * 4
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a run, and what it printed."""
+    folder = tmp_path_factory.mktemp("planned")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        run(folder, *PLANNED)
+    return folder, out.getvalue()
+
+
+def test_two_of_four_uneven_clusters_train_as_planned(planned: tuple[Path, str]) -> None:
+    folder, printed = planned
+    lines, queues = rounds(folder), [0.0] * 4
     for line in lines:
         plan = line["plan"]
         assert line["units"] == [cluster["unit"] for cluster in plan["clusters"]]
@@ -50,18 +59,18 @@ def test_two_of_four_uneven_clusters_train_as_planned(
     }
     assert len(cuts) > 1  # each cluster has devices of its own
     assert max(map(len, cuts)) > 1
-    table = capsys.readouterr().out.split("run ")[-1]
+    table = printed.split("run ")[-1]
     for unit in range(4):
         assert f"unit {unit}" in table
     assert "; m=" in table
 
 
-def test_the_same_seed_plans_and_trains_the_same(tmp_path: Path) -> None:
-    first, second = (run(tmp_path / name, *PLANNED) for name in ("first", "second"))
+def test_the_same_seed_plans_and_trains_the_same(tmp_path: Path, planned: tuple[Path, str]) -> None:
+    first, second = weights(planned[0]), run(tmp_path, *PLANNED)
     assert all(first[name].equal(second[name]) for name in first)
     plans = [
-        [{**line["plan"], "certificate": None} for line in rounds(tmp_path / name)]
-        for name in ("first", "second")
+        [{**line["plan"], "certificate": None} for line in rounds(folder)]
+        for folder in (planned[0], tmp_path)
     ]
     assert plans[0] == plans[1]
 

@@ -100,8 +100,7 @@ class HuggingFaceSpec:
         return int(self.own_config.hidden_size)
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        model = copy.deepcopy(_skeleton(self, vocabulary))
-        strip(model, lambda name: self.names.part(name) == EMBEDDING)
+        model = copy.deepcopy(_ends(self, vocabulary)[EMBEDDING])
         return self._filled(EMBEDDING, self._family.embed(model), model, vocabulary)
 
     def build_block(self, index: int) -> nn.Module:
@@ -111,9 +110,8 @@ class HuggingFaceSpec:
         return self._filled(block_name(index), family.block(layer, model, index), model, None)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        model = copy.deepcopy(_skeleton(self, vocabulary))
-        copies = self._family.copies_in(model)
-        strip(model, lambda name: self.names.part(name) == HEAD and name not in copies)
+        model = copy.deepcopy(_ends(self, vocabulary)[HEAD])
+        copies = self.copies(vocabulary)
         if "lm_head.weight" in copies:
             source = copies["lm_head.weight"].removesuffix(".weight")
             model.lm_head = TiedOutput(model.get_submodule(source))
@@ -236,6 +234,16 @@ class HuggingFaceSpec:
 @functools.lru_cache(maxsize=8)  # every part asks for it, and nothing changes it
 def _skeleton(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> Any:
     return skeleton(spec.run_config(vocabulary), spec.class_name)
+
+
+@functools.lru_cache(maxsize=8)  # a copy of either is made for each unit and round
+def _ends(spec: HuggingFaceSpec, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The skeleton with what embedding and head need of it, each by itself."""
+    embedding, head = (copy.deepcopy(_skeleton(spec, vocabulary)) for _ in range(2))
+    copies = spec.copies(vocabulary)
+    strip(embedding, lambda name: spec.names.part(name) == EMBEDDING)
+    strip(head, lambda name: spec.names.part(name) == HEAD and name not in copies)
+    return {EMBEDDING: embedding, HEAD: head}
 
 
 @functools.lru_cache(maxsize=1)  # read once for all parts

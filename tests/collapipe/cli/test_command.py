@@ -68,7 +68,7 @@ def corpus(folder: Path, **files: bytes | None) -> Path:
         (["server_optimizer=fedadam", "server_optimizer.momentum=1"], "must be below 1"),
         (["federation.round_timeout_s=1e10"], "must be at most"),
         (["link.port=70000"], "link.port=70000: must be at most 65535"),
-        (["link.host=192.0.2.1"], "cannot listen there"),
+        ([*TINY, "link.host=192.0.2.1"], "cannot listen there"),
         (["seed=99999999999999999999"], "seed=99999999999999999999: must be below"),
         (["federation.clock=real", "framework.train=false"], "set federation.clock=modelled"),
         (["evaluation.where=units", "framework.train=false"], "evaluation.where=units: with"),

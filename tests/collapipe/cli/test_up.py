@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from federated import TINY
 
 from collapipe.inventory.file import read_inventory
 from collapipe.state import BlockCost
@@ -34,7 +35,8 @@ def test_daemons_are_there_until_a_signal(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_run_and_the_daemons(tmp_path: Path) -> None:
-    command = [*UP, "--", "run", f"hydra.run.dir={tmp_path / 'run'}"]
+    options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path / 'run'}"]
+    command = [*UP, "--", "run", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None
         assert "task dates" in next(iter(process.stdout))

@@ -48,9 +48,14 @@ def small() -> Iterator[None]:
         patch.setattr(fig04, "CLUSTERS", 2)
         patch.setattr(fig05, "CLUSTERS", 8)
         patch.setattr(spreads, "CLUSTERS", 3)
-        patch.setattr(fig11, "ROUNDS", 4)
+        patch.setattr(fig11, "ROUNDS", 3)
         worlds = ("jitter, activations too", "fading, adapters")
-        runs = {key: run for key, run in fig11.RUNS.items() if key[0] not in worlds}
+        slow = "eq. 32 as printed"  # its powers, which the planner's own tests check
+        runs = {
+            (world, how): run
+            for (world, how), run in fig11.RUNS.items()
+            if world not in worlds and slow not in how
+        }
         patch.setattr(fig11, "RUNS", runs)
         patch.setattr(
             fig11, "WORLDS", {w: fig11.WORLDS[w] for w in fig11.WORLDS if w not in worlds}
