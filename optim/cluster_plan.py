@@ -29,7 +29,7 @@ from optim.verify import verify_cluster, verify_round
 T = TypeVar("T")
 Front = tuple[Partition, ...]
 
-_CAPACITY = 1024  # the latest fronts, some MB: two of a unit whose head has a choice
+_CAPACITY = 2**15  # problems: two worlds of 10,000 units, at a few kB each
 _fronts: OrderedDict[tuple[ClusterProblem, ClusterSolver], Front] = OrderedDict()
 
 
