@@ -29,12 +29,15 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+from prometheus_client import Summary
 
 import collapipe
+from collapipe.wire.messages import Failure
 
 _log = logging.getLogger(__name__)
 _APP = "collapipe/collapipe"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_SECONDS = Summary("collapipe_message_seconds", "What messages took here.", ["kind", "outcome"])
 _PAUSE_S = 0.1  # between questions whether there is a message
 
 
@@ -65,7 +68,9 @@ class Messages:
             began = time.monotonic()
             kind = message.metadata.message_type
             reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
-            _log.info("%s: %.1f s", kind, time.monotonic() - began)
+            taken_s, failed = time.monotonic() - began, _has_failed(reply)
+            _log.info("%s: %.1f s%s", kind, taken_s, ", failed" if failed else "")
+            _SECONDS.labels(kind, "failed" if failed else "answered").observe(taken_s)
             push_message(client, reply, context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
 
@@ -92,6 +97,10 @@ class Messages:
             interceptors=list(interceptors),
             retry_invoker=make_simple_http_retry_invoker(),
         )
+
+
+def _has_failed(reply: Message) -> bool:
+    return reply.has_error() or Failure.__name__ in reply.content
 
 
 def _answered(app: ClientApp, message: Message, context: Context, sender: str) -> Message:

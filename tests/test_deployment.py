@@ -144,6 +144,8 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
             deployed = "runtime=deployment", f"runtime.federation={folder.root}"
             run_job([*told, *deployed, f"hydra.run.dir={run_dir}"])
             killer.join()
+            figures = folder.metrics.read_text()
+            assert f"collapipe_round {ROUNDS}.0" in figures and "collapipe_devices" in figures
         local = [*told, f"hydra.run.dir={tmp_path / 'local'}"]
         client = silent_once([each / "unit.yaml" for each in own])
         train(InlineGrid(client, 3, {"overrides": shlex.join(local)}), load_overrides(local))

@@ -291,11 +291,14 @@ def up(
 @app.command()
 def unit(
     file: Annotated[Path, Argument(help="The owner's file: rows, devices, the server.")],
+    metrics_port: Annotated[
+        int | None, Option(min=1, max=65535, help="For Prometheus, on this machine alone.")
+    ] = None,
 ) -> None:
     """Take part in a deployed federation with rows of one's own, until Ctrl-C or SIGTERM."""
     from collapipe.cli.unit import run_unit
 
-    run_unit(file)
+    run_unit(file, metrics_port)
 
 
 @app.command()

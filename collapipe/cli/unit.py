@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from prometheus_client import start_http_server
 
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY
@@ -23,12 +24,12 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import LinkError
+from collapipe.errors import ConfigError, LinkError
 from collapipe.owner import OwnerSection
 
 
-def run_unit(file: Path) -> None:
-    """Answer the server's messages until an interrupt.
+def run_unit(file: Path, metrics_port: int | None) -> None:
+    """Answer the server's messages until an interrupt; Prometheus may ask on this machine.
 
     Raises ``ConfigError`` for a file that does not say all that a deployed unit needs, and
     ``LinkError`` where Flower's SuperNode ends, as it does where the server refuses its key, with
@@ -36,6 +37,8 @@ def run_unit(file: Path) -> None:
     """
     file = file.resolve()
     owner, own = read_unit(file)
+    if metrics_port is not None:
+        _serve_metrics(metrics_port)
     try:
         why = _take_part(file, owner, own)
     except KeyboardInterrupt:
@@ -43,6 +46,13 @@ def run_unit(file: Path) -> None:
         os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
     wrong = next((f"{each.what}: {each.error}" for each in check_unit(file) if each.error), why)
     raise LinkError(f"{owner.name} takes no part: {wrong}")
+
+
+def _serve_metrics(port: int) -> None:
+    try:
+        start_http_server(port, "127.0.0.1")
+    except OSError as error:
+        raise ConfigError(f"--metrics-port {port}: {error.strerror}; choose another") from error
 
 
 def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:

@@ -20,6 +20,7 @@ PORT, LINK_PORT = 8000, 8001
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
 NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their certificates' serials
 ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a serial
+METRICS_FILE = "COLLAPIPE_METRICS_FILE"  # in the environment of a run: where its figures are
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -75,6 +76,11 @@ class ServerFolder:
     def flower_home(self) -> Path:
         """FLWR_HOME: the connection by which runs are submitted, and the SuperLink's records."""
         return self.root / "server" / "flower"
+
+    @property
+    def metrics(self) -> Path:
+        """The last round's figures, for Prometheus."""
+        return self.flower_home / "metrics.prom"
 
     def settings(self) -> ServerSection:
         """Raises ``ConfigError`` where there is no ``server.yaml``, or a bad one."""

@@ -16,7 +16,7 @@ from collapipe.credentials.bundle import Bundle
 from collapipe.credentials.keys import public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
-from collapipe.deployment.server_folder import CONNECTION, NODES, ServerFolder
+from collapipe.deployment.server_folder import CONNECTION, METRICS_FILE, NODES, ServerFolder
 from collapipe.errors import RoundFailedError
 
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
@@ -29,7 +29,7 @@ def serve(folder: ServerFolder) -> None:
     """
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # which says what is wrong with it
-    flower = Flower.at(home)
+    flower = Flower.at(home, {METRICS_FILE: str(folder.metrics)})
     command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder.trusted), "--ssl-certfile", str(folder.certificate)]

@@ -9,17 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 
 from pydantic import TypeAdapter
 from torch.utils.tensorboard import SummaryWriter
 
 from collapipe.config import Settings
+from collapipe.deployment.server_folder import METRICS_FILE
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.report import RoundReport, RoundTraces
 from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
 from optim.planner import RoundRequest
 from server_app.evaluation import Evaluated
+from server_app.records.prometheus import write_metrics
 from server_app.records.summary import History
 
 _log = logging.getLogger(__name__)
@@ -40,6 +43,7 @@ class RunLog:
     folder: RunFolder
     curves: Sequence[LogScalars]
     start: float
+    metrics_file: Path | None = None  # for Prometheus
 
     def add(
         self,
@@ -67,6 +71,8 @@ class RunLog:
         self.folder.append_row("metrics.csv", csv_row(line))
         for log in self.curves:
             log(_scalars(line), report.round)
+        if self.metrics_file is not None:
+            write_metrics(self.metrics_file, line)
 
 
 @contextmanager
@@ -77,7 +83,8 @@ def run_log(folder: RunFolder, settings: Settings, history: History) -> Iterator
         if settings.tracking.mlflow:
             mlflow = mlflow_log(settings.tracking.mlflow, folder, settings)
             curves.append(stack.enter_context(mlflow))
-        yield RunLog(folder, curves, history.start)
+        metrics = os.environ.get(METRICS_FILE)
+        yield RunLog(folder, curves, history.start, Path(metrics) if metrics else None)
 
 
 @contextmanager

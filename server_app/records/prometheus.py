@@ -1,0 +1,39 @@
+"""The last round as a file for Prometheus, which ``collapipe deploy serve`` hands out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+from collapipe.report import RoundReport
+
+
+def write_metrics(file: Path, line: RoundReport) -> None:
+    """Replace ``file`` by what is known after the round; bytes and seconds are the round's own."""
+    registry = CollectorRegistry()
+
+    def tell(name: str, words: str, value: float | None) -> None:
+        if value is not None:
+            Gauge(f"collapipe_{name}", words, registry=registry).set(value)
+
+    def tell_each(name: str, words: str, label: str, values: Mapping[str, float]) -> None:
+        gauge = Gauge(f"collapipe_{name}", words, [label], registry=registry)
+        for key, value in values.items():
+            gauge.labels(key).set(value)
+
+    tell("round", "Rounds that have ended.", line.round)
+    tell("units", "Units that finished the last round.", len(line.units))
+    tell("failures", "Units that were scheduled for it and failed.", len(line.failures))
+    tell("excluded", "Units that could not be planned with.", len(line.excluded))
+    tell("samples", "Samples that were trained on.", line.samples)
+    tell("train_loss", "Mean over the units' steps.", line.train_loss)
+    tell("evaluation_loss", "On the server's rows.", line.evaluation_loss)
+    tell("wall_seconds", "Since the run began.", line.wall_s)
+    tell_each("seconds", "Of each phase.", "phase", line.seconds)
+    ways = {"up": float(line.bytes_up), "down": float(line.bytes_down)}
+    tell_each("bytes", "Activations, gradients and weights.", "way", ways)
+    queues = {str(unit): length for unit, length in enumerate(line.kept_queues)}
+    tell_each("queue", "Virtual queue Y of each unit.", "unit", queues)
+    devices = {str(unit): float(len(reports)) for unit, reports in line.devices.items()}
+    tell_each("devices", "Real devices that worked for each unit.", "unit", devices)
+    write_to_textfile(str(file), registry)
