@@ -77,6 +77,7 @@ def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocab
         num_samples=settings.federation.local_steps * settings.batch_size if traffic else 0,
         rng=_generator(settings, "uplink", unit),
         payloads=offered if settings.chooses_payloads else (),
+        unit=unit,
     )
 
 

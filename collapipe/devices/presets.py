@@ -215,8 +215,9 @@ class ChannelPreset:
         gradient_bits: float = 0.0,
         num_samples: int = 0,
         payloads: tuple[Payload, ...] = (),
+        unit: int = 0,
     ) -> Uplink:
-        """A control unit's uplink to all channels.
+        """A control unit's uplink to all channels; ``unit`` is whose, and here all are drawn alike.
 
         Bits of activations and gradients are those of a round, and so is the number of samples that
         pass the head on the server.

@@ -21,8 +21,8 @@ class InventoryCluster:
     file for one unit is that of any.
 
     A device that is described by its hardware gets the law of the run's model and batch, one with a
-    measured ``chunk`` has that. The file's model, batch size, channels and uplinks are for ``plan``
-    alone: radio is that of the option ``channel``.
+    measured ``chunk`` has that. The file's model and batch size are for ``plan`` alone, and so are
+    its channels and uplinks unless ``channel=file`` takes them, too.
     """
 
     file: str  # YAML, see docs/planning.md
