@@ -44,13 +44,6 @@ def test_a_run_is_scheduled_with_the_files_radio(tmp_path: Path) -> None:
 
 
 def test_a_file_without_channels_is_refused() -> None:
-    settings = load_overrides(
-        [
-            *FILE[:1],
-            "cluster.file=docs/examples/workshop.yaml",
-            "channel=file",
-            "federation.num_units=1",
-        ]
-    )
+    file = "cluster.file=docs/examples/workshop.yaml"
     with pytest.raises(ConfigError, match=r"workshop\.yaml has no channels"):
-        _ = settings.channel
+        load_overrides(["cluster=file", file, "channel=file", "federation.num_units=1"])
