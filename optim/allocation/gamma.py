@@ -108,13 +108,10 @@ class _Search:
         feasible = np.isfinite(finish)
         order = np.argsort(finish[feasible])
         units = np.nonzero(feasible)[1][order]
-        costs = self.costs.min(axis=2)
-        least = np.full((finish.shape[1], len(order)), np.inf)
-        least[units, np.arange(len(order))] = costs[feasible][order]
-        np.minimum.accumulate(least, axis=1, out=least)
-        cheapest = np.partition(least, cardinality - 1, axis=0)[:cardinality]
-        possible = np.isfinite(cheapest[-1])
-        return finish[feasible][order][possible], cheapest.sum(axis=0)[possible]
+        costs = self.costs.min(axis=2)[feasible][order]
+        drifts = _least_sums(units, costs, cardinality)
+        possible = np.isfinite(drifts)
+        return finish[feasible][order][possible], drifts[possible]
 
     def candidates(
         self, deadlines_s: Floats, drifts: Floats, value: float
@@ -131,6 +128,26 @@ class _Search:
         finish = np.unique(self.finish_s[(self.finish_s >= first) & (self.finish_s <= last)])
         drift = drifts[np.searchsorted(deadlines_s, finish, side="right") - 1]
         return finish, self.weight * finish + drift
+
+
+def _least_sums(units: Ints, costs: Floats, cardinality: int) -> Floats:
+    """After each option, of a unit and a cost: the sum of the ν least of the units' least costs;
+    infinite as long as fewer than ν units have one.
+
+    Who is not among the ν comes in by a lower cost of its own alone, since costs only fall.
+    """
+    chosen = dict[int, float]()
+    sums, dearest, total = np.empty(len(units)), math.inf, math.inf
+    for place, (unit, cost) in enumerate(zip(units.tolist(), costs.tolist(), strict=True)):
+        full = len(chosen) == cardinality
+        if cost < chosen.get(unit, dearest if full else math.inf):
+            if full and unit not in chosen:
+                del chosen[max(chosen, key=chosen.__getitem__)]
+            chosen[unit] = cost
+            if len(chosen) == cardinality:
+                dearest, total = max(chosen.values()), sum(chosen.values())
+        sums[place] = total
+    return sums
 
 
 def _best(search: _Search, stop_at: float) -> tuple[_MatchedRound, float]:
