@@ -4,21 +4,24 @@ import threading
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 from datasets import Dataset
-from flwr_datasets.partitioner import Partitioner
 from numpy.typing import NDArray
 
 from collapipe.errors import DataError
 from collapipe.seeds import derive
+
+if TYPE_CHECKING:  # it draws, and takes a second to import; owners' units do without
+    from flwr_datasets.partitioner import Partitioner
 
 _BUCKET = 8  # batches: the padding left is small, a batch's rows are still drawn from many
 WAY_OUT = "lower federation.num_units or set another data.partitioner"
 _quiet = threading.Lock()  # standard error is one for all threads
 
 
-def shard(partitioner: Partitioner, unit: int) -> Dataset:
+def shard(partitioner: "Partitioner", unit: int) -> Dataset:
     """The part of the partitioner's rows that is unit ``unit``'s.
 
     Raises ``DataError`` where it cannot divide these rows or leaves the unit without any.
@@ -30,14 +33,14 @@ def shard(partitioner: Partitioner, unit: int) -> Dataset:
     return mine
 
 
-def part(partitioner: Partitioner, unit: int) -> Dataset:
+def part(partitioner: "Partitioner", unit: int) -> Dataset:
     """As ``shard``; of few rows a unit may have none."""
     # Partitioners print bars, and warn of each draw that they repeat; what matters they raise.
     with _quiet, redirect_stderr(StringIO()):
         return _part(partitioner, unit, len(partitioner.dataset))
 
 
-def _part(partitioner: Partitioner, unit: int, num_rows: int) -> Dataset:
+def _part(partitioner: "Partitioner", unit: int, num_rows: int) -> Dataset:
     kind = type(partitioner).__name__
     try:
         count = partitioner.num_partitions

@@ -4,9 +4,9 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from datasets import Dataset
-from flwr_datasets.partitioner import NaturalIdPartitioner, Partitioner
 
 from collapipe.config import Settings
 from collapipe.config.settings import build
@@ -19,6 +19,9 @@ from collapipe.tasks.text_task import check_listed, in_order
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.words import count_words
 from collapipe.wire.messages import RowsReply, Split
+
+if TYPE_CHECKING:  # it draws, and takes a second to import; owners' units do without
+    from flwr_datasets.partitioner import Partitioner
 
 _loading = threading.Lock()  # units of one process share what is read
 _BYTES = "bytes"
@@ -122,7 +125,7 @@ def _train(settings: Settings) -> Dataset:
 
 
 @functools.lru_cache(maxsize=1)
-def _partitioner(settings: Settings) -> Partitioner:
+def _partitioner(settings: Settings) -> "Partitioner":
     """With its rows, which it takes only once."""
     partitioner: Partitioner = settings.build("data.partitioner")
     partitioner.dataset = _train(settings)
@@ -158,6 +161,8 @@ def _held_out_part(settings: Settings, rows: Dataset, unit: int) -> Dataset:
     partitioner: Partitioner = build("data.partitioner", chosen)
     by = chosen.get("partition_by")
     _check_column(by, rows)
+    from flwr_datasets.partitioner import NaturalIdPartitioner
+
     if isinstance(partitioner, NaturalIdPartitioner):
         mine = set(_shard(settings, unit)[by])
         return rows.select([row for row, value in enumerate(rows[by]) if value in mine])
