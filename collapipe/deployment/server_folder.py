@@ -18,8 +18,8 @@ from collapipe.inventory.yaml_file import load
 
 PORT, LINK_PORT = 8000, 8001
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
-NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their certificates' serials
-ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a serial
+NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys' fingerprints
+ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from collapipe.credentials import files
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import Bundle
-from collapipe.credentials.keys import public_key
+from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
 from collapipe.deployment.server_folder import CONNECTION, NODES, ServerFolder
@@ -55,32 +56,37 @@ def _admit_for_good(folder: ServerFolder, flower: Flower, process: subprocess.Po
     nodes = _Nodes(flower)
     while process.poll() is None:
         authority = AuthorityFolder(folder.authority)
-        for each in authority.issued():
-            if each.member.role == Role.UNIT:
-                nodes.settle(each, authority.state(each) == "valid")
+        valid = [each for each in authority.issued() if authority.state(each) == "valid"]
+        units = [each for each in valid if each.member.role == Role.UNIT]
+        # A unit that was signed anew, with its key, has two certificates.
+        nodes.settle({fingerprint(public_key(each.certificate)): each for each in units})
         time.sleep(_LOOK_S)
 
 
 class _Nodes:
-    """Units that the SuperLink knows: Flower's numbers of them by their certificates' serials, in a
+    """Units that the SuperLink knows: Flower's numbers of them by their keys' fingerprints, in a
     file, for Flower lists nodes without their names."""
 
     def __init__(self, flower: Flower) -> None:
         self._flower, self._file = flower, flower.home / NODES
         self._file.unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
         self._known: dict[str, str] = {}
+        self._names: dict[str, str] = {}
 
-    def settle(self, unit: Bundle, valid: bool) -> None:
-        """Make the unit known, or unknown where its certificate is not ``valid`` any more."""
-        serial, name = f"{unit.member.serial:x}", unit.member.name
-        if valid == (serial in self._known):
-            return
-        if valid:
-            self._known[serial] = self._register(unit)
-        else:
-            self._flower.ask("supernode", "unregister", self._known.pop(serial), CONNECTION)
-        files.replace(self._file, json.dumps(self._known).encode())
-        print(f"unit {name} may come" + ("" if valid else " no more"), flush=True)
+    def settle(self, units: Mapping[str, Bundle]) -> None:
+        """Make known these units and no others, then say so."""
+        new, gone = units.keys() - self._known.keys(), self._known.keys() - units.keys()
+        for key in new:
+            self._known[key] = self._register(units[key])
+            self._names[key] = units[key].member.name
+        for key in gone:
+            self._flower.ask("supernode", "unregister", self._known.pop(key), CONNECTION)
+        if new or gone or not self._file.exists():
+            files.replace(self._file, json.dumps(self._known).encode())
+        for name in sorted(self._names[key] for key in new):
+            print(f"unit {name} may come", flush=True)
+        for name in sorted(self._names.pop(key) for key in gone):
+            print(f"unit {name} may come no more", flush=True)
 
     def _register(self, unit: Bundle) -> str:
         key = public_key(unit.certificate).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
