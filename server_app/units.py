@@ -257,9 +257,9 @@ def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
         time.sleep(_POLL_S)
     if not least <= len(nodes) <= wanted:
         raise ConfigError(
-            f"{len(nodes)} nodes are connected, federation.num_units={wanted}; start with "
-            f"--federation-config 'num-supernodes={wanted}' or set federation.num_units, or "
-            "federation.min_units to begin with fewer"
+            f"{len(nodes)} nodes are connected, federation.num_units={wanted}; start the others "
+            f"(simulated ones by --federation-config 'num-supernodes={wanted}'), set "
+            "federation.num_units, or federation.min_units to begin with fewer"
         )
     return nodes
 

@@ -143,14 +143,15 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
+            said = last_line(log.read_text(errors="replace"))
             raise CollaPipeError(
-                f"flower-superlink ended with status {process.returncode}: "
-                f"{last_line(log.read_text(errors='replace'))}"
+                f"port {port}: Flower's process ended with status {process.returncode} before it "
+                f"listened there: {said}"
             )
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(_POLL_SECONDS)
-    raise CollaPipeError(f"flower-superlink did not open port {port} within {_START_SECONDS:.0f} s")
+    raise CollaPipeError(f"port {port}: Flower did not open it within {_START_SECONDS:.0f} s")
 
 
 def last_line(text: str) -> str:

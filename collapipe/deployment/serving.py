@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
 from collapipe.deployment.server_folder import CONNECTION, NODES, ServerFolder
-from collapipe.errors import RoundFailedError
+from collapipe.errors import ConfigError, RoundFailedError
 
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
 
@@ -30,6 +31,7 @@ def serve(folder: ServerFolder) -> None:
     """
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # which says what is wrong with it
+    _check_free(settings.port, folder)
     flower = Flower.at(home)
     command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]
@@ -49,6 +51,16 @@ def serve(folder: ServerFolder) -> None:
             process.terminate()
             process.wait()
     raise RoundFailedError(f"the SuperLink ended with status {process.returncode}; {log} says why")
+
+
+def _check_free(port: int, folder: ServerFolder) -> None:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port}: cannot be opened ({error.strerror}); end what listens there, or change "
+            f"port in {folder.root / 'server.yaml'} and in each owner's unit.yaml"
+        ) from error
 
 
 def _admit_for_good(folder: ServerFolder, flower: Flower, process: subprocess.Popen[bytes]) -> None:
