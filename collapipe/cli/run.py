@@ -185,6 +185,7 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
 
 def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     from collapipe.cli.simulation import run_simulation
+    from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import load_shards, load_test, load_validation
 
@@ -195,11 +196,12 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
             _ = load_validation(settings), load_test(settings)
     units = settings.federation.num_units
     if not run_simulation(Path(__file__).parents[2], overrides, units, resume or ""):
-        raise _cause(Path(settings.run_dir) / "summary.json")
+        raise take_failure(Path(settings.run_dir))
 
 
 def _run_deployed(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     from collapipe.deployment.submitting import submit
+    from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import load_test, load_validation
 
@@ -207,16 +209,7 @@ def _run_deployed(overrides: Sequence[str], settings: Settings, resume: str | No
         _ = load_validation(settings), load_test(settings)
     federation = str(settings.runtime.federation)
     if not submit(federation, Path(__file__).parents[2], overrides, resume or ""):
-        raise _cause(Path(settings.run_dir) / "summary.json")
-
-
-def _cause(summary: Path) -> CollaPipeError:
-    """What ended a run that Flower started, as its ServerApp wrote it down."""
-    if not summary.exists():
-        return RoundFailedError("the run failed; its last lines above say why")
-    ended = json.loads(summary.read_text(encoding="utf-8"))
-    kind = ConfigError if ended["exit_status"] == ConfigError.exit_status else RoundFailedError
-    return kind(ended["error"])
+        raise take_failure(Path(settings.run_dir))
 
 
 def _deployed(overrides: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ _QUIET = {
 }
 _START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
 _POLL_SECONDS = 0.1
+_NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
 
 
@@ -92,12 +93,13 @@ class Flower:
         raise CollaPipeError(f"flwr {arguments[0]} failed: {last_line(output)}")
 
     def _stream_log(self, run_id: str, *connection: str) -> None:
-        """Copy the run's output, line by line, to standard output until the run has ended."""
+        """Copy the run's output, line by line, to standard output until the run has ended, but for
+        Flower's own words and the error, which who waits for the run tells."""
         command = ["flwr", "log", run_id, *connection, "--stream"]
         with self.process(command, subprocess.PIPE, subprocess.DEVNULL) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                if not line.startswith(b"Using SuperLink:"):  # Flower's command, not the app
+                if not line.startswith(_NOT_SHOWN):
                     print(line.decode(errors="replace"), end="", flush=True)
 
     def submit(self, app_dir: Path, *options: str) -> str:
