@@ -1,6 +1,7 @@
 """The folder of a deployed federation's server: what is in it, and how it is written."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.config.overrides import literal
+from collapipe.config.overrides import literal, parse, quoted
 from collapipe.credentials import authority, files
 from collapipe.credentials.member import check_name
 from collapipe.errors import ConfigError
@@ -84,6 +85,19 @@ class ServerFolder:
                 f"{self.root}: has no server.yaml; collapipe deploy init makes such a folder"
             )
         return load(file).parse(ServerSection)
+
+
+def with_folder(overrides: Sequence[str]) -> list[str]:
+    """With what the folder that ``runtime.federation`` names says, in front of what is chosen.
+
+    Raises ``ConfigError`` where that folder is none of ``create``.
+    """
+    named = [str(e.value()) for e in parse(overrides) if e.key_or_group == "runtime.federation"]
+    if not named or not Path(named[-1]).is_dir():  # else it is a name of Flower's configuration
+        return [*overrides]
+    folder = Path(named[-1]).resolve()
+    own = ServerFolder(folder).settings().options()
+    return [*own, *overrides, f"runtime.federation={quoted(folder)}"]
 
 
 def create(root: Path, units: list[str], host: str, port: int, link_port: int) -> ServerFolder:

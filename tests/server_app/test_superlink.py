@@ -103,9 +103,9 @@ def test_who_is_on_the_machine_submits_runs(host: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "admitted"),
     [
-        (fingerprint(KEY.public_key()), True),
-        (fingerprint(STRANGER.public_key()), False),
-        ("", False),
+        pytest.param(fingerprint(KEY.public_key()), True, id="admitted"),
+        pytest.param(fingerprint(STRANGER.public_key()), False, id="stranger"),
+        pytest.param("", False, id="none"),
     ],
 )
 def test_a_unit_is_told_whether_it_may_come(key: str, admitted: bool, tmp_path: Path) -> None:

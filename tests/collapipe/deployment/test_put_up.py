@@ -12,7 +12,7 @@ from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import read_request
 from collapipe.credentials.member import Role
-from collapipe.deployment.server_folder import ServerFolder, ServerSection, create
+from collapipe.deployment.server_folder import ServerFolder, ServerSection, create, with_folder
 from collapipe.errors import ConfigError
 from collapipe.owner import read_owner
 
@@ -63,14 +63,12 @@ def test_bad_names_make_nothing(units: str, tmp_path: Path, command: Command) ->
 
 
 def test_a_run_takes_what_the_folder_says_unless_told_otherwise(tmp_path: Path) -> None:
-    from collapipe.cli.run import _deployed
-
     folder = create(tmp_path / "f", ["a", "b"], "2001:db8::1", 9000, 9001)
     told = ["runtime=deployment", f"runtime.federation={folder.root}"]
-    settings = load_overrides(_deployed(told))
+    settings = load_overrides(with_folder(told))
     assert settings.federation.num_units == 2
     assert settings.link.dialled(9001) == "[2001:db8::1]:9001"
-    assert load_overrides(_deployed([*told, "link.port=7"])).link.port == 7
+    assert load_overrides(with_folder([*told, "link.port=7"])).link.port == 7
     with pytest.raises(ConfigError, match=r"runtime\.federation=null"):
         load_overrides(["runtime=deployment"])
 
