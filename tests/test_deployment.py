@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
+from urllib.error import HTTPError
 
 import psutil
 import pytest
@@ -23,17 +24,13 @@ from device_cluster import daemons
 from federated import train, weights
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
-from flwr.supernode.fleet_http_connection import http_request_response
 from test_devices import inventory
 from test_owners import MODEL, written
 
 from client_app.app import app
 from collapipe.cli.run import run_job
 from collapipe.config import load_overrides
-from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
-from collapipe.credentials.keys import read_request
 from collapipe.credentials.member import Role
 from collapipe.deployment.checking import findings
 from collapipe.deployment.flower import free_port
@@ -44,17 +41,6 @@ UNITS = ["berlin", "paris", "rome"]
 ROUNDS, LOST = 4, 3  # rome is killed when this round begins, and returns in the next
 _GOODBYE_S = 1.0  # for a SuperNode to notice that its unit was killed, or to say that it is there
 _GONE = 5  # Flower's code of a node that is not there
-
-
-def admit(folder: ServerFolder, unit: str) -> Path:
-    """What the owner and the server do, each on a machine of its own; the owner's folder."""
-    own = folder.root / "units" / unit
-    credentials.request(own / "credentials", unit)
-    file = own / "credentials" / "request.pem"
-    request = read_request(file.read_bytes(), file)
-    signed, _ = AuthorityFolder(folder.authority).sign(request, Role.UNIT, 30)
-    credentials.install(own / "credentials", signed)
-    return own
 
 
 class Processes:
@@ -117,7 +103,9 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     ports = free_port(), free_port()
     folder = create(tmp_path / "federation", UNITS, "127.0.0.1", *ports)
     before = set(psutil.Process().children(recursive=True))
-    own = [admit(folder, unit) for unit in UNITS]
+    own = [folder.root / "units" / unit for unit in UNITS]
+    for unit, where in zip(UNITS, own, strict=True):
+        AuthorityFolder(folder.authority).add(unit, Role.UNIT, 30, where / "credentials")
     with ExitStack() as stack:
         for number, unit in enumerate(own):
             written(unit / "train.csv", 24 + 3 * number, number)
@@ -161,13 +149,8 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
     context = ssl.create_default_context(cafile=str(folder.trusted))
     told = urllib.request.urlopen(f"https://127.0.0.1:{port}{ADMITTED}1", context=context)
     assert not json.loads(told.read())["admitted"]
-    stranger = generate_key_pairs()
-    known = f"127.0.0.1:{port}", False, folder.trusted.read_bytes()
-    with (
-        pytest.raises(SystemExit),
-        http_request_response(*known, stranger, max_retries=0),
-    ):
-        pass
+    with pytest.raises(HTTPError, match="401"):
+        urllib.request.urlopen(f"https://127.0.0.1:{port}/v1/fleet/x", b"unsigned", context=context)
 
 
 def overrides(folder: Path) -> list[str]:

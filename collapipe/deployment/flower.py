@@ -157,5 +157,7 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
 
 
 def last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """Of those with words of their own: httpx ends an error with where to read more."""
+    lines = [line.strip() for line in text.splitlines() if not line.startswith("For more")]
+    lines = [line for line in lines if line]
     return lines[-1] if lines else "it said nothing"

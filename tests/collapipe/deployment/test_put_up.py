@@ -8,9 +8,7 @@ import pytest
 import yaml
 
 from collapipe.config import load_overrides
-from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
-from collapipe.credentials.keys import read_request
 from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ServerFolder, ServerSection, create, with_folder
 from collapipe.errors import ConfigError
@@ -22,11 +20,7 @@ Command = Callable[..., tuple[int, str, str]]
 def signed(folder: ServerFolder, unit: str, role: Role = Role.UNIT, days: int = 30) -> Path:
     """The unit's file, once its owner has a certificate."""
     own = folder.root / "units" / unit
-    credentials.request(own / "credentials", unit)
-    file = own / "credentials" / "request.pem"
-    request = read_request(file.read_bytes(), file)
-    bundle, _ = AuthorityFolder(folder.authority).sign(request, role, days)
-    credentials.install(own / "credentials", bundle)
+    AuthorityFolder(folder.authority).add(unit, role, days, own / "credentials")
     (own / "train.csv").write_text("text,label\na,b\n")
     return own / "unit.yaml"
 
