@@ -69,7 +69,7 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
     elsewhere, to send the run's curves somewhere or to listen to other machines."""
     federation = settings.runtime.federation
     asked = {
-        "runtime.federation": (federation, "to train there", "runtime=local"),
+        "runtime.federation": (federation, "to train there", None),
         "tracking.mlflow": (
             settings.tracking.mlflow,
             "to send curves there",
@@ -85,9 +85,11 @@ def check_addresses(settings: Settings, given: Sequence[str]) -> None:
     repeated = {override.key_or_group for override in parse(given)}
     for option, (value, what, instead) in asked.items():
         if value and value not in _OWN_MACHINE and option not in repeated:
+            way_out = "to do so repeat it as an option" + (
+                f", or else add {instead}" * bool(instead)
+            )
             raise ConfigError(
-                f"{option}={one_line(value)}: the run's folder asks {what}; to do so repeat it as "
-                f"an option, or else add {instead}"
+                f"{option}={one_line(value)}: the run's folder asks {what}; {way_out}"
             )
 
 
