@@ -138,8 +138,8 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     assert here.keys() == expected.keys()
     assert [name for name in here if not torch.equal(here[name], expected[name])] == []
     assert set(psutil.Process().children(recursive=True)) <= before
-    left = [each for each in psutil.process_iter() if str(folder.root) in " ".join(each.cmdline())]
-    assert left == []
+    commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    assert [each for each in commands if str(folder.root) in each] == []
 
 
 def refuse_strangers(folder: ServerFolder, port: int) -> None:

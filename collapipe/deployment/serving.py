@@ -67,12 +67,15 @@ def _admit_for_good(folder: ServerFolder, flower: Flower, process: subprocess.Po
     """Until the SuperLink ends."""
     nodes = _Nodes(flower)
     while process.poll() is None:
-        authority = AuthorityFolder(folder.authority)
-        valid = [each for each in authority.issued() if authority.state(each) == "valid"]
-        units = [each for each in valid if each.member.role == Role.UNIT]
-        # A unit that was signed anew, with its key, has two certificates.
-        nodes.settle({fingerprint(public_key(each.certificate)): each for each in units})
+        nodes.settle(admissible(AuthorityFolder(folder.authority)))
         time.sleep(_LOOK_S)
+
+
+def admissible(authority: AuthorityFolder) -> dict[str, Bundle]:
+    """Units by their keys' fingerprints; one that was signed anew has two certificates of a key."""
+    valid = [each for each in authority.issued() if authority.state(each) == "valid"]
+    units = [each for each in valid if each.member.role == Role.UNIT]
+    return {fingerprint(public_key(each.certificate)): each for each in units}
 
 
 class _Nodes:

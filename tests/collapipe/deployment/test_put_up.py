@@ -1,5 +1,6 @@
 """What ``deploy init`` writes, and what ``deploy check`` and ``unit`` say before anything runs."""
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,19 @@ import pytest
 import yaml
 
 from collapipe.config import load_overrides
+from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
-from collapipe.deployment.server_folder import ServerFolder, ServerSection, create, with_folder
+from collapipe.deployment.flower import Flower
+from collapipe.deployment.server_folder import (
+    NODES,
+    ServerFolder,
+    ServerSection,
+    create,
+    with_folder,
+)
+from collapipe.deployment.serving import _Nodes, admissible
 from collapipe.errors import ConfigError
 from collapipe.owner import read_owner
 
@@ -99,3 +110,37 @@ def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: 
         broken.write_text("\n".join(line for line in lines if not line.startswith(f"{key}:")))
         status, _, err = command("unit", broken)
         assert status == 2 and f"{key} is missing" in err
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(
+    command: Command, tmp_path: Path
+) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", port, port)
+        status, out, err = command("deploy", "serve", folder.root)
+    assert (status, out) == (2, "") and err.startswith(f"error: port {port}: ")
+
+
+def test_a_unit_that_is_signed_anew_is_known_once(tmp_path: Path) -> None:
+    """And goes when no certificate of its key is valid any more."""
+    asked = list[str]()
+
+    class Told(Flower):
+        def ask(self, *arguments: str) -> dict[str, str]:
+            asked.append(arguments[1])
+            return {"node-id": "17"}
+
+    authority = create(tmp_path / "f", ["berlin"], "127.0.0.1", 9000, 9001).authority
+    own = tmp_path / "credentials"
+    key = credentials.request(own, "berlin")
+    for _ in range(2):
+        AuthorityFolder(authority).sign(key, Role.UNIT, 30)
+    nodes = _Nodes(Told.at(tmp_path))
+    for _ in range(2):
+        nodes.settle(admissible(AuthorityFolder(authority)))
+    assert [*json.loads((tmp_path / NODES).read_text())] == [fingerprint(key.public_key)]
+    AuthorityFolder(authority).revoke("berlin")
+    nodes.settle(admissible(AuthorityFolder(authority)))
+    assert json.loads((tmp_path / NODES).read_text()) == {}
+    assert asked == ["register", "unregister"]
