@@ -21,19 +21,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from machine import machine
 from scipy import stats
 
 from collapipe.cli.run import run_job
-from collapipe.credentials import credentials
+from collapipe.credentials import files
 from collapipe.credentials.authority import AuthorityFolder
-from collapipe.credentials.keys import read_request
+from collapipe.credentials.bundle import KEY
+from collapipe.credentials.keys import openssh
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, free_port
 from collapipe.deployment.server_folder import ServerFolder, create
@@ -94,16 +89,10 @@ def put_up(root: Path) -> ServerFolder:
     (root / "rows.csv").write_text(f"text,label\n{rows}\n")
     for unit in UNITS:
         own = folder.root / "units" / unit
-        credentials.request(own / "credentials", unit)
-        file = own / "credentials" / "request.pem"
-        request = read_request(file.read_bytes(), file)
-        signed, _ = AuthorityFolder(folder.authority).sign(request, Role.UNIT, 30)
-        credentials.install(own / "credentials", signed)
+        AuthorityFolder(folder.authority).add(unit, Role.UNIT, 30, own / "credentials")
         (own / "train.csv").write_text(f"text,label\n{rows}\n")
-        key = load_pem_private_key((own / "credentials" / "key.pem").read_bytes(), None)
-        form = Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
-        (own / "key").write_bytes(key.private_bytes(*form))
-        (own / "key").chmod(0o600)
+        key = openssh((own / "credentials" / KEY).read_bytes())
+        files.write_new(own / "key", key, files.PRIVATE)
     return folder
 
 

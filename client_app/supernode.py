@@ -11,9 +11,10 @@ Flower's own and no published interface: this file alone knows of it.
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import httpx
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode, SubStatus
@@ -26,12 +27,12 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 from prometheus_client import Summary
 
 import collapipe
+from collapipe.errors import one_line
 from collapipe.wire.messages import Failure
 
 _log = logging.getLogger(__name__)
@@ -56,23 +57,31 @@ class Messages:
         client = self._client(RuntimeVersionHttpInterceptor(component_name="SuperExec"), auth)
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         while True:
-            found = client.AcquireTask(wanted)
-            if found.token:
-                self._answer_one(app, found.token)
-            else:
-                time.sleep(_PAUSE_S)
+            with suppress(httpx.HTTPError):  # whether the SuperNode lives, its parent looks
+                found = client.AcquireTask(wanted)
+                if found.token:
+                    self._answer_one(app, found.token)
+                    continue
+            time.sleep(_PAUSE_S)
 
     def _answer_one(self, app: ClientApp, token: str) -> None:
+        """Or say that there is no answer: the SuperNode takes no other message before."""
         with self._task(token) as client:
-            message, context, run, _ = pull_task_input(client)  # no code of the server's is used
-            began = time.monotonic()
-            kind = message.metadata.message_type
-            reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
-            taken_s, failed = time.monotonic() - began, _has_failed(reply)
-            _log.info("%s: %.1f s%s", kind, taken_s, ", failed" if failed else "")
-            _SECONDS.labels(kind, "failed" if failed else "answered").observe(taken_s)
-            push_message(client, reply, context)
-            push_task_output(client, context, SubStatus.COMPLETED, "")
+            try:
+                # The last of these is the server's code, which is not used.
+                message, context, run, _ = pull_task_input(client)
+                began = time.monotonic()
+                kind = message.metadata.message_type
+                reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
+                taken_s, failed = time.monotonic() - began, _has_failed(reply)
+                _log.info("%s: %.1f s%s", kind, taken_s, ", failed" if failed else "")
+                _SECONDS.labels(kind, "failed" if failed else "answered").observe(taken_s)
+                push_message(client, reply, context)
+                push_task_output(client, context, SubStatus.COMPLETED, "")
+            except Exception as error:
+                # Such as after a minute's sleep of the machine, when it has been given up.
+                _log.warning("a message is not answered: %s", one_line(error))
+                push_task_output(client, None, SubStatus.FAILED, "not answered")
 
     @contextmanager
     def _task(self, token: str) -> Iterator[RuntimeHttpClient]:
@@ -81,7 +90,14 @@ class Messages:
             RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
             RuntimeTokenHttpInterceptor(token),
         )
-        heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        beat = make_task_heartbeat_fn_http(client)
+
+        def beat_while_wanted() -> bool:
+            with suppress(httpx.HTTPStatusError):  # given up: who pushes the reply hears it
+                return beat()
+            return True
+
+        heart = HeartbeatSender(beat_while_wanted)
         heart.start()
         try:
             yield client
@@ -95,8 +111,7 @@ class Messages:
             insecure=True,  # on this machine
             root_certificates=None,
             interceptors=list(interceptors),
-            retry_invoker=make_simple_http_retry_invoker(),
-        )
+        )  # Flower's own way to try again sends this process SIGINT where a token has expired
 
 
 def _has_failed(reply: Message) -> bool:

@@ -144,6 +144,15 @@ def name_of(node_config: Mapping[str, Any]) -> str:
     return (_read(node_config)[0].name or "") if has_owner(node_config) else ""
 
 
+def check_dialled(address: str, node_config: Mapping[str, Any]) -> None:
+    """Raise ``OwnerError`` where the server would have a deployed unit dial another than itself:
+    a host that only the owner reaches, or a socket that is a file."""
+    server = _read(node_config)[0].server if has_owner(node_config) else None
+    host, _, port = address.rpartition(":")
+    if server is not None and (host != server.rpartition(":")[0] or not port.isdecimal()):
+        raise _refusal("link.advertise", "is another host than the server in the owner's file")
+
+
 def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
     """What the server is told of an error: nothing of an owner's values and paths, which only the
     log of the unit has."""

@@ -1,12 +1,15 @@
 """The ServerApp: configuration in, a trained model in the run's folder."""
 
+import logging
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from collapipe import config
-from collapipe.errors import ConfigError
+from collapipe.config import Settings
+from collapipe.errors import CollaPipeError, ConfigError, printable
+from collapipe.runs.failure import write_failure
 from server_app.grid import make_prompt
 from server_app.training import train
 
@@ -17,6 +20,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run a whole training, as Flower calls it."""
     settings = config.load(context.run_config)
+    try:
+        _train(grid, settings, str(context.run_config.get("resume", "")) or None)
+    except CollaPipeError as error:
+        write_failure(Path(settings.run_dir), error)
+        print(f"error: {printable(str(error))}", flush=True)
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it would print where it was raised
+        raise
+
+
+def _train(grid: Grid, settings: Settings, resume: str | None) -> None:
     for option, path in settings.data.paths().items():
         if not path.is_absolute():  # Flower's processes work in a folder of their own
             raise ConfigError(
@@ -24,4 +37,4 @@ def main(grid: Grid, context: Context) -> None:
             )
     # What is wrong with these options is said before there is a folder.
     _ = settings.planner, settings.server_device
-    train(make_prompt(grid), settings, str(context.run_config.get("resume", "")) or None)
+    train(make_prompt(grid), settings, resume)

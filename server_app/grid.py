@@ -142,16 +142,21 @@ def make_prompt(grid: Grid) -> Grid:
             if key is None
         ]
         began = time.monotonic()
+        waited_s = 0.0
         while True:
+            # Flower's look waits for what a node has announced, minutes if it is gone by now; so
+            # the last look begins after the time is over, and finds the others' replies.
+            last = timeout is not None and waited_s >= timeout
             for reply in grid.pull_messages(list(waiting)) if waiting else ():
                 request = waiting.pop(reply.metadata.reply_to_message_id)
                 gone = reply.has_error()
                 replies.append(Message(reply.error, reply_to=request) if gone else reply)
-            waited_s = time.monotonic() - began
-            if not waiting or (timeout is not None and waited_s >= timeout):
+            if not waiting or last:
                 return replies
+            waited_s = time.monotonic() - began
             pause_s = min(max(_FIRST_PAUSE_S, _SHARE * waited_s), _LAST_PAUSE_S)
-            time.sleep(pause_s if timeout is None else min(pause_s, timeout - waited_s))
+            time.sleep(pause_s if timeout is None else min(pause_s, max(timeout - waited_s, 0.0)))
+            waited_s = time.monotonic() - began
 
     grid.send_and_receive = send_and_receive  # type: ignore[method-assign]
     return grid

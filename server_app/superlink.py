@@ -2,38 +2,49 @@
 
 A SuperLink has one port for nodes, for who submits runs and for its own apps, and asks only nodes
 who they are: whoever reaches it could submit a run, which is code. Here a request from another
-machine gets no further than the nodes' part; who submits does so on this machine, or comes through
-a tunnel of ssh. ``python -m server_app.superlink PARENT OPTIONS…`` takes the options of
-``flower-superlink`` and ends with the process PARENT.
+machine gets no further than the nodes' part, and there only with the signature of a unit that was
+admitted: Flower reads a whole request before it asks who sent it. Who submits does so on this
+machine, or comes through a tunnel of ssh. ``python -m server_app.superlink PARENT OPTIONS…`` takes
+the options of ``flower-superlink`` and ends with the process PARENT.
 """
 
 import ipaddress
 import json
 import os
 import sys
+from base64 import b64decode
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 import flwr
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.superlink.cli.flower_superlink import flower_superlink
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import collapipe
+from collapipe.credentials.keys import UNREADABLE, fingerprint
 from collapipe.deployment.server_folder import ADMITTED, METRICS_FILE, NODES
 
 _FLEET = "/v1/fleet/"
 _METRICS = "/metrics"
+_MOST_BYTES = 2**26  # of a request; Flower cuts arrays into pieces of 5 MiB
 
 
 class NodesAlone:
-    """Passes on to ``app`` what comes from this machine, and of others what nodes ask.
+    """Passes on to ``app`` what comes from this machine, and what admitted units ask.
 
-    Tells who knows the serial number of a unit's certificate whether the unit is among the
-    ``nodes``, a file, and which versions are here; and Prometheus, on this machine, the ``metrics``
-    of the last round, another file.
+    Tells who knows the fingerprint of a unit's key whether the unit is among the ``nodes``, a file,
+    and which versions are here; and Prometheus, on this machine, the ``metrics`` of the last round,
+    another file.
     """
 
     def __init__(self, app: ASGIApp, nodes: Path, metrics: Path) -> None:
@@ -41,20 +52,49 @@ class NodesAlone:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
+        answer: ASGIApp = self._app
         if scope["type"] == "http" and path.startswith(ADMITTED):
-            await JSONResponse(self._told(path.removeprefix(ADMITTED)))(scope, receive, send)
-        elif path == _METRICS and _is_own(scope):
-            await PlainTextResponse(_text(self._metrics))(scope, receive, send)
-        elif scope["type"] == "lifespan" or _is_own(scope) or path.startswith(_FLEET):
-            await self._app(scope, receive, send)
-        else:
-            refused = PlainTextResponse("only on the SuperLink's own machine", 403)
-            await refused(scope, receive, send)
+            answer = JSONResponse(self._told(path.removeprefix(ADMITTED)))
+        elif scope["type"] == "http" and path.startswith(_FLEET):
+            answer = self._refusal(Headers(scope=scope)) or self._app
+        elif scope["type"] != "lifespan" and not _is_own(scope):
+            answer = PlainTextResponse("only on the SuperLink's own machine", 403)
+        elif path == _METRICS:
+            answer = PlainTextResponse(self._metrics.read_text() if self._metrics.exists() else "")
+        await answer(scope, receive, send)
 
-    def _told(self, serial: str) -> dict[str, object]:
-        known = json.loads(_text(self._nodes) or "{}")
+    def _refusal(self, headers: Headers) -> PlainTextResponse | None:
+        """Before anything is read of a request but its head."""
+        known = self._known()
+        if known is None:  # which nodes take for a reason to try again
+            return PlainTextResponse("units are being admitted", 503)
+        if not _is_signed(headers, known):
+            return PlainTextResponse("not an admitted unit", 401)
+        length = headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _MOST_BYTES:
+            return PlainTextResponse(f"more than {_MOST_BYTES} bytes, or nobody says how many", 413)
+        return None
+
+    def _known(self) -> dict[str, object] | None:
+        """Admitted units by the fingerprints of their keys; None while the server starts."""
+        return dict(json.loads(self._nodes.read_text())) if self._nodes.exists() else None
+
+    def _told(self, key: str) -> dict[str, object]:
         versions = {"collapipe": collapipe.__version__, "flwr": flwr.__version__}
-        return {**versions, "admitted": serial in known}
+        return {**versions, "admitted": key in (self._known() or {})}
+
+
+def _is_signed(headers: Headers, known: Container[str]) -> bool:
+    """Whether one of the ``known`` keys signed the request's time; Flower compares that time."""
+    try:
+        key = load_pem_public_key(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]))
+        if not isinstance(key, EllipticCurvePublicKey) or fingerprint(key) not in known:
+            return False
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER])
+        key.verify(signature, headers[TIMESTAMP_HEADER].encode(), ECDSA(SHA256()))
+    except (KeyError, *UNREADABLE):
+        return False
+    return True
 
 
 def _text(file: Path) -> str:
@@ -73,11 +113,10 @@ def main() -> None:
     metrics = Path(os.environ[METRICS_FILE])
 
     def guarded(app: ASGIApp, **options: Any) -> None:
-        # No proxy says for whom it asks: what it said would be believed.
-        run(
-            NodesAlone(app, nodes, metrics),
-            **{**options, "proxy_headers": False, "access_log": False},
-        )
+        # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
+        # takes heads of any length.
+        own = {"proxy_headers": False, "access_log": False, "http": "h11", "ws": "none"}
+        run(NodesAlone(app, nodes, metrics), **{**options, **own})
 
     uvicorn.run = guarded  # type: ignore[assignment]
     flower_superlink()

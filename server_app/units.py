@@ -68,9 +68,10 @@ class Units:
         for failure in causes:
             if failure.kind in _OF_ALL:
                 raise ConfigError(failure.message)
-            _log.warning("rows of a unit are not counted: %s: %s", failure.kind, failure.message)
         if not told:
             raise RoundFailedError(f"no unit tells of its rows: {_each(causes)}")
+        for failure in causes:
+            _log.warning("rows of a unit are not counted: %s: %s", failure.kind, failure.message)
         return dict(sorted((reply.unit, reply) for reply in told.values()))
 
     def discover(self) -> tuple[ClusterState | Failure, ...]:
@@ -246,7 +247,7 @@ def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], list[Failu
 
 
 def _each(failures: Iterable[Failure]) -> str:
-    return "; ".join(f"{failure.kind}: {failure.message}" for failure in failures)
+    return "; ".join(dict.fromkeys(f"{each.kind}: {each.message}" for each in failures))
 
 
 def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
@@ -257,9 +258,9 @@ def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
         time.sleep(_POLL_S)
     if not least <= len(nodes) <= wanted:
         raise ConfigError(
-            f"{len(nodes)} nodes are connected, federation.num_units={wanted}; start with "
-            f"--federation-config 'num-supernodes={wanted}' or set federation.num_units, or "
-            "federation.min_units to begin with fewer"
+            f"{len(nodes)} nodes are connected, federation.num_units={wanted}; start the others "
+            f"(simulated ones by --federation-config 'num-supernodes={wanted}'), set "
+            "federation.num_units, or federation.min_units to begin with fewer"
         )
     return nodes
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
+from urllib.error import HTTPError
 
 import psutil
 import pytest
@@ -23,21 +24,13 @@ from device_cluster import daemons
 from federated import train, weights
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from httpx import HTTPStatusError
 from test_devices import inventory
 from test_owners import MODEL, written
 
 from client_app.app import app
 from collapipe.cli.run import run_job
 from collapipe.config import load_overrides
-from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
-from collapipe.credentials.keys import read_request
 from collapipe.credentials.member import Role
 from collapipe.deployment.checking import findings
 from collapipe.deployment.flower import free_port
@@ -48,17 +41,6 @@ UNITS = ["berlin", "paris", "rome"]
 ROUNDS, LOST = 4, 3  # rome is killed when this round begins, and returns in the next
 _GOODBYE_S = 1.0  # for a SuperNode to notice that its unit was killed, or to say that it is there
 _GONE = 5  # Flower's code of a node that is not there
-
-
-def admit(folder: ServerFolder, unit: str) -> Path:
-    """What the owner and the server do, each on a machine of its own; the owner's folder."""
-    own = folder.root / "units" / unit
-    credentials.request(own / "credentials", unit)
-    file = own / "credentials" / "request.pem"
-    request = read_request(file.read_bytes(), file)
-    signed, _ = AuthorityFolder(folder.authority).sign(request, Role.UNIT, 30)
-    credentials.install(own / "credentials", signed)
-    return own
 
 
 class Processes:
@@ -121,7 +103,9 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     ports = free_port(), free_port()
     folder = create(tmp_path / "federation", UNITS, "127.0.0.1", *ports)
     before = set(psutil.Process().children(recursive=True))
-    own = [admit(folder, unit) for unit in UNITS]
+    own = [folder.root / "units" / unit for unit in UNITS]
+    for unit, where in zip(UNITS, own, strict=True):
+        AuthorityFolder(folder.authority).add(unit, Role.UNIT, 30, where / "credentials")
     with ExitStack() as stack:
         for number, unit in enumerate(own):
             written(unit / "train.csv", 24 + 3 * number, number)
@@ -156,8 +140,8 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     assert here.keys() == expected.keys()
     assert [name for name in here if not torch.equal(here[name], expected[name])] == []
     assert set(psutil.Process().children(recursive=True)) <= before
-    left = [each for each in psutil.process_iter() if str(folder.root) in " ".join(each.cmdline())]
-    assert left == []
+    commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    assert [each for each in commands if str(folder.root) in each] == []
 
 
 def refuse_strangers(folder: ServerFolder, port: int) -> None:
@@ -167,14 +151,8 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
     context = ssl.create_default_context(cafile=str(folder.trusted))
     told = urllib.request.urlopen(f"https://127.0.0.1:{port}{ADMITTED}1", context=context)
     assert not json.loads(told.read())["admitted"]
-    private, public = generate_key_pairs()
-    known = f"127.0.0.1:{port}", False, folder.trusted.read_bytes()
-    signed = RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(private, public)
-    asked = ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=30.0)
-    with FleetHttpClient.from_server_address(*known, interceptors=list(signed)) as stranger:
-        with pytest.raises(HTTPStatusError) as refused:
-            stranger.ActivateNode(asked)
-        assert refused.value.response.is_client_error
+    with pytest.raises(HTTPError, match="401"):
+        urllib.request.urlopen(f"https://127.0.0.1:{port}/v1/fleet/x", b"unsigned", context=context)
 
 
 def overrides(folder: Path) -> list[str]:

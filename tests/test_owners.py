@@ -6,7 +6,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,26 @@ def test_what_is_the_owners_is_refused_without_its_value(
     assert word in str(refused.value)
     assert "secret" not in str(refused.value).lower()
     assert "passwd" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "dialled"),
+    [
+        ("edge.example:8001", True),
+        ("10.0.0.1:22", False),
+        ("unix:/var/run/secret.sock", False),
+        ("dns://10.0.0.1/edge.example:8001", False),
+        ("edge.example:8001,10.0.0.1:22", False),
+        ("edge.example:/secret", False),
+    ],
+)
+def test_a_unit_dials_its_server_alone(address: str, dialled: bool, tmp_path: Path) -> None:
+    file = tmp_path / "unit.yaml"
+    file.write_text("server: edge.example:8000\ndata: {train_file: rows.csv}\n")
+    refused = pytest.raises(OwnerError, match=r"link\.advertise is another host")
+    with nullcontext() if dialled else refused:
+        owner.check_dialled(address, {"owner": str(file)})
+    owner.check_dialled(address, {"data": "rows.csv"})  # who named no server of his own
 
 
 def test_a_server_that_would_cut_rows_from_others_ends_before_it_opens_any(tmp_path: Path) -> None:

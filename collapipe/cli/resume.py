@@ -9,6 +9,7 @@ from collapipe.cli.run import quieten, start
 from collapipe.config.composing import CONF
 from collapipe.config.overrides import merged, quoted
 from collapipe.config.trust import check_addresses, check_overrides
+from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import ConfigError, one_line
 from collapipe.runs.folder import check_plain, read_overrides
 from server_app.checkpoints.resumption import check_goes_on, load_checkpoint
@@ -26,6 +27,7 @@ def resume_run(
     """
     quieten()
     check_plain(run_dir)
+    overrides = with_folder(overrides)
     here = f"hydra.run.dir={quoted(run_dir.resolve())}"
     began_with = [*_saved(run_dir, here), here]
     check_overrides(began_with, trusted)

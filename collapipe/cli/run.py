@@ -15,6 +15,7 @@ from collapipe import config
 from collapipe.config import Settings, quoted
 from collapipe.config.composing import sweep_dir
 from collapipe.config.overrides import expand, parse
+from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
 from collapipe.own_packages import find_own_packages_first
@@ -37,7 +38,7 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     """
     find_own_packages_first()
     quieten()
-    overrides = _deployed(config.own_overrides(overrides, config_file))
+    overrides = with_folder(config.own_overrides(overrides, config_file))
     settings = config.load_overrides(overrides)
     chosen = _is_set("hydra.run.dir", overrides)
     folder = unused_folder(Path(settings.run_dir), chosen)
@@ -185,6 +186,7 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
 
 def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     from collapipe.cli.simulation import run_simulation
+    from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import load_shards, load_test, load_validation
 
@@ -195,11 +197,12 @@ def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | N
             _ = load_validation(settings), load_test(settings)
     units = settings.federation.num_units
     if not run_simulation(Path(__file__).parents[2], overrides, units, resume or ""):
-        raise _cause(Path(settings.run_dir) / "summary.json")
+        raise take_failure(Path(settings.run_dir))
 
 
 def _run_deployed(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
     from collapipe.deployment.submitting import submit
+    from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import load_test, load_validation
 
@@ -207,28 +210,7 @@ def _run_deployed(overrides: Sequence[str], settings: Settings, resume: str | No
         _ = load_validation(settings), load_test(settings)
     federation = str(settings.runtime.federation)
     if not submit(federation, Path(__file__).parents[2], overrides, resume or ""):
-        raise _cause(Path(settings.run_dir) / "summary.json")
-
-
-def _cause(summary: Path) -> CollaPipeError:
-    """What ended a run that Flower started, as its ServerApp wrote it down."""
-    if not summary.exists():
-        return RoundFailedError("the run failed; its last lines above say why")
-    ended = json.loads(summary.read_text(encoding="utf-8"))
-    kind = ConfigError if ended["exit_status"] == ConfigError.exit_status else RoundFailedError
-    return kind(ended["error"])
-
-
-def _deployed(overrides: list[str]) -> list[str]:
-    """With what the folder of a deployed federation says, in front of what is chosen here."""
-    runtime = config.load_overrides(overrides).runtime
-    if runtime.federation is None or not Path(runtime.federation).is_dir():
-        return overrides
-    from collapipe.deployment.server_folder import ServerFolder
-
-    folder = Path(runtime.federation).resolve()
-    own = ServerFolder(folder).settings().options()
-    return [*own, *overrides, f"runtime.federation={quoted(folder)}"]
+        raise take_failure(Path(settings.run_dir))
 
 
 def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:

@@ -10,22 +10,19 @@ import tempfile
 import threading
 from pathlib import Path
 
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from prometheus_client import start_http_server
 
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.keys import openssh
 from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import ConfigError, LinkError
 from collapipe.owner import OwnerSection
+
+_SECRETS = "key", "secret"
 
 
 def run_unit(file: Path, metrics_port: int | None) -> None:
@@ -44,7 +41,8 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     except KeyboardInterrupt:
         print(f"{owner.name}: has left", flush=True)
         os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
-    wrong = next((f"{each.what}: {each.error}" for each in check_unit(file) if each.error), why)
+    again = f"its SuperNode ended, as it does when the server starts anew; start it again ({why})"
+    wrong = next((f"{each.what}: {each.error}" for each in check_unit(file) if each.error), again)
     raise LinkError(f"{owner.name} takes no part: {wrong}")
 
 
@@ -64,6 +62,8 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:
         with log.open("wb") as words, flower.process(command, words, words) as process:
             try:
                 wait_until_open(process, port, log)
+                for name in _SECRETS:  # which it has read, and would stay if we were killed
+                    (Path(home) / name).unlink()
                 print(f"{owner.name}: dials {owner.server}", flush=True)
                 _serve(f"127.0.0.1:{port}", secret, process)
             finally:
@@ -75,17 +75,16 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:
 def _supernode(
     home: Path, file: Path, owner: OwnerSection, own: Credentials, port: int, secret: bytes
 ) -> list[str]:
-    """Its command; the key in Flower's form is in ``home`` for as long as the unit runs."""
-    key = load_pem_private_key(own.key, None)
-    form = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    files.write_new(home / "key", form, files.PRIVATE)
-    files.write_new(home / "secret", secret, files.PRIVATE)
+    """Its command, which reads the ``_SECRETS`` in ``home``; the key is in Flower's form."""
+    key_file, secret_file = (home / name for name in _SECRETS)
+    files.write_new(key_file, openssh(own.key), files.PRIVATE)
+    files.write_new(secret_file, secret, files.PRIVATE)
     node = f"partition-id={owner.number} owner={json.dumps(str(file))}"
     command = [sys.executable, "-m", "client_app.supernode_process", str(os.getpid())]
     command += ["--superlink", str(owner.server), "--node-config", node]
     command += ["--root-certificates", str(own.folder / AUTHORITY)]
-    command += ["--auth-supernode-private-key", str(home / "key"), "--isolation", "process"]
-    command += ["--superexec-auth-secret-file", str(home / "secret")]
+    command += ["--auth-supernode-private-key", str(key_file), "--isolation", "process"]
+    command += ["--superexec-auth-secret-file", str(secret_file)]
     return [*command, "--host", "127.0.0.1", "--port", str(port)]
 
 

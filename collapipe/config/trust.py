@@ -65,19 +65,31 @@ def check_overrides(overrides: Sequence[str], trusted: Sequence[str] = ()) -> No
 
 
 def check_addresses(settings: Settings, given: Sequence[str]) -> None:
-    """Raise ``ConfigError`` where a run's folder alone, not the options ``given`` now, asks to send
-    the run's curves somewhere or to listen to other machines."""
+    """Raise ``ConfigError`` where a run's folder alone, not the options ``given`` now, asks to run
+    elsewhere, to send the run's curves somewhere or to listen to other machines."""
+    federation = settings.runtime.federation
     asked = {
-        "tracking.mlflow": (settings.tracking.mlflow, "to send curves there", "null"),
-        "link.host": (settings.link.host, "to listen to other machines", "127.0.0.1"),
-        "link.advertise": (settings.link.advertise, "to have units dial there", "null"),
+        "runtime.federation": (federation, "to train there", None),
+        "tracking.mlflow": (
+            settings.tracking.mlflow,
+            "to send curves there",
+            "tracking.mlflow=null",
+        ),
+        "link.host": (settings.link.host, "to listen to other machines", "link.host=127.0.0.1"),
+        "link.advertise": (
+            settings.link.advertise,
+            "to have units dial there",
+            "link.advertise=null",
+        ),
     }
     repeated = {override.key_or_group for override in parse(given)}
     for option, (value, what, instead) in asked.items():
         if value and value not in _OWN_MACHINE and option not in repeated:
+            way_out = "to do so repeat it as an option" + (
+                f", or else add {instead}" * bool(instead)
+            )
             raise ConfigError(
-                f"{option}={one_line(value)}: the run's folder asks {what}; to do so repeat it as "
-                f"an option, or else add {option}={instead}"
+                f"{option}={one_line(value)}: the run's folder asks {what}; {way_out}"
             )
 
 

@@ -45,6 +45,13 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(PEM, form, serialization.NoEncryption())
 
 
+def openssh(key: bytes) -> bytes:
+    """A key that is PEM in the form that Flower reads."""
+    form = serialization.PrivateFormat.OpenSSH
+    own = serialization.load_pem_private_key(key, None)
+    return own.private_bytes(PEM, form, serialization.NoEncryption())
+
+
 def read_key(content: bytes, file: Path) -> ec.EllipticCurvePrivateKey:
     """The key in a PEM file. Raises ``ConfigError`` where it holds none of ours."""
     with reading(file, "holds no private key that can be read; make one"):

@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import quote
 
 from cryptography import x509
 
@@ -17,6 +18,7 @@ from collapipe import __version__
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.server_folder import ADMITTED, NODES, ServerFolder
 from collapipe.deployment.unit_file import read_unit
@@ -59,7 +61,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     known = json.loads(nodes.read_text()) if nodes.exists() else {}
     authority = AuthorityFolder(folder.authority)
     signed = {
-        each.member.name: f"{each.member.serial:x}"
+        each.member.name: fingerprint(public_key(each.certificate))
         for each in authority.issued()
         if each.member.role == Role.UNIT and authority.state(each) == "valid"
     }
@@ -95,9 +97,10 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
     time and version, and knows us."""
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=str(own.folder / AUTHORITY))
+    key = fingerprint(public_key(x509.load_pem_x509_certificate(own.certificate)))
     asked = HTTPSConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S, context=context)
     try:
-        asked.request("GET", f"{ADMITTED}{own.member.serial:x}")
+        asked.request("GET", f"{ADMITTED}{quote(key)}")
         answer = asked.getresponse()
         told, date = json.loads(answer.read(2**16)), answer.headers["Date"]
     except ssl.SSLCertVerificationError as error:

@@ -26,6 +26,7 @@ _QUIET = {
 }
 _START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
 _POLL_SECONDS = 0.1
+_NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
 
 
@@ -92,12 +93,13 @@ class Flower:
         raise CollaPipeError(f"flwr {arguments[0]} failed: {last_line(output)}")
 
     def _stream_log(self, run_id: str, *connection: str) -> None:
-        """Copy the run's output, line by line, to standard output until the run has ended."""
+        """Copy the run's output, line by line, to standard output until the run has ended, but for
+        Flower's own words and the error, which who waits for the run tells."""
         command = ["flwr", "log", run_id, *connection, "--stream"]
         with self.process(command, subprocess.PIPE, subprocess.DEVNULL) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                if not line.startswith(b"Using SuperLink:"):  # Flower's command, not the app
+                if not line.startswith(_NOT_SHOWN):
                     print(line.decode(errors="replace"), end="", flush=True)
 
     def submit(self, app_dir: Path, *options: str) -> str:
@@ -143,16 +145,19 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> N
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
+            said = last_line(log.read_text(errors="replace"))
             raise CollaPipeError(
-                f"flower-superlink ended with status {process.returncode}: "
-                f"{last_line(log.read_text(errors='replace'))}"
+                f"port {port}: Flower's process ended with status {process.returncode} before it "
+                f"listened there: {said}"
             )
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(_POLL_SECONDS)
-    raise CollaPipeError(f"flower-superlink did not open port {port} within {_START_SECONDS:.0f} s")
+    raise CollaPipeError(f"port {port}: Flower did not open it within {_START_SECONDS:.0f} s")
 
 
 def last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """Of those with words of their own: httpx ends an error with where to read more."""
+    lines = [line.strip() for line in text.splitlines() if not line.startswith("For more")]
+    lines = [line for line in lines if line]
     return lines[-1] if lines else "it said nothing"

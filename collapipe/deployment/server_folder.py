@@ -1,6 +1,7 @@
 """The folder of a deployed federation's server: what is in it, and how it is written."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.config.overrides import literal
+from collapipe.config.overrides import literal, parse, quoted
 from collapipe.credentials import authority, files
 from collapipe.credentials.member import check_name
 from collapipe.errors import ConfigError
@@ -18,8 +19,8 @@ from collapipe.inventory.yaml_file import load
 
 PORT, LINK_PORT = 8000, 8001
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
-NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their certificates' serials
-ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a serial
+NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys' fingerprints
+ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
 METRICS_FILE = "COLLAPIPE_METRICS_FILE"  # in the environment of a run: where its figures are
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"
@@ -90,6 +91,19 @@ class ServerFolder:
                 f"{self.root}: has no server.yaml; collapipe deploy init makes such a folder"
             )
         return load(file).parse(ServerSection)
+
+
+def with_folder(overrides: Sequence[str]) -> list[str]:
+    """With what the folder that ``runtime.federation`` names says, in front of what is chosen.
+
+    Raises ``ConfigError`` where that folder is none of ``create``.
+    """
+    named = [str(e.value()) for e in parse(overrides) if e.key_or_group == "runtime.federation"]
+    if not named or not Path(named[-1]).is_dir():  # else it is a name of Flower's configuration
+        return [*overrides]
+    folder = Path(named[-1]).resolve()
+    own = ServerFolder(folder).settings().options()
+    return [*own, *overrides, f"runtime.federation={quoted(folder)}"]
 
 
 def create(root: Path, units: list[str], host: str, port: int, link_port: int) -> ServerFolder:

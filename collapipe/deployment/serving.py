@@ -2,10 +2,12 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -13,11 +15,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from collapipe.credentials import files
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import Bundle
-from collapipe.credentials.keys import public_key
+from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
 from collapipe.deployment.server_folder import CONNECTION, METRICS_FILE, NODES, ServerFolder
-from collapipe.errors import RoundFailedError
+from collapipe.errors import ConfigError, RoundFailedError
 
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
 
@@ -29,6 +31,7 @@ def serve(folder: ServerFolder) -> None:
     """
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # which says what is wrong with it
+    _check_free(settings.port, folder)
     flower = Flower.at(home, {METRICS_FILE: str(folder.metrics)})
     command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]
@@ -50,37 +53,55 @@ def serve(folder: ServerFolder) -> None:
     raise RoundFailedError(f"the SuperLink ended with status {process.returncode}; {log} says why")
 
 
+def _check_free(port: int, folder: ServerFolder) -> None:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port}: cannot be opened ({error.strerror}); end what listens there, or change "
+            f"port in {folder.root / 'server.yaml'} and in each owner's unit.yaml"
+        ) from error
+
+
 def _admit_for_good(folder: ServerFolder, flower: Flower, process: subprocess.Popen[bytes]) -> None:
     """Until the SuperLink ends."""
     nodes = _Nodes(flower)
     while process.poll() is None:
-        authority = AuthorityFolder(folder.authority)
-        for each in authority.issued():
-            if each.member.role == Role.UNIT:
-                nodes.settle(each, authority.state(each) == "valid")
+        nodes.settle(admissible(AuthorityFolder(folder.authority)))
         time.sleep(_LOOK_S)
 
 
+def admissible(authority: AuthorityFolder) -> dict[str, Bundle]:
+    """Units by their keys' fingerprints; one that was signed anew has two certificates of a key."""
+    valid = [each for each in authority.issued() if authority.state(each) == "valid"]
+    units = [each for each in valid if each.member.role == Role.UNIT]
+    return {fingerprint(public_key(each.certificate)): each for each in units}
+
+
 class _Nodes:
-    """Units that the SuperLink knows: Flower's numbers of them by their certificates' serials, in a
+    """Units that the SuperLink knows: Flower's numbers of them by their keys' fingerprints, in a
     file, for Flower lists nodes without their names."""
 
     def __init__(self, flower: Flower) -> None:
         self._flower, self._file = flower, flower.home / NODES
         self._file.unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
         self._known: dict[str, str] = {}
+        self._names: dict[str, str] = {}
 
-    def settle(self, unit: Bundle, valid: bool) -> None:
-        """Make the unit known, or unknown where its certificate is not ``valid`` any more."""
-        serial, name = f"{unit.member.serial:x}", unit.member.name
-        if valid == (serial in self._known):
-            return
-        if valid:
-            self._known[serial] = self._register(unit)
-        else:
-            self._flower.ask("supernode", "unregister", self._known.pop(serial), CONNECTION)
-        files.replace(self._file, json.dumps(self._known).encode())
-        print(f"unit {name} may come" + ("" if valid else " no more"), flush=True)
+    def settle(self, units: Mapping[str, Bundle]) -> None:
+        """Make known these units and no others, then say so."""
+        new, gone = units.keys() - self._known.keys(), self._known.keys() - units.keys()
+        for key in new:
+            self._known[key] = self._register(units[key])
+            self._names[key] = units[key].member.name
+        for key in gone:
+            self._flower.ask("supernode", "unregister", self._known.pop(key), CONNECTION)
+        if new or gone or not self._file.exists():
+            files.replace(self._file, json.dumps(self._known).encode())
+        for name in sorted(self._names[key] for key in new):
+            print(f"unit {name} may come", flush=True)
+        for name in sorted(self._names.pop(key) for key in gone):
+            print(f"unit {name} may come no more", flush=True)
 
     def _register(self, unit: Bundle) -> str:
         key = public_key(unit.certificate).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

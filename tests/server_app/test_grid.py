@@ -1,5 +1,6 @@
 """A prompt grid: all replies come through, and what does not come ends the wait."""
 
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -40,6 +41,20 @@ def test_each_reply_comes_once_and_a_silent_node_ends_with_the_time(
     asked = [reply.metadata.reply_to_message_id for reply in replies]
     assert asked == ["0", "1", "2"]
     assert all(set(grid.asked) >= {one} for one in asked)
+
+
+class Stuck(Slow):
+    """The first node vanishes while it uploads: its look takes longer than the time that is."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        key = min(message_ids)
+        time.sleep(0.2 if key == "0" else 0.0)
+        return [Message(RecordDict(), reply_to=self.asked[key])]
+
+
+def test_a_reply_that_is_stuck_costs_the_others_nothing() -> None:
+    messages = [Message(RecordDict(), node, "train") for node in (2, 3)]
+    assert len([*make_prompt(Stuck()).send_and_receive(messages, timeout=0.1)]) == 2
 
 
 class Gone(Slow):

@@ -1,9 +1,15 @@
-"""Of the SuperLink other machines reach what nodes need, and whether a unit may come."""
+"""Of the SuperLink other machines reach what admitted units need, and whether a unit may come."""
 
 import json
+from base64 import b64encode
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -11,27 +17,46 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from collapipe import __version__
+from collapipe.credentials.keys import fingerprint, make_key
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
 from server_app.records.prometheus import write_metrics
 from server_app.superlink import NodesAlone
 
 CONTROL, RUNTIME, FLEET = "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/get-run"
+KEY, STRANGER = make_key(), make_key()
 
 
-def dialled_from(host: str, nodes: Path) -> TestClient:
-    def answer(_: Request) -> PlainTextResponse:
-        return PlainTextResponse("Flower")
+def dialled_from(host: str, folder: Path, known: bool = True) -> TestClient:
+    """The SuperLink as a machine reaches it, once ``KEY`` is ``known``."""
+    nodes = folder / "nodes.json"
+    if known:
+        nodes.write_text(json.dumps({fingerprint(KEY.public_key()): "17"}))
 
-    inner = Starlette(routes=[Route(path, answer) for path in ("/", CONTROL, RUNTIME, FLEET)])
-    guard = NodesAlone(inner, nodes, nodes.with_name("metrics"))
+    async def answer(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(f"Flower got {len(await request.body())}")
+
+    routes = [Route(path, answer, methods=["POST"]) for path in ("/", CONTROL, RUNTIME, FLEET)]
+    guard = NodesAlone(Starlette(routes=routes), nodes, folder / "metrics")
     return TestClient(guard, client=(host, 4000))
+
+
+def signed(
+    claimed: ec.EllipticCurvePrivateKey = KEY, own: ec.EllipticCurvePrivateKey = KEY
+) -> dict[str, str]:
+    """The head of a request of who claims to have a key, and has his ``own``."""
+    now = datetime.now(UTC).isoformat()
+    return {
+        FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public_key_to_bytes(claimed.public_key())).decode(),
+        FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(own, now.encode())).decode(),
+        TIMESTAMP_HEADER: now,
+    }
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "2001:db8::7", "10.0.0.1"])
 def test_others_reach_the_nodes_part_alone(host: str, tmp_path: Path) -> None:
-    client = dialled_from(host, tmp_path / "nodes.json")
-    assert client.get(FLEET).text == "Flower"
+    client = dialled_from(host, tmp_path)
+    assert client.post(FLEET, content=b"abc", headers=signed()).text == "Flower got 3"
     for path in (
         CONTROL,
         RUNTIME,
@@ -40,23 +65,72 @@ def test_others_reach_the_nodes_part_alone(host: str, tmp_path: Path) -> None:
         f"/v1/fleet/..{CONTROL}",
         f"/v1/fleet/%2e%2e{CONTROL}",
     ):
-        answer = client.get(path, headers={"X-Forwarded-For": "127.0.0.1", "Host": "localhost"})
+        own = {"X-Forwarded-For": "127.0.0.1", "Host": "localhost", **signed()}
+        answer = client.post(path, headers=own)
         assert answer.status_code in (403, 404), path
         assert "Flower" not in answer.text
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        {},
+        signed(STRANGER, STRANGER),
+        signed(KEY, STRANGER),
+        signed() | {TIMESTAMP_HEADER: "2026-01-01T00:00:00+00:00"},
+        signed() | {FLEET_HTTP_SIGNATURE_HEADER: "no base 64"},
+        signed() | {FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(b"no key").decode()},
+    ],
+)
+@pytest.mark.parametrize("host", ["192.0.2.7", "127.0.0.1"])
+def test_of_strangers_nothing_but_the_head_is_read(
+    host: str, head: dict[str, str], tmp_path: Path
+) -> None:
+    client = dialled_from(host, tmp_path)
+    answer = client.post(FLEET, content=b"abc", headers=head)
+    assert answer.status_code == 401 and "Flower" not in answer.text
+
+
+def test_a_request_has_a_length_that_flower_would_send(tmp_path: Path) -> None:
+    client = dialled_from("192.0.2.7", tmp_path)
+    for length in (str(2**40), "-1", "1e3", ""):
+        head = signed() | {"Content-Length": length}
+        assert client.post(FLEET, content=b"abc", headers=head).status_code == 413
+    chunked = client.post(FLEET, content=iter([b"abc"]), headers=signed())
+    assert chunked.status_code == 413
+
+
+def test_units_try_again_while_the_server_starts(tmp_path: Path) -> None:
+    client = dialled_from("192.0.2.7", tmp_path, known=False)
+    assert client.post(FLEET, headers=signed()).status_code == 503
+    assert not client.get("/collapipe/admitted/a1").json()["admitted"]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1"])
 def test_who_is_on_the_machine_submits_runs(host: str, tmp_path: Path) -> None:
-    assert dialled_from(host, tmp_path / "nodes.json").get(CONTROL).text == "Flower"
+    assert dialled_from(host, tmp_path).post(CONTROL).text == "Flower got 0"
+
+
+@pytest.mark.parametrize(
+    ("key", "admitted"),
+    [
+        pytest.param(fingerprint(KEY.public_key()), True, id="admitted"),
+        pytest.param(fingerprint(STRANGER.public_key()), False, id="stranger"),
+        pytest.param("", False, id="none"),
+    ],
+)
+def test_a_unit_is_told_whether_it_may_come(key: str, admitted: bool, tmp_path: Path) -> None:
+    told = dialled_from("192.0.2.7", tmp_path).get(f"/collapipe/admitted/{key}").json()
+    assert (told["admitted"], told["collapipe"]) == (admitted, __version__)
 
 
 def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None:
-    client = dialled_from("127.0.0.1", tmp_path / "nodes.json")
+    guard = NodesAlone(Starlette(), tmp_path / "nodes.json", tmp_path / "metrics")
+    client = TestClient(guard, client=("127.0.0.1", 4000))
     assert client.get("/metrics").text == ""
-    plan = RoundPlan(3, ())
     report = RoundReport(
         round=3,
-        plan=plan,
+        plan=RoundPlan(3, ()),
         units=(0, 2),
         failures={1: "gone"},
         bytes_up=5,
@@ -68,11 +142,3 @@ def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None
         assert line in told
     assert 'collapipe_bytes{way="up"} 5.0' in told
     assert 'collapipe_seconds{phase="plan"} 0.5' in told
-
-
-@pytest.mark.parametrize(("serial", "admitted"), [("a1", True), ("b2", False), ("", False)])
-def test_a_unit_is_told_whether_it_may_come(serial: str, admitted: bool, tmp_path: Path) -> None:
-    nodes = tmp_path / "nodes.json"
-    nodes.write_text(json.dumps({"a1": "17"}))
-    told = dialled_from("192.0.2.7", nodes).get(f"/collapipe/admitted/{serial}").json()
-    assert (told["admitted"], told["collapipe"]) == (admitted, __version__)

@@ -111,4 +111,4 @@ def test_a_unit_that_cannot_be_told_is_left_out_and_named(
 def test_no_run_begins_without_any_unit(tmp_path: Path) -> None:
     with pytest.raises(RoundFailedError) as failed:
         run(tmp_path, client=nonsense)  # type: ignore[arg-type]
-    assert str(failed.value).count("WireError") == 3
+    assert str(failed.value).count("WireError") == 1

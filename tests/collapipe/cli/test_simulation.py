@@ -119,7 +119,7 @@ def test_a_refusing_super_link_is_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(simulation, "free_port", lambda: 0)
     with (
         simulation._site() as site,
-        pytest.raises(CollaPipeError, match=r"flower-superlink ended with status 2: .*65535"),
+        pytest.raises(CollaPipeError, match=r"ended with status 2 .*65535"),
         simulation._super_link(site),
     ):
         pass

@@ -54,16 +54,20 @@ def test_a_plug_in_inside_of_lists_is_found(override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "option"),
+    ("began", "asked", "instead"),
     [
-        ("tracking.mlflow=http://192.0.2.1", "tracking.mlflow"),
-        ("link.host=192.0.2.1", "link.host"),
-        ("link.advertise=192.0.2.1", "link.advertise"),
+        ([], "tracking.mlflow=http://192.0.2.1", "tracking.mlflow=null"),
+        ([], "link.host=192.0.2.1", "link.host=127.0.0.1"),
+        ([], "link.advertise=192.0.2.1", "link.advertise=null"),
+        (["runtime=deployment"], "runtime.federation=theirs", ""),
     ],
 )
-def test_an_address_is_repeated_by_who_goes_on_with_the_run(asked: str, option: str) -> None:
-    settings = load_overrides([asked])
-    with pytest.raises(ConfigError, match=rf"^{option}=.* or else add {option}="):
+def test_an_address_is_repeated_by_who_goes_on_with_the_run(
+    began: list[str], asked: str, instead: str
+) -> None:
+    settings = load_overrides([*began, asked])
+    with pytest.raises(ConfigError, match=rf"^{asked}: .*{instead}$"):
         check_addresses(settings, ["federation.rounds=3"])
     check_addresses(settings, [asked])
+    check_addresses(load_overrides([]), [])
     check_addresses(load_overrides([]), [])

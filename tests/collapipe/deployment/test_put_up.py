@@ -1,5 +1,6 @@
 """What ``deploy init`` writes, and what ``deploy check`` and ``unit`` say before anything runs."""
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,17 @@ import yaml
 from collapipe.config import load_overrides
 from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
-from collapipe.credentials.keys import read_request
+from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
-from collapipe.deployment.server_folder import ServerFolder, ServerSection, create
+from collapipe.deployment.flower import Flower
+from collapipe.deployment.server_folder import (
+    NODES,
+    ServerFolder,
+    ServerSection,
+    create,
+    with_folder,
+)
+from collapipe.deployment.serving import _Nodes, admissible
 from collapipe.errors import ConfigError
 from collapipe.owner import read_owner
 
@@ -22,11 +31,7 @@ Command = Callable[..., tuple[int, str, str]]
 def signed(folder: ServerFolder, unit: str, role: Role = Role.UNIT, days: int = 30) -> Path:
     """The unit's file, once its owner has a certificate."""
     own = folder.root / "units" / unit
-    credentials.request(own / "credentials", unit)
-    file = own / "credentials" / "request.pem"
-    request = read_request(file.read_bytes(), file)
-    bundle, _ = AuthorityFolder(folder.authority).sign(request, role, days)
-    credentials.install(own / "credentials", bundle)
+    AuthorityFolder(folder.authority).add(unit, role, days, own / "credentials")
     (own / "train.csv").write_text("text,label\na,b\n")
     return own / "unit.yaml"
 
@@ -63,14 +68,12 @@ def test_bad_names_make_nothing(units: str, tmp_path: Path, command: Command) ->
 
 
 def test_a_run_takes_what_the_folder_says_unless_told_otherwise(tmp_path: Path) -> None:
-    from collapipe.cli.run import _deployed
-
     folder = create(tmp_path / "f", ["a", "b"], "2001:db8::1", 9000, 9001)
     told = ["runtime=deployment", f"runtime.federation={folder.root}"]
-    settings = load_overrides(_deployed(told))
+    settings = load_overrides(with_folder(told))
     assert settings.federation.num_units == 2
     assert settings.link.dialled(9001) == "[2001:db8::1]:9001"
-    assert load_overrides(_deployed([*told, "link.port=7"])).link.port == 7
+    assert load_overrides(with_folder([*told, "link.port=7"])).link.port == 7
     with pytest.raises(ConfigError, match=r"runtime\.federation=null"):
         load_overrides(["runtime=deployment"])
 
@@ -107,3 +110,37 @@ def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: 
         broken.write_text("\n".join(line for line in lines if not line.startswith(f"{key}:")))
         status, _, err = command("unit", broken)
         assert status == 2 and f"{key} is missing" in err
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(
+    command: Command, tmp_path: Path
+) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", port, port)
+        status, out, err = command("deploy", "serve", folder.root)
+    assert (status, out) == (2, "") and err.startswith(f"error: port {port}: ")
+
+
+def test_a_unit_that_is_signed_anew_is_known_once(tmp_path: Path) -> None:
+    """And goes when no certificate of its key is valid any more."""
+    asked = list[str]()
+
+    class Told(Flower):
+        def ask(self, *arguments: str) -> dict[str, str]:
+            asked.append(arguments[1])
+            return {"node-id": "17"}
+
+    authority = create(tmp_path / "f", ["berlin"], "127.0.0.1", 9000, 9001).authority
+    own = tmp_path / "credentials"
+    key = credentials.request(own, "berlin")
+    for _ in range(2):
+        AuthorityFolder(authority).sign(key, Role.UNIT, 30)
+    nodes = _Nodes(Told.at(tmp_path))
+    for _ in range(2):
+        nodes.settle(admissible(AuthorityFolder(authority)))
+    assert [*json.loads((tmp_path / NODES).read_text())] == [fingerprint(key.public_key)]
+    AuthorityFolder(authority).revoke("berlin")
+    nodes.settle(admissible(AuthorityFolder(authority)))
+    assert json.loads((tmp_path / NODES).read_text()) == {}
+    assert asked == ["register", "unregister"]

@@ -1,0 +1,71 @@
+"""A unit that its SuperNode's messages do not bring down."""
+
+from typing import Any
+
+import httpx
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.supercore.task_identity import TaskIdentity
+
+from client_app import supernode
+from client_app.app import app
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class Over(BaseException):
+    """Ends the loop."""
+
+
+class SuperNode:
+    """Has a message that cannot be read, one whose reply comes too late, and one of a kind that
+    nobody expects; it takes no sign of life."""
+
+    def __init__(self) -> None:
+        self.tokens = ["unreadable", "late", "", "odd"]
+        self.ended = list[str]()
+
+    def AcquireTask(self, _: object) -> AcquireTaskResponse:  # noqa: N802 - Flower's name
+        if not self.tokens:
+            raise Over
+        self.now = self.tokens.pop(0)
+        return AcquireTaskResponse(token=self.now)
+
+    def SendTaskHeartbeat(self, _: object) -> None:  # noqa: N802
+        self.refuse()
+
+    def pull(self, _: object) -> tuple[Message, Context, Any, None]:
+        if self.now == "unreadable":
+            raise ValueError("no message")
+        context = Context(1, 1, {}, RecordDict(), {})
+        run = type("Run", (), {"fab_id": "another/app", "fab_version": "1"})
+        return Message(RecordDict(), 1, "query.odd"), context, run, None
+
+    def push(self, _client: object, reply: Message, _context: object) -> None:
+        assert isinstance(reply.error, Error) and "another/app" in reply.error.reason
+        if self.now == "late":
+            self.refuse()
+
+    def end(self, _client: object, _context: object, status: str, _details: str) -> None:
+        self.ended.append(status)
+
+    def refuse(self) -> None:
+        request = httpx.Request("POST", "http://127.0.0.1")
+        raise httpx.HTTPStatusError("401", request=request, response=httpx.Response(401))
+
+    def close(self) -> None:
+        """As Flower's client has it."""
+
+
+def test_each_message_is_ended_and_the_next_one_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    node = SuperNode()
+    monkeypatch.setattr(supernode.Messages, "_client", lambda *_: node)
+    monkeypatch.setattr(supernode, "pull_task_input", node.pull)
+    monkeypatch.setattr(supernode, "push_message", node.push)
+    monkeypatch.setattr(supernode, "push_task_output", node.end)
+    with pytest.raises(Over):
+        supernode.Messages("127.0.0.1:0", b"secret").answer(app)
+    assert node.ended == [SubStatus.FAILED, SubStatus.FAILED, SubStatus.COMPLETED]
