@@ -174,10 +174,12 @@ def lose(there: Processes, run_dir: Path, rome: Path) -> None:
     while not metrics.exists() or len(metrics.read_text().splitlines()) < LOST - 1:
         time.sleep(0.05)
     there.running["berlin"].send_signal(signal.SIGSTOP)
-    there.running["rome"].send_signal(signal.SIGKILL)
-    there.running["rome"].wait()
-    time.sleep(_GOODBYE_S)
-    there.start("rome", "unit", rome / "unit.yaml")
-    there.wait_for("rome", ": dials ", 2)
-    time.sleep(_GOODBYE_S)
-    there.running["berlin"].send_signal(signal.SIGCONT)
+    try:
+        there.running["rome"].send_signal(signal.SIGKILL)
+        there.running["rome"].wait()
+        time.sleep(_GOODBYE_S)
+        there.start("rome", "unit", rome / "unit.yaml")
+        there.wait_for("rome", ": dials ", 2)
+        time.sleep(_GOODBYE_S)
+    finally:
+        there.running["berlin"].send_signal(signal.SIGCONT)
