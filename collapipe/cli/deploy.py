@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from collapipe.deployment.server_folder import LINK_PORT, PORT
+from collapipe.deployment import LINK_PORT, PORT
 
 app = typer.Typer(no_args_is_help=True, help="Put up a federation of several owners.")
 Folder = Annotated[Path, Argument(metavar="DIR", help="Folder that init has made.")]

@@ -13,11 +13,11 @@ from pydantic import Field
 from collapipe.config.overrides import literal, parse, quoted
 from collapipe.credentials import authority, files
 from collapipe.credentials.member import check_name
+from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError
 from collapipe.inventory.schema import Section, Text
 from collapipe.inventory.yaml_file import load
 
-PORT, LINK_PORT = 8000, 8001
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
 NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys' fingerprints
 ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
