@@ -27,6 +27,7 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 from prometheus_client import Summary
@@ -39,7 +40,8 @@ _log = logging.getLogger(__name__)
 _APP = "collapipe/collapipe"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _SECONDS = Summary("collapipe_message_seconds", "What messages took here.", ["kind", "outcome"])
-_PAUSE_S = 0.1  # between questions whether there is a message
+_TRIES = 5  # of a request
+_PAUSE_S = 0.3  # between questions whether there is a message
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,16 @@ class Messages:
             insecure=True,  # on this machine
             root_certificates=None,
             interceptors=list(interceptors),
-        )  # Flower's own way to try again sends this process SIGINT where a token has expired
+            retry_invoker=_again(),
+        )
+
+
+def _again() -> RetryInvoker:
+    """Ask again where a connection that rested was closed meanwhile. Flower's own invoker also
+    sends this process SIGINT where a token has expired."""
+    return RetryInvoker(
+        lambda: exponential(max_delay=1), httpx.TransportError, max_tries=_TRIES, max_time=None
+    )
 
 
 def _has_failed(reply: Message) -> bool:

@@ -16,7 +16,7 @@ settings.load_profile("steady")
 
 # Set where the real data are present: then a test that is skipped is a test that was forgotten.
 NO_SKIPS = os.environ.get("COLLAPIPE_REQUIRE_DATA") == "1"
-LONG = ("test_simulation", "test_killed", "test_reproduce")
+LONG = ("test_deployment", "test_simulation", "test_killed")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
