@@ -27,25 +27,10 @@ from benchmarks.machine import machine
 from collapipe import config
 from collapipe.state import BlockCost, ClusterState, Estimates
 from optim.planner import RoundRequest
+from tests.federated import TINY
 
 CHANNELS = 10
 COST = BlockCost(9.1e8, 1.8e9, 1.57e6, 1.57e6, 2.9e8)
-TINY = [
-    "task.validation_rows=4",
-    "task.test_rows=4",
-    "task.vocabulary=300",
-    "task.max_length=40",
-    "model.num_blocks=4",
-    "model.num_decoder_blocks=1",
-    "model.dim=16",
-    "model.num_heads=2",
-    "model.feed_forward_dim=16",
-    "batch_size=6",
-    "federation.local_steps=2",
-    "federation.eval_every=99999",
-    "federation.checkpoint_every=0",
-    f"channel.num_channels={CHANNELS}",
-]
 
 
 def main() -> None:
@@ -71,7 +56,8 @@ def main() -> None:
 def measured(runtime: str, units: int, rounds: int) -> tuple[float, float, float]:
     """Seconds until the first round's end, median seconds of a later one, MB at most."""
     with tempfile.TemporaryDirectory() as folder:
-        own = [f"task.train_rows={8 * units}", f"federation.num_units={units}"]
+        own = ["federation.eval_every=99999", f"channel.num_channels={CHANNELS}"]
+        own += [f"task.train_rows={8 * units}", f"federation.num_units={units}"]
         own += [f"runtime={runtime}", f"federation.rounds={rounds}", f"hydra.run.dir={folder}/run"]
         command = [sys.executable, "-m", "collapipe", "run", *TINY, *own]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +21,6 @@ ANSWER_S = 8.0  # in which a device that works answers, also on a busy machine
 CONTROL_UNIT = "control unit"
 _AT_ONCE = 64
 _PAUSE_S = 0.1
-_SOON = timedelta(days=14)
 _SIZES, _REPEATS = (1, 2**16, 2**20), 5
 
 
@@ -116,11 +114,6 @@ def time_hop(
     if source is None or target is None:
         return time_trips(dialer, request)
     return ask_hop(dialer, source.address, request)
-
-
-def expires_soon(expires: datetime | None) -> bool:
-    """Whether a certificate should be renewed."""
-    return expires is not None and expires - datetime.now(UTC) < _SOON
 
 
 def _free(dialer: Dialer, device: DeviceAddress) -> DeviceStatus:

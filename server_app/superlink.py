@@ -97,10 +97,6 @@ def _is_signed(headers: Headers, known: Container[str]) -> bool:
     return True
 
 
-def _text(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
-
-
 def _is_own(scope: Scope) -> bool:
     client = scope.get("client")
     return client is not None and ipaddress.ip_address(client[0]).is_loopback

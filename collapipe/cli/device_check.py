@@ -15,11 +15,11 @@ from client_app.survey import (
     Hop,
     SurveyedDevice,
     ask_all,
-    expires_soon,
     hops,
     own_credentials,
 )
 from collapipe import __version__
+from collapipe.credentials.member import expires_soon
 from collapipe.errors import printable
 from collapipe.formatting import amount, block_range, print_lines, print_table, seconds
 from collapipe.inventory.schema import InventorySection

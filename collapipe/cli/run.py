@@ -162,12 +162,10 @@ def start(overrides: Sequence[str], settings: Settings, resume: str | None = Non
     """Train, from the checkpoint ``resume`` on if there is one; ``overrides`` give ``settings``
     wherever the apps run. Raises as ``run_job``."""
     check_devices(settings)
-    if settings.runtime.name == "deployment":
-        _run_deployed(overrides, settings, resume)
-    elif settings.runtime.name == "simulation":
-        _run_simulated(overrides, settings, resume)
-    else:
+    if settings.runtime.name == "local":
         _run_local(overrides, settings, resume)
+    else:
+        _run_on_flower(overrides, settings, resume)
 
 
 def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
@@ -184,32 +182,28 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
     train(grid, config.load(run_config), resume)
 
 
-def _run_simulated(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
+def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
+    """On Flower's simulation engine, or on a deployed federation, whose units have rows of their
+    own."""
     from collapipe.cli.simulation import run_simulation
+    from collapipe.deployment.submitting import submit
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import load_shards, load_test, load_validation
 
+    federation = settings.runtime.federation
     # What is wrong with folders and data is said here, before Flower has started anything.
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
-        _ = load_shards(settings)
+        if federation is None:
+            _ = load_shards(settings)
         if settings.evaluation.on_server:
             _ = load_validation(settings), load_test(settings)
-    units = settings.federation.num_units
-    if not run_simulation(Path(__file__).parents[2], overrides, units, resume or ""):
-        raise take_failure(Path(settings.run_dir))
-
-
-def _run_deployed(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:
-    from collapipe.deployment.submitting import submit
-    from collapipe.runs.failure import take_failure
-    from collapipe.runs.folder import RunFolder
-    from collapipe.runs.rows import load_test, load_validation
-
-    with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
-        _ = load_validation(settings), load_test(settings)
-    federation = str(settings.runtime.federation)
-    if not submit(federation, Path(__file__).parents[2], overrides, resume or ""):
+    app, units = Path(__file__).parents[2], settings.federation.num_units
+    if federation is None:
+        succeeded = run_simulation(app, overrides, units, resume or "")
+    else:
+        succeeded = submit(federation, app, overrides, resume or "")
+    if not succeeded:
         raise take_failure(Path(settings.run_dir))
 
 

@@ -3,6 +3,7 @@ not depend on the box's address."""
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from collapipe.errors import ConfigError, WireError
@@ -10,6 +11,7 @@ from collapipe.errors import ConfigError, WireError
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _DOMAIN = "collapipe"
 DAYS = 365  # that a certificate is valid, unless told
+_SOON = timedelta(days=14)
 
 
 class Role(StrEnum):
@@ -44,6 +46,11 @@ def parse_dns_name(text: str) -> tuple[str, Role]:
     if not _NAME.fullmatch(name) or rest != f"{role}.{_DOMAIN}" or role not in set(Role):
         raise WireError(f"a certificate for {text!r}, expected NAME.ROLE.{_DOMAIN}")
     return name, Role(role)
+
+
+def expires_soon(expires: datetime) -> bool:
+    """Whether a certificate should be renewed."""
+    return expires - datetime.now(UTC) < _SOON
 
 
 def check_name(name: str) -> str:

@@ -5,7 +5,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import version
@@ -18,16 +18,17 @@ from collapipe import __version__
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
+from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.keys import fingerprint, public_key
-from collapipe.credentials.member import Role
+from collapipe.credentials.member import expires_soon
 from collapipe.deployment.server_folder import ADMITTED, NODES, ServerFolder
+from collapipe.deployment.serving import admissible
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import ConfigError
 from collapipe.owner import OwnerSection
 
 _TIMEOUT_S = 8.0
 _CLOCKS_DIFFER_S = 300.0  # beyond which Flower refuses a node's signature
-_SOON = timedelta(days=14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,8 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     yield _answers(settings.port, folder)
     nodes = folder.flower_home / NODES
     known = json.loads(nodes.read_text()) if nodes.exists() else {}
-    authority = AuthorityFolder(folder.authority)
-    signed = {
-        each.member.name: fingerprint(public_key(each.certificate))
-        for each in authority.issued()
-        if each.member.role == Role.UNIT and authority.state(each) == "valid"
-    }
+    admitted = admissible(AuthorityFolder(folder.authority))
+    signed = {each.member.name: key for key, each in admitted.items()}
     for unit in settings.units:
         if unit not in signed:
             sign = f"collapipe credentials sign {folder.authority} request.pem --role unit"
@@ -77,7 +74,7 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
 
 
 def _expiry(what: str, expires: datetime) -> Finding:
-    if expires - datetime.now(UTC) < _SOON:
+    if expires_soon(expires):
         return Finding(what, error=f"ends on {expires:%F}; renew it: docs/credentials.md")
     return Finding(what, f"valid until {expires:%F}")
 
@@ -95,10 +92,10 @@ def _rows(file: Path, owner: OwnerSection) -> Finding:
 def _server(address: str, own: Credentials) -> Iterator[Finding]:
     """One question to the server tells whether it is there, is the one that is meant, has our
     time and version, and knows us."""
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     context = ssl.create_default_context(cafile=str(own.folder / AUTHORITY))
     key = fingerprint(public_key(x509.load_pem_x509_certificate(own.certificate)))
-    asked = HTTPSConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S, context=context)
+    asked = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
     try:
         asked.request("GET", f"{ADMITTED}{quote(key)}")
         answer = asked.getresponse()

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from collapipe.config.overrides import literal, parse, quoted
 from collapipe.credentials import authority, files
+from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError
@@ -37,13 +38,11 @@ class ServerSection(Section):
 
     def options(self) -> list[str]:
         """Of a run: how many units there are, and where they dial the decoder link."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        advertised = literal(f"{host}:{self.link_port}")
         return [
             f"federation.num_units={len(self.units)}",
             "link.host=0.0.0.0",
             f"link.port={self.link_port}",
-            f"link.advertise={advertised}",
+            f"link.advertise={literal(_address(self.host, self.link_port))}",
         ]
 
 
@@ -113,6 +112,8 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
     """
     if len({check_name(unit) for unit in units}) != len(units):
         raise ConfigError(f"--units {','.join(units)}: names a unit twice; each has its own name")
+    server = _address(host, port)
+    host_and_port(server)  # which says what is wrong with it
     with files.new_folder(root) as partial:
         folder = ServerFolder(partial)
         opened = authority.create(folder.authority, control_unit=False)
@@ -124,7 +125,7 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
             "link_port": link_port,
             "units": ", ".join(units),
             "root": root.resolve(),
-            "server": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "server": server,
             "fingerprint": opened.fingerprint,
         }
         for name in ("server.yaml", "README.md", "compose.yaml", "collapipe-server.service"):
@@ -139,6 +140,10 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
             for name in ("unit.yaml", "OWNER.md", "collapipe-unit.service"):
                 _write(partial / "units" / unit / name, name, own)
     return ServerFolder(root)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _write(file: Path, template: str, names: dict[str, object]) -> None:

@@ -19,12 +19,10 @@ def submit(federation: str, app_dir: Path, overrides: Sequence[str], resume: str
     """
     with tempfile.TemporaryDirectory(prefix="collapipe-flwr-") as empty:
         if Path(federation).is_dir():
-            connection, home = [], ServerFolder(Path(federation)).flower_home
+            home, connection = ServerFolder(Path(federation)).flower_home, []
         else:
-            connection, home = (
-                [federation],
-                Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser(),
-            )
+            home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
+            connection = [federation]
         flower = Flower.at(home, folder=Path(empty))
         run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))
         try:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from collapipe.credentials.credentials import Credentials, load
+from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError
 from collapipe.owner import OwnerSection, read_owner
@@ -15,6 +16,10 @@ def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:
     for key in ("name", "number", "server", "credentials"):
         if getattr(owner, key) is None:
             raise ConfigError(f"{file}: {key} is missing; collapipe deploy init writes it")
+    try:
+        host_and_port(str(owner.server))
+    except ConfigError as error:
+        raise ConfigError(f"{file}: server: {error}") from error
     own = load(file.parent / str(owner.credentials))
     if (own.member.name, own.member.role) != (owner.name, Role.UNIT):
         raise ConfigError(

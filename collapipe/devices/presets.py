@@ -4,6 +4,7 @@ Chosen by the options ``cluster`` and ``channel``; their figures are in ``conf/`
 """
 
 import math
+from abc import abstractmethod
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -180,32 +181,18 @@ class HardwareCluster(_DrawnCluster):
 
 
 @dataclass(frozen=True)
-class ChannelPreset:
-    """J uplink channels, and what a control unit has to send on one: null is what it really sends.
+class Radio:
+    """What a control unit has to send on an uplink, null is what it really sends, and what stands
+    behind it.
 
     A unit that sends no activations to the server has no ``activation_bits`` either.
     """
 
-    num_channels: Count
-    bandwidth_hz: PositiveRange
-    interference_w: Range
-    gain_db: DecibelRange  # h_{n,j} of each unit and channel
-    noise_dbm_per_hz: Decibels
-    max_power_w: Positive
-    energy_j: Positive
-    model_bits: Positive | None  # θ_n^enc
-    activation_bits: Amount | None  # the part of z_n^enc that one local step sends
     interference_constant_w: Amount  # C of Γ (eq. 28), which the strategies read here
     head_s: Amount  # of a sample in the head on the edge server, forward and backward
     downlink_rate_bps: Positive | None  # at which gradients come down; None: not counted
-
-    def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
-        """The J channels of a run."""
-        noise = from_dbm(self.noise_dbm_per_hz)
-        return tuple(
-            Channel(rng.uniform(*self.bandwidth_hz), rng.uniform(*self.interference_w), noise)
-            for _ in range(self.num_channels)
-        )
+    model_bits: Positive | None = None  # θ_n^enc
+    activation_bits: Amount | None = None  # the part of z_n^enc that one local step sends
 
     def draw_uplink(
         self,
@@ -217,14 +204,45 @@ class ChannelPreset:
         payloads: tuple[Payload, ...] = (),
         unit: int = 0,
     ) -> Uplink:
-        """A control unit's uplink to all channels; ``unit`` is whose, and here all are drawn alike.
+        """The uplink of control unit ``unit`` to all channels.
 
         Bits of activations and gradients are those of a round, and so is the number of samples that
         pass the head on the server.
         """
-        drawn = rng.uniform(*self.gain_db, size=self.num_channels)
-        gains = tuple(from_db(float(gain)) for gain in drawn)
         down_s = gradient_bits / self.downlink_rate_bps if self.downlink_rate_bps else 0.0
-        head_s = num_samples * self.head_s
-        limits, bits = (self.max_power_w, self.energy_j), (model_bits, activation_bits)
-        return Uplink(*limits, *bits, gains, head_s, down_s, payloads)
+        head_s, bits = num_samples * self.head_s, (model_bits, activation_bits)
+        power_w, energy_j, gains = self._sender(unit, rng)
+        return Uplink(power_w, energy_j, *bits, gains, head_s, down_s, payloads)
+
+    @abstractmethod
+    def _sender(
+        self, unit: int, rng: np.random.Generator
+    ) -> tuple[float, float, tuple[float, ...]]:
+        """Watts and joules at most, and the gain to each channel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelPreset(Radio):
+    """J uplink channels, and units that are all alike but for their gains."""
+
+    num_channels: Count
+    bandwidth_hz: PositiveRange
+    interference_w: Range
+    gain_db: DecibelRange  # h_{n,j} of each unit and channel
+    noise_dbm_per_hz: Decibels
+    max_power_w: Positive
+    energy_j: Positive
+
+    def draw(self, rng: np.random.Generator) -> tuple[Channel, ...]:
+        """The J channels of a run."""
+        noise = from_dbm(self.noise_dbm_per_hz)
+        return tuple(
+            Channel(rng.uniform(*self.bandwidth_hz), rng.uniform(*self.interference_w), noise)
+            for _ in range(self.num_channels)
+        )
+
+    def _sender(
+        self, unit: int, rng: np.random.Generator
+    ) -> tuple[float, float, tuple[float, ...]]:
+        drawn = rng.uniform(*self.gain_db, size=self.num_channels)
+        return self.max_power_w, self.energy_j, tuple(from_db(float(gain)) for gain in drawn)

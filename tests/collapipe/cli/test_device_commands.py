@@ -105,7 +105,7 @@ def test_another_version_fails_and_a_certificate_that_ends_soon_is_told(
 ) -> None:
     with daemons(1, folder=tmp_path / "own") as there:
         file = inventory(tmp_path, there, "own/control-unit")
-        monkeypatch.setattr("client_app.survey._SOON", timedelta(days=40))
+        monkeypatch.setattr("collapipe.credentials.member._SOON", timedelta(days=40))
         status, _, err = command("device", "check", file)
         assert status == 0
         assert [line.split(": ")[:2] for line in err.splitlines()] == [
