@@ -7,13 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.models.part import prefixed, select
 from collapipe.tensors import Tensors, all_finite
-from collapipe.wire.parts import joined, most_bytes, read_part
+from collapipe.wire.parts import joined, mapped_part, most_bytes, read_part
 
 Start = Callable[[str], Tensors]
 """A block's weights and optimiser state before the round's first step, by their names in the whole
@@ -119,7 +118,7 @@ class Replica:
             return start
         found = {key: tensor for key, tensor in start.items() if "/" not in key}
         for left in self._came[name, step]:
-            found |= load_file(self._file(name, step, left))
+            found |= mapped_part(self._file(name, step, left))
         return found
 
     def waits_for(self) -> str:
@@ -133,7 +132,7 @@ class Replica:
         """Whether it is kept."""
         if len(data) > self._most_bytes(name):
             raise WireError(f"{name}: {len(data):,} bytes, at most {self._most_bytes(name):,}")
-        self._new.write_bytes(data)  # read from there, it takes no memory of its own
+        self._new.write_bytes(data)
         keys, came = self._check(name), self._came[name, step]
         known = set[str]().union(*came.values())
         if left in came or keys & known:

@@ -1,14 +1,17 @@
 """What is joined is what safetensors reads and writes."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load, save
 
 from collapipe.errors import WireError
-from collapipe.wire.parts import joined, separated
+from collapipe.wire.parts import joined, mapped_part, separated
 
 
-def test_a_part_is_a_safetensors_file() -> None:
+def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
     """Of all kinds of numbers, transposed, empty and without dimensions."""
     tensors = {
         "weight": torch.arange(12.0).view(3, 4).t(),
@@ -19,12 +22,27 @@ def test_a_part_is_a_safetensors_file() -> None:
         "empty": torch.zeros(0, 4),
         "näme/step": torch.tensor(1.0),
     }
-    came = separated(joined(tensors).numpy().tobytes())
+    data, file = joined(tensors).numpy().tobytes(), tmp_path / "part"
+    file.write_bytes(data)
+    came, mapped = separated(data), mapped_part(file)
     theirs = load(save({name: each.contiguous() for name, each in tensors.items()}))
-    assert came.keys() == theirs.keys() == tensors.keys()
+    assert came.keys() == mapped.keys() == theirs.keys() == tensors.keys()
     for name, each in tensors.items():
         assert came[name].dtype == each.dtype
+        assert mapped[name].dtype == each.dtype
         assert torch.equal(came[name], each)
+        assert torch.equal(mapped[name], each)
+
+
+def test_reading_again_and_again_takes_no_more_memory(tmp_path: Path) -> None:
+    """A replica is read after each step."""
+    file = tmp_path / "part"
+    file.write_bytes(joined({f"w{k}": torch.zeros(1000) for k in range(20)}).numpy().tobytes())
+    mapped_part(file)
+    before = sys.getallocatedblocks()
+    for _ in range(50):
+        mapped_part(file)
+    assert sys.getallocatedblocks() - before < 200
 
 
 @pytest.mark.parametrize(
