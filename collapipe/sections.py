@@ -133,13 +133,19 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class ServerOptimizerSettings:
-    """What the server does with the pseudo-gradient θ(t) − Σ wₙ θₙ."""
+    """How the server averages, and what it does with the pseudo-gradient θ(t) − Σ wₙ θₙ.
+
+    ``median`` and ``trimmed_mean`` are weight by weight, all units alike; ``trim`` is the share of
+    units that a trimmed mean leaves out at each end.
+    """
 
     name: Literal["fedavg", "sgd", "momentum", "adam"]
     lr: Positive
     momentum: Share
     beta2: Share
     eps: Positive
+    average: Literal["mean", "median", "trimmed_mean"] = "mean"  # older runs have neither
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,8 @@ class FederationSettings:
     checkpoint_every: CountFrom0
     keep: Count
     channel_noise: NotNegative
+    max_update_norm: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None  # older runs
+    max_share: Annotated[float, Field(ge=1)] = math.inf  # have neither
 
     def __post_init__(self) -> None:
         if self.min_units is not None and self.min_units > self.num_units:

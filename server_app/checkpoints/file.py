@@ -52,6 +52,7 @@ _KEYS = {
     "heads": 1,
     "units": 2,
     "activations": 1,
+    "update_norms": 0,
 }
 
 

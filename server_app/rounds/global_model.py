@@ -1,5 +1,6 @@
 """The model between rounds: one of all units, or each unit's own where nothing is averaged."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,8 @@ class GlobalModel:
         self._settings, self.frozen = settings, frozenset(frozen)
         self.weights: Tensors = {}
         self.own_models: dict[int, Tensors] = {}
-        self.server_optimizer = ServerOptimizer(settings.server_optimizer)
+        self._how = settings.server_optimizer
+        self.server_optimizer = ServerOptimizer(self._how)
 
     def of_unit(self, unit: int) -> Tensors:
         """What a unit's next round starts from."""
@@ -68,7 +70,7 @@ class GlobalModel:
             self.own_models = {**self.own_models, **own}
             return None
         start = self._trained(self.weights)
-        averaged = average(list(trained.values()), [shares[unit] for unit in trained])
+        averaged = combined(list(trained.values()), [shares[u] for u in trained], self._how)
         averaged.update(self._trained(common))
         new = {**self.weights, **self.server_optimizer.step(start, averaged)}
         _check_finite(new, f"round {round_}:")
@@ -87,6 +89,32 @@ def _check_finite(model: Tensors, whose: str) -> None:
             f"{whose} {odd} is NaN or infinite after the aggregation; "
             "lower optimizer.lr or server_optimizer.lr"
         )
+
+
+def combined(
+    models: Sequence[Tensors], weights: Sequence[float], how: ServerOptimizerSettings
+) -> Tensors:
+    """The models' average of the kind that is asked for."""
+    if how.average == "mean":
+        return average(models, weights)
+    most = (len(models) - 1) // 2
+    cut = most if how.average == "median" else min(most, math.ceil(how.trim * len(models)))
+    return trimmed_mean(models, cut)
+
+
+def trimmed_mean(models: Sequence[Tensors], cut: int) -> Tensors:
+    """Of each weight the mean without the ``cut`` largest and smallest ones (Yin et al. 2018).
+
+    With all but the middle one or two cut it is the median. What is no floating-point number is
+    that of the first model.
+    """
+    own = slice(cut, len(models) - cut)
+    return {
+        name: torch.stack([model[name] for model in models]).sort(dim=0).values[own].mean(dim=0)
+        if tensor.is_floating_point()
+        else tensor.clone()
+        for name, tensor in models[0].items()
+    }
 
 
 def average(models: Sequence[Tensors], weights: Sequence[float]) -> Tensors:

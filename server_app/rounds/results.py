@@ -22,7 +22,8 @@ class TrainingState:
 
     ``weights`` and ``own_models`` as ``GlobalModel`` has them; the memories of the server's
     optimiser and, by unit, of the heads' ones; what each unit keeps: its optimiser's memory, and
-    what its compressed uploads have lacked so far; and the server's ``activations`` of each unit.
+    what its compressed uploads have lacked so far; the server's ``activations`` of each unit;
+    and the last norms of units' updates.
     """
 
     weights: Tensors = field(default_factory=dict)
@@ -31,6 +32,7 @@ class TrainingState:
     heads: dict[int, Tensors] = field(default_factory=dict)
     units: dict[int, Kept] = field(default_factory=dict)
     activations: dict[int, Tensors] = field(default_factory=dict)
+    update_norms: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
-from collapipe.report import PIPELINE, RoundReport, UnitsEvaluation
+from collapipe.report import PIPELINE, ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.replies import received
 from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
+from server_app.rounds.screening import UpdateScreen, bounded, capped, update_norm
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Units
 
@@ -82,6 +83,7 @@ class CollaPipeStrategy(Strategy):
         self._tokenizer = tokenizer
         frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
+        self._screen = UpdateScreen(settings.federation.max_update_norm)
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
         self._rounds_done = 0
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
@@ -99,6 +101,7 @@ class CollaPipeStrategy(Strategy):
         self._rounds_done, self._checkpoint = round_, (scheduler, training)
         self.model.weights, self.model.own_models = training.weights, dict(training.own_models)
         self.model.server_optimizer.state = training.server_optimizer
+        self._screen.past = dict(training.update_norms)
 
     def summary(self) -> None:
         """Nothing: the run's configuration is printed and saved by who starts it."""
@@ -184,16 +187,14 @@ class CollaPipeStrategy(Strategy):
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None
         if finished:
-            uniform = self._settings.federation.weighting == "uniform"
-            shares = {u: 1.0 if uniform else float(r.target_tokens) for u, r in reports.items()}
+            shares = self._shares(reports)
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
             metrics = MetricRecord({"train_loss": train_loss})
             common = self._heads.common_weights(finished)
             models = {u: each.weights | self._heads.weights(u) for u, each in finished.items()}
             moved = self.model.learn(now.decision.plan.round, models, shares, common)
             if moved is not None:
-                squared_norm = np.mean([np.mean(each.squared_norms) for each in reports.values()])
-                observation = RoundObservation(float(squared_norm), train_loss, moved)
+                observation = self._observation(reports, losses, shares, moved)
         self._heads.keep_states({unit: each.head_state for unit, each in finished.items()})
         report = self._scheduler.end(
             now.decision,
@@ -246,6 +247,7 @@ class CollaPipeStrategy(Strategy):
             outcomes[each.unit] = received(message, each, sent, seen, request, settings)
             if isinstance(outcomes[each.unit], TrainReply):
                 outcomes[each.unit] = self._heads.failure(each.unit) or outcomes[each.unit]
+        outcomes |= self._outlying(outcomes, now.sent)
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
         if diverged := self._heads.diverged():
@@ -253,6 +255,37 @@ class CollaPipeStrategy(Strategy):
         if plan.clusters and not finished:
             raise _nobody_finished(plan.round, failures)
         return finished, failures
+
+    def _outlying(
+        self, outcomes: Mapping[int, TrainReply | Failure], sent: Mapping[int, Tensors]
+    ) -> dict[int, Failure]:
+        """Units whose weights are not averaged with the others', and why."""
+        if not self._settings.framework.aggregate:
+            return {}
+        replies = {u: each for u, each in outcomes.items() if isinstance(each, TrainReply)}
+        norms = {u: update_norm(each.weights, sent[u]) for u, each in replies.items()}
+        return self._screen.outlying(norms)
+
+    def _shares(self, reports: Mapping[int, ClusterReport]) -> dict[int, float]:
+        """Units' weights in the average, not normalised."""
+        federation = self._settings.federation
+        uniform = federation.weighting == "uniform"
+        shares = {u: 1.0 if uniform else float(r.target_tokens) for u, r in reports.items()}
+        return capped(shares, federation.max_share)
+
+    def _observation(
+        self,
+        reports: Mapping[int, ClusterReport],
+        losses: Mapping[int, float],
+        shares: Mapping[int, float],
+        moved: float,
+    ) -> RoundObservation:
+        """What estimates are made of; a figure that is far from the others' does not change it."""
+        factor = self._settings.federation.max_update_norm
+        norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
+        squared_norm = np.mean(bounded(norms, factor and factor**2))
+        loss = np.average(bounded([*losses.values()], factor), weights=[*shares.values()])
+        return RoundObservation(float(squared_norm), float(loss), moved)
 
     def _result(self, now: _Round, came: float, report: RoundReport) -> RoundResult:
         """What the round leaves, the wall time of its phases among it."""
@@ -294,7 +327,8 @@ class CollaPipeStrategy(Strategy):
         kept = self._units.kept(self._scheduler.excluded)
         memories = self._heads.memories
         activations = {unit: memory.pack() for unit, memory in memories.items()}
-        return TrainingState(model.weights, model.own_models, optimizer, heads, kept, activations)
+        weights, own, norms = model.weights, model.own_models, self._screen.past
+        return TrainingState(weights, own, optimizer, heads, kept, activations, norms)
 
     def _totals(self, finished: Mapping[int, TrainReply], now: _Round) -> dict[str, Any]:
         """Fields of the round's report that are sums or means over units."""

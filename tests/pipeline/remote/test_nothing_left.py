@@ -5,7 +5,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,15 @@ def held_by(process: psutil.Process) -> tuple[float, int, int]:
     return process.memory_info().rss / MB, process.num_fds(), process.num_threads()
 
 
+def let_go(processes: Sequence[psutil.Process], before: Sequence[tuple[float, int, int]]) -> bool:
+    """Whether no process has more handles or threads than before, but for a few of libraries."""
+    return all(
+        now <= then + 3
+        for process, held in zip(processes, before, strict=True)
+        for now, then in zip(held_by(process)[1:], held[1:], strict=True)
+    )
+
+
 @contextmanager
 def started(listen: str = "127.0.0.1:0") -> Iterator[DeviceProcess]:
     """A daemon that gives 1 GB."""
@@ -131,8 +140,8 @@ def test_three_hundred_rounds_with_kills_and_returns() -> None:
                 middle = stack.enter_context(started(middle.address))
             if number % 50 == 49:
                 time.sleep(1.0)
+                soon(lambda: len(seen) < 2 or let_go(own, seen[1]))
                 seen.append([held_by(each) for each in own])
                 print(number, seen[-1], flush=True)
-    for early, late in zip(seen[1], seen[-1], strict=True):
-        assert late[0] <= early[0] + 8
-        assert all(now <= then + 3 for then, now in zip(early[1:], late[1:], strict=True))
+        assert let_go(own, seen[1])
+    assert all(late[0] <= early[0] + 8 for early, late in zip(seen[1], seen[-1], strict=True))

@@ -1,0 +1,83 @@
+"""What limits a unit that lies: outlying updates stay out, shares and figures are cut."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+
+import torch
+
+from collapipe.tensors import Tensors
+from collapipe.wire.messages import Failure
+
+OUTLYING = "OutlyingUpdate"
+"""The kind of failure of a unit whose update is not averaged."""
+_MAJORITY = 3  # so many units can outvote one
+_REMEMBERED = 5  # norms of each unit
+
+
+def update_norm(trained: Tensors, sent: Tensors) -> float:
+    """‖θₙ(t+1) − θ(t)‖₂ over the weights that a unit returned."""
+    changes = (each - sent[name] for name, each in trained.items() if each.is_floating_point())
+    norms = (torch.linalg.vector_norm(change, dtype=torch.float64) for change in changes)
+    return math.hypot(*map(float, norms))  # squares of single precision would overflow
+
+
+@dataclass
+class UpdateScreen:
+    """Finds outlying updates; ``factor`` is ``federation.max_update_norm``, None: there are none.
+
+    An update is outlying where its norm is above ``factor`` times the median of the round's, zeros
+    left aside. Of fewer than three units none can outvote another, so that the unit's own last
+    norms count as well. ``past`` has these, of updates that were averaged: unit → float64 [≤ 5].
+    """
+
+    factor: float | None
+    past: Tensors = field(default_factory=dict)
+
+    def outlying(self, norms: Mapping[int, float]) -> dict[int, Failure]:
+        """Units whose update is outlying among the round's; the others' norms are remembered."""
+        if self.factor is None:
+            return {}
+        found = dict[int, Failure]()
+        for unit, norm in norms.items():
+            own = self._own(unit) if len(norms) < _MAJORITY else []
+            typical = median_low([each for each in (*norms.values(), *own) if each] or [0.0])
+            if not math.isfinite(norm) or norm > self.factor * typical:
+                found[unit] = Failure(
+                    OUTLYING,
+                    f"its weights moved by {norm:.3g}, the median is {typical:.3g}; "
+                    f"federation.max_update_norm={self.factor:g} times that is averaged at most",
+                )
+        for unit in norms.keys() - found.keys():
+            last = [*self._own(unit), norms[unit]][-_REMEMBERED:]
+            self.past[str(unit)] = torch.tensor(last, dtype=torch.float64)
+        return found
+
+    def _own(self, unit: int) -> list[float]:
+        past = self.past.get(str(unit))
+        return [] if past is None else [float(each) for each in past]
+
+
+def bounded(values: Sequence[float], factor: float | None) -> list[float]:
+    """Values ≥ 0, cut to ``factor`` times their median; None: as they are."""
+    if factor is None:
+        return list(values)
+    most = factor * median_low(values)
+    return [min(each, most) for each in values]
+
+
+def capped(shares: Mapping[int, float], most: float) -> dict[int, float]:
+    """Shares in an average, cut so that none is above ``most`` ≥ 1 times the equal one.
+
+    Of N units the k largest are cut to λ = c·R/(N − c·k), in which c = ``most`` and R is the sum of
+    the others, for the least k that leaves no share above λ.
+    """
+    ordered = sorted(shares.values(), reverse=True)
+    cap = ordered[-1]
+    for cut, largest in enumerate(ordered):
+        rest, left = most * sum(ordered[cut:]), len(ordered) - most * cut
+        if largest * left <= rest:
+            cap = rest / left if left > 0 else largest
+            break
+    return {unit: min(share, cap) for unit, share in shares.items()}

@@ -1,0 +1,142 @@
+"""Liars among units: what is averaged without them, and what honest units lose by the check."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federated import run
+from flwr.app import ArrayRecord, Context, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.app import app as client_app
+from collapipe.tensors import Tensors
+from collapipe.wire import records
+from server_app.rounds.global_model import trimmed_mean
+from server_app.rounds.screening import UpdateScreen, bounded, capped, update_norm
+
+Lie = Callable[[Tensors], Tensors]
+
+
+class Lying:
+    """The real ClientApp, but for the weights that these units send back."""
+
+    def __init__(self, lie: Lie, units: set[int]) -> None:
+        self._lie, self._units = lie, units
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        liar = context.node_config["partition-id"] in self._units
+        if message.metadata.message_type == "train" and liar:
+            name, arrays = next(
+                (key, each) for key, each in reply.content.items() if isinstance(each, ArrayRecord)
+            )
+            lied = self._lie(records.unpack_tensors(arrays))
+            reply.content[name] = records.pack_tensors(lied)
+        return reply
+
+
+def scaled(factor: float) -> Lie:
+    """Every weight times the factor."""
+    return lambda weights: {name: factor * tensor for name, tensor in weights.items()}
+
+
+def one_huge(weights: Tensors) -> Tensors:
+    """A single weight of 1e38."""
+    name, tensor = next(iter(weights.items()))
+    changed = tensor.clone()
+    changed.view(-1)[0] = 1e38
+    return {**weights, name: changed}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def without_unit_1(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
+    """What two rounds come to in which unit 1 never finishes."""
+    folder = tmp_path_factory.mktemp("without") / "run"
+    return run(folder, client=Lying(scaled(math.nan), {1}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lie", [scaled(1e6), scaled(1e38), one_huge])
+def test_a_liars_weights_leave_no_trace(lie: Lie, without_unit_1: Tensors, tmp_path: Path) -> None:
+    found = run(tmp_path / "run", client=Lying(lie, {1}))  # type: ignore[arg-type]
+    assert all(torch.equal(found[name], tensor) for name, tensor in without_unit_1.items())
+    for line in lines(tmp_path / "run"):
+        assert line["units"] == [0, 2]
+        assert line["failures"]["1"].startswith(("OutlyingUpdate", "WireError"))
+
+
+@pytest.mark.parametrize("average", ["median", "trimmed_mean"])
+def test_a_robust_average_needs_no_check(average: str, tmp_path: Path) -> None:
+    """Weights of 1e6 times the size move it no further than others' updates."""
+    options = f"server_optimizer.average={average}", "federation.max_update_norm=null"
+    honest = run(tmp_path / "honest", *options)
+    lied = run(tmp_path / "lied", *options, client=Lying(scaled(1e6), {1}))  # type: ignore[arg-type]
+    assert lines(tmp_path / "lied")[-1]["units"] == [0, 1, 2]
+    assert update_norm(lied, honest) < 10
+
+
+@given(
+    st.lists(st.floats(1e-3, 10), min_size=3, max_size=9),
+    st.lists(st.one_of(st.floats(101, 1e30), st.just(0.0), st.just(math.inf)), max_size=4),
+)
+def test_a_minority_cannot_have_an_honest_unit_left_out(
+    honest: list[float], lies: list[float]
+) -> None:
+    """With norms of honest units that differ by the factor at most."""
+    low = max(honest) / 10
+    honest = [max(each, low) for each in honest]
+    lies = lies[: (len(honest) - 1)]
+    norms = dict(enumerate([*honest, *lies]))
+    found = UpdateScreen(10.0).outlying(norms)
+    assert all(unit >= len(honest) for unit in found)
+    large = {len(honest) + k for k, lie in enumerate(lies) if lie > 10 * max(honest)}
+    assert large <= found.keys()
+
+
+def test_alone_or_in_two_a_units_own_past_is_what_it_is_held_to() -> None:
+    screen = UpdateScreen(10.0)
+    assert not screen.outlying({0: 1.0})
+    assert list(screen.outlying({0: 1e3})) == [0]
+    assert not screen.outlying({0: 9.0, 1: 1.0})
+    for _ in range(3):
+        assert not screen.outlying({0: 1.0, 1: 2.0})
+        assert list(screen.outlying({0: 1e-9, 1: 1e6})) == [1]
+    assert not screen.outlying({0: 1e-9, 1: 2.0})
+    resumed = UpdateScreen(10.0, dict(screen.past))
+    assert resumed.outlying({1: 30.0}).keys() == screen.outlying({1: 30.0}).keys() == {1}
+    assert UpdateScreen(None).outlying({0: 1.0, 1: 1e30, 2: 1.0}) == {}
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=9), st.floats(1, 12))
+def test_no_share_is_above_the_cap(tokens: list[int], most: float) -> None:
+    """Those below it keep their proportions, and nothing is cut that need not be."""
+    shares = {unit: float(each) for unit, each in enumerate(tokens)}
+    found = capped(shares, most)
+    limit = most * sum(found.values()) / len(found)
+    assert max(found.values()) <= limit * (1 + 1e-9)
+    cut = {unit for unit in shares if found[unit] != shares[unit]}
+    assert all(found[unit] >= limit * (1 - 1e-9) for unit in cut)
+    assert cut or found == shares
+
+
+def test_figures_far_from_the_others_are_cut() -> None:
+    assert bounded([1.0, 2.0, 1e99], 10.0) == [1.0, 2.0, 20.0]
+    assert bounded([1.0, 2.0, 1e99], None) == [1.0, 2.0, 1e99]
+
+
+@given(st.integers(1, 6))
+def test_a_trimmed_mean_is_a_median_or_a_mean_at_its_ends(count: int) -> None:
+    stacked = torch.randn(count, 3, 2, generator=torch.Generator().manual_seed(count))
+    models = [{"w": tensor, "n": torch.tensor(3)} for tensor in stacked]
+    halves, none = trimmed_mean(models, (count - 1) // 2), trimmed_mean(models, 0)
+    torch.testing.assert_close(halves["w"], stacked.quantile(0.5, dim=0))
+    torch.testing.assert_close(none["w"], stacked.mean(dim=0))
+    assert halves["n"] == 3
