@@ -2,50 +2,27 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from federated import run
-from flwr.app import ArrayRecord, Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
+from lying import Lie, Lying
 
-from client_app.app import app as client_app
 from collapipe.tensors import Tensors
-from collapipe.wire import records
 from server_app.rounds.global_model import trimmed_mean
 from server_app.rounds.screening import UpdateScreen, bounded, capped, update_norm
-
-Lie = Callable[[Tensors], Tensors]
-
-
-class Lying:
-    """The real ClientApp, but for the weights that these units send back."""
-
-    def __init__(self, lie: Lie, units: set[int]) -> None:
-        self._lie, self._units = lie, units
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
-        liar = context.node_config["partition-id"] in self._units
-        if message.metadata.message_type == "train" and liar:
-            name, arrays = next(
-                (key, each) for key, each in reply.content.items() if isinstance(each, ArrayRecord)
-            )
-            lied = self._lie(records.unpack_tensors(arrays))
-            reply.content[name] = records.pack_tensors(lied)
-        return reply
 
 
 def scaled(factor: float) -> Lie:
     """Every weight times the factor."""
-    return lambda weights: {name: factor * tensor for name, tensor in weights.items()}
+    return lambda _, weights: {name: factor * tensor for name, tensor in weights.items()}
 
 
-def one_huge(weights: Tensors) -> Tensors:
+def one_huge(sent: Tensors, weights: Tensors) -> Tensors:
     """A single weight of 1e38."""
     name, tensor = next(iter(weights.items()))
     changed = tensor.clone()

@@ -1,0 +1,101 @@
+"""One unit of ten lies about its weights: accuracy with each rule that the server can follow.
+
+    python -m benchmarks.liars --data ../shared/data --seeds 3
+
+The liar trains as the others do and sends back: what it was sent minus its change (``flipped``),
+minus four times that (``turned back``, the norm being within the limit), plus a thousand times its
+change (``scaled``), or what it was sent (``idle``). Prints the accuracy on the test rows, with the
+smallest and largest of the seeds, and how often the liar was left out.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.machine import machine
+from collapipe import config
+from collapipe.tensors import Tensors
+from tests.federated import grid_of, train
+from tests.lying import Lying
+
+UNITS, ROUNDS = 10, 12
+LIAR = 3
+RULES = {
+    "mean, no limit": ("federation.max_update_norm=null",),
+    "mean": (),
+    "median": ("server_optimizer.average=median",),
+    "trimmed mean": ("server_optimizer.average=trimmed_mean",),
+}
+
+
+def moved(factor: float) -> Callable[[Tensors, Tensors], Tensors]:
+    """The change that a unit made, times the factor."""
+
+    def lie(sent: Tensors, trained: Tensors) -> Tensors:
+        return {name: sent[name] + factor * (each - sent[name]) for name, each in trained.items()}
+
+    return lie
+
+
+LIES = {"none": 1.0, "idle": 0.0, "flipped": -1.0, "turned back": -4.0, "scaled": 1e3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    default = Path(os.environ.get("COLLAPIPE_DATA", "../shared/data"))
+    parser.add_argument("--data", type=Path, default=default, help="folder of all data sets")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("overrides", nargs="*", help="options of all runs")
+    arguments = parser.parse_intermixed_args()
+    shared = options(arguments.data.resolve()) + arguments.overrides
+    print(json.dumps({"machine": machine(), "overrides": shared}))
+    for lie, factor in LIES.items():
+        for rule, own in RULES.items():
+            runs = [measured(factor, [*shared, *own, f"seed={s}"]) for s in range(arguments.seeds)]
+            found, out = zip(*runs, strict=True)
+            low, high = min(found), max(found)
+            print(
+                f"{lie:<12} {rule:<15} {statistics.mean(found):.3f} ({low:.3f}..{high:.3f}), "
+                f"left out of {statistics.mean(out):.1f} of {ROUNDS} rounds",
+                flush=True,
+            )
+
+
+def options(data: Path) -> list[str]:
+    """News titles in 15 classes, a small BERT from random weights, ten local steps of Adam."""
+    return [
+        "experiment=fig06_classification",
+        f"data.root='{data / 'toutiao15'}'",
+        "batch_size=16",
+        "pipeline.num_micro_batches=2",
+        f"federation.num_units={UNITS}",
+        f"federation.rounds={ROUNDS}",
+        "federation.local_steps=10",
+        f"federation.eval_every={ROUNDS}",
+        "federation.checkpoint_every=0",
+        f"channel.num_channels={UNITS}",
+        "data.max_train_samples=10000",
+        "data.max_eval_samples=1000",
+    ]
+
+
+def measured(factor: float, overrides: list[str]) -> tuple[float, int]:
+    """Accuracy on the test rows, and rounds that the liar was left out of."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        settled = [*overrides, f"hydra.run.dir={run_dir}"]
+        settings = config.load_overrides(settled)
+        client = Lying(moved(factor), {LIAR})
+        train(grid_of(settings, settled, client), settings)  # type: ignore[arg-type]
+        summary = json.loads((run_dir / "summary.json").read_text())
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        out = sum(str(LIAR) in json.loads(line)["failures"] for line in lines)
+        return summary["metric"]["value"], out
+
+
+if __name__ == "__main__":
+    main()
