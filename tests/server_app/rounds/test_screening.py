@@ -41,7 +41,7 @@ def without_unit_1(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
     return run(folder, client=Lying(scaled(math.nan), {1}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("lie", [scaled(1e6), scaled(1e38), one_huge])
+@pytest.mark.parametrize("lie", [scaled(1e6), one_huge])
 def test_a_liars_weights_leave_no_trace(lie: Lie, without_unit_1: Tensors, tmp_path: Path) -> None:
     found = run(tmp_path / "run", client=Lying(lie, {1}))  # type: ignore[arg-type]
     assert all(torch.equal(found[name], tensor) for name, tensor in without_unit_1.items())
@@ -50,10 +50,9 @@ def test_a_liars_weights_leave_no_trace(lie: Lie, without_unit_1: Tensors, tmp_p
         assert line["failures"]["1"].startswith(("OutlyingUpdate", "WireError"))
 
 
-@pytest.mark.parametrize("average", ["median", "trimmed_mean"])
-def test_a_robust_average_needs_no_check(average: str, tmp_path: Path) -> None:
+def test_a_median_needs_no_check(tmp_path: Path) -> None:
     """Weights of 1e6 times the size move it no further than others' updates."""
-    options = f"server_optimizer.average={average}", "federation.max_update_norm=null"
+    options = "server_optimizer.average=median", "federation.max_update_norm=null"
     honest = run(tmp_path / "honest", *options)
     lied = run(tmp_path / "lied", *options, client=Lying(scaled(1e6), {1}))  # type: ignore[arg-type]
     assert lines(tmp_path / "lied")[-1]["units"] == [0, 1, 2]
