@@ -23,7 +23,10 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Both parts of an address. Raises ``ConfigError`` for one of another form."""
     found = _ADDRESS.fullmatch(address)
     if not found or int(found[3]) > 65535:
-        raise ConfigError(f"address {address!r}: must be HOST:PORT, or [HOST]:PORT for IPv6")
+        raise ConfigError(
+            f"address {address!r}: must be HOST:PORT, such as 10.0.0.5:7700, or [HOST]:PORT for "
+            "IPv6"
+        )
     return found[1] or found[2], int(found[3])
 
 
