@@ -191,18 +191,18 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
     from collapipe.runs.folder import RunFolder
     from collapipe.runs.rows import load_shards, load_test, load_validation
 
-    federation = settings.runtime.federation
+    deployed = settings.runtime.name == "deployment"
     # What is wrong with folders and data is said here, before Flower has started anything.
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
-        if federation is None:
+        if not deployed:
             _ = load_shards(settings)
         if settings.evaluation.on_server:
             _ = load_validation(settings), load_test(settings)
     app, units = Path(__file__).parents[2], settings.federation.num_units
-    if federation is None:
-        succeeded = run_simulation(app, overrides, units, resume or "")
+    if deployed:
+        succeeded = submit(str(settings.runtime.federation), app, overrides, resume or "")
     else:
-        succeeded = submit(federation, app, overrides, resume or "")
+        succeeded = run_simulation(app, overrides, units, resume or "")
     if not succeeded:
         raise take_failure(Path(settings.run_dir))
 

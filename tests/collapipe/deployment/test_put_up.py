@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from collapipe.cli.run import start
 from collapipe.config import load_overrides
 from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
+from collapipe.deployment import submitting
 from collapipe.deployment.flower import Flower
 from collapipe.deployment.server_folder import (
     NODES,
@@ -22,7 +24,8 @@ from collapipe.deployment.server_folder import (
     with_folder,
 )
 from collapipe.deployment.serving import _Nodes, admissible
-from collapipe.errors import ConfigError
+from collapipe.deployment.unit_file import read_unit
+from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.owner import read_owner
 
 Command = Callable[..., tuple[int, str, str]]
@@ -65,6 +68,39 @@ def test_bad_names_make_nothing(units: str, tmp_path: Path, command: Command) ->
     status, _, err = command("deploy", "init", tmp_path / "f", "--units", units, "--server", "h")
     assert status == 2 and "name" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_cannot_be_dialled_is_refused(command: Command, tmp_path: Path) -> None:
+    """Where it is written, and where an owner has changed it."""
+    where = tmp_path / "federation"
+    status, _, err = command("deploy", "init", where, "--units", "a", "--server", "bad host")
+    assert status == 2 and "bad host" in err and not where.exists()
+    create(where, ["a"], "127.0.0.1", 9000, 0)
+    file = where / "units" / "a" / "unit.yaml"
+    file.write_text(file.read_text().replace("127.0.0.1:9000", "127.0.0.1"))
+    with pytest.raises(ConfigError, match=r"unit\.yaml: server: .*HOST:PORT"):
+        read_unit(file)
+
+
+@pytest.mark.parametrize("where", ["units", "server"])
+def test_a_deployed_run_reads_the_servers_rows_where_it_evaluates_alone(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = list[str]()
+    monkeypatch.setattr(submitting, "submit", lambda name, *_: not submitted.append(name))
+    options = []
+    for split in ("validation", "test"):
+        (tmp_path / f"{split}.csv").write_text("no,columns\nof,it\n")
+        options.append(f"data.{split}_file={tmp_path / split}.csv")
+    options += ["task=classification", "model=huggingface", "model.family=bert"]
+    options += ["runtime=deployment", "runtime.federation=there"]
+    options += [f"evaluation.where={where}", f"hydra.run.dir={tmp_path / 'run'}"]
+    if where == "server":
+        with pytest.raises(CollaPipeError, match=r"validation\.csv"):
+            start(options, load_overrides(options))
+    else:
+        start(options, load_overrides(options))
+    assert submitted == (["there"] if where == "units" else [])
 
 
 def test_a_run_takes_what_the_folder_says_unless_told_otherwise(tmp_path: Path) -> None:
