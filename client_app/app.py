@@ -29,6 +29,7 @@ from collapipe.wire.messages import (
     EvaluateReply,
     EvaluateRequest,
     Failure,
+    RowsRequest,
     Setup,
     TrainRequest,
 )
@@ -65,7 +66,8 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 @_answering
 def rows(message: Message, context: Context) -> RecordDict:
     """What the server must know of the rows that this unit trains on."""
-    told = tell_rows(_settings(context), _number(context))
+    request = records.unpack(RowsRequest, message.content)
+    told = tell_rows(_settings(context), _number(context), request.words)
     return records.pack(replace(told, name=name_of(context.node_config)))
 
 

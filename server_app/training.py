@@ -45,10 +45,11 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)
-        told, console = Units(grid, settings.federation).rows(), Console()
-        if checkpoint is not None and len(told) < settings.federation.num_units:
-            tokenizer = read_tokenizer(folder.path / "model")  # who is absent now had words, too
-        else:
+        tokenizer = None
+        if checkpoint is not None and (folder.path / "model" / "tokenizer.json").exists():
+            tokenizer = read_tokenizer(folder.path / "model")  # of the units that there were then
+        told, console = Units(grid, settings.federation).rows(tokenizer is None), Console()
+        if tokenizer is None:
             tokenizer = make_tokenizer(settings, told.values())
         if settings.evaluation.on_server:
             _ = load_validation(settings), load_test(settings)  # what cannot be read is said now

@@ -18,7 +18,14 @@ from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.frozen_store import digest
-from collapipe.wire.messages import EvaluateReply, Failure, RowsReply, Setup, StateReply
+from collapipe.wire.messages import (
+    EvaluateReply,
+    Failure,
+    RowsReply,
+    RowsRequest,
+    Setup,
+    StateReply,
+)
 from server_app.attendance import ABSENT, SILENT, Attendance
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
@@ -54,14 +61,15 @@ class Units:
         digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
         self._setup = records.pack(Setup(self.tokenizer, digests))
 
-    def rows(self) -> dict[int, RowsReply]:
-        """What each unit tells of its training rows; one that tells nothing usable is left out.
+    def rows(self, words: bool = True) -> dict[int, RowsReply]:
+        """What each unit tells of its training rows, with ``words`` where the run is yet to make
+        its tokeniser; one that tells nothing usable is left out.
 
         Raises ``ConfigError`` where there are too few nodes or too many, or where a
         unit cannot use the run's options or data, ``RoundFailedError`` where none tells anything.
         """
         nodes = _connected(self.grid, self.federation)
-        contents = dict.fromkeys(nodes, records.pack_groups({}))
+        contents = dict.fromkeys(nodes, records.pack(RowsRequest(words)))
         answers = self._ask(records.ROWS, contents, partial(records.unpack, RowsReply))
         self._check_numbers(answers, set())
         told, causes = _apart(answers)

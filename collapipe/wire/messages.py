@@ -36,6 +36,13 @@ _MOST_TOLD = 2**27  # a tokeniser counts as many words in minutes
 
 
 @dataclass(frozen=True, slots=True)
+class RowsRequest:
+    """Asks a unit of its training rows; ``words``: whether the run is yet to make its tokeniser."""
+
+    words: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RowsReply:
     """What a unit tells of its training rows: how many, how often each label stands in them, and
     each word of which the run makes its tokeniser. Raises ``WireError`` beyond bounds."""

@@ -26,6 +26,7 @@ from collapipe.wire.messages import (
     EvaluateRequest,
     Failure,
     RowsReply,
+    RowsRequest,
     Setup,
     StateReply,
     TrainReply,
@@ -224,7 +225,7 @@ def _own_state(answer: UnitReply) -> ClusterState | Failure:
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
     kind: TypeAdapter(kind)
     for kind in (
-        *(ClusterState, RowsReply, Setup, TrainRequest, UnitReply, Failure),
+        *(ClusterState, RowsRequest, RowsReply, Setup, TrainRequest, UnitReply, Failure),
         *(EvaluateRequest, EvaluationRecord),
     )
 }

@@ -187,7 +187,7 @@ def write_checkpoint(
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """Tells whether training rows are still those that the tokeniser was made of."""
+    """Tells whether a tokeniser is still the one that the run began with."""
     return hashlib.sha256(tokenizer.pack().encode()).hexdigest()
 
 

@@ -27,6 +27,8 @@ _FREE = (
     "federation.eval_every",
     "federation.checkpoint_every",
     "federation.keep",
+    "federation.min_units",
+    "federation.wait_s",
     "federation.round_timeout_s",
     "federation.on_infeasible",
     "pipeline.threads",
@@ -97,12 +99,13 @@ def rewind_run(
 ) -> None:
     """Bring the folder back to what it was when the checkpoint had been written.
 
-    Raises ``ConfigError`` where the training rows are others by now.
+    Raises ``ConfigError`` where the ``tokenizer`` is another by now: that of the folder, or where
+    there is none, of the training rows.
     """
     if tokenizer_digest(tokenizer) != checkpoint.progress.tokenizer:
         raise ConfigError(
-            f"{folder.path}: the training rows make another tokeniser than those that the run "
-            "began with; bring them back, or begin a new run"
+            f"{folder.path}: the tokeniser is another than the one that the run began with; bring "
+            "back its model/tokenizer.json and model/model.json, or begin a new run"
         )
     planned, rounds = checkpoint.configuration["federation"]["rounds"], settings.federation.rounds
     if settings.optimizer.decay == "linear" and rounds != planned:
