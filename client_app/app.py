@@ -79,7 +79,8 @@ def state(message: Message, context: Context) -> RecordDict:
     context.state.update(records.pack(setup))
     absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
     lacking = [part for part, name in setup.frozen.items() if name in absent]
-    return records.pack_state(_control_unit(context).state, lacking)
+    name = name_of(context.node_config)
+    return records.pack_state(_control_unit(context).state, lacking, name)
 
 
 @app.query("frozen")
@@ -193,6 +194,9 @@ def _settings(context: Context) -> Settings:
 
 
 def _number(context: Context) -> int:
+    """Who the unit is in the run: as the server has told, or else as its node is configured."""
+    if Setup.__name__ in context.state and (told := _setup(context).unit) is not None:
+        return told
     return int(context.node_config["partition-id"])
 
 

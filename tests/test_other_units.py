@@ -1,21 +1,27 @@
 """Runs that go on with other units than they began with."""
 
 import json
+import logging
 import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from federated import train, weights
 from flwr.app import Context, Message
+from resumed import differing, outcome, tensors
 from test_owners import MODEL, written
 
 from client_app.app import app
 from collapipe.config import load_overrides
+from collapipe.errors import WireError
 from collapipe.runs.model import read_tokenizer
 from collapipe.wire import records
 from collapipe.wire.messages import RowsReply
+from server_app.checkpoints.file import CheckpointFolder
 from server_app.grid import InlineGrid
+from server_app.places import Places
 
 
 class Federation:
@@ -80,3 +86,44 @@ def test_a_run_goes_on_with_other_units(
     assert federation.words == dict.fromkeys(there, 0)
     assert read_tokenizer(run_dir / "model").pack() == tokenizer
     assert all(weight.isfinite().all() for weight in weights(run_dir).values())
+
+
+def test_a_unit_keeps_its_place_whatever_its_number(tmp_path: Path) -> None:
+    """Two boxes have swapped their numbers: the run goes on to the last bit as it would have."""
+    federation = Federation(tmp_path)
+    whole = federation.run(tmp_path / "whole", {"ann": 0, "bob": 1})
+    again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
+    federation.run(again, {"bob": 0, "ann": 1}, "000002")
+    assert CheckpointFolder(again).read("000004").progress.names == {"ann": 0, "bob": 1}
+    assert differing(tensors(again), tensors(whole)) == []
+    assert outcome(again) == outcome(whole)
+
+
+def test_who_claims_the_place_of_another_is_refused_and_both_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it is there, and while it is missing."""
+    federation = Federation(tmp_path)
+    with caplog.at_level(logging.WARNING, "server_app.units"):
+        run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1, "cyd": 1})
+        assert "unit 1 is bob, and cyd claims the same number" in caplog.text
+        caplog.clear()
+        federation.run(run_dir, {"ann": 0, "cyd": 1}, "000002")
+        assert "unit 1 is bob, and cyd claims the same number" in caplog.text
+    assert finished(run_dir) == [[0, 1], [0, 1], [0], [0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [
+        ("cyd", 5, "unit 5, expected 0 … 2"),
+        ("", 1, "unit 1 is bob, and a node without a name"),
+        ("ann", 2, "two nodes are called ann"),
+        ("", 2, "two nodes reported to be unit 2"),
+    ],
+)
+def test_who_has_no_place(name: str, number: int, words: str) -> None:
+    places = Places({"ann": 0, "bob": 1})
+    with pytest.raises(WireError, match=words):
+        places.claim(name, number, 3, {0, 2})
+    assert places.of == {"ann": 0, "bob": 1}

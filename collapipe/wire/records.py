@@ -31,6 +31,7 @@ from collapipe.wire.messages import (
     StateReply,
     TrainReply,
     TrainRequest,
+    UnitName,
 )
 
 T = TypeVar("T")
@@ -65,14 +66,14 @@ def unpack(kind: type[T], content: RecordDict) -> T:
     return _parse(kind, config["json"])
 
 
-def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
-    """A cluster's state, and the frozen parts that the unit has not."""
-    return pack(UnitReply(state.unit, _json(state), lacking=tuple(lacking)))
+def pack_state(state: ClusterState, lacking: Sequence[str], name: str = "") -> RecordDict:
+    """A cluster's state, the frozen parts that the unit has not, and its name."""
+    return pack(UnitReply(state.unit, _json(state), lacking=tuple(lacking), name=name))
 
 
 def unpack_state(content: RecordDict) -> StateReply:
     answer = unpack(UnitReply, content)
-    return StateReply(answer.unit, _own_state(answer), answer.lacking)
+    return StateReply(answer.unit, _own_state(answer), answer.lacking, answer.name)
 
 
 def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
@@ -198,6 +199,7 @@ class UnitReply:
     state: str
     report: ClusterReport | None = None
     lacking: tuple[str, ...] = ()
+    name: UnitName = ""
 
 
 @dataclass(frozen=True, slots=True)

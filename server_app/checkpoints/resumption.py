@@ -64,6 +64,7 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
             )
         check_sizes(run_dir, checkpoint.progress.sizes)
         _check_units(checkpoint.progress.scheduler, settings.federation.num_units)
+        _check_names(checkpoint.progress.names, settings.federation.num_units)
     except ConfigError as error:
         before = [other for other in names if int(other) < int(name)]
         offer = "there is none before it: begin a new run in another folder"
@@ -170,6 +171,16 @@ def _check_units(state: SchedulerState, num_units: int) -> None:
     failed = [each for each in state.reported if isinstance(each, Failure)]
     if not all(each.kind.isprintable() and each.message.isprintable() for each in failed):
         raise ConfigError("checkpoint: reports of units that are not printable")
+
+
+def _check_names(names: Mapping[str, int], num_units: int) -> None:
+    places = [*names.values()]
+    sound = len({*places}) == len(places) and {*places} <= {*range(num_units)}
+    if not sound or not all(name and name.isprintable() for name in names):
+        raise ConfigError(
+            f"checkpoint: names of units {one_line(dict(names))}, each needs one of {num_units} "
+            "places for itself"
+        )
 
 
 def _complete(run_dir: Path, rounds: int) -> bool:
