@@ -17,6 +17,11 @@ class Places:
         """Empty where it is nobody's, or nobody has named the unit."""
         return next((name for name, own in self.of.items() if own == place), "")
 
+    def called(self, place: int) -> str:
+        """Such as ``berlin (unit 0)``."""
+        name = self.name(place)
+        return f"{name} (unit {place})" if name else f"unit {place}"
+
     def claim(self, name: str, number: int, num_units: int, taken: Container[int]) -> int:
         """The place of the node that tells ``name`` and ``number``; those of other nodes are
         ``taken``. Raises ``WireError`` where it has none."""

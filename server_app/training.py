@@ -16,7 +16,13 @@ from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_test, load_validation, make_tokenizer
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
-from server_app.checkpoints.resumption import check_fits, check_goes_on, load_checkpoint, rewind_run
+from server_app.checkpoints.resumption import (
+    check_fits,
+    check_goes_on,
+    load_checkpoint,
+    others,
+    rewind_run,
+)
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.places import Places
 from server_app.records.progress import RunProgress
@@ -70,7 +76,9 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         if checkpoint is not None:
             history = checkpoint.progress.history
             history.start = time.perf_counter() - checkpoint.progress.wall_s
-            console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
+            goes_on = f"goes on after round {checkpoint.progress.round}"
+            goes_on += others(checkpoint, told, places)
+            console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
         with summarised(folder, settings, history, console):
             write_shard_report(told, tokenizer.labels, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint, places)

@@ -56,6 +56,7 @@ class Units:
     nodes: dict[int, int] = field(default_factory=dict)
     frozen_bytes: int = 0
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
+    _owed: dict[int, Kept] = field(default_factory=dict)  # to units that were not there to restore
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
 
     def __post_init__(self) -> None:
@@ -139,13 +140,13 @@ class Units:
 
     def kept(self, excluded: Collection[int]) -> dict[int, Kept]:
         """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones,
-        nor of one that is gone, which the log says.
+        nor of one that is gone, which the log says, but of those that have not come yet.
 
         Raises ``RoundFailedError`` or ``WireError`` where one does not tell, or what it tells makes
         a file that cannot be read.
         """
         there = {unit: node for unit, node in self.nodes.items() if unit not in excluded}
-        kept = self._exchange(records.KEEP, {}, there)
+        kept = self._owed | self._exchange(records.KEEP, {}, there)
         for unit, groups in kept.items():
             for name, tensors in groups.items():
                 if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
@@ -155,8 +156,9 @@ class Units:
         return kept
 
     def restore(self, kept: Mapping[int, Kept]) -> None:
-        """Let every unit go on from what it kept then, be it nothing. Raises ``RoundFailedError``
-        where one cannot."""
+        """Let every unit go on from what it kept then, be it nothing; one that is missing does when
+        it comes. Raises ``RoundFailedError`` where one cannot."""
+        self._owed = {unit: each for unit, each in kept.items() if unit not in self.nodes}
         self._exchange(records.RESTORE, kept, self.nodes)
 
     def _introduce(
@@ -174,6 +176,7 @@ class Units:
         self._place(answers, self.nodes.keys() - set(gone))
         self._tell_places(answers)
         self._send_frozen(answers)
+        self._send_owed(answers)
         told, causes = _apart(answers)
         for node, answer in told.items():
             self._strangers.remove(node)
@@ -224,6 +227,20 @@ class Units:
             done = self._ask(records.FROZEN, contents, records.unpack_groups)
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
             self.frozen_bytes += len(contents) * records.num_bytes(tensors)
+
+    def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
+        """Let units that come only now go on from what they kept; as ``_send_frozen``."""
+        back = {
+            node: reply.unit
+            for node, reply in answers.items()
+            if isinstance(reply, StateReply) and reply.unit in self._owed
+        }
+        contents = {node: records.pack_groups(self._owed[unit]) for node, unit in back.items()}
+        for node, done in self._ask(records.RESTORE, contents, records.unpack_groups).items():
+            if isinstance(done, Failure):
+                answers[node] = done
+            else:
+                del self._owed[back[node]]
 
     def _states(
         self, nodes: Iterable[int], known: Mapping[int, int], timeout_s: float = math.inf

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from federated import train, weights
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from resumed import differing, outcome, tensors
 from test_owners import MODEL, written
 
@@ -19,9 +19,10 @@ from collapipe.errors import WireError
 from collapipe.runs.model import read_tokenizer
 from collapipe.wire import records
 from collapipe.wire.messages import RowsReply
-from server_app.checkpoints.file import CheckpointFolder
+from server_app.checkpoints.file import CheckpointFolder, flat
 from server_app.grid import InlineGrid
 from server_app.places import Places
+from server_app.rounds.results import TrainingState
 
 
 class Federation:
@@ -29,6 +30,7 @@ class Federation:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.words = folder, dict[str, int]()  # that each has told last
+        self.late = set[str]()  # who is not there until the run has begun
         held = written(folder / "held.csv", 8)
         own = f"data.validation_file={held}", f"data.test_file={held}"
         few = "federation.min_units=1", "federation.wait_s=0", "federation.num_units=3"
@@ -43,12 +45,16 @@ class Federation:
         def client(message: Message, context: Context) -> Message:
             place = int(context.node_config["partition-id"])
             name, number = list(there.items())[place]
+            kind = message.metadata.message_type
+            if name in self.late and kind == records.STATE:
+                self.late.remove(name)
+                return Message(Error(5, "not there"), reply_to=message)
             context.node_config.update({"owner": str(files[place]), "partition-id": number})
             try:
                 reply = app(message, context)
             finally:
                 context.node_config["partition-id"] = place
-            if message.metadata.message_type == records.ROWS:
+            if kind == records.ROWS:
                 self.words[name] = len(records.unpack(RowsReply, reply.content).words)
             return reply
 
@@ -73,9 +79,10 @@ def finished(run_dir: Path) -> list[list[int]]:
     ("there", "units"), [({"ann": 0, "cyd": 2}, [0, 2]), ({"ann": 0}, [0])], ids=["other", "fewer"]
 )
 def test_a_run_goes_on_with_other_units(
-    tmp_path: Path, there: dict[str, int], units: list[int]
+    tmp_path: Path, there: dict[str, int], units: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the tokeniser that it has; nobody is asked for words again."""
+    """With the tokeniser that it has; nobody is asked for words again. Who is missing keeps its
+    place and what it kept, and goes on from there in a later part."""
     federation = Federation(tmp_path)
     run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1})
     tokenizer = read_tokenizer(run_dir / "model").pack()
@@ -86,6 +93,27 @@ def test_a_run_goes_on_with_other_units(
     assert federation.words == dict.fromkeys(there, 0)
     assert read_tokenizer(run_dir / "model").pack() == tokenizer
     assert all(weight.isfinite().all() for weight in weights(run_dir).values())
+    said = capsys.readouterr().out
+    assert ("new: cyd (unit 2)" in said) == ("cyd" in there)
+    assert "missing: bob (unit 1)" in said
+    parts = [CheckpointFolder(run_dir).read(name) for name in ("000002", "000004")]
+    bobs = [flat(TrainingState(units={1: part.training.units[1]})) for part in parts]
+    assert differing(*bobs) == [] != [*bobs[0]]
+    federation.run(run_dir, {**there, "bob": 1}, "000003")
+    assert finished(run_dir) == [[0, 1], [0, 1], units, sorted({*units, 1})]
+    last = capsys.readouterr().out
+    assert "goes on after round 3" in last and "missing: bob" not in last and "new:" not in last
+
+
+def test_a_unit_that_comes_after_the_start_goes_on_from_what_it_kept(tmp_path: Path) -> None:
+    """Not there when the run goes on, but before its first round: as one that was."""
+    federation = Federation(tmp_path)
+    whole = federation.run(tmp_path / "whole", {"ann": 0, "bob": 1})
+    again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
+    federation.late = {"bob"}
+    federation.run(again, {"ann": 0, "bob": 1}, "000002")
+    assert finished(again) == [[0, 1]] * 4
+    assert differing(tensors(again), tensors(whole)) == []
 
 
 def test_a_unit_keeps_its_place_whatever_its_number(tmp_path: Path) -> None:

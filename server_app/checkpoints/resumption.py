@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, tokenizer_digest
+from server_app.places import Places
 from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
@@ -118,6 +119,20 @@ def rewind_run(
         )
     CheckpointFolder(folder.path).rewind(checkpoint.name, settings.federation.keep)
     folder.rewind(checkpoint.progress.sizes)
+
+
+def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> str:
+    """Who is there for the first time and who is not there any more, such as ``; new: cyd (unit
+    2)``; empty where all are that were."""
+    progress = checkpoint.progress
+    reported = {each.unit for each in progress.scheduler.reported if isinstance(each, ClusterState)}
+    known = reported | progress.history.rounds.keys() | {*progress.names.values()}
+    found = {"new": {*there} - known, "missing": known - {*there}}
+    return "".join(
+        f"; {how}: {', '.join(map(places.called, sorted(units)))}"
+        for how, units in found.items()
+        if units
+    )
 
 
 def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
