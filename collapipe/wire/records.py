@@ -86,6 +86,18 @@ def unpack_groups(content: RecordDict) -> dict[str, Tensors]:
     return {name: unpack_tensors(record) for name, record in content.array_records.items()}
 
 
+def pack_kept(messages: Mapping[str, str], groups: Mapping[str, Tensors]) -> RecordDict:
+    """What a unit keeps between messages: a run's setup and the like as JSON, and tensors."""
+    texts = {name: ConfigRecord({"json": text}) for name, text in messages.items()}
+    arrays = {name: pack_tensors(tensors) for name, tensors in groups.items()}
+    return RecordDict({**texts, **arrays})
+
+
+def unpack_kept(state: RecordDict) -> tuple[dict[str, str], dict[str, Tensors]]:
+    texts = {name: str(config["json"]) for name, config in state.config_records.items()}
+    return texts, unpack_groups(state)
+
+
 def pack_reply(reply: TrainReply) -> RecordDict:
     """A unit's answer to a ``train`` message."""
     answer = UnitReply(reply.report.unit, _json(reply.state), reply.report)
