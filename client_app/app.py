@@ -29,6 +29,7 @@ from collapipe.wire.messages import (
     EvaluateReply,
     EvaluateRequest,
     Failure,
+    RowsRequest,
     Setup,
     TrainRequest,
 )
@@ -65,7 +66,8 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 @_answering
 def rows(message: Message, context: Context) -> RecordDict:
     """What the server must know of the rows that this unit trains on."""
-    told = tell_rows(_settings(context), _number(context))
+    request = records.unpack(RowsRequest, message.content)
+    told = tell_rows(_settings(context), _number(context), request.words)
     return records.pack(replace(told, name=name_of(context.node_config)))
 
 
@@ -77,7 +79,8 @@ def state(message: Message, context: Context) -> RecordDict:
     context.state.update(records.pack(setup))
     absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
     lacking = [part for part, name in setup.frozen.items() if name in absent]
-    return records.pack_state(_control_unit(context).state, lacking)
+    name = name_of(context.node_config)
+    return records.pack_state(_control_unit(context).state, lacking, name)
 
 
 @app.query("frozen")
@@ -191,6 +194,9 @@ def _settings(context: Context) -> Settings:
 
 
 def _number(context: Context) -> int:
+    """Who the unit is in the run: as the server has told, or else as its node is configured."""
+    if Setup.__name__ in context.state and (told := _setup(context).unit) is not None:
+        return told
     return int(context.node_config["partition-id"])
 
 

@@ -33,7 +33,9 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from prometheus_client import Summary
 
 import collapipe
+from client_app.kept_store import KeptStore
 from collapipe.errors import one_line
+from collapipe.wire import records
 from collapipe.wire.messages import Failure
 
 _log = logging.getLogger(__name__)
@@ -41,15 +43,18 @@ _APP = "collapipe/collapipe"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _SECONDS = Summary("collapipe_message_seconds", "What messages took here.", ["kind", "outcome"])
 _TRIES = 5  # of a request
+_CHANGING = records.STATE, records.RESTORE, records.TRAIN  # messages after which more is kept
 _PAUSE_S = 0.3  # between questions whether there is a message
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Those that a SuperNode has for this unit. ``address`` is that of its Runtime API."""
+    """Those that a SuperNode has for this unit. ``address`` is that of its Runtime API; what the
+    unit keeps between them outlasts the SuperNode's memory in ``kept``."""
 
     address: str
     secret: bytes = field(repr=False)
+    kept: KeptStore
 
     def answer(self, app: ClientApp) -> None:
         """Answer one after another with ``app``, for good."""
@@ -74,10 +79,14 @@ class Messages:
                 message, context, run, _ = pull_task_input(client)
                 began = time.monotonic()
                 kind = message.metadata.message_type
+                if not context.state:  # as after a restart
+                    context.state.update(records.pack_kept(*self.kept.read(context.run_id)))
                 reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
                 taken_s, failed = time.monotonic() - began, _has_failed(reply)
                 _log.info("%s: %.1f s%s", kind, taken_s, ", failed" if failed else "")
                 _SECONDS.labels(kind, "failed" if failed else "answered").observe(taken_s)
+                if kind in _CHANGING and not failed:
+                    self.kept.write(context.run_id, *records.unpack_kept(context.state))
                 push_message(client, reply, context)
                 push_task_output(client, context, SubStatus.COMPLETED, "")
             except Exception as error:

@@ -16,8 +16,15 @@ from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_test, load_validation, make_tokenizer
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
-from server_app.checkpoints.resumption import check_fits, check_goes_on, load_checkpoint, rewind_run
+from server_app.checkpoints.resumption import (
+    check_fits,
+    check_goes_on,
+    load_checkpoint,
+    others,
+    rewind_run,
+)
 from server_app.evaluation import Evaluated, RunEvaluator
+from server_app.places import Places
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import write_shard_report
@@ -41,14 +48,17 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # rounds are told in our own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked():
-        checkpoint = None
+        checkpoint, places = None, Places()
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)
-        told, console = Units(grid, settings.federation).rows(), Console()
-        if checkpoint is not None and len(told) < settings.federation.num_units:
-            tokenizer = read_tokenizer(folder.path / "model")  # who is absent now had words, too
-        else:
+            places.of.update(checkpoint.progress.names)
+        tokenizer = None
+        if checkpoint is not None and (folder.path / "model" / "tokenizer.json").exists():
+            tokenizer = read_tokenizer(folder.path / "model")  # of the units that there were then
+        units, console = Units(grid, settings.federation, places=places), Console()
+        told = units.rows(tokenizer is None)
+        if tokenizer is None:
             tokenizer = make_tokenizer(settings, told.values())
         if settings.evaluation.on_server:
             _ = load_validation(settings), load_test(settings)  # what cannot be read is said now
@@ -66,10 +76,12 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         if checkpoint is not None:
             history = checkpoint.progress.history
             history.start = time.perf_counter() - checkpoint.progress.wall_s
-            console.print(f"goes on after round {checkpoint.progress.round}", highlight=False)
+            goes_on = f"goes on after round {checkpoint.progress.round}"
+            goes_on += others(checkpoint, told, places)
+            console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
         with summarised(folder, settings, history, console):
             write_shard_report(told, tokenizer.labels, folder, console)
-            run = _Run(settings, folder, tokenizer, history, console, checkpoint)
+            run = _Run(settings, folder, tokenizer, history, console, checkpoint, places)
             if settings.framework.train:
                 run.train(grid)
             else:
@@ -86,6 +98,7 @@ class _Run:
     history: History
     console: Console
     checkpoint: Checkpoint | None
+    places: Places
 
     def train(self, grid: Grid) -> None:
         """Train, then evaluate on the test rows."""
@@ -104,6 +117,7 @@ class _Run:
                     result, log, progress, lambda: evaluator.evaluate("validation", strategy)
                 ),
                 progress.step,
+                self.places,
             )
             if self.checkpoint is not None:
                 first = initial_model(self.settings, self.tokenizer)
@@ -122,7 +136,7 @@ class _Run:
     def plan(self, grid: Grid) -> None:
         """Decide the rounds and count what they cost; nothing is trained."""
         federation = self.settings.federation
-        units = Units(grid, federation, self.tokenizer.pack(), {})
+        units = Units(grid, federation, self.tokenizer.pack(), {}, self.places)
         scheduler = Scheduler(self.settings, units.discover())
         if self.checkpoint is not None:
             scheduler.resume_from(self.checkpoint.progress.scheduler)
@@ -155,7 +169,8 @@ class _Run:
         self.history.bytes_down += result.frozen_bytes + evaluated.bytes_down
         self.history.add(report)
         log.add(report, result.request, evaluated, seconds)
-        write_checkpoint(self.settings, self.folder, self.tokenizer, self.history, result)
+        names = self.places.of
+        write_checkpoint(self.settings, self.folder, self.tokenizer, self.history, result, names)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
         """The average, or else the models of those ``units``."""

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
 from typing import TypeVar
@@ -18,8 +18,16 @@ from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.frozen_store import digest
-from collapipe.wire.messages import EvaluateReply, Failure, RowsReply, Setup, StateReply
+from collapipe.wire.messages import (
+    EvaluateReply,
+    Failure,
+    RowsReply,
+    RowsRequest,
+    Setup,
+    StateReply,
+)
 from server_app.attendance import ABSENT, SILENT, Attendance
+from server_app.places import Places
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
 T = TypeVar("T")
@@ -35,35 +43,38 @@ _OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in com
 class Units:
     """Asks nodes, and judges what they answer: what one says costs nobody else.
 
-    ``tokenizer`` is as ``Tokenizer.pack`` makes it; ``rows`` alone can do without. ``nodes`` are
-    those of the units that have told their number; ``frozen_bytes`` of ``frozen`` weights went out
-    so far.
+    ``tokenizer`` is as ``Tokenizer.pack`` makes it; ``rows`` alone can do without. ``places`` says
+    which unit a node is, and remembers those with names. ``nodes`` are those of the units that are
+    known by now; ``frozen_bytes`` of ``frozen`` weights went out so far.
     """
 
     grid: Grid
     federation: FederationSettings
     tokenizer: str = ""
     frozen: Mapping[str, Tensors] = field(default_factory=dict)
+    places: Places = field(default_factory=Places)
     nodes: dict[int, int] = field(default_factory=dict)
     frozen_bytes: int = 0
-    _strangers: list[int] = field(default_factory=list)  # nodes whose number is unknown
+    _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
+    _owed: dict[int, Kept] = field(default_factory=dict)  # to units that were not there to restore
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
 
     def __post_init__(self) -> None:
         self.attendance = Attendance(self.federation.miss_limit)
         digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
-        self._setup = records.pack(Setup(self.tokenizer, digests))
+        self._setup = Setup(self.tokenizer, digests)
 
-    def rows(self) -> dict[int, RowsReply]:
-        """What each unit tells of its training rows; one that tells nothing usable is left out.
+    def rows(self, words: bool = True) -> dict[int, RowsReply]:
+        """What each unit tells of its training rows, with ``words`` where the run is yet to make
+        its tokeniser; one that tells nothing usable is left out.
 
         Raises ``ConfigError`` where there are too few nodes or too many, or where a
         unit cannot use the run's options or data, ``RoundFailedError`` where none tells anything.
         """
         nodes = _connected(self.grid, self.federation)
-        contents = dict.fromkeys(nodes, records.pack_groups({}))
+        contents = dict.fromkeys(nodes, records.pack(RowsRequest(words)))
         answers = self._ask(records.ROWS, contents, partial(records.unpack, RowsReply))
-        self._check_numbers(answers, set())
+        self._place(answers, set())
         told, causes = _apart(answers)
         for failure in causes:
             if failure.kind in _OF_ALL:
@@ -79,7 +90,7 @@ class Units:
         the model that it lacks; what each unit answered, in their order.
 
         A unit is left out, with the reason as its answer, whose node does not answer, raises, or
-        answers nonsense or a number that is none or another node's: the first of two keeps it.
+        answers nonsense, or a number or name that is none or another's: the first of two keeps it.
         Raises ``ConfigError`` where there are too few nodes or too many, or where
         no unit is left and one says that it cannot use its options or data; else
         ``RoundFailedError`` where none is left.
@@ -109,10 +120,12 @@ class Units:
         came = [node for node in online if node not in self._met]
         self._strangers = [node for node in self._strangers if node in online] + came
         gone = {unit for unit, node in self.nodes.items() if node not in online}
-        told = self._introduce(gone)[0] if self._strangers else {}
+        told, causes = self._introduce(gone) if self._strangers else ({}, [])
+        for failure in causes if came else ():
+            _log.warning("a node that came is left out: %s: %s", failure.kind, failure.message)
         due = [unit for unit in excluded if unit not in told and self.attendance.due(unit, round_)]
         known = {self.nodes[unit]: unit for unit in due if unit in self.nodes and unit not in gone}
-        for node, reply in self._states(known, _AGAIN_S).items():
+        for node, reply in self._states(known, known, _AGAIN_S).items():
             if isinstance(reply, StateReply) and reply.unit == known[node]:
                 told[reply.unit] = reply.state
         for unit in {*known.values(), *told}:
@@ -127,13 +140,13 @@ class Units:
 
     def kept(self, excluded: Collection[int]) -> dict[int, Kept]:
         """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones,
-        nor of one that is gone, which the log says.
+        nor of one that is gone, which the log says, but of those that have not come yet.
 
         Raises ``RoundFailedError`` or ``WireError`` where one does not tell, or what it tells makes
         a file that cannot be read.
         """
         there = {unit: node for unit, node in self.nodes.items() if unit not in excluded}
-        kept = self._exchange(records.KEEP, {}, there)
+        kept = self._owed | self._exchange(records.KEEP, {}, there)
         for unit, groups in kept.items():
             for name, tensors in groups.items():
                 if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
@@ -143,46 +156,63 @@ class Units:
         return kept
 
     def restore(self, kept: Mapping[int, Kept]) -> None:
-        """Let every unit go on from what it kept then, be it nothing. Raises ``RoundFailedError``
-        where one cannot."""
+        """Let every unit go on from what it kept then, be it nothing; one that is missing does when
+        it comes. Raises ``RoundFailedError`` where one cannot."""
+        self._owed = {unit: each for unit, each in kept.items() if unit not in self.nodes}
         self._exchange(records.RESTORE, kept, self.nodes)
 
     def _introduce(
         self, gone: Collection[int]
     ) -> tuple[dict[int, ClusterState | Failure], list[Failure]]:
-        """States of the strangers that become known by it, and why the others do not; the numbers
+        """States of the strangers that become known by it, and why the others do not; the places
         of the units that are ``gone`` are free."""
-        answers = self._states(self._strangers)
+        answers = self._states(self._strangers, {})
         self._met.update(answers)
         self._strangers = [
             node
             for node, each in answers.items()
             if not isinstance(each, Failure) or each.kind != SILENT
         ]
-        self._check_numbers(answers, self.nodes.keys() - set(gone))
+        self._place(answers, self.nodes.keys() - set(gone))
+        self._tell_places(answers)
         self._send_frozen(answers)
+        self._send_owed(answers)
         told, causes = _apart(answers)
         for node, answer in told.items():
             self._strangers.remove(node)
             self.nodes[answer.unit] = node
         return {answer.unit: answer.state for answer in told.values()}, causes
 
-    def _check_numbers(self, answers: dict[int, Numbered | Failure], units: set[int]) -> None:
-        """Make a failure of each answer whose number is none, or that of one of the ``units``."""
-        last = self.federation.num_units - 1
+    def _place(self, answers: dict[int, Numbered | Failure], taken: set[int]) -> None:
+        """Let each answer be of the unit whose place the node has, and make a failure of it where
+        it has none; those of other nodes are ``taken``."""
+        num_units = self.federation.num_units
         for node, reply in answers.items():
             if isinstance(reply, Failure):
                 continue
-            unit, fault = reply.unit, ""
-            if not 0 <= unit <= last:
-                fault = f"a node reported to be unit {unit}, expected 0 … {last}"
-            elif unit in units:
-                fault = (
-                    f"two nodes reported to be unit {unit}; each needs a partition-id of its own"
-                )
-            if fault:
+            try:
+                unit = self.places.claim(reply.name, reply.unit, num_units, taken)
+            except WireError as error:
+                answers[node] = Failure("WireError", str(error))
+            else:
+                answers[node] = replace(reply, unit=unit)
+                taken.add(unit)
+
+    def _tell_places(self, answers: dict[int, StateReply | Failure]) -> None:
+        """Tell nodes that have taken themselves for another unit which they are, and ask them
+        again: devices, for one, are drawn by it."""
+        moved = {
+            node: reply.unit
+            for node, reply in answers.items()
+            if isinstance(reply, StateReply)
+            and isinstance(reply.state, ClusterState)
+            and reply.state.unit != reply.unit
+        }
+        for node, reply in self._states(moved, moved).items():
+            answers[node] = reply
+            if isinstance(reply, StateReply) and reply.unit != moved[node]:
+                fault = f"reported to be unit {reply.unit}, is {moved[node]}"
                 answers[node] = Failure("WireError", fault)
-            units.add(unit)
 
     def _send_frozen(self, answers: dict[int, StateReply | Failure]) -> None:
         """Send each node the parts that it lacks; ``answers`` of those that cannot keep them are
@@ -198,10 +228,29 @@ class Units:
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
             self.frozen_bytes += len(contents) * records.num_bytes(tensors)
 
+    def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
+        """Let units that come only now go on from what they kept; as ``_send_frozen``."""
+        back = {
+            node: reply.unit
+            for node, reply in answers.items()
+            if isinstance(reply, StateReply) and reply.unit in self._owed
+        }
+        contents = {node: records.pack_groups(self._owed[unit]) for node, unit in back.items()}
+        for node, done in self._ask(records.RESTORE, contents, records.unpack_groups).items():
+            if isinstance(done, Failure):
+                answers[node] = done
+            else:
+                del self._owed[back[node]]
+
     def _states(
-        self, nodes: Iterable[int], timeout_s: float = math.inf
+        self, nodes: Iterable[int], known: Mapping[int, int], timeout_s: float = math.inf
     ) -> dict[int, StateReply | Failure]:
-        contents = dict.fromkeys(nodes, self._setup)
+        """What nodes answer; those that are ``known`` are told which unit they are."""
+        anybody = records.pack(self._setup)
+        contents = {
+            node: records.pack(replace(self._setup, unit=known[node])) if node in known else anybody
+            for node in nodes
+        }
         return self._ask(records.STATE, contents, records.unpack_state, timeout_s)
 
     def _exchange(

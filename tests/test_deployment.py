@@ -79,8 +79,7 @@ class Processes:
 
 
 def silent_once(units_files: Sequence[Path]) -> ClientApp:
-    """The same federation in this process: rome is not there in round ``LOST``, and has forgotten
-    all when it comes back."""
+    """The same federation in this process: rome is not there in round ``LOST``."""
     trained = [0, 0, 0]
 
     def client(message: Message, context: Context) -> Message:
@@ -89,7 +88,6 @@ def silent_once(units_files: Sequence[Path]) -> ClientApp:
         if message.metadata.message_type == "train":
             trained[unit] += 1
             if (unit, trained[unit]) == (2, LOST):
-                context.state.clear()
                 return Message(Error(_GONE, "not there"), reply_to=message)
         return app(message, context)
 
@@ -128,6 +126,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
             deployed = "runtime=deployment", f"runtime.federation={folder.root}"
             run_job([*told, *deployed, f"hydra.run.dir={run_dir}"])
             killer.join()
+            assert [kept.stat().st_mode & 0o777 for kept in own[2].glob("kept/rome/*")] == [0o600]
             figures = folder.metrics.read_text()
             assert f"collapipe_round {ROUNDS}.0" in figures and "collapipe_devices" in figures
         local = [*told, f"hydra.run.dir={tmp_path / 'local'}"]

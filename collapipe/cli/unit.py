@@ -23,6 +23,7 @@ from collapipe.errors import ConfigError, LinkError
 from collapipe.owner import OwnerSection
 
 _SECRETS = "key", "secret"
+_KEPT = "kept"  # beside the owner's file: what a process that starts anew goes on with
 
 
 def run_unit(file: Path, metrics_port: int | None) -> None:
@@ -34,10 +35,12 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     """
     file = file.resolve()
     owner, own = read_unit(file)
+    kept = file.parent / _KEPT / str(owner.name)
+    files.make_folder(kept)
     if metrics_port is not None:
         _serve_metrics(metrics_port)
     try:
-        why = _take_part(file, owner, own)
+        why = _take_part(file, owner, own, kept)
     except KeyboardInterrupt:
         print(f"{owner.name}: has left", flush=True)
         os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
@@ -53,7 +56,7 @@ def _serve_metrics(port: int) -> None:
         raise ConfigError(f"--metrics-port {port}: {error.strerror}; choose another") from error
 
 
-def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:
+def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) -> str:
     """Until the SuperNode ends; its last words."""
     with tempfile.TemporaryDirectory(prefix="collapipe-unit-") as home:
         flower = Flower.at(Path(home))
@@ -65,7 +68,7 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials) -> str:
                 for name in _SECRETS:  # which it has read, and would stay if we were killed
                     (Path(home) / name).unlink()
                 print(f"{owner.name}: dials {owner.server}", flush=True)
-                _serve(f"127.0.0.1:{port}", secret, process)
+                _serve(f"127.0.0.1:{port}", secret, process, kept)
             finally:
                 process.terminate()
                 process.wait()
@@ -88,14 +91,16 @@ def _supernode(
     return [*command, "--host", "127.0.0.1", "--port", str(port)]
 
 
-def _serve(address: str, secret: bytes, process: subprocess.Popen[bytes]) -> None:
+def _serve(address: str, secret: bytes, process: subprocess.Popen[bytes], kept: Path) -> None:
     """Answer messages until the SuperNode ends."""
     # Imported here: they take seconds, in which the SuperNode has started.
     from client_app.app import app
+    from client_app.kept_store import KeptStore
     from client_app.supernode import Messages
 
     logging.getLogger("client_app").setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
-    work = threading.Thread(target=Messages(address, secret).answer, args=(app,), daemon=True)
+    messages = Messages(address, secret, KeptStore(kept))
+    work = threading.Thread(target=messages.answer, args=(app,), daemon=True)
     work.start()
     process.wait()

@@ -64,12 +64,13 @@ def load_shards(settings: Settings) -> list[Dataset]:
     return [load_shard(settings, unit) for unit in range(settings.federation.num_units)]
 
 
-def tell_rows(settings: Settings, unit: int) -> RowsReply:
-    """What unit ``unit`` tells of its rows: words only where the run's tokeniser needs them."""
+def tell_rows(settings: Settings, unit: int, wanted: bool = True) -> RowsReply:
+    """What unit ``unit`` tells of its rows: words only where they are ``wanted``, and the run's
+    tokeniser is made of them."""
     task, rows, words = settings.task, load_shard(settings, unit), dict[str, int]()
     labels = task.label_counts(rows)
     check_listed(labels, task.listed_labels)
-    if tells_words(settings):
+    if wanted and tells_words(settings):
         words = count_words(task.texts(rows), settings.data.tokenizer_min_rows)
     return RowsReply(unit, len(rows), labels, words)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan
@@ -14,6 +14,12 @@ from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
 from collapipe.text.words import LETTERS
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise WireError("a unit's name must be printable")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +37,17 @@ class LinkAddress:
 
 
 Told = Annotated[int, Field(ge=1)]
+# as its owner calls a unit; printable, and empty where nobody does
+UnitName = Annotated[str, Field(max_length=64), AfterValidator(_printable)]
 _MOST = {"labels": (10_000, 200), "words": (2**22, 2**16)}  # how many, and letters of each
 _MOST_TOLD = 2**27  # a tokeniser counts as many words in minutes
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRequest:
+    """Asks a unit of its training rows; ``words``: whether the run is yet to make its tokeniser."""
+
+    words: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +59,7 @@ class RowsReply:
     num_rows: Annotated[int, Field(ge=1, lt=2**53)]
     labels: Mapping[str, Told]
     words: Mapping[str, Told]
-    name: Annotated[str, Field(max_length=64)] = ""  # as its owner calls the unit
+    name: UnitName = ""
 
     def __post_init__(self) -> None:
         for name, each in {"labels": self.labels, "words": self.words}.items():
@@ -56,8 +71,6 @@ class RowsReply:
                 )
             if not all(0 < len(word) <= longest and word.isprintable() for word in each):
                 raise WireError(f"{name} must be printable, and of 1 to {longest} letters")
-        if not self.name.isprintable():
-            raise WireError("a unit's name must be printable")
         if not LETTERS.issuperset(chain.from_iterable(self.words)):
             raise WireError("words must be of the letters that stand for bytes")
 
@@ -68,6 +81,7 @@ class Setup:
 
     tokenizer: str  # as Tokenizer.pack makes it
     frozen: Mapping[str, str]  # part of the model → digest of its weights that do not train
+    unit: int | None = None  # who the unit is in this run; None: by the number that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +132,7 @@ class StateReply:
     unit: int
     state: ClusterState | Failure
     lacking: tuple[str, ...]
+    name: UnitName = ""
 
 
 @dataclass(frozen=True, slots=True)

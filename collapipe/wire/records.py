@@ -26,10 +26,12 @@ from collapipe.wire.messages import (
     EvaluateRequest,
     Failure,
     RowsReply,
+    RowsRequest,
     Setup,
     StateReply,
     TrainReply,
     TrainRequest,
+    UnitName,
 )
 
 T = TypeVar("T")
@@ -64,14 +66,14 @@ def unpack(kind: type[T], content: RecordDict) -> T:
     return _parse(kind, config["json"])
 
 
-def pack_state(state: ClusterState, lacking: Sequence[str]) -> RecordDict:
-    """A cluster's state, and the frozen parts that the unit has not."""
-    return pack(UnitReply(state.unit, _json(state), lacking=tuple(lacking)))
+def pack_state(state: ClusterState, lacking: Sequence[str], name: str = "") -> RecordDict:
+    """A cluster's state, the frozen parts that the unit has not, and its name."""
+    return pack(UnitReply(state.unit, _json(state), lacking=tuple(lacking), name=name))
 
 
 def unpack_state(content: RecordDict) -> StateReply:
     answer = unpack(UnitReply, content)
-    return StateReply(answer.unit, _own_state(answer), answer.lacking)
+    return StateReply(answer.unit, _own_state(answer), answer.lacking, answer.name)
 
 
 def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
@@ -82,6 +84,18 @@ def pack_groups(groups: Mapping[str, Tensors]) -> RecordDict:
 
 def unpack_groups(content: RecordDict) -> dict[str, Tensors]:
     return {name: unpack_tensors(record) for name, record in content.array_records.items()}
+
+
+def pack_kept(messages: Mapping[str, str], groups: Mapping[str, Tensors]) -> RecordDict:
+    """What a unit keeps between messages: a run's setup and the like as JSON, and tensors."""
+    texts = {name: ConfigRecord({"json": text}) for name, text in messages.items()}
+    arrays = {name: pack_tensors(tensors) for name, tensors in groups.items()}
+    return RecordDict({**texts, **arrays})
+
+
+def unpack_kept(state: RecordDict) -> tuple[dict[str, str], dict[str, Tensors]]:
+    texts = {name: str(config["json"]) for name, config in state.config_records.items()}
+    return texts, unpack_groups(state)
 
 
 def pack_reply(reply: TrainReply) -> RecordDict:
@@ -197,6 +211,7 @@ class UnitReply:
     state: str
     report: ClusterReport | None = None
     lacking: tuple[str, ...] = ()
+    name: UnitName = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +239,7 @@ def _own_state(answer: UnitReply) -> ClusterState | Failure:
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a millisecond
     kind: TypeAdapter(kind)
     for kind in (
-        *(ClusterState, RowsReply, Setup, TrainRequest, UnitReply, Failure),
+        *(ClusterState, RowsRequest, RowsReply, Setup, TrainRequest, UnitReply, Failure),
         *(EvaluateRequest, EvaluationRecord),
     )
 }

@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ _KEYS = {
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a run is after ``round``: seconds that all its parts have taken, its tokeniser's
-    digest, and the bytes of its files that grow."""
+    digest, the bytes of its files that grow, and which unit each name is, where units have any."""
 
     round: int
     wall_s: float
@@ -67,6 +67,7 @@ class Progress:
     sizes: dict[str, int]
     scheduler: SchedulerState
     history: History
+    names: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ def write_checkpoint(
     tokenizer: Tokenizer,
     history: History,
     result: RoundResult,
+    names: Mapping[str, int],
 ) -> None:
     """Write a checkpoint every ``federation.checkpoint_every`` rounds, and after the last one, so
     that a run that is complete can be given more.
@@ -180,6 +182,7 @@ def write_checkpoint(
             folder.sizes(),
             result.scheduler,
             replace(history, start=0.0),
+            dict(names),
         )
         checkpoint = Checkpoint(settings.tree, progress, result.training_state())
         CheckpointFolder(folder.path).write(checkpoint, federation.keep)
@@ -188,7 +191,7 @@ def write_checkpoint(
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """Tells whether training rows are still those that the tokeniser was made of."""
+    """Tells whether a tokeniser is still the one that the run began with."""
     return hashlib.sha256(tokenizer.pack().encode()).hexdigest()
 
 

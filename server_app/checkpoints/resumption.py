@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire.messages import Failure
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, tokenizer_digest
+from server_app.places import Places
 from server_app.rounds.scheduler import SchedulerState
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _FREE = (
     "federation.eval_every",
     "federation.checkpoint_every",
     "federation.keep",
+    "federation.min_units",
+    "federation.wait_s",
     "federation.round_timeout_s",
     "federation.on_infeasible",
     "pipeline.threads",
@@ -62,6 +65,7 @@ def load_checkpoint(settings: Settings, name: str | None) -> Checkpoint:
             )
         check_sizes(run_dir, checkpoint.progress.sizes)
         _check_units(checkpoint.progress.scheduler, settings.federation.num_units)
+        _check_names(checkpoint.progress.names, settings.federation.num_units)
     except ConfigError as error:
         before = [other for other in names if int(other) < int(name)]
         offer = "there is none before it: begin a new run in another folder"
@@ -97,12 +101,13 @@ def rewind_run(
 ) -> None:
     """Bring the folder back to what it was when the checkpoint had been written.
 
-    Raises ``ConfigError`` where the training rows are others by now.
+    Raises ``ConfigError`` where the ``tokenizer`` is another by now: that of the folder, or where
+    there is none, of the training rows.
     """
     if tokenizer_digest(tokenizer) != checkpoint.progress.tokenizer:
         raise ConfigError(
-            f"{folder.path}: the training rows make another tokeniser than those that the run "
-            "began with; bring them back, or begin a new run"
+            f"{folder.path}: the tokeniser is another than the one that the run began with; bring "
+            "back its model/tokenizer.json and model/model.json, or begin a new run"
         )
     planned, rounds = checkpoint.configuration["federation"]["rounds"], settings.federation.rounds
     if settings.optimizer.decay == "linear" and rounds != planned:
@@ -114,6 +119,20 @@ def rewind_run(
         )
     CheckpointFolder(folder.path).rewind(checkpoint.name, settings.federation.keep)
     folder.rewind(checkpoint.progress.sizes)
+
+
+def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> str:
+    """Who is there for the first time and who is not there any more, such as ``; new: cyd (unit
+    2)``; empty where all are that were."""
+    progress = checkpoint.progress
+    reported = {each.unit for each in progress.scheduler.reported if isinstance(each, ClusterState)}
+    known = reported | progress.history.rounds.keys() | {*progress.names.values()}
+    found = {"new": {*there} - known, "missing": known - {*there}}
+    return "".join(
+        f"; {how}: {', '.join(map(places.called, sorted(units)))}"
+        for how, units in found.items()
+        if units
+    )
 
 
 def check_fits(checkpoint: Checkpoint, expected: Tensors) -> None:
@@ -167,6 +186,16 @@ def _check_units(state: SchedulerState, num_units: int) -> None:
     failed = [each for each in state.reported if isinstance(each, Failure)]
     if not all(each.kind.isprintable() and each.message.isprintable() for each in failed):
         raise ConfigError("checkpoint: reports of units that are not printable")
+
+
+def _check_names(names: Mapping[str, int], num_units: int) -> None:
+    places = [*names.values()]
+    sound = len({*places}) == len(places) and {*places} <= {*range(num_units)}
+    if not sound or not all(name and name.isprintable() for name in names):
+        raise ConfigError(
+            f"checkpoint: names of units {one_line(dict(names))}, each needs one of {num_units} "
+            "places for itself"
+        )
 
 
 def _complete(run_dir: Path, rounds: int) -> bool:

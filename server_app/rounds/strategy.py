@@ -26,6 +26,7 @@ from collapipe.wire.messages import Failure, Split, TrainReply, TrainRequest
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
+from server_app.places import Places
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.replies import received
 from server_app.rounds.results import RoundResult, TrainingState
@@ -64,7 +65,7 @@ class CollaPipeStrategy(Strategy):
     on with a model of its own, and ``arrays`` is where all began.
 
     ``on_round`` is called after every round, ``on_step`` by the decoder link's threads after every
-    local step.
+    local step. ``places`` are those of units that the run knows by name already.
     """
 
     _units: Units  # of the last ``start``
@@ -78,9 +79,10 @@ class CollaPipeStrategy(Strategy):
         tokenizer: Tokenizer,
         on_round: Callable[[RoundResult], None] = lambda result: None,
         on_step: OnStep = lambda unit, step, loss, samples: None,
+        places: Places | None = None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
-        self._tokenizer = tokenizer
+        self._tokenizer, self._places = tokenizer, places or Places()
         frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
         self._screen = UpdateScreen(settings.federation.max_update_norm)
@@ -126,7 +128,8 @@ class CollaPipeStrategy(Strategy):
         timeout_s = settings.federation.round_timeout_s if timeout is None else timeout
         self._load(initial_arrays)
         frozen, vocabulary = self.model.frozen_parts(), self._tokenizer.vocabulary
-        self._units = Units(grid, settings.federation, self._tokenizer.pack(), frozen)
+        packed = self._tokenizer.pack()
+        self._units = Units(grid, settings.federation, packed, frozen, self._places)
         self._scheduler = Scheduler(settings, self._units.discover())
         linked = settings.server_has_heads
         with DecoderLinkServer(settings.link, num_units) if linked else nullcontext() as link:

@@ -1,5 +1,6 @@
 """A unit that its SuperNode's messages do not bring down."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import supernode
 from client_app.app import app
+from client_app.kept_store import KeptStore
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -59,7 +61,9 @@ class SuperNode:
         """As Flower's client has it."""
 
 
-def test_each_message_is_ended_and_the_next_one_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_message_is_ended_and_the_next_one_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     node = SuperNode()
     monkeypatch.setattr(supernode.Messages, "_client", lambda *_: node)
@@ -67,5 +71,5 @@ def test_each_message_is_ended_and_the_next_one_taken(monkeypatch: pytest.Monkey
     monkeypatch.setattr(supernode, "push_message", node.push)
     monkeypatch.setattr(supernode, "push_task_output", node.end)
     with pytest.raises(Over):
-        supernode.Messages("127.0.0.1:0", b"secret").answer(app)
+        supernode.Messages("127.0.0.1:0", b"secret", KeptStore(tmp_path)).answer(app)
     assert node.ended == [SubStatus.FAILED, SubStatus.FAILED, SubStatus.COMPLETED]

@@ -171,9 +171,9 @@ def test_a_folder_is_one_runs_at_a_time(run_dir: Path, world: World) -> None:
                 attempt()
 
 
-def test_rows_that_have_changed_are_noticed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_tokeniser_is_noticed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumption, "tokenizer_digest", lambda tokenizer: "other")
-    assert "the training rows make another tokeniser" in refusal(run_dir, "federation.rounds=4")
+    assert "the tokeniser is another" in refusal(run_dir, "federation.rounds=4")
 
 
 def _no_answer(message: Message) -> Message:

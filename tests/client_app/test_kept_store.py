@@ -1,0 +1,83 @@
+"""What a unit keeps outlasts its process, and no run but the last is on the disk."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from resumed import World, differing, outcome, tensors
+
+from client_app.app import app
+from client_app.kept_store import KeptStore
+from collapipe.wire import records
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["optimizer.name=adamw", "compression=int8", "decoder.mode=control_unit"],
+        ["compression.feedback=true", "compression=int4", "model.dropout=0"],
+    ],
+    ids=["residual", "activations"],
+)
+def test_a_unit_that_starts_anew_for_every_message_trains_the_same(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """To the last bit; in memory it keeps nothing."""
+
+    def restarted(message: Message, context: Context) -> Message:
+        store = KeptStore(tmp_path / str(context.node_config["partition-id"]))
+        store.folder.mkdir(exist_ok=True)
+        context.state.clear()
+        context.state.update(records.pack_kept(*store.read(context.run_id)))
+        reply = app(message, context)
+        store.write(context.run_id, *records.unpack_kept(context.state))
+        return reply
+
+    world = World(tmp_path, *options)
+    whole = world.run(tmp_path / "whole")
+    again = world.run(tmp_path / "again", client=restarted)  # type: ignore[arg-type]
+    assert differing(tensors(again), tensors(whole)) == []
+    assert outcome(again) == outcome(whole)
+
+
+MESSAGES = {"Setup": '{"tokenizer": "{}"}'}
+GROUPS = {"optimizer": {"a.b/exp_avg": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}}
+
+
+def test_only_the_last_run_is_kept_and_for_the_owner_alone(tmp_path: Path) -> None:
+    store = KeptStore(tmp_path)
+    (tmp_path / ".6.safetensors.1.partial").touch()
+    store.write(7, MESSAGES, GROUPS)
+    assert [file.stat().st_mode & 0o777 for file in tmp_path.iterdir()] == [0o600]
+    messages, groups = store.read(7)
+    assert messages == MESSAGES
+    assert groups.keys() == GROUPS.keys()
+    assert differing(groups["optimizer"], GROUPS["optimizer"]) == []
+    assert store.read(8) == ({}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_said_and_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "7.safetensors").write_bytes(b"half")
+    assert KeptStore(tmp_path).read(7) == ({}, {})
+    assert "7.safetensors: cannot be read" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_not_kept_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is better than an earlier round's."""
+    store = KeptStore(tmp_path)
+    store.write(7, MESSAGES, GROUPS)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    store.write(7, MESSAGES, GROUPS)
+    assert "a restart would forget this run" in caplog.text
+    assert list(tmp_path.iterdir()) == []

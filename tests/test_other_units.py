@@ -1,0 +1,157 @@
+"""Runs that go on with other units than they began with."""
+
+import json
+import logging
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from federated import train, weights
+from flwr.app import Context, Error, Message
+from resumed import differing, outcome, tensors
+from test_owners import MODEL, written
+
+from client_app.app import app
+from collapipe.config import load_overrides
+from collapipe.errors import WireError
+from collapipe.runs.model import read_tokenizer
+from collapipe.wire import records
+from collapipe.wire.messages import RowsReply
+from server_app.checkpoints.file import CheckpointFolder, flat
+from server_app.grid import InlineGrid
+from server_app.places import Places
+from server_app.rounds.results import TrainingState
+
+
+class Federation:
+    """Owners with files of their own, some of whom are there."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.words = folder, dict[str, int]()  # that each has told last
+        self.late = set[str]()  # who is not there until the run has begun
+        held = written(folder / "held.csv", 8)
+        own = f"data.validation_file={held}", f"data.test_file={held}"
+        few = "federation.min_units=1", "federation.wait_s=0", "federation.num_units=3"
+        often = "federation.checkpoint_every=1", "federation.keep=9", "federation.rounds=4"
+        self._options = [*MODEL, *own, *few, *often, "strategy=all", *options]
+
+    def run(self, run_dir: Path, there: Mapping[str, int], resume: str | None = None) -> Path:
+        """Train, with these owners and the numbers in their files; each has rows of its own."""
+        told = [*self._options, f"hydra.run.dir={run_dir}"]
+        files = [self._file(name, number) for name, number in there.items()]
+
+        def client(message: Message, context: Context) -> Message:
+            place = int(context.node_config["partition-id"])
+            name, number = list(there.items())[place]
+            kind = message.metadata.message_type
+            if name in self.late and kind == records.STATE:
+                self.late.remove(name)
+                return Message(Error(5, "not there"), reply_to=message)
+            context.node_config.update({"owner": str(files[place]), "partition-id": number})
+            try:
+                reply = app(message, context)
+            finally:
+                context.node_config["partition-id"] = place
+            if kind == records.ROWS:
+                self.words[name] = len(records.unpack(RowsReply, reply.content).words)
+            return reply
+
+        grid = InlineGrid(client, len(there), {"overrides": shlex.join(told)})  # type: ignore[arg-type]
+        train(grid, load_overrides(told), resume)
+        return run_dir
+
+    def _file(self, name: str, number: int) -> Path:
+        rows = written(self.folder / name / "train.csv", 20 + ord(name[0]) % 7, ord(name[0]) % 5)
+        file = rows.with_name("unit.yaml")
+        file.write_text(f"name: {name}\nnumber: {number}\ndata: {{train_file: train.csv}}\n")
+        return file
+
+
+def finished(run_dir: Path) -> list[list[int]]:
+    """The units of each round."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["units"] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("there", "units"), [({"ann": 0, "cyd": 2}, [0, 2]), ({"ann": 0}, [0])], ids=["other", "fewer"]
+)
+def test_a_run_goes_on_with_other_units(
+    tmp_path: Path, there: dict[str, int], units: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the tokeniser that it has; nobody is asked for words again. Who is missing keeps its
+    place and what it kept, and goes on from there in a later part."""
+    federation = Federation(tmp_path)
+    run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1})
+    tokenizer = read_tokenizer(run_dir / "model").pack()
+    assert federation.words.keys() == {"ann", "bob"} and all(federation.words.values())
+    federation.words.clear()
+    federation.run(run_dir, there, "000002")
+    assert finished(run_dir) == [[0, 1], [0, 1], units, units]
+    assert federation.words == dict.fromkeys(there, 0)
+    assert read_tokenizer(run_dir / "model").pack() == tokenizer
+    assert all(weight.isfinite().all() for weight in weights(run_dir).values())
+    said = capsys.readouterr().out
+    assert ("new: cyd (unit 2)" in said) == ("cyd" in there)
+    assert "missing: bob (unit 1)" in said
+    parts = [CheckpointFolder(run_dir).read(name) for name in ("000002", "000004")]
+    bobs = [flat(TrainingState(units={1: part.training.units[1]})) for part in parts]
+    assert differing(*bobs) == [] != [*bobs[0]]
+    federation.run(run_dir, {**there, "bob": 1}, "000003")
+    assert finished(run_dir) == [[0, 1], [0, 1], units, sorted({*units, 1})]
+    last = capsys.readouterr().out
+    assert "goes on after round 3" in last and "missing: bob" not in last and "new:" not in last
+
+
+def test_a_unit_that_comes_after_the_start_goes_on_from_what_it_kept(tmp_path: Path) -> None:
+    """Not there when the run goes on, but before its first round: as one that was."""
+    federation = Federation(tmp_path)
+    whole = federation.run(tmp_path / "whole", {"ann": 0, "bob": 1})
+    again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
+    federation.late = {"bob"}
+    federation.run(again, {"ann": 0, "bob": 1}, "000002")
+    assert finished(again) == [[0, 1]] * 4
+    assert differing(tensors(again), tensors(whole)) == []
+
+
+def test_a_unit_keeps_its_place_whatever_its_number(tmp_path: Path) -> None:
+    """Two boxes have swapped their numbers: the run goes on to the last bit as it would have."""
+    federation = Federation(tmp_path)
+    whole = federation.run(tmp_path / "whole", {"ann": 0, "bob": 1})
+    again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
+    federation.run(again, {"bob": 0, "ann": 1}, "000002")
+    assert CheckpointFolder(again).read("000004").progress.names == {"ann": 0, "bob": 1}
+    assert differing(tensors(again), tensors(whole)) == []
+    assert outcome(again) == outcome(whole)
+
+
+def test_who_claims_the_place_of_another_is_refused_and_both_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it is there, and while it is missing."""
+    federation = Federation(tmp_path)
+    with caplog.at_level(logging.WARNING, "server_app.units"):
+        run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1, "cyd": 1})
+        assert "unit 1 is bob, and cyd claims the same number" in caplog.text
+        caplog.clear()
+        federation.run(run_dir, {"ann": 0, "cyd": 1}, "000002")
+        assert "unit 1 is bob, and cyd claims the same number" in caplog.text
+    assert finished(run_dir) == [[0, 1], [0, 1], [0], [0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [
+        ("cyd", 5, "unit 5, expected 0 … 2"),
+        ("", 1, "unit 1 is bob, and a node without a name"),
+        ("ann", 2, "two nodes are called ann"),
+        ("", 2, "two nodes reported to be unit 2"),
+    ],
+)
+def test_who_has_no_place(name: str, number: int, words: str) -> None:
+    places = Places({"ann": 0, "bob": 1})
+    with pytest.raises(WireError, match=words):
+        places.claim(name, number, 3, {0, 2})
+    assert places.of == {"ann": 0, "bob": 1}
