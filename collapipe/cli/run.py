@@ -202,7 +202,8 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
     if federation is None:
         succeeded = run_simulation(app, overrides, units, resume or "")
     else:
-        succeeded = submit(federation, app, overrides, resume or "")
+        run_dir = Path(settings.run_dir)
+        succeeded = submit(federation, app, run_dir, overrides, resume or "")
     if not succeeded:
         raise take_failure(Path(settings.run_dir))
 

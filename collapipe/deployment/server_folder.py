@@ -82,6 +82,16 @@ class ServerFolder:
         """The last round's figures, for Prometheus."""
         return self.flower_home / "metrics.prom"
 
+    @property
+    def last_run(self) -> Path:
+        """The folder of the run that was submitted last, by Flower's number of it."""
+        return self.flower_home / "run.json"
+
+    def nodes(self) -> dict[str, str]:
+        """What ``NODES`` says; nothing while the server starts."""
+        file = self.flower_home / NODES
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
     def settings(self) -> ServerSection:
         """Raises ``ConfigError`` where there is no ``server.yaml``, or a bad one."""
         file = self.root / "server.yaml"

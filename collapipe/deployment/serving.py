@@ -78,6 +78,12 @@ def admissible(authority: AuthorityFolder) -> dict[str, Bundle]:
     return {fingerprint(public_key(each.certificate)): each for each in units}
 
 
+def keys(folder: ServerFolder) -> dict[str, str]:
+    """Fingerprints of the units' keys by their names."""
+    units = admissible(AuthorityFolder(folder.authority))
+    return {unit.member.name: key for key, unit in units.items()}
+
+
 class _Nodes:
     """Units that the SuperLink knows: Flower's numbers of them by their keys' fingerprints, in a
     file, for Flower lists nodes without their names."""
