@@ -18,7 +18,7 @@ from collapipe.credentials.bundle import Bundle
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
-from collapipe.deployment.server_folder import CONNECTION, METRICS_FILE, NODES, ServerFolder
+from collapipe.deployment.server_folder import CONNECTION, NODES, SERVER_FOLDER, ServerFolder
 from collapipe.errors import ConfigError, RoundFailedError
 
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
@@ -32,7 +32,7 @@ def serve(folder: ServerFolder) -> None:
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # which says what is wrong with it
     _check_free(settings.port, folder)
-    flower = Flower.at(home, {METRICS_FILE: str(folder.metrics)})
+    flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
     command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder.trusted), "--ssl-certfile", str(folder.certificate)]
