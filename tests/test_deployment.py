@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.error import HTTPError
 from venv import EnvBuilder
 
@@ -37,7 +37,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.checking import findings
 from collapipe.deployment.flower import free_port
 from collapipe.deployment.overview import RunThere, UnitThere, overview
-from collapipe.deployment.server_folder import ADMITTED, ServerFolder, create
+from collapipe.deployment.server_folder import ADMITTED, SERVER_FOLDER, ServerFolder, create
 from server_app.grid import InlineGrid
 
 UNITS = ["berlin", "paris", "rome"]
@@ -100,9 +100,11 @@ def silent_once(units_files: Sequence[Path]) -> ClientApp:
     return cast(ClientApp, client)
 
 
-def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Path) -> None:
-    """With rows at their owners, real devices, a unit that is killed and returns, and one that has
-    no more installed than a unit needs; and nothing of it is left."""
+def test_a_federation_on_flower_ends_where_one_in_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows at their owners, of which they hold some out, real devices, a unit that is killed
+    and returns, and one that has no more installed than a unit needs; and nothing of it is left."""
     (tmp_path / "temporary").mkdir()
     light = light_python(tmp_path / "light")
     ports = free_port(), free_port()
@@ -114,6 +116,10 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     with ExitStack() as stack:
         for number, unit in enumerate(own):
             written(unit / "train.csv", 24 + 3 * number, number)
+            written(unit / "held.csv", 6, number)
+            held = "data:\n  validation_file: held.csv\n  test_file: held.csv\n"
+            own_file = unit / "unit.yaml"
+            own_file.write_text(own_file.read_text().replace("data:\n", held))
             if number < 2:
                 inventory(unit / "boxes.yaml", stack.enter_context(daemons(2)))
                 with (unit / "unit.yaml").open("a") as file:
@@ -146,6 +152,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
             figures = folder.metrics.read_text()
             assert f"collapipe_round {ROUNDS}.0" in figures and "collapipe_devices" in figures
         local = [*told, f"hydra.run.dir={tmp_path / 'local'}"]
+        monkeypatch.setenv(SERVER_FOLDER, str(folder.root))  # whose certificate the units expect
         client = silent_once([each / "unit.yaml" for each in own])
         train(InlineGrid(client, 3, {"overrides": shlex.join(local)}), load_overrides(local))
     here, expected = weights(run_dir), weights(tmp_path / "local")
@@ -154,6 +161,8 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     ] * 2
     assert here.keys() == expected.keys()
     assert [name for name in here if not torch.equal(here[name], expected[name])] == []
+    ends = [summary(each)["on_units"] for each in (run_dir, tmp_path / "local")]
+    assert ends[0]["rows"] == {"0": 6, "1": 5, "2": 4} and ends[0] == ends[1]
     assert set(psutil.Process().children(recursive=True)) <= before
     commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     assert [each for each in commands if str(folder.root) in each] == []
@@ -183,7 +192,13 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
 def overrides(folder: Path) -> list[str]:
     files = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
     steady = "pipeline.profile=false", "strategy=all", "federation.num_units=3"
-    return [*MODEL, *files, *steady, f"federation.rounds={ROUNDS}"]
+    rounds = f"federation.rounds={ROUNDS}", "evaluation.where=both"
+    return [*MODEL, *files, *steady, *rounds]
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return found
 
 
 def units(run_dir: Path) -> list[list[int]]:

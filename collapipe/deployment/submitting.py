@@ -30,7 +30,7 @@ def submit(
         flower = Flower.at(home, folder=Path(empty))
         run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))
         if not connection:
-            noted = json.dumps({run_id: str(run_dir)})
+            noted = json.dumps({run_id: str(run_dir.resolve())})
             files.replace(ServerFolder(Path(federation)).last_run, noted.encode())
         try:
             return flower.wait(run_id, *connection)
