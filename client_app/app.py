@@ -18,7 +18,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
-from collapipe.owner import as_told, check_dialled, load_settings, name_of
+from collapipe.owner import as_told, load_settings, name_of, trusted_link
 from collapipe.runs.rows import tell_rows
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -124,7 +124,7 @@ def train(message: Message, context: Context) -> RecordDict:
     """Run a round and keep the optimiser's state for the next."""
     request = records.unpack(TrainRequest, message.content)
     if request.link is not None:
-        check_dialled(request.link.address, context.node_config)
+        request = replace(request, link=trusted_link(request.link, context.node_config))
     weights = records.unpack_record(message.content, "weights")
     settings = _settings(context)
     torch.set_num_threads(settings.pipeline.threads)

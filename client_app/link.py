@@ -22,7 +22,7 @@ from collapipe.wire import frames
 from collapipe.wire.compression import FLOAT32, decode, encode
 from collapipe.wire.feedback import ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, SERVER_NAME, channel_options, credentials
+from collapipe.wire.link import METHOD, channel_options, credentials
 from collapipe.wire.messages import LinkAddress
 
 _POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
@@ -43,7 +43,10 @@ def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
     credentials = grpc.ssl_channel_credentials(
         link.server_certificate, link.unit_key, link.unit_certificate
     )
-    options = [*channel_options(max_message_bytes), ("grpc.ssl_target_name_override", SERVER_NAME)]
+    options = [
+        *channel_options(max_message_bytes),
+        ("grpc.ssl_target_name_override", link.server_name),
+    ]
     return grpc.secure_channel(link.address, credentials, options=options)
 
 

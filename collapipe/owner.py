@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -17,6 +17,8 @@ from collapipe.config import Settings
 from collapipe.config.composing import CONF, composed, unresolved, value_at
 from collapipe.config.overrides import literal, merged, parse, split
 from collapipe.config.trust import targets
+from collapipe.credentials.bundle import AUTHORITY
+from collapipe.credentials.dialing import host_and_port
 from collapipe.data.hub import is_hub_id
 from collapipe.errors import (
     CancelledRoundError,
@@ -35,6 +37,7 @@ from collapipe.inventory.schema import Section, Text, Whole
 from collapipe.inventory.yaml_file import PlacedError, load
 from collapipe.runs.rows import tells_words
 from collapipe.sections import DataSettings
+from collapipe.wire.messages import LinkAddress
 
 _log = logging.getLogger(__name__)
 _ANY, _SHORT = "owner", "data"  # keys of a node's configuration
@@ -144,13 +147,26 @@ def name_of(node_config: Mapping[str, Any]) -> str:
     return (_read(node_config)[0].name or "") if has_owner(node_config) else ""
 
 
-def check_dialled(address: str, node_config: Mapping[str, Any]) -> None:
-    """Raise ``OwnerError`` where the server would have a deployed unit dial another than itself:
-    a host that only the owner reaches, or a socket that is a file."""
-    server = _read(node_config)[0].server if has_owner(node_config) else None
-    host, _, port = address.rpartition(":")
-    if server is not None and (host != server.rpartition(":")[0] or not port.isdecimal()):
+def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddress:
+    """What a unit dials: as the server says, but that a deployed one takes the word of its owner's
+    authority alone for whom it meets there.
+
+    Raises ``OwnerError`` where the server would have it dial another than itself: a host that only
+    the owner reaches, or a socket that is a file; or meet one that the authority has not signed.
+    """
+    owner, folder = _read(node_config) if has_owner(node_config) else (None, Path())
+    if owner is None or owner.server is None:
+        return link
+    host, _, port = link.address.rpartition(":")
+    if host != owner.server.rpartition(":")[0] or not port.isdecimal():
         raise _refusal("link.advertise", "is another host than the server in the owner's file")
+    if owner.credentials is None:
+        return link
+    if link.server_certificate:
+        raise OwnerError("the unit refuses the run: its link has no certificate of the authority's")
+    authority = (folder / owner.credentials / AUTHORITY).read_bytes()
+    name = host_and_port(owner.server)[0]
+    return replace(link, server_certificate=authority, server_name=name)
 
 
 def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:

@@ -10,7 +10,6 @@ the options of ``flower-superlink`` and ends with the process PARENT.
 
 import ipaddress
 import json
-import os
 import sys
 from base64 import b64decode
 from collections.abc import Container
@@ -32,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import collapipe
 from collapipe.credentials.keys import UNREADABLE, fingerprint
-from collapipe.deployment.server_folder import ADMITTED, METRICS_FILE, NODES
+from collapipe.deployment.server_folder import ADMITTED, NODES, own_folder
 
 _FLEET = "/v1/fleet/"
 _METRICS = "/metrics"
@@ -105,8 +104,9 @@ def _is_own(scope: Scope) -> bool:
 def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
     start_parent_process_monitor(int(sys.argv.pop(1)))
-    run, nodes = uvicorn.run, Path(os.environ["FLWR_HOME"]) / NODES
-    metrics = Path(os.environ[METRICS_FILE])
+    run, folder = uvicorn.run, own_folder()
+    assert folder is not None  # as ``deploy serve`` says
+    nodes, metrics = folder.flower_home / NODES, folder.metrics
 
     def guarded(app: ASGIApp, **options: Any) -> None:
         # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP

@@ -14,8 +14,9 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from urllib.error import HTTPError
+from venv import EnvBuilder
 
 import psutil
 import pytest
@@ -24,6 +25,7 @@ from device_cluster import daemons
 from federated import train, weights
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
+from requirements_files import ROOT, installed
 from test_devices import inventory
 from test_owners import MODEL, written
 
@@ -34,7 +36,8 @@ from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.checking import findings
 from collapipe.deployment.flower import free_port
-from collapipe.deployment.server_folder import ADMITTED, ServerFolder, create
+from collapipe.deployment.overview import RunThere, UnitThere, overview
+from collapipe.deployment.server_folder import ADMITTED, SERVER_FOLDER, ServerFolder, create
 from server_app.grid import InlineGrid
 
 UNITS = ["berlin", "paris", "rome"]
@@ -59,15 +62,16 @@ class Processes:
         for process in self.running.values():
             process.wait(20)
 
-    def start(self, name: str, *arguments: object) -> None:
-        command = [sys.executable, "-m", "collapipe", *map(str, arguments)]
+    def start(self, name: str, *arguments: object, python: str | Path = sys.executable) -> None:
+        command = [str(python), "-m", "collapipe", *map(str, arguments)]
+        own = {"TMPDIR": str(self._folder / "temporary"), "PYTHONPATH": str(ROOT)}
         with (self._folder / f"{name}.log").open("a") as log:
             self.running[name] = subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=log,
                 text=True,
-                env={**os.environ, "TMPDIR": str(self._folder / "temporary")},
+                env={**os.environ, **own},
             )
 
     def wait_for(self, name: str, words: str, times: int = 1) -> None:
@@ -94,10 +98,13 @@ def silent_once(units_files: Sequence[Path]) -> ClientApp:
     return cast(ClientApp, client)
 
 
-def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Path) -> None:
-    """With rows at their owners, real devices, a unit that is killed and one that returns; and
-    nothing of it is left."""
+def test_a_federation_on_flower_ends_where_one_in_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows at their owners, of which they hold some out, real devices, a unit that is killed
+    and returns, and one that has no more installed than a unit needs; and nothing of it is left."""
     (tmp_path / "temporary").mkdir()
+    light = light_python(tmp_path / "light")
     ports = free_port(), free_port()
     folder = create(tmp_path / "federation", UNITS, "127.0.0.1", *ports)
     before = set(psutil.Process().children(recursive=True))
@@ -107,6 +114,10 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     with ExitStack() as stack:
         for number, unit in enumerate(own):
             written(unit / "train.csv", 24 + 3 * number, number)
+            written(unit / "held.csv", 6, number)
+            held = "data:\n  validation_file: held.csv\n  test_file: held.csv\n"
+            own_file = unit / "unit.yaml"
+            own_file.write_text(own_file.read_text().replace("data:\n", held))
             if number < 2:
                 inventory(unit / "boxes.yaml", stack.enter_context(daemons(2)))
                 with (unit / "unit.yaml").open("a") as file:
@@ -117,19 +128,30 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
             there.start("server", "deploy", "serve", folder.root)
             there.wait_for("server", "may come", 3)
             for unit, where in zip(UNITS, own, strict=True):
-                there.start(unit, "unit", where / "unit.yaml")
+                python = light if unit == "paris" else sys.executable
+                there.start(unit, "unit", where / "unit.yaml", python=python)
             assert not [each for each in findings(folder.root) if each.error]
             assert not [each for each in findings(own[0] / "unit.yaml") if each.error]
             refuse_strangers(folder, ports[0])
-            killer = threading.Thread(target=lose, args=(there, run_dir, own[2]), daemon=True)
+            seen = list[tuple[list[UnitThere], list[RunThere]]]()
+            losing = there, run_dir, folder, seen
+            killer = threading.Thread(target=lose, args=losing, daemon=True)
             killer.start()
             deployed = "runtime=deployment", f"runtime.federation={folder.root}"
             run_job([*told, *deployed, f"hydra.run.dir={run_dir}"])
             killer.join()
             assert [kept.stat().st_mode & 0o777 for kept in own[2].glob("kept/rome/*")] == [0o600]
+            ((units_then, runs_then),) = seen
+            assert [(each.name, each.state) for each in units_then] == [
+                ("berlin", "online"),
+                ("paris", "online"),
+                ("rome", "offline"),
+            ]
+            assert [(each.state, each.folder) for each in runs_then] == [("running", run_dir)]
             figures = folder.metrics.read_text()
             assert f"collapipe_round {ROUNDS}.0" in figures and "collapipe_devices" in figures
         local = [*told, f"hydra.run.dir={tmp_path / 'local'}"]
+        monkeypatch.setenv(SERVER_FOLDER, str(folder.root))  # whose certificate the units expect
         client = silent_once([each / "unit.yaml" for each in own])
         train(InlineGrid(client, 3, {"overrides": shlex.join(local)}), load_overrides(local))
     here, expected = weights(run_dir), weights(tmp_path / "local")
@@ -138,9 +160,21 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(tmp_path: Pa
     ] * 2
     assert here.keys() == expected.keys()
     assert [name for name in here if not torch.equal(here[name], expected[name])] == []
+    ends = [summary(each)["on_units"] for each in (run_dir, tmp_path / "local")]
+    assert ends[0]["rows"] == {"0": 6, "1": 5, "2": 4} and ends[0] == ends[1]
     assert set(psutil.Process().children(recursive=True)) <= before
     commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     assert [each for each in commands if str(folder.root) in each] == []
+
+
+def light_python(folder: Path) -> Path:
+    """A Python that finds what ``requirements-unit.txt`` installs, and nothing else."""
+    EnvBuilder(symlinks=True).create(folder)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = installed("requirements-unit.txt", folder / "lib" / version / "site-packages")
+    there = {each.name for each in site.iterdir()}
+    assert not there & {"ray", "cvxpy", "scipy", "matplotlib", "sklearn", "flwr_datasets"}
+    return folder / "bin" / "python"
 
 
 def refuse_strangers(folder: ServerFolder, port: int) -> None:
@@ -157,7 +191,13 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
 def overrides(folder: Path) -> list[str]:
     files = [f"data.{s}_file={written(folder / f'{s}.csv', 8)}" for s in ("validation", "test")]
     steady = "pipeline.profile=false", "strategy=all", "federation.num_units=3"
-    return [*MODEL, *files, *steady, f"federation.rounds={ROUNDS}"]
+    rounds = f"federation.rounds={ROUNDS}", "evaluation.where=both"
+    return [*MODEL, *files, *steady, *rounds]
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return found
 
 
 def units(run_dir: Path) -> list[list[int]]:
@@ -166,10 +206,15 @@ def units(run_dir: Path) -> list[list[int]]:
     return [json.loads(line)["units"] for line in text.splitlines()]
 
 
-def lose(there: Processes, run_dir: Path, rome: Path) -> None:
+def lose(
+    there: Processes,
+    run_dir: Path,
+    server: ServerFolder,
+    seen: list[tuple[list[UnitThere], list[RunThere]]],
+) -> None:
     """Kill rome when round ``LOST`` begins, and start it again; berlin, whose activations the round
-    waits for, stands still meanwhile."""
-    metrics = run_dir / "metrics.jsonl"
+    waits for, stands still meanwhile. What the server then knows of them is ``seen``."""
+    metrics, rome = run_dir / "metrics.jsonl", server.root / "units" / "rome"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < LOST - 1:
         time.sleep(0.05)
     there.running["berlin"].send_signal(signal.SIGSTOP)
@@ -177,6 +222,7 @@ def lose(there: Processes, run_dir: Path, rome: Path) -> None:
         there.running["rome"].send_signal(signal.SIGKILL)
         there.running["rome"].wait()
         time.sleep(_GOODBYE_S)
+        seen.append(overview(server))
         there.start("rome", "unit", rome / "unit.yaml")
         there.wait_for("rome", ": dials ", 2)
         time.sleep(_GOODBYE_S)

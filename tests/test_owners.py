@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, OwnerError, RoundFailedError
 from collapipe.inventory.cluster import ANY_COST as COST
 from collapipe.runs.rows import load_shard, load_test
+from collapipe.wire.messages import LinkAddress
 from server_app.grid import InlineGrid
 from server_app.units import Units
 
@@ -172,9 +174,24 @@ def test_a_unit_dials_its_server_alone(address: str, dialled: bool, tmp_path: Pa
     file = tmp_path / "unit.yaml"
     file.write_text("server: edge.example:8000\ndata: {train_file: rows.csv}\n")
     refused = pytest.raises(OwnerError, match=r"link\.advertise is another host")
+    link = LinkAddress(address, b"pem", "name", b"key", b"own", "token")
     with nullcontext() if dialled else refused:
-        owner.check_dialled(address, {"owner": str(file)})
-    owner.check_dialled(address, {"data": "rows.csv"})  # who named no server of his own
+        assert owner.trusted_link(link, {"owner": str(file)}) == link
+    assert owner.trusted_link(link, {"data": "rows.csv"}) == link  # who named no server of his own
+
+
+def test_a_unit_with_credentials_believes_its_authority_alone(tmp_path: Path) -> None:
+    """Whatever certificate the server sends with the address."""
+    file = tmp_path / "unit.yaml"
+    server = "server: '[2001:db8::1]:8000'\ncredentials: own\n"
+    file.write_text(server + "data: {train_file: rows.csv}\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "authority.pem").write_bytes(b"authority")
+    told = LinkAddress("[2001:db8::1]:8001", b"", "", b"key", b"own", "token")
+    trusted = owner.trusted_link(told, {"owner": str(file)})
+    assert trusted == replace(told, server_certificate=b"authority", server_name="2001:db8::1")
+    with pytest.raises(OwnerError, match="authority"):
+        owner.trusted_link(replace(told, server_certificate=b"pem"), {"owner": str(file)})
 
 
 def test_a_server_that_would_cut_rows_from_others_ends_before_it_opens_any(tmp_path: Path) -> None:

@@ -218,11 +218,23 @@ def report(
 @app.command()
 def status(
     run_dir: Annotated[Path | None, Argument(help="Folder of a run; default: the latest.")] = None,
+    deployment: Annotated[
+        Path | None, Option(metavar="DIR", help="Folder of a federation's server instead.")
+    ] = None,
 ) -> None:
-    """Tell how far a run is; from another terminal while it is going."""
-    from collapipe.cli.status import show_status
+    """Tell how far a run is; from another terminal while it is going.
 
-    show_status(run_dir)
+    Of a deployed federation, on the server's machine: which units are there, and how far the run
+    is that they train.
+    """
+    from collapipe.cli.status import show_deployment, show_status
+
+    if deployment is None:
+        show_status(run_dir)
+    elif run_dir is None:
+        show_deployment(deployment)
+    else:
+        raise click.UsageError("RUN_DIR and --deployment DIR: give one of them")
 
 
 @app.command()

@@ -200,7 +200,8 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
             _ = load_validation(settings), load_test(settings)
     app, units = Path(__file__).parents[2], settings.federation.num_units
     if deployed:
-        succeeded = submit(str(settings.runtime.federation), app, overrides, resume or "")
+        federation, run_dir = str(settings.runtime.federation), Path(settings.run_dir)
+        succeeded = submit(federation, app, run_dir, overrides, resume or "")
     else:
         succeeded = run_simulation(app, overrides, units, resume or "")
     if not succeeded:

@@ -1,4 +1,5 @@
-"""``collapipe status``: how far a run is, from what its folder holds."""
+"""``collapipe status``: how far a run is, from what its folder holds, and who of a deployed
+federation is there."""
 
 import math
 import time
@@ -7,8 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from collapipe.deployment.overview import overview
+from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import one_line, printable
-from collapipe.formatting import counted, print_lines, seconds
+from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
 from collapipe.runs.reading import Run, latest_run, modified_s, read_run
 
@@ -23,6 +26,26 @@ def show_status(folder: Path | None) -> None:
     for a folder that is no run's."""
     lines = describe(read_run(folder or latest_run()), time.time())
     print_lines(Console(highlight=False, markup=False), lines)
+
+
+def show_deployment(folder: Path) -> None:
+    """Print which units of a deployed federation are there, and how far the run is that they train.
+    Raises ``ConfigError`` for a folder that is no server's, ``LinkError`` where none serves."""
+    units, runs = overview(ServerFolder(folder.resolve()))
+    now_s, console = time.time(), Console(highlight=False, markup=False)
+    rows = [
+        [each.name, each.state, "" if each.since_s is None else _ago(now_s - each.since_s)]
+        for each in units
+    ]
+    print_table(console, ["unit", "state", "since"], rows)
+    console.print()
+    for each in runs:
+        lines = [("run", f"{each.number}: {each.state}; its folder is not known here")]
+        if each.folder is not None and (each.folder / "config.yaml").exists():
+            lines = describe(read_run(each.folder), now_s)
+        print_lines(console, lines)
+    if not runs:
+        print_lines(console, [("run", "none under way")])
 
 
 def describe(run: Run, now_s: float) -> list[Line]:

@@ -15,14 +15,13 @@ from urllib.parse import quote
 from cryptography import x509
 
 from collapipe import __version__
-from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import AUTHORITY
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import expires_soon
-from collapipe.deployment.server_folder import ADMITTED, NODES, ServerFolder
-from collapipe.deployment.serving import admissible
+from collapipe.deployment.server_folder import ADMITTED, ServerFolder
+from collapipe.deployment.serving import keys
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import ConfigError
 from collapipe.owner import OwnerSection
@@ -57,11 +56,8 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     yield _expiry("certificate", issued.not_valid_after_utc)
     yield _link_port(settings.link_port)
     yield _resolved(settings.host)
-    yield _answers(settings.port, folder)
-    nodes = folder.flower_home / NODES
-    known = json.loads(nodes.read_text()) if nodes.exists() else {}
-    admitted = admissible(AuthorityFolder(folder.authority))
-    signed = {each.member.name: key for key, each in admitted.items()}
+    yield superlink(folder)
+    known, signed = folder.nodes(), keys(folder)
     for unit in settings.units:
         if unit not in signed:
             sign = f"collapipe credentials sign {folder.authority} request.pem --role unit"
@@ -139,7 +135,9 @@ def _resolved(host: str) -> Finding:
         return Finding("host", error=f"{host}: {error.strerror}; correct host in server.yaml")
 
 
-def _answers(port: int, folder: ServerFolder) -> Finding:
+def superlink(folder: ServerFolder) -> Finding:
+    """Whether that of the folder answers on this machine."""
+    port = folder.settings().port
     context = ssl.create_default_context(cafile=str(folder.trusted))
     try:
         with (

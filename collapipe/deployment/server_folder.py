@@ -1,6 +1,7 @@
 """The folder of a deployed federation's server: what is in it, and how it is written."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
@@ -22,7 +23,7 @@ from collapipe.inventory.yaml_file import load
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
 NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys' fingerprints
 ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
-METRICS_FILE = "COLLAPIPE_METRICS_FILE"  # in the environment of a run: where its figures are
+SERVER_FOLDER = "COLLAPIPE_SERVER_FOLDER"  # in the environment of a run: its server's folder
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -82,6 +83,20 @@ class ServerFolder:
         """The last round's figures, for Prometheus."""
         return self.flower_home / "metrics.prom"
 
+    def identity(self) -> tuple[bytes, bytes]:
+        """The server's key and its certificate, which the authority has signed, PEM."""
+        return self.key.read_bytes(), self.certificate.read_bytes()
+
+    @property
+    def last_run(self) -> Path:
+        """The folder of the run that was submitted last, by Flower's number of it."""
+        return self.flower_home / "run.json"
+
+    def nodes(self) -> dict[str, str]:
+        """What ``NODES`` says; nothing while the server starts."""
+        file = self.flower_home / NODES
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
     def settings(self) -> ServerSection:
         """Raises ``ConfigError`` where there is no ``server.yaml``, or a bad one."""
         file = self.root / "server.yaml"
@@ -90,6 +105,12 @@ class ServerFolder:
                 f"{self.root}: has no server.yaml; collapipe deploy init makes such a folder"
             )
         return load(file).parse(ServerSection)
+
+
+def own_folder() -> ServerFolder | None:
+    """That of the server whose app this process is; None where ``deploy serve`` started none."""
+    named = os.environ.get(SERVER_FOLDER)
+    return ServerFolder(Path(named)) if named else None
 
 
 def with_folder(overrides: Sequence[str]) -> list[str]:

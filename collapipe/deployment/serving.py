@@ -18,7 +18,7 @@ from collapipe.credentials.bundle import Bundle
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
-from collapipe.deployment.server_folder import CONNECTION, METRICS_FILE, NODES, ServerFolder
+from collapipe.deployment.server_folder import CONNECTION, NODES, SERVER_FOLDER, ServerFolder
 from collapipe.errors import ConfigError, RoundFailedError
 
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
@@ -32,7 +32,7 @@ def serve(folder: ServerFolder) -> None:
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # which says what is wrong with it
     _check_free(settings.port, folder)
-    flower = Flower.at(home, {METRICS_FILE: str(folder.metrics)})
+    flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
     command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder.trusted), "--ssl-certfile", str(folder.certificate)]
@@ -76,6 +76,12 @@ def admissible(authority: AuthorityFolder) -> dict[str, Bundle]:
     valid = [each for each in authority.issued() if authority.state(each) == "valid"]
     units = [each for each in valid if each.member.role == Role.UNIT]
     return {fingerprint(public_key(each.certificate)): each for each in units}
+
+
+def keys(folder: ServerFolder) -> dict[str, str]:
+    """Fingerprints of the units' keys by their names."""
+    units = admissible(AuthorityFolder(folder.authority))
+    return {unit.member.name: key for key, unit in units.items()}
 
 
 class _Nodes:

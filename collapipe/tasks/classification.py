@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import sklearn
 from datasets import Dataset
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from collapipe.data.folders import parse_labelled
 from collapipe.statistics import Statistics
@@ -47,7 +45,10 @@ class Classification(LabelledTask):
         self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
     ) -> NDArray[np.int64]:
         """The confusion matrix, [true label, predicted label]."""
-        matrix: NDArray[np.int64] = confusion_matrix(rows["label"][:], predictions, labels=labels)
+        number = {label: place for place, label in enumerate(labels)}
+        matrix = np.zeros((len(labels),) * 2, np.int64)
+        for label, predicted in zip(rows["label"], predictions, strict=True):
+            matrix[number[label], number[predicted]] += 1
         return matrix
 
     def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
@@ -58,6 +59,9 @@ class Classification(LabelledTask):
     def score(self, statistics: Statistics) -> Score:
         """Accuracy, and beside it the mean F1, as scikit-learn defines it, of the labels that some
         row has or gets."""
+        import sklearn  # brings SciPy: a unit counts, and does without
+        from sklearn.metrics import accuracy_score, f1_score
+
         truth, predicted = statistics.counts.nonzero()
         times = statistics.counts[truth, predicted]
         accuracy = float(accuracy_score(truth, predicted, sample_weight=times))

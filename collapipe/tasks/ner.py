@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
-from seqeval.scheme import IOB2, Entities
 from torch import Tensor
 
 from collapipe.batch import IGNORED
@@ -97,6 +96,8 @@ class NamedEntities(LabelledTask):
     ) -> NDArray[np.int64]:
         """Entities that are found and right, found, and there, as seqeval's mode ``strict`` reads
         tags; of whole sentences: a truncated word counts as O."""
+        from seqeval.scheme import IOB2, Entities  # brings SciPy: who only trains does without
+
         found, there = (
             [entity.to_tuple() for sentence in Entities(tags, IOB2).entities for entity in sentence]
             for tags in ([tags.split() for tags in predictions], list(rows["tags"]))

@@ -1,5 +1,6 @@
 """What both ends of the decoder link share: a gRPC method that carries frames, its options, tokens
-and certificates. Those are made for one run at its start, sent through Flower and never stored."""
+and certificates. Those are made for one run at its start, sent through Flower and never stored; a
+deployed server's own takes the place of one."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -24,10 +24,14 @@ def _printable(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """How a unit reaches the decoder for one round. Keys and token never appear in a log."""
+    """How a unit reaches the decoder for one round. Keys and token never appear in a log.
+
+    A deployed server says neither certificate nor name, for its units know better.
+    """
 
     address: str
-    server_certificate: bytes  # PEM, the only one that the unit accepts
+    server_certificate: bytes  # PEM, the only one that the unit accepts, or who signs it
+    server_name: str  # in that certificate
     unit_key: bytes  # PEM, the same for all units of a run
     unit_certificate: bytes  # PEM, what the server asks of every connection
     token: str  # good for one unit, round and stream

@@ -1,9 +1,10 @@
 """The decoder link's server: streams in, decoder sessions, streams out.
 
-Listens with mutual TLS and certificates made at start: who has no unit's key gets no further than
-the handshake, so a stranger can open no HTTP/2 stream. A stream is served only with the bearer
-token of a session that is open and not in use; tokens are good for one unit and one round. A unit
-whose stream broke may open another, and goes on behind the last step that was done.
+Listens with mutual TLS and certificates made at start, but for a deployed server's own: who has no
+unit's key gets no further than the handshake, so a stranger can open no HTTP/2 stream. A stream is
+served only with the bearer token of a session that is open and not in use; tokens are good for one
+unit and one round. A unit whose stream broke may open another, and goes on behind the last step
+that was done.
 """
 
 import hmac
@@ -22,7 +23,14 @@ from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, UNIT_NAME, channel_options, read_credentials, self_signed
+from collapipe.wire.link import (
+    METHOD,
+    SERVER_NAME,
+    UNIT_NAME,
+    channel_options,
+    read_credentials,
+    self_signed,
+)
 from collapipe.wire.messages import LinkAddress
 from server_app.decoding.decoder import DecoderSession
 
@@ -62,15 +70,24 @@ class DecoderLinkServer:
     ----------
     max_sessions
         Streams at once; one per scheduled unit.
+    certified
+        Key and certificate of a deployed server, which units know by their authority's signature;
+        None: such as are made for this run, and told to the units.
     """
 
-    def __init__(self, settings: LinkSettings, max_sessions: int) -> None:
+    def __init__(
+        self,
+        settings: LinkSettings,
+        max_sessions: int,
+        certified: tuple[bytes, bytes] | None = None,
+    ) -> None:
         self._sessions: dict[str, DecoderSession] = {}
         self._streams: dict[str, _Stream] = {}
         self._lock = threading.RLock()  # ``_find`` takes it, too
         self._max_sessions, self._frame_timeout_s = max_sessions, settings.frame_timeout_s
         self._closed = threading.Event()
-        (key, certificate), (unit_key, unit_certificate) = self_signed(), self_signed(UNIT_NAME)
+        key, certificate = certified or self_signed()
+        unit_key, unit_certificate = self_signed(UNIT_NAME)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
             options=[
@@ -93,7 +110,8 @@ class DecoderLinkServer:
                 f"link.host, link.port={wanted}: cannot listen there ({error}); set another"
             ) from error
         address = settings.dialled(port)
-        self._tokenless = LinkAddress(address, certificate, unit_key, unit_certificate, token="")
+        pinned = (b"", "") if certified else (certificate, SERVER_NAME)
+        self._tokenless = LinkAddress(address, *pinned, unit_key, unit_certificate, token="")
 
     def __enter__(self) -> "DecoderLinkServer":
         self._server.start()

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from torch.utils.tensorboard import SummaryWriter
 
 from collapipe.config import Settings
-from collapipe.deployment.server_folder import METRICS_FILE
+from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.report import RoundReport, RoundTraces
 from collapipe.runs.folder import REQUESTS, TRACES, RunFolder
@@ -83,8 +83,8 @@ def run_log(folder: RunFolder, settings: Settings, history: History) -> Iterator
         if settings.tracking.mlflow:
             mlflow = mlflow_log(settings.tracking.mlflow, folder, settings)
             curves.append(stack.enter_context(mlflow))
-        metrics = os.environ.get(METRICS_FILE)
-        yield RunLog(folder, curves, history.start, Path(metrics) if metrics else None)
+        server = own_folder()
+        yield RunLog(folder, curves, history.start, server.metrics if server else None)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from collapipe.config import Settings
+from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
 from collapipe.report import PIPELINE, ClusterReport, RoundReport, UnitsEvaluation
@@ -132,7 +133,10 @@ class CollaPipeStrategy(Strategy):
         self._units = Units(grid, settings.federation, packed, frozen, self._places)
         self._scheduler = Scheduler(settings, self._units.discover())
         linked = settings.server_has_heads
-        with DecoderLinkServer(settings.link, num_units) if linked else nullcontext() as link:
+        server = own_folder()
+        certified = server.identity() if server else None
+        made = DecoderLinkServer(settings.link, num_units, certified) if linked else nullcontext()
+        with made as link:
             self._heads = Heads(settings, vocabulary, link, self._on_step, self.model.frozen)
             if self._checkpoint is not None:
                 self._restore(*self._checkpoint)

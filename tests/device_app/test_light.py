@@ -1,20 +1,18 @@
 """A device's daemon is light: what it imports, and what must be installed for it."""
 
 import ast
-import re
 import sys
-import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from device_cluster import Work, daemons, device_name, plan_of
 from device_process import ROOT, TELLING, DeviceProcess, device_process
 from huggingface import VOCABULARY, batch_for, spec_of
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from requirements_files import installed, required
 
 from benchmarks.device_footprint import footprint, sides
 from collapipe.models.lora import LoraSpec
@@ -23,11 +21,7 @@ from collapipe.models.split import ModelSpec
 HEAVY = {"flwr", "hydra", "omegaconf", "datasets", "cvxpy", "scipy", "matplotlib", "ray"}
 HEAVY |= {"pandas", "sklearn", "tensorboard"}
 FOR_SOME_MODELS = {"transformers", "peft", "tokenizers", "huggingface_hub"}
-REQUIREMENTS = [
-    Requirement(line.split("#")[0])
-    for line in (ROOT / "requirements-device.txt").read_text().splitlines()
-    if line[:1].isalpha()
-]
+FILE = "requirements-device.txt"
 
 
 def held(device: DeviceProcess, spec: ModelSpec, work: Work) -> bool:
@@ -60,7 +54,7 @@ def test_an_idle_daemon_takes_little_more_than_torch_and_grpc(tmp_path: Path) ->
 def test_what_the_file_installs_is_enough(tmp_path: Path) -> None:
     """For our own blocks, and those of transformers with peft's adapters: nothing else of what is
     installed here can be imported, and each import of our files has its line in the file."""
-    environment = {"PYTHONPATH": f"{ROOT}:{installed(tmp_path / 'site')}"}
+    environment = {"PYTHONPATH": f"{ROOT}:{installed(FILE, tmp_path / 'site')}"}
     site = {"python": ["-S"], "environment": environment}
     bert = Work(vocabulary=VOCABULARY, batch=batch_for("tokens"))
     with device_process(program=TELLING, **site) as device:  # type: ignore[arg-type]
@@ -71,20 +65,10 @@ def test_what_the_file_installs_is_enough(tmp_path: Path) -> None:
         assert held(device, LoraSpec(spec_of(tmp_path, "bert", "tokens")), bert)
         loaded = device.modules()
     assert "peft" in loaded and not tops(loaded) & HEAVY
-    listed = {canonicalize_name(each.name) for each in REQUIREMENTS}
+    listed = {canonicalize_name(each.name) for each in required(FILE)}
     providers = packages_distributions()
     for library in imported_by_ours(loaded):
         assert {canonicalize_name(each) for each in providers[library]} & listed, library
-
-
-def test_the_file_agrees_with_pyproject() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    known = {each.name: each for each in map(Requirement, project["dependencies"])}
-    assert REQUIREMENTS
-    for each in REQUIREMENTS:
-        assert known[each.name].specifier == each.specifier, each.name
-    pinned = set(re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    assert {each.name for each in REQUIREMENTS} <= pinned
 
 
 def imported_by_ours(modules: Iterable[str]) -> set[str]:
@@ -99,37 +83,3 @@ def imported_by_ours(modules: Iterable[str]) -> set[str]:
                 found |= tops([node.module or ""])
     ours = {path.name for path in ROOT.iterdir() if path.is_dir()}
     return found - ours - sys.stdlib_module_names
-
-
-def installed(site: Path) -> Path:
-    """A folder of packages with what pip would install for the file, and CollaPipe's metadata."""
-    site.mkdir()
-    for name in closure(each.name for each in REQUIREMENTS):
-        _link(name, site, whole=True)
-    _link("collapipe", site, whole=False)  # its version
-    return site
-
-
-def closure(names: Iterable[str]) -> set[str]:
-    """The distributions, and what they require here."""
-    found, left = set[str](), list(names)
-    while left:
-        name = canonicalize_name(left.pop())
-        if name in found:
-            continue
-        found.add(name)
-        for each in map(Requirement, distribution(name).requires or ()):
-            if each.marker is None or each.marker.evaluate({"extra": ""}):
-                left.append(each.name)
-    return found
-
-
-def _link(name: str, site: Path, whole: bool) -> None:
-    try:
-        files = distribution(name).files or ()
-    except PackageNotFoundError:  # of ourselves, in a bundle
-        return
-    for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
-        target = Path(str(distribution(name).locate_file(top))).resolve()
-        if (whole or top.endswith(".dist-info")) and not (site / top).exists():
-            (site / top).symlink_to(target)

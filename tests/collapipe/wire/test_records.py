@@ -37,7 +37,7 @@ TENSORS = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor(3.5, dtype=to
 
 
 @pytest.mark.parametrize(
-    "link", [None, LinkAddress("127.0.0.1:1", b"pem", b"key", b"own", "secret")]
+    "link", [None, LinkAddress("127.0.0.1:1", b"pem", "a", b"key", b"own", "secret")]
 )
 def test_a_request_comes_as_it_went(link: LinkAddress | None) -> None:
     request = TrainRequest(7, PLAN, 30.0, link)

@@ -20,6 +20,7 @@ from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
 from collapipe.batch import Batch
+from collapipe.deployment.server_folder import create
 from collapipe.errors import ConfigError, LinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
@@ -441,7 +442,7 @@ def impostor(*answers: Frame) -> Iterator[LinkAddress]:
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
     server.start()
     try:
-        yield LinkAddress(f"127.0.0.1:{port}", certificate, *self_signed(), "token")
+        yield LinkAddress(f"127.0.0.1:{port}", certificate, SERVER_NAME, *self_signed(), "token")
     finally:
         server.stop(0).wait()
 
@@ -470,6 +471,23 @@ def test_a_stranger_gets_no_http2_connection(
     assert received == b""
     train_round(address, 0)
     assert mine.complete
+
+
+def test_a_deployed_server_is_known_by_its_authority_and_name_alone(tmp_path: Path) -> None:
+    """One whose certificate another authority has signed, or for another name, hears nothing."""
+    made = [create(tmp_path / name, ["a"], "127.0.0.1", 9000, 9001) for name in ("own", "other")]
+    with DecoderLinkServer(ONCE, 1, made[0].identity()) as server:
+        mine = session(0)
+        told = server.open(mine)
+        assert (told.server_certificate, told.server_name) == (b"", "")
+        own, other = (each.trusted.read_bytes() for each in made)
+        for authority, name in ((other, "127.0.0.1"), (own, "127.0.0.2"), (own, SERVER_NAME)):
+            lied = replace(told, server_certificate=authority, server_name=name)
+            with pytest.raises(LinkError, match="UNAVAILABLE"):
+                train_round(lied, 0)
+        assert not mine.complete
+        train_round(replace(told, server_certificate=own, server_name="127.0.0.1"), 0)
+        assert mine.complete
 
 
 def test_an_address_shows_no_token(server: DecoderLinkServer) -> None:

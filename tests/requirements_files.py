@@ -1,0 +1,51 @@
+"""Installs of what a requirements file lists, made of what is installed here."""
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+
+
+def required(file: str) -> list[Requirement]:
+    """The lines of a file of the repository's root."""
+    lines = (ROOT / file).read_text().splitlines()
+    return [Requirement(line.split("#")[0]) for line in lines if line[:1].isalpha()]
+
+
+def installed(file: str, site: Path) -> Path:
+    """A folder of packages with what pip would install for the file, and CollaPipe's metadata."""
+    site.mkdir(parents=True, exist_ok=True)
+    for name in closure(required(file)):
+        _link(name, site, whole=True)
+    _link("collapipe", site, whole=False)  # its version
+    return site
+
+
+def closure(requirements: Iterable[Requirement]) -> set[str]:
+    """The distributions, and what they require here."""
+    found, left = dict[str, set[str]](), list(requirements)
+    while left:
+        each = left.pop()
+        name, extras = canonicalize_name(each.name), {"", *each.extras}
+        if extras <= found.get(name, set()):
+            continue
+        found.setdefault(name, set()).update(extras)
+        for other in map(Requirement, distribution(name).requires or ()):
+            if other.marker is None or any(other.marker.evaluate({"extra": e}) for e in extras):
+                left.append(other)
+    return {*found}
+
+
+def _link(name: str, site: Path, whole: bool) -> None:
+    try:
+        files = distribution(name).files or ()
+    except PackageNotFoundError:  # of ourselves, in a bundle
+        return
+    for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+        target = Path(str(distribution(name).locate_file(top))).resolve()
+        if (whole or top.endswith(".dist-info")) and not (site / top).exists():
+            (site / top).symlink_to(target)
