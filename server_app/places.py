@@ -1,6 +1,6 @@
 """Which unit of the run a node is: by its name, or by its number where nobody has named it."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from collapipe.errors import WireError
@@ -9,9 +9,16 @@ from collapipe.errors import WireError
 @dataclass
 class Places:
     """Of units by their names. A name keeps the place that it had first, whatever number its box
-    tells later: queues, losses and what checkpoints hold are its."""
+    tells later: queues, losses and what checkpoints hold are its. ``signed`` are the names that
+    deployed nodes have by their certificates, which they cannot choose."""
 
     of: dict[str, int] = field(default_factory=dict)
+    signed: Callable[[], Mapping[int, str]] = dict
+
+    def check(self, node: int, name: str) -> None:
+        """Raise ``WireError`` where a node calls itself what its certificate does not."""
+        if (signed := self.signed().get(node, name)) != name:
+            raise WireError(f"a node calls itself {name!r}, its certificate is that of {signed}")
 
     def name(self, place: int) -> str:
         """Empty where it is nobody's, or nobody has named the unit."""

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +12,8 @@ from flwr.serverapp import Grid
 from rich.console import Console
 
 from collapipe.config import Settings
+from collapipe.deployment.server_folder import own_folder
+from collapipe.deployment.serving import signed_names
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_test, load_validation, make_tokenizer
@@ -48,7 +51,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # rounds are told in our own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked():
-        checkpoint, places = None, Places()
+        checkpoint, server = None, own_folder()
+        places = Places(signed=partial(signed_names, server)) if server else Places()
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)

@@ -191,6 +191,7 @@ class Units:
             if isinstance(reply, Failure):
                 continue
             try:
+                self.places.check(node, reply.name)
                 unit = self.places.claim(reply.name, reply.unit, num_units, taken)
             except WireError as error:
                 answers[node] = Failure("WireError", str(error))

@@ -84,6 +84,12 @@ def keys(folder: ServerFolder) -> dict[str, str]:
     return {unit.member.name: key for key, unit in units.items()}
 
 
+def signed_names(folder: ServerFolder) -> dict[int, str]:
+    """Names of the nodes that the SuperLink has registered, by Flower's numbers of them."""
+    nodes = folder.nodes()
+    return {int(nodes[key]): name for name, key in keys(folder).items() if key in nodes}
+
+
 class _Nodes:
     """Units that the SuperLink knows: Flower's numbers of them by their keys' fingerprints, in a
     file, for Flower lists nodes without their names."""

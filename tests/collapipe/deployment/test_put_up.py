@@ -23,10 +23,11 @@ from collapipe.deployment.server_folder import (
     create,
     with_folder,
 )
-from collapipe.deployment.serving import _Nodes, admissible
+from collapipe.deployment.serving import _Nodes, admissible, keys, signed_names
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.errors import CollaPipeError, ConfigError, WireError
 from collapipe.owner import read_owner
+from server_app.places import Places
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -180,3 +181,20 @@ def test_a_unit_that_is_signed_anew_is_known_once(tmp_path: Path) -> None:
     nodes.settle(admissible(AuthorityFolder(authority)))
     assert json.loads((tmp_path / NODES).read_text()) == {}
     assert asked == ["register", "unregister"]
+
+
+def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
+    """So that nobody gets what another unit has kept."""
+    folder = create(tmp_path / "federation", ["a", "b"], "127.0.0.1", 9000, 0)
+    for unit in ("a", "b"):
+        signed(folder, unit)
+    assert signed_names(folder) == {}
+    folder.flower_home.mkdir(exist_ok=True)
+    nodes = {keys(folder)["a"]: "11", keys(folder)["b"]: "12"}
+    (folder.flower_home / NODES).write_text(json.dumps(nodes))
+    places = Places(signed=lambda: signed_names(folder))
+    places.check(11, "a")
+    places.check(13, "whoever")  # not of this server's authority: a node of a simulation
+    for name in ("b", ""):
+        with pytest.raises(WireError, match="certificate is that of a"):
+            places.check(11, name)
