@@ -66,8 +66,8 @@ def test_a_median_needs_no_check(tmp_path: Path) -> None:
 def test_a_minority_cannot_have_an_honest_unit_left_out(
     honest: list[float], lies: list[float]
 ) -> None:
-    """With norms of honest units that differ by the factor at most."""
-    low = max(honest) / 10
+    """With norms of honest units that differ by less than the factor."""
+    low = max(honest) / 9
     honest = [max(each, low) for each in honest]
     lies = lies[: (len(honest) - 1)]
     norms = dict(enumerate([*honest, *lies]))
