@@ -75,18 +75,31 @@ def finished(run_dir: Path) -> list[list[int]]:
     return [json.loads(line)["units"] for line in lines]
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, Path]:
+    """Two owners, and four rounds of theirs; a test takes a copy of the run's folder."""
+    folder = tmp_path_factory.mktemp("owners")
+    federation = Federation(folder)
+    whole = federation.run(folder / "whole", {"ann": 0, "bob": 1})
+    assert federation.words.keys() == {"ann", "bob"} and all(federation.words.values())
+    return federation, whole
+
+
 @pytest.mark.parametrize(
     ("there", "units"), [({"ann": 0, "cyd": 2}, [0, 2]), ({"ann": 0}, [0])], ids=["other", "fewer"]
 )
 def test_a_run_goes_on_with_other_units(
-    tmp_path: Path, there: dict[str, int], units: list[int], capsys: pytest.CaptureFixture[str]
+    first: tuple[Federation, Path],
+    tmp_path: Path,
+    there: dict[str, int],
+    units: list[int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With the tokeniser that it has; nobody is asked for words again. Who is missing keeps its
     place and what it kept, and goes on from there in a later part."""
-    federation = Federation(tmp_path)
-    run_dir = federation.run(tmp_path / "run", {"ann": 0, "bob": 1})
+    federation, whole = first
+    run_dir = shutil.copytree(whole, tmp_path / "run", symlinks=True)
     tokenizer = read_tokenizer(run_dir / "model").pack()
-    assert federation.words.keys() == {"ann", "bob"} and all(federation.words.values())
     federation.words.clear()
     federation.run(run_dir, there, "000002")
     assert finished(run_dir) == [[0, 1], [0, 1], units, units]
@@ -105,10 +118,11 @@ def test_a_run_goes_on_with_other_units(
     assert "goes on after round 3" in last and "missing: bob" not in last and "new:" not in last
 
 
-def test_a_unit_that_comes_after_the_start_goes_on_from_what_it_kept(tmp_path: Path) -> None:
+def test_a_unit_that_comes_after_the_start_goes_on_from_what_it_kept(
+    first: tuple[Federation, Path], tmp_path: Path
+) -> None:
     """Not there when the run goes on, but before its first round: as one that was."""
-    federation = Federation(tmp_path)
-    whole = federation.run(tmp_path / "whole", {"ann": 0, "bob": 1})
+    federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     federation.late = {"bob"}
     federation.run(again, {"ann": 0, "bob": 1}, "000002")
@@ -116,10 +130,11 @@ def test_a_unit_that_comes_after_the_start_goes_on_from_what_it_kept(tmp_path: P
     assert differing(tensors(again), tensors(whole)) == []
 
 
-def test_a_unit_keeps_its_place_whatever_its_number(tmp_path: Path) -> None:
+def test_a_unit_keeps_its_place_whatever_its_number(
+    first: tuple[Federation, Path], tmp_path: Path
+) -> None:
     """Two boxes have swapped their numbers: the run goes on to the last bit as it would have."""
-    federation = Federation(tmp_path)
-    whole = federation.run(tmp_path / "whole", {"ann": 0, "bob": 1})
+    federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
     federation.run(again, {"bob": 0, "ann": 1}, "000002")
     assert CheckpointFolder(again).read("000004").progress.names == {"ann": 0, "bob": 1}
