@@ -4,6 +4,7 @@
 #   make run ARGS="federation.rounds=3"    the same with options
 #   make test                              all tests;  ARGS="-k link" for some of them
 #   make test-faults                       faults at every point, for ten minutes
+#   make test-thorough                     all tests, with ten times as many examples of each property
 #   make check                             lint, format, strict types, who imports whom
 #   make clean                             remove .venv and caches
 
@@ -17,7 +18,7 @@ STAMP := $(VENV)/installed
 # Else each of the tests' workers and processes would compile all modules for itself.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-faults check env clean
+.PHONY: run test test-faults test-thorough check env clean
 
 run: $(STAMP)
 	$(BIN)/collapipe run $(ARGS)
@@ -28,6 +29,9 @@ test: $(STAMP)
 # In one process: memory and handles are counted.
 test-faults: $(STAMP)
 	$(BIN)/python -m pytest -n 0 -m faults --timeout 1200 $(ARGS)
+
+test-thorough: $(STAMP)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --timeout 1200 --hypothesis-profile thorough $(ARGS)
 
 # Types take one core; on the other all tests are collected, which compiles what they import.
 check: $(STAMP)

@@ -11,7 +11,8 @@ from hypothesis import settings
 
 torch.set_num_threads(1)  # tiny tensors gain nothing from threads, and waiting for them costs much
 # Property tests do not depend on chance, nor on how busy the machine is.
-settings.register_profile("steady", derandomize=True, database=None, deadline=None)
+settings.register_profile("steady", derandomize=True, database=None, deadline=None, max_examples=40)
+settings.register_profile("thorough", settings.get_profile("steady"), max_examples=400)
 settings.load_profile("steady")
 
 # Set where the real data are present: then a test that is skipped is a test that was forgotten.

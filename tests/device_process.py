@@ -16,8 +16,10 @@ ROOT = Path(__file__).parents[1]
 COMMAND = "from collapipe.cli.app import main\nmain()\n"
 # Prints which modules it has imported when it is asked.
 TELLING = f"""\
-import json, signal, sys
-signal.signal(signal.SIGUSR1, lambda *_: print(json.dumps(sorted(sys.modules)), flush=True))
+import json, os, signal, sys
+# not by print, which may be under way where the signal comes
+told = lambda: json.dumps(sorted(sys.modules)) + "\\n"
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, told().encode()))
 {COMMAND}"""
 
 

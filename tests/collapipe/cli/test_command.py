@@ -379,7 +379,9 @@ def _sigint_not_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.faults), signal.SIGTERM]
+)
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]
     # Importing flwr, as this process may have, sets what a user's terminal leaves to the command.
