@@ -33,7 +33,7 @@ INT4 = (FEEDBACK, "compression.activation=int4", "model.dropout=0", "federation.
 Ends = tuple[ActivationMemory, ActivationMemory]  # the server's, and the unit's
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.thorough)])
 def test_exact_activations_end_with_the_same_weights(tmp_path: Path, dtype: str) -> None:
     """To the bit, dropout and all."""
     shared = (f"pipeline.dtype={dtype}", "federation.rounds=3")
@@ -89,9 +89,14 @@ def alike(seen: list[dict[int, Ends]], units: Collection[int] = range(3)) -> boo
     "options",
     [
         ("compression.activation=int8",),
-        ("compression.activation=int4", "decoder.mode=shared", "pipeline.num_micro_batches=3"),
+        pytest.param(
+            ("compression.activation=int4", "decoder.mode=shared", "pipeline.num_micro_batches=3"),
+            marks=pytest.mark.thorough,
+        ),
         ("compression.activation=bfloat16", "compression.gradient=int4", "adapter=lora"),
-        ("compression.activation=int6", "framework=pipeline"),
+        pytest.param(
+            ("compression.activation=int6", "framework=pipeline"), marks=pytest.mark.thorough
+        ),
         ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]"),
     ],
     ids=lambda options: options[-1],
@@ -218,11 +223,11 @@ def never_began(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[int
     ("of", "name", "fault"),
     [
         (link.DecoderLink, "submit", _raise),
-        (link.DecoderLink, "exchange_norms", _raise),
+        pytest.param(link.DecoderLink, "exchange_norms", _raise, marks=pytest.mark.thorough),
         (link.DecoderLink, "finish", _raise),
         (Pipeline, "step", _raise),
         (ControlUnit, "train", _raise),
-        (ControlUnit, "train", _hang),
+        pytest.param(ControlUnit, "train", _hang, marks=pytest.mark.thorough),
     ],
 )
 def test_a_round_that_breaks_off_changes_nothing(

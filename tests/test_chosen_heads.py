@@ -163,7 +163,14 @@ def _infinite(state: ArrayRecord) -> None:
     state[name] = _array(torch.tensor(float("inf")))
 
 
-@pytest.mark.parametrize("damage", [_rename, _shorten, _drop, _negate, _infinite])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _drop,
+        _infinite,
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in (_rename, _shorten, _negate)),
+    ],
+)
 def test_a_unit_that_sends_no_optimisers_memory_fails_alone(
     tmp_path: Path, damage: Callable[[ArrayRecord], None]
 ) -> None:

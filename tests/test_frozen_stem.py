@@ -70,7 +70,9 @@ def test_what_was_kept_changes_no_bit(tmp_path: Path, uncached: dict[str, Tensor
     "options",
     [
         ["federation.num_units=2"],
-        ["framework=vanilla_fl", "federation.num_units=2"],
+        pytest.param(
+            ["framework=vanilla_fl", "federation.num_units=2"], marks=pytest.mark.thorough
+        ),
         ["decoder.mode=control_unit", "pipeline.dtype=float64"],
         ["compression=int8"],
     ],
@@ -99,7 +101,11 @@ def test_the_clock_counts_a_row_once(tmp_path: Path) -> None:
             assert line["cost"]["delay_s"] == cost["stem_s"] + cost["finish_s"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"torn", None], ids=["empty", "torn", "one bit"])
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(b"", marks=pytest.mark.thorough), b"torn", None],
+    ids=["empty", "torn", "one bit"],
+)
 def test_a_damaged_file_is_computed_again(
     tmp_path: Path, uncached: dict[str, Tensor], caplog: LogCaptureFixture, damage: bytes | None
 ) -> None:

@@ -184,8 +184,10 @@ def test_the_devices_of_this_machine_learn_the_same(tmp_path: Path, device: str)
     [
         ([UNITS, "compression=int8", "compression.feedback=true"], set()),
         ([UNITS, "decoder.mode=control_unit"], LOSS),
-        ([UNITS, "framework=vanilla_fl"], LOSS),
-        ([SERVER, "compression.gradient=int8"], LOSS | PREDICTION),
+        pytest.param([UNITS, "framework=vanilla_fl"], LOSS, marks=pytest.mark.thorough),
+        pytest.param(
+            [SERVER, "compression.gradient=int8"], LOSS | PREDICTION, marks=pytest.mark.thorough
+        ),
         ([UNITS, SERVER, *STEM], LOSS | PREDICTION),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
