@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 from collapipe.errors import WireError
 
 
+def check_signed(name: str, signed: str) -> None:
+    """Raise ``WireError`` where a node calls itself what its certificate does not."""
+    if name != signed:
+        raise WireError(f"a node calls itself {name!r}, its certificate is that of {signed}")
+
+
 @dataclass
 class Places:
     """Of units by their names. A name keeps the place that it had first, whatever number its box
@@ -14,11 +20,6 @@ class Places:
 
     of: dict[str, int] = field(default_factory=dict)
     signed: Callable[[], Mapping[int, str]] = dict
-
-    def check(self, node: int, name: str) -> None:
-        """Raise ``WireError`` where a node calls itself what its certificate does not."""
-        if (signed := self.signed().get(node, name)) != name:
-            raise WireError(f"a node calls itself {name!r}, its certificate is that of {signed}")
 
     def name(self, place: int) -> str:
         """Empty where it is nobody's, or nobody has named the unit."""

@@ -27,7 +27,7 @@ from collapipe.wire.messages import (
     StateReply,
 )
 from server_app.attendance import ABSENT, SILENT, Attendance
-from server_app.places import Places
+from server_app.places import Places, check_signed
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
 T = TypeVar("T")
@@ -186,12 +186,12 @@ class Units:
     def _place(self, answers: dict[int, Numbered | Failure], taken: set[int]) -> None:
         """Let each answer be of the unit whose place the node has, and make a failure of it where
         it has none; those of other nodes are ``taken``."""
-        num_units = self.federation.num_units
+        num_units, signed = self.federation.num_units, self.places.signed()
         for node, reply in answers.items():
             if isinstance(reply, Failure):
                 continue
             try:
-                self.places.check(node, reply.name)
+                check_signed(reply.name, signed.get(node, reply.name))
                 unit = self.places.claim(reply.name, reply.unit, num_units, taken)
             except WireError as error:
                 answers[node] = Failure("WireError", str(error))

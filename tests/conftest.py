@@ -22,12 +22,13 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those of many minutes only where they are asked for; the longest first, so that none is
-    waited for at the end."""
-    for marker in {"faults", "thorough"} - set(config.getoption("markexpr").split()):
-        left_out = [item for item in items if item.get_closest_marker(marker)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    """Those of many minutes, and further cases, only where they are asked for; the longest first,
+    so that none is waited for at the end."""
+    for marker in ("faults", "thorough"):
+        if marker not in config.getoption("markexpr"):
+            left_out = [item for item in items if item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.path.stem not in LONG)
 
 

@@ -8,14 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from federated import TINY
 from resumed import SMALL, World, copied_before_each_write, differing, outcome, tensors
 
 from server_app.checkpoints.file import CheckpointFolder
 
 
-@pytest.mark.faults
 def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, "federation.rounds=2", "federation.keep=1", "decoder.mode=control_unit")
     whole, copies = tmp_path / "whole", tmp_path / "copies"
@@ -35,7 +33,6 @@ def test_a_kill_between_any_two_writes_costs_nothing(tmp_path: Path) -> None:
     assert len(killed) > 30, "a watch that sees no writes"
 
 
-@pytest.mark.faults
 def test_a_kill_while_a_run_is_taken_up_costs_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, "federation.rounds=2", "framework.train=false")
     whole = world.run(tmp_path / "whole")

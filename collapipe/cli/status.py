@@ -8,8 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from collapipe.deployment.overview import overview
-from collapipe.deployment.server_folder import ServerFolder
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
@@ -31,6 +29,9 @@ def show_status(folder: Path | None) -> None:
 def show_deployment(folder: Path) -> None:
     """Print which units of a deployed federation are there, and how far the run is that they train.
     Raises ``ConfigError`` for a folder that is no server's, ``LinkError`` where none serves."""
+    from collapipe.deployment.overview import overview  # takes seconds
+    from collapipe.deployment.server_folder import ServerFolder
+
     units, runs = overview(ServerFolder(folder.resolve()))
     now_s, console = time.time(), Console(highlight=False, markup=False)
     rows = [

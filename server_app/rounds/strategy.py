@@ -134,7 +134,7 @@ class CollaPipeStrategy(Strategy):
         self._scheduler = Scheduler(settings, self._units.discover())
         linked = settings.server_has_heads
         server = own_folder()
-        certified = server.identity() if server else None
+        certified = server.identity() if linked and server else None
         made = DecoderLinkServer(settings.link, num_units, certified) if linked else nullcontext()
         with made as link:
             self._heads = Heads(settings, vocabulary, link, self._on_step, self.model.frozen)
@@ -267,7 +267,7 @@ class CollaPipeStrategy(Strategy):
         self, outcomes: Mapping[int, TrainReply | Failure], sent: Mapping[int, Tensors]
     ) -> dict[int, Failure]:
         """Units whose weights are not averaged with the others', and why."""
-        if not self._settings.framework.aggregate:
+        if not self._settings.framework.aggregate or self._screen.factor is None:
             return {}
         replies = {u: each for u, each in outcomes.items() if isinstance(each, TrainReply)}
         norms = {u: update_norm(each.weights, sent[u]) for u, each in replies.items()}

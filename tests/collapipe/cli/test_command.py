@@ -380,7 +380,7 @@ def _sigint_not_ignored() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.faults), signal.SIGTERM]
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM]
 )
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]

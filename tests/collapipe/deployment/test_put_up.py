@@ -4,9 +4,12 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
+from flwr.serverapp import Grid
+from sections import federation_settings
 
 from collapipe.cli.run import start
 from collapipe.config import load_overrides
@@ -25,9 +28,11 @@ from collapipe.deployment.server_folder import (
 )
 from collapipe.deployment.serving import _Nodes, admissible, keys, signed_names
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import CollaPipeError, ConfigError, WireError
+from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.owner import read_owner
+from collapipe.wire.messages import Failure, RowsReply
 from server_app.places import Places
+from server_app.units import Units
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -193,8 +198,12 @@ def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
     nodes = {keys(folder)["a"]: "11", keys(folder)["b"]: "12"}
     (folder.flower_home / NODES).write_text(json.dumps(nodes))
     places = Places(signed=lambda: signed_names(folder))
-    places.check(11, "a")
-    places.check(13, "whoever")  # not of this server's authority: a node of a simulation
-    for name in ("b", ""):
-        with pytest.raises(WireError, match="certificate is that of a"):
-            places.check(11, name)
+    units = Units(cast(Grid, None), federation_settings(num_units=4), places=places)
+    told = {11: "a", 12: "a", 13: "whoever"}  # the last is of no SuperLink's authority: simulated
+    answers: dict[int, RowsReply | Failure] = {
+        node: RowsReply(node - 11, 1, {}, {}, name) for node, name in told.items()
+    }
+    units._place(answers, set())
+    assert [isinstance(answers[node], RowsReply) for node in told] == [True, False, True]
+    assert "calls itself 'a', its certificate is that of b" in str(answers[12])
+    assert places.of == {"a": 0, "whoever": 2}
