@@ -157,6 +157,24 @@ def evaluate(
 
 
 @app.command()
+def audit(
+    run_dir: RunDir,
+    public: Annotated[Path, Option(help="Texts of yours to fit attacks on: lines, CSV, JSON.")],
+    rows: Annotated[int, Option(min=1, max=10_000, help="Validation rows to attack.")] = 100,
+    trust: Trust = None,
+    unit: Unit = None,
+) -> None:
+    """Attack a run's validation rows with what its server had: how much can it read?
+
+    Writes audit.json and audit.png into the run's folder; collapipe report shows them.
+    docs/privacy.md explains the attacks and the figures.
+    """
+    from collapipe.cli.audit import audit_run
+
+    audit_run(run_dir, public, rows, trust or [], unit)
+
+
+@app.command()
 def export(
     run_dir: RunDir,
     folder: Annotated[Path, Argument(help="A new folder for the model.")],

@@ -14,6 +14,7 @@ from collapipe.runs.reading import Run
 Value = Callable[[RoundReport], float | None]
 TRAIN_LOSS: Value = attrgetter("train_loss")
 EVALUATION_LOSS: Value = attrgetter("evaluation_loss")
+EPSILON: Value = attrgetter("epsilon")
 ON_UNITS = "on units"
 
 
@@ -85,7 +86,8 @@ def learning(run: Run) -> Markup:
         (name, name, [Curve(name, n, [run], metric(name)), *_on_units(run, n, name, both)])
         for n, name in enumerate(metric_names([run]))
     ]
-    return learned([("Loss", "loss", losses), *of_metrics])
+    private = "Privacy of a unit, ε of all rounds so far", "ε", [Curve("ε", 0, [run], EPSILON)]
+    return learned([("Loss", "loss", losses), *of_metrics, private])
 
 
 def _on_units(run: Run, style: int, name: str, both: bool) -> list[Curve]:

@@ -20,6 +20,7 @@ from collapipe.run_report.html import (
     whole_page,
 )
 from collapipe.run_report.learning import learning
+from collapipe.run_report.privacy import privacy
 from collapipe.run_report.round import gantt, step_chart
 from collapipe.run_report.units import participation, queues, radio
 from collapipe.runs.reading import Run, latest_run, read_run
@@ -93,7 +94,7 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
     a_round = join(gantt(shown), step_chart(run, shown)) if shown else note("No round was planned.")
     text = tag("pre", run.config_text, tabindex="0", role="region", aria_label="config.yaml")
     configuration = details("The configuration, config.yaml", text)
-    real = devices(run)
+    real, read = devices(run), privacy(run)
     sections = [
         ("learning", "Learning", learning(run)),
         ("units", "Who took part", participation(run)),
@@ -105,6 +106,7 @@ def run_page(run: Run, shown: RoundReport | None) -> str:
         ("radio", "Power and channels", radio(run)),
         ("energy", "Energy", energy(run)),
         ("bytes", "Bytes", traffic(run)),
+        *([("privacy", "What the server could read", read)] if read else []),
         ("all", "All rounds, all options", join(_rounds(run), configuration)),
     ]
     return whole_page(f"Run {run.folder.name}", join(*opening), sections)

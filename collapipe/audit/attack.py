@@ -1,0 +1,197 @@
+"""A run's audit: which conditions are measured, and every attack under each of them."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from typing import get_args
+
+import torch
+from datasets import concatenate_datasets
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from collapipe import __version__
+from collapipe.audit import inverters
+from collapipe.audit.inverters import Inverter, Public, best
+from collapipe.audit.material import Material, drawn
+from collapipe.audit.membership import losses_of, membership
+from collapipe.audit.recovery import frequent, share_of
+from collapipe.audit.result import Attack, Audit, Condition, Membership, Recovery, State
+from collapipe.audit.texts import Encoder, Texts, travelled
+from collapipe.config import Settings
+from collapipe.models.sent_rows import RowsRead
+from collapipe.models.split import SplitModel
+from collapipe.runs.model import initial_model
+from collapipe.runs.rows import load_shards, load_validation
+from collapipe.seeds import derive
+from collapipe.state import Precision
+
+_NOISES, _MOST_MEMBERS = (0.5, 1.0, 2.0), 500
+_TEXTS = {"pooled": "labels", "tokens": "each word's label", "causal": "which are the texts"}
+
+
+def audit(held: Material) -> Audit:
+    """All figures of a run; a bar on a terminal's standard error tells how far it is."""
+    settings = held.settings
+    models: dict[State, SplitModel] = {
+        "frozen": initial_model(settings, held.tokenizer),
+        "trained": held.model,
+    }
+    encoders = {
+        state: Encoder.of(settings.model, model, held.tokenizer.vocabulary)
+        for state, model in models.items()
+    }
+    blocks = encoders["trained"].num_blocks
+    sent = _sent_by(settings, blocks)
+    cuts = chain.from_iterable(_by_cut(held, sent, *each) for each in encoders.items())
+    total, quiet = len(encoders) * (blocks + 1), not sys.stderr.isatty()
+    steps = track(cuts, "attacks", total, console=Console(stderr=True), disable=quiet)
+    return Audit(
+        version=__version__,
+        seed=settings.seed,
+        configuration=settings.tree,
+        rows=held.private.num_rows,
+        tokens=int(held.private.real.sum()),
+        public_rows=held.public.num_rows,
+        public_sha256=held.public_sha256,
+        sends=settings.server_has_heads,
+        sent=sent,
+        targets=_targets(settings),
+        recoveries=tuple(chain.from_iterable(steps)),
+        membership=_membership(held),
+    )
+
+
+def _sent_by(settings: Settings, blocks: int) -> Condition:
+    """What units send in training, or would send if heads were on the server. Of precisions that
+    the scheduler decides the finest."""
+    precision = settings.compression.activation
+    return Condition(
+        "trained",
+        settings.framework.cut or blocks,
+        RowsRead.by(settings.model).reads,
+        "float32" if precision == "auto" else precision,
+    )
+
+
+def _by_cut(
+    held: Material, sent: Condition, state: State, encoder: Encoder
+) -> Iterator[list[Recovery]]:
+    """What is recovered behind each number of blocks, of all tokens' rows; at the cut of ``sent``
+    also in each precision, with noise, and of the rows of ``sent``."""
+    public, private = (
+        encoder.activations(texts, _generator(held, "dropout", who) if state == "trained" else None)
+        for who, texts in (("public", held.public), ("private", held.private))
+    )
+    table = inverters.table_of(encoder, held.tokenizer.vocabulary.size)
+    for blocks, rows in enumerate(zip(public, private, strict=True)):
+        middle = replace(sent, state=state, blocks=blocks, reads="real")
+        whole, varied = [middle], list[Condition]()
+        if blocks == sent.blocks:
+            if sent.reads in ("first", "labelled"):
+                whole.append(replace(middle, reads=sent.reads))
+            varied += [replace(middle, precision=each) for each in get_args(Precision)]
+            varied += [replace(middle, noise=noise) for noise in _NOISES]
+        yield [
+            recovery
+            for condition in dict.fromkeys(whole + varied)
+            for recovery in _recoveries(held, encoder, table, condition, rows, condition in whole)
+        ]
+
+
+def _recoveries(
+    held: Material,
+    encoder: Encoder,
+    table: Tensor,
+    condition: Condition,
+    rows: tuple[Tensor, Tensor],
+    whole: bool,
+) -> Iterator[Recovery]:
+    """Of public and private activations [n, d] before noise and rounding; by those attacks alone
+    that are fitted, unless ``whole``."""
+    size, texts = len(table), held.private
+    public, private = (
+        travelled(each, condition.precision, condition.noise, _generator(held, "wire", who))
+        for who, each in zip(("public", "private"), rows, strict=True)
+    )
+    pooled = condition.reads == "first"
+    known = _known(held.public, public, pooled)
+    attacks: dict[Attack, Inverter] = {
+        "linear": inverters.linear(known, table),
+        "learned": inverters.learned(known, table, derive(held.settings.seed, "audit", "learned")),
+    }
+    if whole:
+        attacks["most frequent"] = inverters.most_frequent(known, size)
+        attacks["nearest"] = inverters.nearest(encoder)
+    rare = texts.real & ~frequent(held.public.ids[held.public.real], size)[texts.ids]
+    sent = texts.sent(RowsRead(condition.reads))
+    for name, inverter in attacks.items():
+        hits = (_hits_of_texts if pooled else _hits)(texts, private, sent, inverter, size)
+        every, others = (
+            share_of(texts.by_row(hits & counted), texts.by_row(counted))
+            for counted in (texts.real, rare)
+        )
+        assert every is not None  # there are real tokens
+        yield Recovery(condition, name, every, others)
+
+
+def _known(texts: Texts, rows: Tensor, pooled: bool) -> Public:
+    """What the attacker fits on, of rows [n, d]."""
+    ids = texts.ids[texts.real]
+    if pooled:
+        return Public(rows[texts.places == 0], ids, texts.rows[texts.real])
+    return Public(rows[texts.real], ids, torch.arange(len(ids)))
+
+
+def _hits(texts: Texts, rows: Tensor, sent: Tensor, inverter: Inverter, size: int) -> Tensor:
+    """Whether each token [n] is the best guess for its own row; not one whose row is not sent."""
+    attacked = sent & texts.real
+    guesses = best(inverter, rows[attacked], texts.places[attacked], size, 1)
+    hits = torch.zeros_like(sent)
+    hits[attacked] = guesses[:, 0] == texts.ids[attacked]
+    return hits
+
+
+def _hits_of_texts(
+    texts: Texts, rows: Tensor, sent: Tensor, inverter: Inverter, size: int
+) -> Tensor:
+    """Whether each token [n] is among the guesses for its text's first row: as many as the text
+    has tokens, which the mask tells the server."""
+    counts = texts.by_row(texts.real)
+    guesses = best(inverter, rows[sent], texts.places[sent], size, int(counts.max()))
+    guesses[torch.arange(guesses.shape[1]) >= counts[:, None]] = -1
+    return (guesses[texts.rows] == texts.ids[:, None]).any(1)
+
+
+def _membership(held: Material) -> Membership | None:
+    """None where training rows are on their owners' machines alone."""
+    settings, seed = held.settings, held.settings.seed
+    if settings.runtime.name == "deployment" or settings.tree["data"]["partitioner"] is None:
+        return None
+    shards = load_shards(settings)
+    trained = concatenate_datasets(shards) if held.unit is None else shards[held.unit]
+    members, others = (
+        losses_of(held.model, settings.task, drawn(rows, _MOST_MEMBERS, seed), held.tokenizer)
+        for rows in (trained, load_validation(settings))
+    )
+    return membership(members, others, derive(seed, "audit", "bootstrap"))
+
+
+def _targets(settings: Settings) -> str:
+    """What becomes of the targets, in a sentence."""
+    if not settings.server_has_heads:
+        return (
+            "No target is sent. At the start units tell how often each label stands in their rows; "
+            "what updates tell of a single row's label is not measured."
+        )
+    named = _TEXTS.get(settings.task.heads[0], "the target texts")
+    often = " whenever the scheduler has the head on the server" if settings.chooses_heads else ""
+    return (
+        f"Targets, {named}, are sent in the clear{often}: all of them are read without an attack."
+    )
+
+
+def _generator(held: Material, *purpose: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive(held.settings.seed, "audit", *purpose))

@@ -1,0 +1,158 @@
+"""From activations back to tokens: a score of each token of the vocabulary for each activation.
+
+What is fitted is fitted on public rows alone, encoded by the same weights at the same cut, with the
+same noise and precision. An activation may stand for one token, whose row it is, or for all tokens
+of a text, where it is the text's first row, which a head pools.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from collapipe.audit.texts import Encoder
+
+Inverter = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Activations [n, d], their places in their texts [n] and tokens [c] → scores [n, c]."""
+_CHUNK = 1024  # tokens that are scored at a time
+_RIDGE, _RIDGE_OF_TEXTS = 1e-2, 1.0  # of the mean square of a feature
+_STEPS, _AT_ONCE, _RATE, _SHARPNESS, _WIDTH = 150, 256, 1e-3, 60.0, 512
+_PART = 0.1  # of what the layer gives: it moves slowly from the linear map
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """Activations [m, d] that the attacker has made itself, and the p tokens that they stand for:
+    ``ids`` [p], each of the activation ``of`` [p]."""
+
+    activations: Tensor
+    ids: Tensor
+    of: Tensor
+
+    @property
+    def pooled(self) -> bool:
+        """Whether activations stand for more than a token each."""
+        return len(self.ids) != len(self.activations)
+
+    def counts(self, size: int) -> Tensor:
+        """How often each token is among those of each activation, [m, size]."""
+        found = torch.zeros(len(self.activations), size)
+        return found.index_put_((self.of, self.ids), torch.tensor(1.0), accumulate=True)
+
+    def batch(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """The c tokens that the activations ``drawn`` [b] stand for, and their shares in each,
+        [b, c]."""
+        place = torch.full((len(self.activations),), -1)
+        place[drawn] = torch.arange(len(drawn))
+        there = place[self.of] >= 0
+        tokens, column = torch.unique(self.ids[there], return_inverse=True)
+        shares = torch.zeros(len(drawn), len(tokens))
+        shares.index_put_((place[self.of[there]], column), torch.tensor(1.0), accumulate=True)
+        return tokens, shares / shares.sum(1, keepdim=True).clamp(min=1)
+
+
+def most_frequent(public: Public, size: int) -> Inverter:
+    """No attack: the same tokens for all, by their number in the public text."""
+    counts = public.ids.bincount(minlength=size).float()
+    return lambda activations, places, tokens: counts[tokens].expand(len(activations), -1)
+
+
+def nearest(encoder: Encoder) -> Inverter:
+    """The token whose input embedding at the same place is nearest; nothing is fitted."""
+
+    def scores(activations: Tensor, places: Tensor, tokens: Tensor) -> Tensor:
+        embedded = encoder.embed(tokens[:, None].expand(-1, int(places.max()) + 1))
+        found = activations.new_empty(len(activations), len(tokens))
+        for place in torch.unique(places):
+            at, each = places == place, embedded[:, place]
+            found[at] = activations[at] @ each.T - each.square().sum(1) / 2
+        return found
+
+    return scores
+
+
+def table_of(encoder: Encoder, size: int) -> Tensor:
+    """Directions of the tokens' input embeddings at the first place, from their mean, [v, d]."""
+    tokens = torch.arange(size)[:, None]
+    table = torch.cat([encoder.embed(chunk)[:, 0] for chunk in torch.split(tokens, _CHUNK)])
+    return functional.normalize(table - table.mean(0), dim=1)
+
+
+def linear(public: Public, table: Tensor) -> Inverter:
+    """Ridge regression from an activation to its token's direction in ``table``, whose product with
+    a token's direction is the score of that; or to how often each token stands in the text."""
+    if public.pooled:
+        weight, offset = _ridge(public.activations, public.counts(len(table)), _RIDGE_OF_TEXTS)
+        return lambda activations, places, tokens: activations @ weight[:, tokens] + offset[tokens]
+    weight, offset = _ridge(public.activations, table[public.ids], _RIDGE)
+    return lambda activations, places, tokens: (activations @ weight + offset) @ table[tokens].T
+
+
+def learned(public: Public, table: Tensor, seed: int) -> Inverter:
+    """A layer of ReLU beside the ``linear`` map, if that is to a direction, and the tokens'
+    frequencies as a prior.
+
+    It is trained to tell the tokens of a batch apart. A frequent token stands in nearly every
+    batch and a rare one in few, which its score is corrected for (sampled softmax: Jean et al.
+    2015).
+    """
+    if not public.pooled:
+        weight, offset = _ridge(public.activations, table[public.ids], _RIDGE)
+    counts = public.ids.bincount(minlength=len(table)) + 1.0
+    prior = (counts / counts.sum()).log()
+    at_once = _AT_ONCE * len(public.ids) / len(public.activations)  # tokens of a batch
+    in_batch = (-torch.expm1(-at_once * prior.exp())).log()
+    mean, deviation = public.activations.mean(0), public.activations.std()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        first = nn.Linear(public.activations.shape[1], _WIDTH)
+        last = nn.Linear(_WIDTH, table.shape[1])
+    for parameter in last.parameters():
+        nn.init.zeros_(parameter)  # so that it begins as the linear map
+    net = nn.Sequential(first, nn.ReLU(), last)
+
+    def out(activations: Tensor) -> Tensor:
+        moved: Tensor = _PART * net((activations - mean) / deviation)
+        return moved if public.pooled else moved + activations @ weight + offset
+
+    optimiser = torch.optim.AdamW(net.parameters(), _RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _STEPS)
+    for _ in range(_STEPS):
+        drawn = torch.randperm(len(public.activations), generator=generator)[:_AT_ONCE]
+        tokens, shares = public.batch(drawn)
+        logits = out(public.activations[drawn]) @ (_SHARPNESS * table[tokens]).T
+        logits = logits + (prior - in_batch)[tokens]
+        optimiser.zero_grad()
+        functional.cross_entropy(logits, shares).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        schedule.step()
+    net.requires_grad_(False)
+    return lambda activations, places, tokens: (
+        out(activations) @ (_SHARPNESS * table[tokens]).T + prior[tokens]
+    )
+
+
+def best(inverter: Inverter, activations: Tensor, places: Tensor, size: int, count: int) -> Tensor:
+    """The ``count`` tokens with the largest scores of each activation, best first, [n, count]."""
+    scores = activations.new_empty(len(activations), 0)
+    found = torch.empty(scores.shape, dtype=torch.long)
+    for tokens in torch.split(torch.arange(size), _CHUNK):
+        scores = torch.cat([scores, inverter(activations, places, tokens)], 1)
+        found = torch.cat([found, tokens.expand(len(activations), -1)], 1)
+        scores, kept = scores.topk(min(count, scores.shape[1]), 1)
+        found = found.gather(1, kept)
+    return found
+
+
+def _ridge(inputs: Tensor, outputs: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Weight and offset of the affine map of least squares, with a penalty that lets it be solved
+    always."""
+    mean, target = inputs.mean(0), outputs.mean(0)
+    centred = inputs - mean
+    products = (centred.T @ centred).double()
+    products.diagonal().add_(max(strength * float(products.diagonal().mean()), 1e-12))
+    weight = torch.linalg.solve(products, (centred.T @ (outputs - target)).double()).float()
+    return weight, target - mean @ weight

@@ -1,0 +1,74 @@
+"""What an audit works on: the run, private rows and the attacker's public ones."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+
+from collapipe.audit.texts import Texts
+from collapipe.config import Settings
+from collapipe.data.columns import standard
+from collapipe.data.files import read_file
+from collapipe.data.sources import columns_of
+from collapipe.models.split import SplitModel
+from collapipe.runs.model import load_model
+from collapipe.runs.rows import load_validation
+from collapipe.seeds import derive
+from collapipe.text.tokenizer import Tokenizer
+
+_MOST_PUBLIC = 1000  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """A finished run, and the texts. ``unit`` says whose model it is where units have their own;
+    ``public_sha256`` is of the whole file."""
+
+    settings: Settings
+    model: SplitModel
+    tokenizer: Tokenizer
+    unit: int | None
+    private: Texts
+    public: Texts
+    public_sha256: str
+
+    @classmethod
+    def of(
+        cls, run_dir: Path, trusted: Sequence[str], unit: int | None, public: Path, rows: int
+    ) -> "Material":
+        """With ``rows`` validation rows, and the first rows of the file ``public``.
+
+        Raises ``ConfigError`` and ``DataError`` for a folder and rows that cannot be read.
+        """
+        settings, model, tokenizer = load_model(run_dir, trusted, unit)
+        texts = _public_texts(settings, public)
+        held = drawn(load_validation(settings), rows, settings.seed)
+        private = settings.task.encode(held, tokenizer)
+        both = [
+            Texts.of(examples, tokenizer.vocabulary, where)
+            for examples, where in (
+                (private, "the validation rows"),
+                (settings.task.inputs(texts, tokenizer), f"--public {public}"),
+            )
+        ]
+        digest = hashlib.sha256(public.read_bytes()).hexdigest()
+        return cls(settings, model, tokenizer, unit, both[0], both[1], digest)
+
+
+def _public_texts(settings: Settings, file: Path) -> list[str]:
+    """Of the task's first column, or of a file of lines; words of a list stand between blanks."""
+    rows = read_file(file, "--public")
+    column = settings.task.columns[0]
+    lines = rows.column_names == ["text"]
+    names = {column: "text"} if lines else columns_of(settings.data, [column])
+    found = standard(rows.select(range(min(len(rows), _MOST_PUBLIC))), names, str(file))[column][:]
+    return [each if isinstance(each, str) else " ".join(each) for each in found]
+
+
+def drawn(rows: Dataset, count: int, seed: int) -> Dataset:
+    """At most ``count`` rows, by chance: a file is often sorted."""
+    order = np.random.default_rng(derive(seed, "audit", "rows")).permutation(len(rows))
+    return rows.select(np.sort(order[:count]))

@@ -1,0 +1,65 @@
+"""Membership by loss: whether a row's loss under the trained model tells that it was trained on."""
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+from datasets import Dataset
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from collapipe.audit.result import Membership, Share
+from collapipe.models.split import Head, SplitModel
+from collapipe.tasks.task import Task
+from collapipe.text.tokenizer import Tokenizer
+
+_AT_ONCE, _RESAMPLES = 32, 1000
+_Losses = NDArray[np.float64]
+
+
+@torch.inference_mode()
+def losses_of(model: SplitModel, task: Task, rows: Dataset, tokenizer: Tokenizer) -> _Losses:
+    """The loss per target token of each row, without dropout."""
+    model.eval()
+    examples, head = task.encode_apart(rows, tokenizer), cast(Head, model.head)
+    order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
+    losses = np.zeros(len(order))
+    for start in range(0, len(order), _AT_ONCE):
+        chosen = order[start : start + _AT_ONCE]
+        batch = examples.batch(chosen)
+        hidden = model.encode(batch.inputs, batch.mask)
+        for n, row in enumerate(chosen):
+            one = slice(n, n + 1)
+            loss = head.loss(hidden[one], batch.mask[one], batch.targets[one])
+            losses[row] = float(loss) / max(1, int((batch.targets[one] >= 0).sum()))
+    return losses
+
+
+def membership(members: _Losses, others: _Losses, seed: int) -> Membership:
+    """Of losses of rows that were trained on and of ``others``, as many or not; percentile
+    intervals of a bootstrap over rows of either kind."""
+    draw = np.random.default_rng(seed)
+    drawn = [
+        rows[draw.integers(len(rows), size=(_RESAMPLES, len(rows)))] for rows in (members, others)
+    ]
+
+    def share(statistic: Callable[[_Losses, _Losses], _Losses]) -> Share:
+        low, high = np.quantile(statistic(*drawn), (0.025, 0.975))
+        return Share(float(statistic(members, others)), float(low), float(high))
+
+    return Membership(min(len(members), len(others)), share(advantage), share(auc))
+
+
+def advantage(members: _Losses, others: _Losses) -> _Losses:
+    """TPR − FPR where rows are taken for members whose loss is at most the members' mean."""
+    threshold = members.mean(-1, keepdims=True)
+    return np.asarray((members <= threshold).mean(-1) - (others <= threshold).mean(-1))
+
+
+def auc(members: _Losses, others: _Losses) -> _Losses:
+    """How often a member's loss is below another row's; equal ones count half (Mann–Whitney)."""
+    m, n = members.shape[-1], others.shape[-1]
+    ranks = rankdata(np.concatenate([members, others], -1), axis=-1)
+    above = ranks[..., m:].sum(-1) - n * (n + 1) / 2
+    return np.asarray(above / (m * n))

@@ -1,0 +1,133 @@
+"""What an audit found, written as ``audit.json`` and read again."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from collapipe.errors import ConfigError
+from collapipe.models.sent_rows import Reads
+from collapipe.state import Precision
+from collapipe.validation import dotted, rule
+
+JSON_FILE, PICTURE = "audit.json", "audit.png"  # in the run's folder
+Attack = Literal["most frequent", "nearest", "linear", "learned"]
+State = Literal["frozen", "trained"]
+"""Which weights made the activations: the run's first ones, without dropout, as a frozen encoder
+sends; or its last ones, with dropout, as units send in training."""
+_Part = Annotated[float, Field(ge=0, le=1)]
+_Signed = Annotated[float, Field(ge=-1, le=1)]
+_Count = Annotated[int, Field(ge=0, le=10**9)]
+_Name = Annotated[str, Field(max_length=40)]
+_Text = Annotated[str, Field(max_length=1000)]
+_MOST_BYTES = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share or a difference of shares, and its 95 % interval."""
+
+    value: _Signed
+    low: _Signed
+    high: _Signed
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What the server had: activations of ``reads`` rows behind ``blocks`` encoder blocks, with
+    Gaussian noise of ``noise`` times each row's norm, then rounded to ``precision``."""
+
+    state: State
+    blocks: _Count
+    reads: Reads
+    precision: Precision
+    noise: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Which part of the private tokens an attack recovered.
+
+    ``rare_tokens`` leaves out the most frequent ones, which make up half of the public text; None
+    where no other token is there.
+    """
+
+    condition: Condition
+    attack: Attack
+    all_tokens: Share
+    rare_tokens: Share | None
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Whether a row's loss tells that it was trained on, by ``rows`` of either kind.
+
+    ``advantage`` is TPR − FPR of the threshold that the server knows, the mean training loss (Yeom
+    et al. 2018); ``auc`` the area under the curve of all thresholds.
+    """
+
+    rows: _Count
+    advantage: Share
+    auc: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """All of it.
+
+    ``version`` is CollaPipe's that audited, ``configuration`` the run's. Units ``send`` activations
+    as ``sent`` says, or would if heads were on the server. ``targets`` says in a sentence what
+    becomes of these. ``membership`` is None where training rows are their owners' alone.
+    """
+
+    version: _Name
+    seed: _Count
+    configuration: Mapping[str, Any]
+    rows: _Count
+    tokens: _Count
+    public_rows: _Count
+    public_sha256: Annotated[str, Field(max_length=64)]
+    sends: bool
+    sent: Condition
+    targets: _Text
+    recoveries: Annotated[tuple[Recovery, ...], Field(max_length=10_000)]
+    membership: Membership | None
+
+    def of(self, condition: Condition) -> list[Recovery]:
+        """What each attack recovered under ``condition``."""
+        return [each for each in self.recoveries if each.condition == condition]
+
+    def json_text(self) -> str:
+        """The content of ``audit.json``."""
+        return json.dumps({_MARK: True, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+
+
+_MARK = "collapipe audit"
+_AUDIT = TypeAdapter(Audit)
+
+
+def read_audit(run_dir: Path) -> Audit | None:
+    """The audit of a run; None where there was none. Raises ``ConfigError`` for a file that no
+    audit wrote."""
+    file = run_dir / JSON_FILE
+    if not file.exists() and not file.is_symlink():
+        return None
+    try:
+        if file.is_symlink() or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+            raise ValueError("a link, no file, or too large")
+        tree = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(tree, dict) or tree.pop(_MARK, None) is not True:
+            raise ValueError("no audit wrote it")
+        return _AUDIT.validate_python(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"{file}: {dotted(first['loc'])} {rule(first)}; move the file away, and audit again"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{file}: not the result of an audit ({error}); move the file away"
+        ) from error

@@ -1,0 +1,107 @@
+"""An audit's figures as tables of text: a row a condition, a column an attack."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import get_args
+
+from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share
+from collapipe.formatting import counted
+from collapipe.state import Precision
+
+ATTACKS: tuple[Attack, ...] = get_args(Attack)
+_BASELINE: Attack = "most frequent"
+_SHOWN = [attack for attack in ATTACKS if attack != _BASELINE]
+COLUMNS = ("", *_SHOWN, "rare tokens")  # the last one of the best attack
+_SENT = {
+    "first": "each text's pooled row",
+    "labelled": "the rows of labelled tokens",
+    "real": "all tokens' rows",
+    "every": "all tokens' rows",
+}
+_GROUPS: dict[str, Callable[[Condition], str]] = {
+    "blocks": lambda each: counted(each.blocks, "block"),
+    "precision": lambda each: each.precision,
+    "noise": lambda each: f"noise {each.noise:g}",
+    "reads": lambda each: _SENT[each.reads],
+}
+TITLES = {
+    "blocks": "By encoder blocks between text and server, all tokens' rows",
+    "precision": "By precision",
+    "noise": "By Gaussian noise, times a row's norm",
+    "reads": "By rows",
+}
+
+
+def headline(found: Audit) -> str:
+    """What the units send, in a sentence."""
+    sent = found.sent
+    if not found.sends:
+        return (
+            "The units of this run send no activations, and the server gets none. The tables show "
+            "what it would get if heads were on it."
+        )
+    behind = counted(sent.blocks, "block")
+    return f"The server gets {_SENT[sent.reads]} behind {behind}, {sent.precision}."
+
+
+def baseline(found: Audit) -> str:
+    """What is recovered without an attack, in a sentence."""
+    shares = {
+        _SENT[
+            each.condition.reads
+        ]: f"{percent(each.all_tokens)} % with {_SENT[each.condition.reads]}"
+        for each in found.recoveries
+        if each.attack == _BASELINE
+    }
+    return f"Guessing the most frequent tokens finds {', '.join(shares.values())}."
+
+
+def chosen(found: Audit, field: str) -> list[Recovery]:
+    """All recoveries, of either weights, that differ in ``field`` alone from what units send, or
+    would if they sent all tokens' rows."""
+    middle = replace(found.sent, reads="real")
+    return [
+        each
+        for each in found.recoveries
+        if replace(each.condition, state=middle.state, **{field: getattr(middle, field)}) == middle
+    ]
+
+
+def tables(found: Audit) -> Iterator[tuple[str, list[list[str]]]]:
+    """Title and rows, as ``COLUMNS`` name them, of each table."""
+    for field, name in _GROUPS.items():
+        conditions = sorted({each.condition for each in chosen(found, field)}, key=_order)
+        if len({getattr(each, field) for each in conditions}) > 1:
+            rows = [[f"{c.state}, {name(c)}", *_cells(found, c)] for c in conditions]
+            yield TITLES[field], rows
+
+
+def _order(each: Condition) -> tuple[str, int, int, float, str]:
+    place = get_args(Precision).index(each.precision)
+    return each.state, each.blocks, place, each.noise, each.reads
+
+
+def _cells(found: Audit, condition: Condition) -> list[str]:
+    recovered = {each.attack: each for each in found.of(condition)}
+    best = max(recovered.values(), key=lambda each: each.all_tokens.value)
+    shares = [recovered[each].all_tokens if each in recovered else None for each in _SHOWN]
+    return [*map(percent, shares), percent(best.rare_tokens)]
+
+
+def percent(share: Share | None) -> str:
+    """``87.5 (85–90)``, in percent."""
+    if share is None:
+        return "–"
+    value, low, high = (100 * each for each in (share.value, share.low, share.high))
+    return f"{value:.1f} ({low:.0f}–{high:.0f})"
+
+
+def membership_text(found: Audit) -> str:
+    """What the losses tell, in a sentence."""
+    told = found.membership
+    if told is None:
+        return "not measured: the training rows are on their owners' machines alone"
+    return (
+        f"advantage {percent(told.advantage)} %, AUC {percent(told.auc)} %, by the loss of "
+        f"{told.rows} rows of either kind"
+    )

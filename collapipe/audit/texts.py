@@ -1,0 +1,126 @@
+"""Rows of tokens, and their activations behind each encoder block as they reach the server."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collapipe.batch import Batch
+from collapipe.errors import DataError
+from collapipe.models.cut import CutSpec, uncut
+from collapipe.models.dropout import drawing_from
+from collapipe.models.sent_rows import RowsRead
+from collapipe.models.split import ModelSpec, SplitModel, build_empty, masks_for
+from collapipe.models.stem import StemSpec, without_stem
+from collapipe.tasks.task import Examples
+from collapipe.text.vocabulary import Vocabulary
+from collapipe.wire.compression import decode, encode
+
+_AT_ONCE = 32  # rows of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Rows in batches of similar length; of their n tokens together, padding left out, ``ids``,
+    ``places`` in their rows, ``rows`` and whether each is ``real``, no BOS or EOS; each [n]."""
+
+    batches: tuple[Batch, ...]
+    ids: Tensor
+    places: Tensor
+    rows: Tensor
+    real: Tensor
+
+    @classmethod
+    def of(cls, examples: Examples, vocabulary: Vocabulary, where: str) -> "Texts":
+        """Raises ``DataError`` that names ``where`` they come from if no token is real."""
+        order = sorted(range(len(examples.lengths)), key=examples.lengths.__getitem__)
+        starts = range(0, len(order), _AT_ONCE)
+        batches = tuple(examples.batch(order[start : start + _AT_ONCE]) for start in starts)
+        ids = torch.cat([each.inputs[each.mask] for each in batches])
+        within = [each.mask.nonzero() for each in batches]
+        rows = torch.cat([start + each[:, 0] for start, each in zip(starts, within, strict=True)])
+        special = torch.tensor([vocabulary.bos, vocabulary.eos, vocabulary.pad])
+        real = ~torch.isin(ids, special)
+        if not bool(real.any()):
+            raise DataError(f"{where}: hold no token beside special ones; take other rows")
+        return cls(batches, ids, torch.cat([each[:, 1] for each in within]), rows, real)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows.max()) + 1
+
+    def by_row(self, counted: Tensor) -> Tensor:
+        """How many tokens of each row [r] are ``counted`` [n]."""
+        return torch.bincount(self.rows[counted], minlength=self.num_rows)
+
+    def sent(self, read: RowsRead) -> Tensor:
+        """True at the tokens, [n], whose rows travel to a head."""
+        each = [read.of(b.mask, b.targets)[:, : b.mask.shape[1]][b.mask] for b in self.batches]
+        return torch.cat(each)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Embedding and blocks of a run's model, however that is cut between units and server.
+
+    The first ``num_frozen`` parts, the embedding among them, are a frozen stem, which computes
+    without dropout.
+    """
+
+    model: SplitModel
+    num_frozen: int = 0
+
+    @classmethod
+    def of(cls, spec: ModelSpec, model: SplitModel, vocabulary: Vocabulary) -> "Encoder":
+        """Of the model of ``spec``, whose weights stay where they are."""
+        weights, frozen = {k: v.detach() for k, v in model.state_dict().items()}, 0
+        if isinstance(spec, CutSpec):
+            spec, weights = spec.base, uncut(weights)
+        if isinstance(spec, StemSpec):
+            weights, frozen = without_stem(weights, spec.frozen_blocks), spec.frozen_blocks + 1
+            spec = spec.base
+        whole = spec
+        return cls(build_empty(lambda: SplitModel(whole, vocabulary), weights), frozen)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.model.blocks)
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids [c, s] without padding → [c, s, d]."""
+        self.model.eval()
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        hidden: Tensor = self.model.embedding(ids, *masks_for(self.model.embedding, mask))
+        return hidden.float()
+
+    @torch.no_grad()
+    def activations(self, texts: Texts, dropout: torch.Generator | None) -> Iterator[Tensor]:
+        """All tokens' rows [n, d] as the embedding and then each block leaves them, one after the
+        other; in training, with this ``dropout``, or without."""
+        hidden: list[Tensor] = []
+        for number, part in enumerate((self.model.embedding, *self.model.blocks)):
+            part.train(dropout is not None and number >= self.num_frozen)
+            with drawing_from(dropout or torch.Generator()):
+                if not hidden:
+                    hidden = [part(b.inputs, *masks_for(part, b.mask)) for b in texts.batches]
+                else:
+                    pairs = zip(hidden, texts.batches, strict=True)
+                    hidden = [part(each, b.mask) for each, b in pairs]
+            widths = [b.mask.shape[1] for b in texts.batches]  # T5's blocks hand on further rows
+            rows = [
+                each[:, :width][b.mask]
+                for each, width, b in zip(hidden, widths, texts.batches, strict=True)
+            ]
+            yield torch.cat(rows).float()
+        self.model.eval()
+
+
+def travelled(rows: Tensor, precision: str, noise: float, generator: torch.Generator) -> Tensor:
+    """What arrives of activations [n, d] with Gaussian noise of ``noise`` times each row's norm,
+    rounded as the decoder link rounds."""
+    if noise:
+        drawn = torch.randn(rows.shape, generator=generator)
+        rows = rows + noise * rows.norm(dim=1, keepdim=True) / rows.shape[1] ** 0.5 * drawn
+    return decode(encode(rows, precision, generator), rows.shape, precision, rows.dtype)

@@ -1,0 +1,65 @@
+"""``collapipe audit``: what the server of a run could read of its units' texts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from collapipe.audit.attack import audit
+from collapipe.audit.drawing import draw
+from collapipe.audit.material import Material
+from collapipe.audit.result import JSON_FILE, PICTURE, Audit, read_audit
+from collapipe.audit.sections import COLUMNS, baseline, headline, membership_text, tables
+from collapipe.errors import ConfigError, printable
+from collapipe.formatting import print_lines, print_table
+from collapipe.runs.reading import read_run
+
+
+def audit_run(
+    run_dir: Path, public: Path, rows: int, trusted: Sequence[str], unit: int | None
+) -> None:
+    """Attack ``rows`` of the run's validation set; print a table, write ``audit.json`` and a
+    picture into the run's folder. Raises ``ConfigError`` before anything is computed."""
+    if read_run(run_dir).summary is None:
+        raise ConfigError(
+            f"{run_dir}: the run is going on, or it was killed; wait for its end, or go on with it:"
+            f" collapipe resume {run_dir}"
+        )
+    _check_ours(run_dir)
+    found = audit(Material.of(run_dir, trusted, unit, public, rows))
+    show(found, Console(highlight=False, markup=False))
+    _write(run_dir, found)
+
+
+def _check_ours(run_dir: Path) -> None:
+    """Raise ``ConfigError`` where a file would be replaced that no audit wrote."""
+    picture = run_dir / PICTURE
+    before = read_audit(run_dir)
+    if picture.is_symlink() or (picture.exists() and (before is None or not picture.is_file())):
+        raise ConfigError(f"{picture}: no audit wrote it; move it away")
+
+
+def _write(run_dir: Path, found: Audit) -> None:
+    file, picture = run_dir / JSON_FILE, run_dir / PICTURE
+    try:
+        file.write_text(found.json_text(), encoding="utf-8")
+        draw(found, picture)
+    except OSError as error:
+        raise ConfigError(f"{run_dir}: cannot be written ({error.strerror})") from error
+    for written in (file, picture):
+        print(printable(str(written)))
+
+
+def show(found: Audit, console: Console) -> None:
+    """Print what is sent, the tables, and what else tells of rows."""
+    console.print(
+        f"{found.rows} validation rows with {found.tokens:,} tokens, {found.public_rows:,} public "
+        f"rows, seed {found.seed}. {headline(found)} {baseline(found)} Recovered tokens, % (95 % "
+        "interval):",
+        soft_wrap=True,
+    )
+    for title, rows in tables(found):
+        console.print(f"\n{title}", style="bold", soft_wrap=True)
+        print_table(console, COLUMNS, rows)
+    console.print()
+    print_lines(console, [("targets", found.targets), ("membership", membership_text(found))])

@@ -1,0 +1,170 @@
+"""The command on tiny runs: what it writes, what it learns from, what it says and refuses."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import federated
+import pytest
+from report_page import Page
+from torch import Tensor
+
+from collapipe.audit import inverters
+from collapipe.audit.attack import audit
+from collapipe.audit.inverters import Public
+from collapipe.audit.material import Material
+from collapipe.audit.result import JSON_FILE, PICTURE, read_audit
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError
+from collapipe.runs.model import load_model
+
+Command = Callable[..., tuple[int, str, str]]
+POOLED = (
+    *("task=classification", "data=synthetic", "decoder.mode=control_unit"),
+    *("model=huggingface", "model.family=bert"),
+    "model.config={hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, "
+    "intermediate_size: 16}",
+)
+BLOCKS = 4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose units send all rows, audited; and public rows of another seed."""
+    folder = tmp_path_factory.mktemp("runs")
+    options = "federation.rounds=1", "task.validation_rows=12"
+    federated.play(folder / "dates", *options)
+    (folder / "public.txt").write_text("\n".join(sources(50)) + "\n")
+    return folder
+
+
+def sources(rows: int) -> list[str]:
+    task: Any = load_overrides([f"task.train_rows={rows}"]).task
+    return list(task.splits(5).train["source"])
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inverters, "_STEPS", 3)
+
+
+@pytest.fixture
+def run(runs: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(runs / "dates", tmp_path / "run"))
+
+
+def test_it_is_written_printed_shown_and_the_same_again(
+    run: Path, runs: Path, command: Command
+) -> None:
+    arguments = "audit", run, "--public", runs / "public.txt", "--rows", 9
+    status, out, _ = command(*arguments)
+    assert status == 0
+    first, picture = (run / JSON_FILE).read_bytes(), (run / PICTURE).read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    found = read_audit(run)
+    assert found is not None
+    assert (found.rows, found.public_rows, found.seed, found.sends) == (9, 50, 0, True)
+    assert found.configuration == json.loads(first)["configuration"]
+    assert (found.sent.blocks, found.sent.reads, found.sent.precision) == (
+        BLOCKS,
+        "real",
+        "float32",
+    )
+    assert len(found.of(found.sent)) == 4
+    cuts = {each.condition.blocks for each in found.recoveries}
+    assert cuts == set(range(BLOCKS + 1))
+    nearest = next(each for each in found.recoveries if each.attack == "nearest")
+    assert (nearest.condition.blocks, nearest.all_tokens.value) == (0, 1)
+    assert found.membership is not None and found.membership.rows == 12
+    for word in ("int4", "noise 2", "frozen, 4 blocks", "membership", "in the clear"):
+        assert word in out
+    command(*arguments)
+    assert (run / JSON_FILE).read_bytes() == first
+
+    command("report", run)
+    page = Page((run / "report.html").read_text())
+    assert ["trained, int8" in row[0] for row in page.cells if row].count(True) == 1
+
+
+def test_what_is_fitted_depends_on_public_rows_alone(
+    run: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Tensor]()
+    real = inverters.linear
+
+    def linear(public: Public, table: Tensor) -> inverters.Inverter:
+        seen.extend((public.activations, public.ids, public.of))
+        return real(public, table)
+
+    monkeypatch.setattr(inverters, "linear", linear)
+    for rows in (3, 12):
+        audit(Material.of(run, (), None, runs / "public.txt", rows))
+    few, many = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert all(one.equal(other) for one, other in zip(few, many, strict=True))
+    tokens = load_model(run)[2].encode(sources(50))
+    ids = sorted(token for row in tokens for token in row)
+    assert sorted(seen[1].tolist()) == ids
+
+
+def test_of_a_pooled_row_tokens_are_found_in_any_order_and_who_sends_nothing_is_told(
+    tmp_path: Path, command: Command
+) -> None:
+    run, public = tmp_path / "run", tmp_path / "public.csv"
+    options = [each for each in federated.TINY if not each.startswith(("task.", "model."))]
+    settings = load_overrides([*options, *POOLED, f"hydra.run.dir={run}", "federation.rounds=1"])
+    federated.train(federated.grid_of(settings, list(settings.overrides), None), settings)
+    texts = settings.task.splits(7).train["text"][:60]
+    public.write_text("text,other\n" + "".join(f'"{text}",1\n' for text in texts))
+    status, out, _ = command("audit", run, "--public", public, "--rows", 8)
+    assert status == 0
+    found = read_audit(run)
+    assert found is not None
+    assert (found.sends, found.sent.reads, found.sent.blocks) == (False, "first", 2)
+    pooled = found.of(found.sent)
+    assert len(pooled) == 4
+    assert all(0 < each.all_tokens.value < 1 for each in pooled if each.attack != "nearest")
+    assert "server gets none" in " ".join(out.split())
+
+
+@pytest.fixture
+def _refused(run: Path, runs: Path, command: Command) -> Iterator[Callable[..., str]]:
+    def refused(public: Path = runs / "public.txt") -> str:
+        status, out, err = command("audit", run, "--public", public)
+        assert (status, out) == (2, "")
+        (line,) = err.splitlines()
+        return line
+
+    yield refused
+
+
+def test_what_cannot_be_audited_is_one_line(
+    run: Path, tmp_path: Path, _refused: Callable[..., str]
+) -> None:
+    assert "no such file" in _refused(tmp_path / "none.txt")
+    (tmp_path / "blank.txt").write_text("\n \n")
+    assert "no rows" in _refused(tmp_path / "blank.txt")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert "no column 'source'" in _refused(tmp_path / "other.csv")
+    (run / PICTURE).write_bytes(b"mine")
+    assert PICTURE in _refused()
+    (run / JSON_FILE).write_text("{}")
+    assert JSON_FILE in _refused()
+    (run / JSON_FILE).unlink()
+    (run / PICTURE).unlink()
+    (run / "summary.json").unlink()
+    assert "collapipe resume" in _refused()
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": -1}, {"recoveries": [{}]}, {"sent": None}, {"targets": "x" * 2000}]
+)
+def test_a_stranger_s_file_is_refused(
+    run: Path, runs: Path, command: Command, change: dict[str, Any]
+) -> None:
+    (run / JSON_FILE).write_text(json.dumps({"collapipe audit": True, "version": "1"} | change))
+    with pytest.raises(ConfigError, match=JSON_FILE):
+        read_audit(run)
+    status, _, err = command("report", run)
+    assert (status, len(err.splitlines())) == (2, 1)

@@ -1,0 +1,50 @@
+"""What clipping promises: no update is longer than the norm, and a shorter one is as it was."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.privacy.clipping import clipped_update, norm, update_norm
+from collapipe.tensors import Tensors
+
+VALUES = st.lists(st.floats(-(2.0**120), 2.0**120, width=32), min_size=4, max_size=4)
+NORM = st.floats(1e-6, 1e6)
+
+
+def model(values: list[float]) -> Tensors:
+    """Two tensors that train, and a buffer that counts."""
+    first, second = torch.tensor(values).split(2)
+    return {"a.weight": first, "b.weight": second.reshape(1, 2), "b.steps": torch.tensor(3)}
+
+
+@given(VALUES, VALUES, NORM)
+def test_no_update_is_longer(trained: list[float], sent: list[float], most: float) -> None:
+    assert norm(clipped_update(model(trained), model(sent), most)) <= most * (1 + 1e-12)
+
+
+@given(VALUES, VALUES, NORM)
+def test_a_clipped_update_points_where_it_did(
+    trained: list[float], sent: list[float], most: float
+) -> None:
+    whole = clipped_update(model(trained), model(sent), float("inf"))
+    clipped, length = clipped_update(model(trained), model(sent), most), norm(whole)
+    for name, change in whole.items():
+        expected = change if length <= most else change * (most / length)
+        torch.testing.assert_close(clipped[name], expected, rtol=1e-12, atol=0)
+
+
+def test_an_update_of_zero_stays_one() -> None:
+    same = model([1.0, 2.0, 3.0, 4.0])
+    assert not any(change.any() for change in clipped_update(same, same, 1.0).values())
+
+
+def test_whole_numbers_have_no_part() -> None:
+    trained = {**model([0.0] * 4), "b.steps": torch.tensor(10**9)}
+    assert update_norm(trained, model([0.0] * 4)) == 0
+    assert "b.steps" not in clipped_update(trained, model([0.0] * 4), 1.0)
+
+
+def test_a_norm_beyond_single_precision_is_finite() -> None:
+    far = model([3e38, -3e38, 3e38, 3e38])
+    assert update_norm(far, model([0.0] * 4)) == pytest.approx(6e38)

@@ -1,0 +1,30 @@
+"""Noise is normal, of both sources. What may fail by chance does so once in 1e9 runs."""
+
+import torch
+from scipy import stats
+
+from collapipe.privacy.noise import GaussianNoise
+
+NUMBERS = 20_000
+
+
+def test_noise_of_both_sources_is_normal() -> None:
+    for seed in (None, 5):
+        drawn = GaussianNoise(seed).draw((NUMBERS // 100, 100))
+        assert drawn.dtype == torch.float64 and drawn.shape == (NUMBERS // 100, 100)
+        assert stats.kstest(drawn.flatten().numpy(), "norm").pvalue > 1e-9
+
+
+def test_a_seed_repeats_it_and_the_systems_source_does_not() -> None:
+    first, again = (GaussianNoise(5).draw((9,)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(GaussianNoise(None).draw((9,)), GaussianNoise(None).draw((9,)))
+
+
+def test_further_draws_are_others() -> None:
+    source = GaussianNoise(5)
+    assert not torch.equal(source.draw((9,)), source.draw((9,)))
+
+
+def test_a_number_without_dimensions_can_be_drawn() -> None:
+    assert all(GaussianNoise(seed).draw(()).shape == () for seed in (None, 5))
