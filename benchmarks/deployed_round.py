@@ -147,7 +147,7 @@ def stock_round(folder: ServerFolder, rounds: int) -> float:
     """The same of Flower's FedAvg."""
     output = folder.root / "ends.json"
     options = [str(rounds), str(PAYLOAD_BYTES), str(output), str(ARRAYS)]
-    if not submit(str(folder.root), HERE / "stock_fedavg", options):
+    if not submit(str(folder.root), HERE / "stock_fedavg", folder.root / "stock", options):
         raise SystemExit("the stock run failed")
     return float(np.median(np.diff(json.loads(output.read_text())[1:])))
 

@@ -3,8 +3,8 @@
     python -m benchmarks.liars --data ../shared/data --seeds 3
 
 The liar trains as the others do and sends back: what it was sent minus its change (``flipped``),
-minus four times that (``turned back``, the norm being within the limit), plus a thousand times its
-change (``scaled``), or what it was sent (``idle``). Prints the accuracy on the test rows, with the
+minus four times that (``turned back``, the norm being within the limit), or plus a thousand times
+its change (``scaled``). Prints the accuracy on the test rows, with the
 smallest and largest of the seeds, and how often the liar was left out.
 """
 
@@ -15,11 +15,13 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
+
+from flwr.clientapp import ClientApp
 
 from benchmarks.machine import machine
-from collapipe import config
+from benchmarks.polarity import options, trained
 from collapipe.tensors import Tensors
-from tests.federated import grid_of, train
 from tests.lying import Lying
 
 UNITS, ROUNDS = 10, 12
@@ -41,7 +43,7 @@ def moved(factor: float) -> Callable[[Tensors, Tensors], Tensors]:
     return lie
 
 
-LIES = {"none": 1.0, "idle": 0.0, "flipped": -1.0, "turned back": -4.0, "scaled": 1e3}
+LIES = {"none": 1.0, "flipped": -1.0, "turned back": -4.0, "scaled": 1e3}
 
 
 def main() -> None:
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", help="options of all runs")
     arguments = parser.parse_intermixed_args()
-    shared = options(arguments.data.resolve()) + arguments.overrides
+    shared = options(arguments.data.resolve(), UNITS, ROUNDS) + arguments.overrides
     print(json.dumps({"machine": machine(), "overrides": shared}))
     for lie, factor in LIES.items():
         for rule, own in RULES.items():
@@ -65,36 +67,12 @@ def main() -> None:
             )
 
 
-def options(data: Path) -> list[str]:
-    """News titles in 15 classes, a small BERT from random weights, ten local steps of Adam."""
-    return [
-        "experiment=fig06_classification",
-        f"data.root='{data / 'toutiao15'}'",
-        "batch_size=16",
-        "pipeline.num_micro_batches=2",
-        f"federation.num_units={UNITS}",
-        f"federation.rounds={ROUNDS}",
-        "federation.local_steps=10",
-        f"federation.eval_every={ROUNDS}",
-        "federation.checkpoint_every=0",
-        f"channel.num_channels={UNITS}",
-        "data.max_train_samples=10000",
-        "data.max_eval_samples=1000",
-    ]
-
-
 def measured(factor: float, overrides: list[str]) -> tuple[float, int]:
     """Accuracy on the test rows, and rounds that the liar was left out of."""
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        settled = [*overrides, f"hydra.run.dir={run_dir}"]
-        settings = config.load_overrides(settled)
-        client = Lying(moved(factor), {LIAR})
-        train(grid_of(settings, settled, client), settings)  # type: ignore[arg-type]
-        summary = json.loads((run_dir / "summary.json").read_text())
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-        out = sum(str(LIAR) in json.loads(line)["failures"] for line in lines)
-        return summary["metric"]["value"], out
+        client = cast(ClientApp, Lying(moved(factor), {LIAR}))
+        summary, lines = trained(Path(folder), overrides, client)
+    return summary["metric"]["value"], sum(str(LIAR) in line["failures"] for line in lines)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class DataSettings:
     shuffle: bool = True  # the training rows, first: a file is often sorted
     max_train_samples: Count | None = None  # the first rows only
     max_eval_samples: Count | None = None
-    tokenizer: str | None = None  # hub id or folder of a model whose tokeniser is used, or bytes
+    tokenizer: str | None = None  # hub id or folder of a model's, bytes, or federated
     tokenizer_min_rows: Count = 1  # of a unit: only words that so many hold are told
 
     def __post_init__(self) -> None:
@@ -220,6 +220,45 @@ class CompressionSettings:
         if uplink is None or uplink.activation is None or uplink.upload is None:
             return self
         return replace(self, upload=uplink.upload, activation=uplink.activation)
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """How much the model may say of any one unit, see ``collapipe.privacy``.
+
+    A unit's change of the weights in a round is clipped to ``clip_norm`` C, with ``clip_quantile``
+    to one that follows the units' norms from there. The server adds noise of standard deviation
+    ``noise_multiplier``·C to the sum of changes, drawn from ``noise_seed`` where that is set.
+    With ``secure_aggregation`` it learns that sum alone, if the share ``threshold`` of a round's
+    units finish, see ``collapipe.secure_aggregation``.
+    """
+
+    clip_norm: Positive | None = None
+    clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    noise_multiplier: NotNegative = 0.0
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    max_epsilon: Positive | None = None
+    noise_seed: CountFrom0 | None = None
+    secure_aggregation: bool = False
+    threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3
+
+    def __post_init__(self) -> None:
+        for option in ("noise_multiplier", "clip_quantile"):
+            if getattr(self, option) and self.clip_norm is None:
+                raise ConfigError(
+                    f"privacy.{option}={getattr(self, option):g}: needs a bound on what a unit "
+                    "changes; set privacy.clip_norm"
+                )
+        if self.secure_aggregation and self.clip_norm is None:
+            raise ConfigError(
+                "privacy.secure_aggregation=true: what is masked is a whole number within bounds; "
+                "set privacy.clip_norm"
+            )
+        if self.max_epsilon is not None and not self.noise_multiplier:
+            raise ConfigError(
+                f"privacy.max_epsilon={self.max_epsilon:g}: without noise every round exceeds it; "
+                "set privacy.noise_multiplier"
+            )
 
 
 @dataclass(frozen=True)

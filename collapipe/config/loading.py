@@ -25,7 +25,7 @@ _SECTIONS = {
     if isinstance(field.type, type) and is_dataclass(field.type)
 }
 _NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
-_LATER = ("server", "evaluation")  # sections that older runs have not
+_LATER = ("server", "evaluation", "privacy")  # sections that older runs have not
 _AS_YAML: dict[Any, str] = {None: "null", False: "false"}
 _WORLD = ("cluster", "channel", "environment")
 
@@ -148,6 +148,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             f"with framework={settings.framework.name} where that trains unsplit models; set "
             "compression.feedback=false"
         )
+    if settings.privacy.clip_norm is not None:
+        yield from _unprotected(settings)
+    if settings.privacy.secure_aggregation:
+        yield from _unsummed(settings)
     if settings.federation.clock == "real" and not settings.framework.train:
         yield (
             "federation.clock=real: with framework.train=false nothing is trained that could be "
@@ -176,6 +180,52 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             f"pipeline.num_micro_batches={settings.pipeline.num_micro_batches}: more than "
             f"batch_size={settings.batch_size}; a micro-batch holds at least one sample"
         )
+
+
+def _unprotected(settings: Settings) -> Iterator[str]:
+    """What leaves units, or weighs them, beside the updates that are clipped."""
+    clipped = f"privacy.clip_norm={settings.privacy.clip_norm:g}"
+    if settings.server_has_heads:
+        yield (
+            f"{clipped}: with decoder.mode={settings.decoder.mode} units send activations and "
+            "targets, which neither clipping nor noise covers; set decoder.mode=control_unit"
+        )
+    if not settings.framework.aggregate:
+        yield (
+            f"{clipped}: framework={settings.framework.name} averages nothing, and would show each "
+            "unit's model; take another framework, or set privacy.clip_norm=null"
+        )
+    if settings.federation.weighting != "uniform":
+        yield (
+            f"{clipped}: bounds a unit where all weigh the same; set federation.weighting=uniform"
+        )
+    if settings.server_optimizer.average != "mean":
+        yield (
+            f"{clipped}: noise is meant for a mean; set server_optimizer.average=mean, or "
+            "privacy.clip_norm=null"
+        )
+
+
+def _unsummed(settings: Settings) -> Iterator[str]:
+    """What needs single updates, or updates that have no sum, where the server learns their sum."""
+    federation, masked = settings.federation, "privacy.secure_aggregation=true: "
+    if federation.max_update_norm is not None:
+        yield (
+            f"{masked}federation.max_update_norm={federation.max_update_norm:g} compares the norms "
+            "of single updates, which nobody sees; set it to null: privacy.clip_norm bounds them"
+        )
+    if federation.channel_noise:
+        yield (
+            f"{masked}federation.channel_noise={federation.channel_noise:g} is noise in single "
+            "updates, which nobody sees; set it to 0"
+        )
+    if settings.compression.upload == "auto":
+        yield (
+            f"{masked}compression.upload=auto may give units different precisions, in which they "
+            "have no sum; choose one"
+        )
+    if federation.num_units == 1:
+        yield f"{masked}federation.num_units=1: a sum hides nothing of one unit; have more"
 
 
 def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[str]:

@@ -54,6 +54,7 @@ class Settings:
     server_optimizer: sections.ServerOptimizerSettings
     decoder: sections.DecoderSettings
     compression: sections.CompressionSettings
+    privacy: sections.PrivacySettings
     adapter: sections.AdapterSettings
     link: sections.LinkSettings
     framework: sections.FrameworkSettings

@@ -69,14 +69,23 @@ class GlobalModel:
             own = {unit: {**self.of_unit(unit), **model} for unit, model in trained.items()}
             self.own_models = {**self.own_models, **own}
             return None
-        start = self._trained(self.weights)
         averaged = combined(list(trained.values()), [shares[u] for u in trained], self._how)
-        averaged.update(self._trained(common))
+        return self.move(round_, averaged | self._trained(common))
+
+    def move(self, round_: int, averaged: Tensors) -> float:
+        """Let the server's optimiser take its step towards the average of the weights that train.
+        Returns and raises as ``learn``."""
+        start = self.trained
         new = {**self.weights, **self.server_optimizer.step(start, averaged)}
         _check_finite(new, f"round {round_}:")
         self.weights = new
         changes = (new[name] - was for name, was in start.items() if was.is_floating_point())
         return float(sum(float(change.square().sum()) for change in changes) ** 0.5)
+
+    @property
+    def trained(self) -> Tensors:
+        """The weights that train."""
+        return self._trained(self.weights)
 
     def _trained(self, weights: Tensors) -> Tensors:
         """Those that train: the others are what they were, to the last bit."""

@@ -34,8 +34,10 @@ def received(
     seen: int | None,
     request: RoundRequest,
     settings: Settings,
+    masked: Tensors | None = None,
 ) -> TrainReply | Failure:
-    """A unit's reply with its weights whole, or why it cannot be used.
+    """A unit's reply with its weights whole, or why it cannot be used; ``masked`` is like what it
+    has in their place where updates are masked.
 
     ``sent`` are the weights that the unit got. ``seen`` counts the target tokens that its head on
     the server was trained on, 0 unless that saw all steps; None: it has none there.
@@ -49,6 +51,9 @@ def received(
         check_report(reply.report, plan.unit, seen, settings)
         sender = f"unit {plan.unit}"
         check_head_state(reply.head_state, plan, sent, settings)
+        if masked is not None:
+            check_like(reply.weights, masked, sender)
+            return reply
         return replace(reply, weights=restore(reply.weights, sent, upload, sender))
 
     reply, factor = answered(message, whole), settings.federation.channel_noise
@@ -58,6 +63,11 @@ def received(
     variance = noise_variance(plan, request, constant_w, factor)
     seed = derive(settings.seed, "channel_noise", request.round, plan.unit)
     return replace(reply, weights=with_noise(reply.weights, variance, seed))
+
+
+def trained(message: Message) -> bool:
+    """Whether the unit has a round more in what it keeps, be its answer of use or not."""
+    return message.has_content() and Failure.__name__ not in message.content
 
 
 def check_head_state(state: Tensors, plan: ClusterPlan, sent: Tensors, settings: Settings) -> None:

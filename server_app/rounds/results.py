@@ -23,7 +23,7 @@ class TrainingState:
     ``weights`` and ``own_models`` as ``GlobalModel`` has them; the memories of the server's
     optimiser and, by unit, of the heads' ones; what each unit keeps: its optimiser's memory, and
     what its compressed uploads have lacked so far; the server's ``activations`` of each unit;
-    and the last norms of units' updates.
+    the last norms of units' updates; and the account of ``PrivateMean``.
     """
 
     weights: Tensors = field(default_factory=dict)
@@ -33,6 +33,7 @@ class TrainingState:
     units: dict[int, Kept] = field(default_factory=dict)
     activations: dict[int, Tensors] = field(default_factory=dict)
     update_norms: Tensors = field(default_factory=dict)
+    privacy: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

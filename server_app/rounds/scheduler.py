@@ -32,8 +32,8 @@ _LEAST_LOSS = 1e-30  # less tells of rounding, and the quotient of a norm by it 
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
-    """What a round does, and what it was decided from; see ``RoundReport`` for ``skipped``, why the
-    plan has no clusters, and ``excluded``."""
+    """What a round does, and what it was decided from; see ``RoundReport`` for ``skipped`` and
+    ``excluded``."""
 
     request: RoundRequest
     plan: RoundPlan

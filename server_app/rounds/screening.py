@@ -16,13 +16,6 @@ _MAJORITY = 3  # so many units can outvote one
 _REMEMBERED = 5  # norms of each unit
 
 
-def update_norm(trained: Tensors, sent: Tensors) -> float:
-    """‖θₙ(t+1) − θ(t)‖₂ over the weights that a unit returned."""
-    changes = (each - sent[name] for name, each in trained.items() if each.is_floating_point())
-    norms = (torch.linalg.vector_norm(change, dtype=torch.float64) for change in changes)
-    return math.hypot(*map(float, norms))  # squares of single precision would overflow
-
-
 @dataclass
 class UpdateScreen:
     """Finds outlying updates; ``factor`` is ``federation.max_update_norm``, None: there are none.

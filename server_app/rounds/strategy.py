@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,23 +16,28 @@ from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
+from collapipe.privacy.clipping import update_norm
 from collapipe.report import PIPELINE, ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
+from collapipe.seeds import derive
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.compression import upload_bytes
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import Failure, Split, TrainReply, TrainRequest
+from optim.baselines import RandomUnits
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.replies import received
+from server_app.rounds.private_mean import ClippedSum, PrivateMean
+from server_app.rounds.replies import received, trained
 from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
-from server_app.rounds.screening import UpdateScreen, bounded, capped, update_norm
+from server_app.rounds.screening import UpdateScreen, bounded, capped
+from server_app.rounds.secure_sum import SecureSum
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Units
 
@@ -41,7 +46,7 @@ from server_app.units import Units
 class _Round:
     """What is open between sending a round's messages and aggregating their replies: what each unit
     of the plan got, weights and a head's optimiser memory, and ``time.perf_counter`` at the begin,
-    after the decision, and when all messages were made."""
+    after the decision, and when all messages were made; ``masked`` where updates are."""
 
     decision: RoundDecision
     sent: dict[int, Tensors]
@@ -49,6 +54,7 @@ class _Round:
     began: float
     planned: float
     left: float
+    masked: SecureSum | None = None
 
 
 class CollaPipeStrategy(Strategy):
@@ -87,6 +93,10 @@ class CollaPipeStrategy(Strategy):
         frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
         self._screen = UpdateScreen(settings.federation.max_update_norm)
+        self._private: PrivateMean | None = None
+        if (clip_norm := settings.privacy.clip_norm) is not None:
+            by_chance = isinstance(settings.planner, RandomUnits)
+            self._private = PrivateMean(settings.privacy, by_chance, clip_norm)
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
         self._rounds_done = 0
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
@@ -105,6 +115,8 @@ class CollaPipeStrategy(Strategy):
         self.model.weights, self.model.own_models = training.weights, dict(training.own_models)
         self.model.server_optimizer.state = training.server_optimizer
         self._screen.past = dict(training.update_norms)
+        if self._private is not None and training.privacy:
+            self._private.restore(training.privacy)
 
     def summary(self) -> None:
         """Nothing: the run's configuration is printed and saved by who starts it."""
@@ -123,7 +135,8 @@ class CollaPipeStrategy(Strategy):
         Raises ``ConfigError`` or ``RoundFailedError`` where the nodes are not the run's units or
         none of a round's finished, ``InfeasibleRoundError`` where a round has no plan and
         ``federation.on_infeasible`` is ``stop``, ``NonFiniteLossError`` where the server saw that
-        training diverged or all units of a round say so.
+        training diverged or all units of a round say so, ``BudgetSpentError`` where a further round
+        would exceed ``privacy.max_epsilon``.
         """
         settings, num_units = self._settings, self._settings.federation.num_units
         timeout_s = settings.federation.round_timeout_s if timeout is None else timeout
@@ -159,6 +172,9 @@ class CollaPipeStrategy(Strategy):
         planned = time.perf_counter()
         self._load(arrays)
         clusters = decision.plan.clusters
+        if self._private is not None and clusters:
+            present = [each.unit for each in decision.request.clusters]
+            self._private.begin(present, [each.unit for each in clusters])
         models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
         num_rows = {each.unit: each.num_samples for each in decision.request.clusters}
         links = self._heads.open(round_, models, decision.plan.clusters, num_rows)
@@ -167,18 +183,29 @@ class CollaPipeStrategy(Strategy):
         on_unit = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
         names = {has_head: self.model.names(has_head) for has_head in set(on_unit.values())}
         common = {has: records.select_arrays(arrays, each) for has, each in names.items()}
+        clip_norm = self._private.clip_norm if self._private else None
+        masked: SecureSum | None = None
+        if self._settings.privacy.secure_aggregation and clusters:
+            masked = SecureSum(self._settings, self._units, round_, [*models], clip_norm)
+            masked.open()
         for cluster in clusters:
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
             has_head = on_unit[unit]
             sent[unit] = {name: t for name, t in models[unit].items() if name in names[has_head]}
-            remembered = self._heads.remembered(unit).round
-            request = TrainRequest(round_, cluster, timeout_s, links.get(unit), remembered)
+            link, last = links.get(unit), self._heads.remembered(unit).round
+            arrived = self._units.arrived.get(unit, 0)
+            request = TrainRequest(round_, cluster, timeout_s, link, last, clip_norm, arrived)
             weights = records.pack_tensors(sent[unit]) if unit in own else common[has_head]
             states[unit] = self._heads.states.get(unit, {}) if has_head else {}
             state = records.pack_head_state(states[unit])
             content, node = records.pack(request, weights=weights, **state), self._units.nodes[unit]
+            if masked is not None:
+                if unit not in masked.requests:
+                    continue  # it has failed, or the round is over
+                content.update(masked.requests[unit])
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
-        self._round = _Round(decision, sent, states, began, planned, time.perf_counter())
+        left = time.perf_counter()
+        self._round = _Round(decision, sent, states, began, planned, left, masked)
         return messages
 
     def aggregate_train(
@@ -190,6 +217,13 @@ class CollaPipeStrategy(Strategy):
         del self._round  # and the weights that were sent
         self._heads.close()
         finished, failures = self._outcomes(now, replies)
+        summed: ClippedSum | None = None
+        if now.masked is not None:
+            masked = {unit: reply.weights for unit, reply in finished.items()}
+            summed = now.masked.sum(masked, self.model.trained)
+            if summed is None:
+                decision = replace(now.decision, skipped=now.masked.skipped)
+                now, finished = replace(now, decision=decision), {}
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None
@@ -197,9 +231,8 @@ class CollaPipeStrategy(Strategy):
             shares = self._shares(reports)
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
             metrics = MetricRecord({"train_loss": train_loss})
-            common = self._heads.common_weights(finished)
             models = {u: each.weights | self._heads.weights(u) for u, each in finished.items()}
-            moved = self.model.learn(now.decision.plan.round, models, shares, common)
+            moved = self._learn(now.decision.plan.round, models, shares, summed)
             if moved is not None:
                 observation = self._observation(reports, losses, shares, moved)
         self._heads.keep_states({unit: each.head_state for unit, each in finished.items()})
@@ -214,6 +247,7 @@ class CollaPipeStrategy(Strategy):
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=train_loss,
+            epsilon=self._private.epsilon if self._private else None,
             **self._totals(finished, now),
         )
         if observation is not None:
@@ -246,12 +280,17 @@ class CollaPipeStrategy(Strategy):
         """
         plan = now.decision.plan
         came_from = {message.metadata.src_node_id: message for message in replies}
-        outcomes = dict[int, TrainReply | Failure]()
+        outcomes = dict[int, TrainReply | Failure](now.masked.failures if now.masked else {})
         for each in plan.clusters:
+            if now.masked and each.unit not in now.masked.requests:
+                continue  # it got no message
             seen = self._heads.target_tokens(each.unit)
             message, sent = came_from.get(self._units.nodes[each.unit]), now.sent[each.unit]
             request, settings = now.decision.request, self._settings
-            outcomes[each.unit] = received(message, each, sent, seen, request, settings)
+            if message is not None and trained(message):
+                self._units.arrived[each.unit] = plan.round
+            expected = now.masked.expected(sent) if now.masked else None
+            outcomes[each.unit] = received(message, each, sent, seen, request, settings, expected)
             if isinstance(outcomes[each.unit], TrainReply):
                 outcomes[each.unit] = self._heads.failure(each.unit) or outcomes[each.unit]
         outcomes |= self._outlying(outcomes, now.sent)
@@ -259,7 +298,7 @@ class CollaPipeStrategy(Strategy):
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
         if diverged := self._heads.diverged():
             raise NonFiniteLossError(diverged)
-        if plan.clusters and not finished:
+        if plan.clusters and len(failures) == len(plan.clusters):
             raise _nobody_finished(plan.round, failures)
         return finished, failures
 
@@ -272,6 +311,23 @@ class CollaPipeStrategy(Strategy):
         replies = {u: each for u, each in outcomes.items() if isinstance(each, TrainReply)}
         norms = {u: update_norm(each.weights, sent[u]) for u, each in replies.items()}
         return self._screen.outlying(norms)
+
+    def _learn(
+        self,
+        round_: int,
+        models: Mapping[int, Tensors],
+        shares: Mapping[int, float],
+        summed: ClippedSum | None,
+    ) -> float | None:
+        """How far the model moved, None where each unit keeps its own. Of masked ``models`` the sum
+        is known. Raises as ``start``."""
+        if self._private is None:
+            return self.model.learn(round_, models, shares, self._heads.common_weights(models))
+        seed = derive(self._settings.privacy.noise_seed or 0, "privacy", round_)
+        start = self.model.trained
+        summed = summed or self._private.summed(models.values(), start)
+        mean = self._private.mean(summed, start, seed)
+        return self.model.move(round_, mean)
 
     def _shares(self, reports: Mapping[int, ClusterReport]) -> dict[int, float]:
         """Units' weights in the average, not normalised."""
@@ -335,7 +391,8 @@ class CollaPipeStrategy(Strategy):
         memories = self._heads.memories
         activations = {unit: memory.pack() for unit, memory in memories.items()}
         weights, own, norms = model.weights, model.own_models, self._screen.past
-        return TrainingState(weights, own, optimizer, heads, kept, activations, norms)
+        private = self._private.packed() if self._private else {}
+        return TrainingState(weights, own, optimizer, heads, kept, activations, norms, private)
 
     def _totals(self, finished: Mapping[int, TrainReply], now: _Round) -> dict[str, Any]:
         """Fields of the round's report that are sums or means over units."""
@@ -343,11 +400,14 @@ class CollaPipeStrategy(Strategy):
         phases = sorted({phase for report in reports for phase in report.seconds})
         plans = {each.unit: each for each in now.decision.plan.clusters}
         down, up, compression = 0, 0, self._settings.compression
+        if now.masked is not None:
+            down, up = now.masked.bytes_down, now.masked.bytes_up
         for unit, reply in finished.items():
             sent, precision = now.sent[unit], compression.of(plans[unit].uplink).upload
             down += records.num_bytes(sent) + reply.report.link_bytes_down
             down += records.num_bytes(now.head_states[unit])
-            up += upload_bytes(sent, precision) + reply.report.link_bytes_up
+            masked = now.masked and now.masked.num_bytes(sent)
+            up += (masked or upload_bytes(sent, precision)) + reply.report.link_bytes_up
             up += records.num_bytes(reply.head_state)
         return {
             "samples": sum(report.samples for report in reports),

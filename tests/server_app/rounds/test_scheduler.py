@@ -59,14 +59,14 @@ def play(scheduler: Scheduler, rounds: int) -> list[RoundDecision]:
 
 
 def test_every_strategy_sees_the_same_world(tmp_path: Path) -> None:
-    """Replaying 100 rounds through each strategy is a paired comparison."""
+    """Replaying 30 rounds through each strategy is a paired comparison."""
     strategies = ("dssra", "random", "loss_only", "delay_only", "all")
     worlds = []
     for strategy in strategies:
-        decisions = play(scheduler(tmp_path, f"strategy={strategy}"), 100)
+        decisions = play(scheduler(tmp_path, f"strategy={strategy}"), 30)
         worlds.append([(each.request.clusters, each.request.channels) for each in decisions])
     assert all(world == worlds[0] for world in worlds[1:])
-    assert len({repr(world) for world in worlds[0]}) == 100  # it changes in every round
+    assert len({repr(world) for world in worlds[0]}) == 30  # it changes in every round
 
 
 def test_a_logged_round_planned_again_by_another_strategy_has_its_channels(tmp_path: Path) -> None:

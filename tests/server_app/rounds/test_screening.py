@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lying import Lie, Lying
 
+from collapipe.privacy.clipping import update_norm
 from collapipe.tensors import Tensors
 from server_app.rounds.global_model import trimmed_mean
-from server_app.rounds.screening import UpdateScreen, bounded, capped, update_norm
+from server_app.rounds.screening import UpdateScreen, bounded, capped
 
 
 def scaled(factor: float) -> Lie:

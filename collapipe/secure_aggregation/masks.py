@@ -1,0 +1,98 @@
+"""Keys that two units agree on, what is sealed with them, and masks that they grow into.
+
+From ``cryptography``: X25519 and HKDF-SHA256 for keys, ChaCha20-Poly1305 to seal shares, ChaCha20
+as the generator of masks, which is fast on boards without AES in hardware. Flower's own pieces are
+not used: its masks come from numpy's Mersenne Twister seeded with 32 bits, which can be tried one
+by one, and never take the largest value; its agreed keys depend on nothing but the pair of units,
+so that one would serve two purposes.
+"""
+
+from typing import Any
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from collapipe.errors import WireError
+
+Words = NDArray[np.unsignedinteger[Any]]
+KEY_BYTES, TAG_BYTES = 32, 16
+_ONCE = bytes(12)  # the nonce of a key that seals one message
+_CHUNK = 2**20  # words of a mask at a time
+
+
+def new_key() -> bytes:
+    """A private key."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_key(private: bytes) -> bytes:
+    """The public half of a private key."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def is_usable(public: bytes) -> bool:
+    """Whether secrets agreed with the owner of this key are secret."""
+    try:
+        _agreed(new_key(), public, b"", "")
+    except WireError:
+        return False
+    return True
+
+
+def pair_seed(private: bytes, public: bytes, session: bytes, one: int, other: int) -> bytes:
+    """The seed of the mask that two units share in a session, the same for both."""
+    return _agreed(private, public, session, f"mask {min(one, other)} {max(one, other)}")
+
+
+def add_mask(words: Words, seed: bytes, negative: bool = False) -> None:
+    """Add a mask to ``words`` modulo their size, or take it off again, in place."""
+    stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    for first in range(0, words.size, _CHUNK):
+        part = words[first : first + _CHUNK]
+        mask = np.frombuffer(stream.update(bytes(part.nbytes)), part.dtype.newbyteorder("<"))
+        if negative:
+            part -= mask
+        else:
+            part += mask
+
+
+def seal(
+    secret: bytes, private: bytes, public: bytes, session: bytes, sender: int, to: int
+) -> bytes:
+    """Encrypt for one unit what its key pair is good for once: a message of this session from this
+    sender."""
+    return _sealing(private, public, session, sender, to).encrypt(_ONCE, secret, None)
+
+
+def unseal(
+    sealed: bytes, private: bytes, public: bytes, session: bytes, sender: int, to: int
+) -> bytes:
+    """What was sealed. Raises ``WireError`` where that is of others, or of another session."""
+    try:
+        return _sealing(private, public, session, sender, to).decrypt(_ONCE, sealed, None)
+    except InvalidTag as error:
+        raise WireError(f"unit {sender}: its shares for unit {to} cannot be opened") from error
+
+
+def _sealing(
+    private: bytes, public: bytes, session: bytes, sender: int, to: int
+) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(_agreed(private, public, session, f"shares {sender} {to}"))
+
+
+def _agreed(private: bytes, public: bytes, session: bytes, purpose: str) -> bytes:
+    """Raises ``WireError`` for a public key that makes every secret the same."""
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
+    except ValueError as error:
+        raise WireError("a public key of small order") from error
+    return HKDF(SHA256(), KEY_BYTES, salt=session, info=purpose.encode()).derive(shared)

@@ -1,0 +1,146 @@
+"""Updates as whole numbers whose sum is known modulo a power of two.
+
+The vector x of a unit's change, ‖x‖₂ ≤ C, of d values becomes whole multiples of the step
+s = C / ((L + 1)·√d), rounded up or down by chance so that the mean is x. ``levels`` L say how fine.
+
+* Before, x is scaled down where ‖x‖ > C·L/(L + 1). Rounding adds less than s·√d = C/(L + 1), so
+  that what is sent has a norm ≤ C again: noise that hides a change of norm C hides it.
+* The mean of n units' vectors is off by 2C/(L + 1) at most (norm; C/(L + 1) where no norm is above
+  that limit), and by C/(2(L + 1)·√n) in the root mean square without it, for the errors of rounding
+  are independent.
+* A value is at most (L + 1)·√d steps, so the sum of n has ⌈log₂(2n(L + 1)√d + 1)⌉ bits: log₂√d more
+  than the precision's own, for all of the norm may be in one value.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collapipe.errors import NonFiniteLossError, WireError
+from collapipe.sections import PrecisionOrAuto, PrivacySettings
+from collapipe.secure_aggregation.masks import Words
+
+Values = NDArray[np.floating[Any]]
+LEVELS = {"float32": 2**16, "bfloat16": 2**9, "int8": 127, "int6": 31, "int4": 7}
+"""Of a precision, for a value of the size that all have where the norm is spread evenly."""
+_CHUNK = 2**20  # values at a time
+_ROUNDING = 1e-9  # relative, of norms in float64
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiser:
+    """Of ``size`` values d, of norm ``bound`` C at most, in sums of ``units`` n at most.
+
+    ``counts`` says whether a vector also tells that its norm was below C, by a last 1 or 0.
+    """
+
+    size: int
+    bound: float
+    levels: int
+    units: int
+    counts: bool = False
+
+    @classmethod
+    def of(
+        cls, upload: PrecisionOrAuto, privacy: PrivacySettings, size: int, bound: float, units: int
+    ) -> Self:
+        """As fine as ``compression.upload`` says, counting where ``privacy.clip_quantile`` asks."""
+        return cls(size, bound, LEVELS[upload], units, privacy.clip_quantile is not None)
+
+    @property
+    def step(self) -> float:
+        return self.bound / ((self.levels + 1) * math.sqrt(self.size))
+
+    @property
+    def bits(self) -> int:
+        """Of a value and of a sum."""
+        return (2 * math.ceil(self.units * (self.levels + 1) * math.sqrt(self.size))).bit_length()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a masked vector on its way."""
+        return -(-self._length * self.bits // 8)
+
+    def quantise(self, change: Values, rng: np.random.Generator) -> Words:
+        """Whole multiples of the step, modulo 2^bits in words that hold more.
+
+        Raises ``NonFiniteLossError`` where a value is NaN or infinite.
+        """
+        squares = (np.square(part, dtype=np.float64).sum() for part in _parts(change))
+        norm = math.sqrt(math.fsum(map(float, squares)))
+        if not math.isfinite(norm):
+            raise NonFiniteLossError(f"a change of the weights has the norm {norm}")
+        most = self.bound * self.levels / (self.levels + 1)
+        scale = min(1.0, most / norm if norm else 1.0) / self.step
+        words = np.full(self._length, norm < self.bound, self._words)
+        for part, into in zip(_parts(change), _parts(words[: self.size]), strict=True):
+            whole = np.floor(part * np.float64(scale) + rng.random(part.size))
+            into[:] = whole.astype(np.int64).astype(into.dtype)
+        return words
+
+    def restored(self, total: Words, finished: int) -> NDArray[np.float64]:
+        """The sum of ``finished`` units' vectors from that of their words.
+
+        Raises ``WireError`` where no vectors of norm C have such a sum: some unit did not do as it
+        was told.
+        """
+        modulus, half = 2**self.bits, 2 ** (self.bits - 1)
+        whole = self._reduced(total[: self.size]).astype(np.int64)
+        whole -= (whole >= half) * np.int64(modulus)
+        values = whole * np.float64(self.step)
+        norm, most = float(np.sqrt(np.square(values).sum())), finished * self.bound
+        if norm > most * (1 + _ROUNDING):
+            raise WireError(
+                f"the sum of {finished} updates has the norm {norm:.3g}, at most {most:.3g} is "
+                "possible: a unit masked what is no clipped update"
+            )
+        return values
+
+    def within(self, total: Words, finished: int) -> int:
+        """Of how many units the norm was below C; 0 where none are counted. Raises as
+        ``restored``."""
+        count = int(self._reduced(total[self.size :]).sum())
+        if count > finished:
+            raise WireError(f"{count} of {finished} units counted themselves")
+        return count
+
+    def pack(self, words: Words) -> NDArray[np.uint8]:
+        """The lowest bits of each word, close together."""
+        return np.concatenate([self._packed(part) for part in _parts(words)])
+
+    def unpack(self, packed: NDArray[np.uint8]) -> Words:
+        """What ``pack`` was given, modulo 2^bits; ``packed`` has ``num_bytes``."""
+        width, words = 8 * self._words.itemsize, np.empty(self._length, self._words)
+        for first, into in enumerate(_parts(words)):
+            begin = first * _CHUNK * self.bits // 8
+            part = packed[begin : begin + -(-into.size * self.bits // 8)]
+            bits = np.unpackbits(part, count=into.size * self.bits).reshape(-1, self.bits)
+            wide = np.zeros((into.size, width), np.uint8)
+            wide[:, width - self.bits :] = bits
+            into[:] = np.packbits(wide, axis=1).view(self._words.newbyteorder(">")).reshape(-1)
+        return words
+
+    def _packed(self, words: Words) -> NDArray[np.uint8]:
+        width = 8 * words.dtype.itemsize
+        bytes_ = words.astype(words.dtype.newbyteorder(">")).view(np.uint8)
+        bits = np.unpackbits(bytes_.reshape(-1, words.dtype.itemsize), axis=1)
+        return np.packbits(bits[:, width - self.bits :])
+
+    def _reduced(self, words: Words) -> Words:
+        return words & words.dtype.type(2**self.bits - 1)
+
+    @property
+    def _length(self) -> int:
+        return self.size + self.counts
+
+    @property
+    def _words(self) -> np.dtype[np.unsignedinteger[Any]]:
+        return np.dtype(np.uint32 if self.bits <= 32 else np.uint64)
+
+
+def _parts(values: NDArray[Any]) -> list[NDArray[Any]]:
+    """Views of so many values that what is made of them fits a memory."""
+    return [values[first : first + _CHUNK] for first in range(0, values.size, _CHUNK)]

@@ -1,0 +1,49 @@
+"""Shamir's secret sharing of 32 bytes over a prime field (Shamir 1979).
+
+Flower's, by pycryptodome, is sound and splits into 16 bytes of GF(2¹²⁸) in Python: one secret of 67
+shares, any 34 of which restore it, takes it 0.1 s to share and 0.3 s to restore, which the server
+does for each of 100 units in every round. Python's own whole numbers need a hundredth of that.
+"""
+
+import secrets
+from collections.abc import Collection, Mapping
+
+from collapipe.errors import WireError
+
+PRIME = 2**256 + 297  # the least above all secrets
+SECRET_BYTES, SHARE_BYTES = 32, 33
+
+
+def split(secret: bytes, threshold: int, places: Collection[int]) -> dict[int, bytes]:
+    """A share for each of the ``places``, which are above 0: any ``threshold`` of them restore the
+    secret of 32 bytes, and fewer say nothing of it."""
+    coefficients = [int.from_bytes(secret), *(_drawn() for _ in range(threshold - 1))]
+    return {place: _at(coefficients, place).to_bytes(SHARE_BYTES) for place in places}
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes:
+    """The secret of as many shares as its threshold. Raises ``WireError`` where they have none."""
+    secret = 0
+    for place, share in shares.items():
+        others = [other for other in shares if other != place]
+        numerator = denominator = 1
+        for other in others:
+            numerator = numerator * other % PRIME
+            denominator = denominator * (other - place) % PRIME
+        secret += int.from_bytes(share) * numerator * pow(denominator, -1, PRIME)
+    secret %= PRIME
+    if secret >= 2 ** (8 * SECRET_BYTES):
+        raise WireError("shares that belong to no secret")
+    return secret.to_bytes(SECRET_BYTES)
+
+
+def _drawn() -> int:
+    return secrets.randbelow(PRIME)
+
+
+def _at(coefficients: list[int], place: int) -> int:
+    """The polynomial's value, by Horner's rule."""
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = (value * place + coefficient) % PRIME
+    return value

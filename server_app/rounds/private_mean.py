@@ -1,0 +1,136 @@
+"""The units' mean update with each one's part clipped and noise added, and what it has cost."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+
+from collapipe.errors import CollaPipeError
+from collapipe.privacy.accounting import Draw, epsilon
+from collapipe.privacy.clipping import clipped_update, norm
+from collapipe.privacy.noise import GaussianNoise
+from collapipe.sections import PrivacySettings
+from collapipe.tensors import Tensors
+
+_RATE = 0.2  # η_C of the clip norm's steps
+_COUNTED_AS = 20  # of n units, how many are within is counted with a deviation of n / 20
+
+
+class BudgetSpentError(CollaPipeError):
+    """A further round would exceed ``privacy.max_epsilon``; what was trained until then stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedSum:
+    """The sum of so many ``units``' clipped changes, as float64; of ``within`` of them the norm was
+    below the clip norm."""
+
+    changes: Tensors
+    units: int
+    within: int
+
+
+@dataclass
+class PrivateMean:
+    """Makes a round's mean, and keeps the account of ``rounds``; ``by_chance`` as in ``epsilon``.
+
+    With ``clip_quantile`` γ the clip norm follows C ← C·exp(−η_C·(b − γ)), in which b is the share
+    of updates that were not clipped, counted with noise of its own (Andrew et al. 2021). Sum and
+    count together are as private as the sum would be by itself with ``noise_multiplier``: an update
+    counts as ±½ around n/2, n being known, and one that is left out moves the count by ½.
+    """
+
+    settings: PrivacySettings
+    by_chance: bool
+    clip_norm: float
+    rounds: list[Draw] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+
+    def begin(self, present: Collection[int], chosen: Collection[int]) -> None:
+        """Open the round of the ``chosen`` units.
+
+        Who was never chosen may be unable to take part, so that it does not make it less certain
+        whom the choice falls on. Raises ``BudgetSpentError`` where the round is one too many.
+        """
+        seen = self.seen.union(chosen)
+        draw, most = Draw(len(seen.intersection(present)), len(chosen)), self.settings.max_epsilon
+        if most is not None and (then := self._epsilon([*self.rounds, draw])) > most:
+            raise BudgetSpentError(
+                f"privacy.max_epsilon={most:g} is spent: ε = {self.epsilon:.3g} after "
+                f"{len(self.rounds)} rounds, {then:.3g} after one more"
+            )
+        self.seen = seen
+        self._draw = draw
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of all rounds so far; None without noise."""
+        return self._epsilon(self.rounds) if self.settings.noise_multiplier else None
+
+    def summed(self, models: Collection[Tensors], sent: Tensors) -> ClippedSum:
+        """Of the ``models`` that began at ``sent``."""
+        total = {name: torch.zeros_like(each, dtype=torch.float64) for name, each in _real(sent)}
+        within = 0
+        for model in models:
+            update = clipped_update(model, sent, self.clip_norm)
+            within += norm(update) < self.clip_norm * (1 - 1e-9)  # of a clipped one it is C
+            for name, change in update.items():
+                total[name] += change
+        return ClippedSum(total, len(models), within)
+
+    def mean(self, summed: ClippedSum, sent: Tensors, seed: int) -> Tensors:
+        """θ(t) + (Σ clipped updates + noise) / n of the n units whose models began at ``sent``.
+
+        ``seed`` is the round's, for noise that ``privacy.noise_seed`` asks for. Whole numbers and
+        truth values stay as they are.
+        """
+        source = GaussianNoise(None if self.settings.noise_seed is None else seed)
+        deviation, count_deviation = self._deviations(summed.units)
+        total = {
+            name: summed.changes[name] + deviation * self.clip_norm * source.draw(each.shape)
+            for name, each in _real(sent)
+        }
+        if self.settings.clip_quantile is not None:
+            share = (summed.within + count_deviation * float(source.draw(()))) / summed.units
+            self.clip_norm *= math.exp(-_RATE * (share - self.settings.clip_quantile))
+        self.rounds.append(self._draw)
+        return {
+            name: (each + total[name] / summed.units).to(each.dtype) if name in total else each
+            for name, each in sent.items()
+        }
+
+    def packed(self) -> Tensors:
+        """All that lasts from round to round, for a checkpoint."""
+        return {
+            "clip_norm": torch.tensor(self.clip_norm, dtype=torch.float64),
+            "rounds": torch.tensor(
+                [(draw.present, draw.chosen) for draw in self.rounds], dtype=torch.int64
+            ).reshape(-1, 2),
+            "seen": torch.tensor(sorted(self.seen), dtype=torch.int64),
+        }
+
+    def restore(self, packed: Tensors) -> None:
+        """What ``packed`` made."""
+        self.clip_norm = float(packed["clip_norm"])
+        self.rounds = [Draw(*pair) for pair in packed["rounds"].tolist()]
+        self.seen = set(packed["seen"].tolist())
+
+    def _epsilon(self, rounds: Collection[Draw]) -> float:
+        return epsilon(self.settings, rounds, self.by_chance)
+
+    def _deviations(self, units: int) -> tuple[float, float]:
+        """z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².
+
+        Of few units σ_b is z, for n / 20 would leave the sum too much noise, or none would do.
+        """
+        noise = self.settings.noise_multiplier
+        if self.settings.clip_quantile is None or not noise:
+            return noise, 0.0
+        count = max(units / _COUNTED_AS, noise)
+        return (noise**-2 - (2 * count) ** -2) ** -0.5, count
+
+
+def _real(tensors: Tensors) -> list[tuple[str, torch.Tensor]]:
+    """Those of real numbers by their names, for a checkpoint's weights have an order of theirs."""
+    return [(name, t) for name, t in sorted(tensors.items()) if t.is_floating_point()]

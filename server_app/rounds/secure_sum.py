@@ -1,0 +1,164 @@
+"""A round whose sum the server learns, and no summand: keys, shares, masked updates, unmasking."""
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+
+from collapipe.config import Settings
+from collapipe.errors import RoundFailedError, WireError
+from collapipe.secure_aggregation.graph import units_needed
+from collapipe.secure_aggregation.messages import (
+    KeysReply,
+    KeysRequest,
+    Roster,
+    SharesReply,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from collapipe.secure_aggregation.quantising import Quantiser
+from collapipe.secure_aggregation.server import relayed, unmask, usable
+from collapipe.secure_aggregation.session import Session
+from collapipe.tensors import Tensors
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+from server_app.rounds.private_mean import ClippedSum
+from server_app.units import Units
+
+_log = logging.getLogger(__name__)
+_ANSWER_S = 60.0  # for what is no work
+T = TypeVar("T", KeysReply, SharesReply, UnmaskReply)
+
+
+class SecureSum:
+    """The sum of the ``planned`` units' changes in one round.
+
+    ``requests`` go with the ``train`` messages of the units that are ready for one, ``failures``
+    say why others are not, and ``skipped`` why the round is over, if it is. ``bytes_up`` and
+    ``bytes_down`` are those of all messages but the masked updates.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        units: Units,
+        round_: int,
+        planned: Sequence[int],
+        clip_norm: float | None,
+    ) -> None:
+        assert clip_norm is not None  # or the options were refused
+        self._settings, self._units, self._round = settings, units, round_
+        self._planned, self._bound = planned, clip_norm
+        self._need = max(2, units_needed(len(planned), settings.privacy.threshold))
+        self.failures: dict[int, Failure] = {}
+        self.requests: dict[int, RecordDict] = {}
+        self.skipped: str | None = None
+        self.bytes_up = self.bytes_down = 0
+
+    def open(self) -> None:
+        """Have the units make keys and share them. Sets ``skipped`` where too few did."""
+        try:
+            self._open()
+        except RoundFailedError as error:
+            self.skipped = str(error)
+
+    def sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum | None:
+        """The sum of the changes of the units whose masked updates came, of the weights ``like``.
+
+        None, and ``skipped`` says why, where they are too few to show it, too few tell their shares
+        or some unit did not do as it was told.
+        """
+        if self.skipped is None:
+            try:
+                return self._sum(masked, like)
+            except (RoundFailedError, WireError) as error:
+                self.skipped = str(error)
+        return None
+
+    def _open(self) -> None:
+        asked = dict.fromkeys(self._planned, records.pack(KeysRequest(self._round)))
+        told = self._asked(records.MASK_KEYS, asked, KeysReply)
+        roster = Roster(self._round, usable({unit: each.keys for unit, each in told.items()}))
+        for unit in told.keys() - roster.keys.keys():
+            self.failures[unit] = Failure("WireError", "sent keys of small order, or another's")
+        self._check_enough(roster.keys, "sent keys")
+        self._session = Session(roster, self._settings.privacy.threshold)
+        asked = dict.fromkeys(roster.keys, records.pack(roster))
+        told_shares = self._asked(records.MASK_SHARES, asked, SharesReply)
+        self._shared = {u: each for u, each in told_shares.items() if self._for_neighbours(each)}
+        self._check_enough(self._shared, "shared their keys")
+        requests = relayed(self._session, self._shared)
+        self.requests = {unit: records.pack(each) for unit, each in requests.items()}
+        self.bytes_down += sum(map(records.text_bytes, self.requests.values()))
+
+    def _for_neighbours(self, reply: SharesReply) -> bool:
+        """Whether a unit has sent all of its neighbours shares; else it failed."""
+        if reply.sealed.keys() == self._session.neighbours(reply.unit):
+            return True
+        self.failures[reply.unit] = Failure("WireError", "sealed shares for others than asked")
+        return False
+
+    def num_bytes(self, like: Tensors) -> int:
+        """Of a masked update of the weights ``like``."""
+        return self._quantiser(like).num_bytes
+
+    def _quantiser(self, like: Tensors) -> Quantiser:
+        size = sum(each.numel() for each in like.values() if each.is_floating_point())
+        how = self._settings.compression.upload, self._settings.privacy
+        return Quantiser.of(*how, size, self._bound, len(self._session.keys))
+
+    def expected(self, like: Tensors) -> Tensors:
+        """What a unit sends in place of the weights ``like``, without values."""
+        size = (self.num_bytes(like),)
+        return {records.MASKED: torch.empty(size, dtype=torch.uint8, device="meta")}
+
+    def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
+        self._check_enough(masked, "sent masked updates")
+        asked = dict.fromkeys(masked, records.pack(UnmaskRequest(self._round, tuple(masked))))
+        revealed = self._asked(records.UNMASK, asked, UnmaskReply)
+        for unit in masked.keys() - revealed.keys():
+            _log.warning("unit %d tells no shares: %s", unit, self.failures[unit].message)
+        quantiser = self._quantiser(like)
+        words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
+        total = functools.reduce(np.add, words)  # one by one, for they are large
+        unmask(self._session, self._shared, masked, revealed, total)
+        values = torch.from_numpy(quantiser.restored(total, len(masked)))
+        names = sorted(name for name, each in like.items() if each.is_floating_point())
+        parts = torch.split(values, [like[name].numel() for name in names])
+        changes = {
+            name: part.reshape(like[name].shape) for name, part in zip(names, parts, strict=True)
+        }
+        return ClippedSum(changes, len(masked), quantiser.within(total, len(masked)))
+
+    def _asked(
+        self, kind: str, contents: Mapping[int, RecordDict], expected: type[T]
+    ) -> dict[int, T]:
+        """Answers of the units that did as they were asked; the others' ``failures``."""
+        self.bytes_down += sum(map(records.text_bytes, contents.values()))
+
+        def unpack(content: RecordDict) -> T:
+            self.bytes_up += records.text_bytes(content)
+            return records.unpack(expected, content)
+
+        answers = self._units.ask(kind, contents, unpack, _ANSWER_S)
+        told = dict[int, T]()
+        for unit, each in answers.items():
+            if isinstance(each, Failure):
+                self.failures[unit] = each
+            elif each.unit != unit:
+                self.failures[unit] = Failure("WireError", f"answered as unit {each.unit}")
+            else:
+                told[unit] = each
+        return told
+
+    def _check_enough(self, units: Mapping[int, object], did: str) -> None:
+        if len(units) < self._need:
+            threshold = self._settings.privacy.threshold
+            raise RoundFailedError(
+                f"{len(units)} of {len(self._planned)} units {did}, expected {self._need} or more "
+                f"(privacy.threshold={threshold:.3g}; a sum of one hides nothing)"
+            )

@@ -1,0 +1,145 @@
+"""A unit's handlers of a masked sum, asked by a server that does not follow the protocol."""
+
+import json
+import shlex
+
+import pytest
+from federated import TINY
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from masked_sums import Exchange, drawn
+
+from client_app.app import app
+from collapipe.secure_aggregation.messages import (
+    KeysReply,
+    KeysRequest,
+    Roster,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from collapipe.secure_aggregation.unit import LastMasked, MaskedUnit, UnitWithKeys
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+
+OPTIONS = (
+    *TINY,
+    "decoder.mode=control_unit",
+    "federation.weighting=uniform",
+    "federation.max_update_norm=null",
+    "privacy.clip_norm=1",
+    "privacy.secure_aggregation=true",
+)
+SECRET = "Unit"  # in the name of each stage
+
+
+@pytest.fixture
+def unit() -> Context:
+    """Unit 0, before its first message."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    own = {"partition-id": 0, "num-partitions": 3}
+    return Context(1, 2, own, RecordDict(), {"overrides": shlex.join(OPTIONS)})  # type: ignore[arg-type]
+
+
+def ask(unit: Context, kind: str, content: RecordDict) -> RecordDict:
+    return app(Message(content, 2, kind), unit).content
+
+
+def refuses(unit: Context, kind: str, message: object) -> bool:
+    """Whether the answer is a failure alone."""
+    content = message if isinstance(message, RecordDict) else records.pack(message)
+    return [*ask(unit, kind, content)] == [Failure.__name__]
+
+
+def secrets(unit: Context) -> list[str]:
+    return [name for name in unit.state if SECRET in name]
+
+
+def masked(round_: int = 1) -> MaskedUnit:
+    return Exchange(3, round=round_).share().mask(drawn(3)).with_masks[0]
+
+
+def test_a_unit_reveals_once_and_keeps_nothing(unit: Context) -> None:
+    records.keep_stage(masked(), unit.state)
+    request = records.pack(UnmaskRequest(1, (0, 1)))
+    reply = records.unpack(UnmaskReply, ask(unit, records.UNMASK, request))
+    assert reply.shares.keys() == {0, 1, 2}
+    assert secrets(unit) == []
+    for survivors in ((0, 1), (0, 2), (0, 1, 2)):  # the same again, and the other share of each
+        assert refuses(unit, records.UNMASK, UnmaskRequest(1, survivors))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        UnmaskRequest(1, (1, 2)),
+        UnmaskRequest(1, (0,)),
+        UnmaskRequest(1, (0, 1, 3)),
+        UnmaskRequest(2, (0, 1, 2)),
+        UnmaskRequest(1, tuple(range(20_000))),
+        UnmaskRequest(1, (0, -1)),
+    ],
+    ids=repr,
+)
+def test_a_forged_list_ends_the_units_part(unit: Context, request_: UnmaskRequest) -> None:
+    records.keep_stage(masked(), unit.state)
+    assert refuses(unit, records.UNMASK, request_)
+    assert secrets(unit) == []
+    assert refuses(unit, records.UNMASK, UnmaskRequest(1, (0, 1, 2)))
+
+
+def test_new_keys_end_what_was_begun(unit: Context) -> None:
+    records.keep_stage(masked(), unit.state)
+    told = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
+    assert secrets(unit) == [UnitWithKeys.__name__]
+    assert refuses(unit, records.UNMASK, UnmaskRequest(1, (0, 1, 2)))
+    again = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
+    one, other = (records.unpack(KeysReply, each).keys for each in (told, again))
+    assert one != other
+
+
+def test_a_round_that_an_update_was_masked_for_does_not_come_again(unit: Context) -> None:
+    unit.state.update(records.pack(LastMasked(4)))
+    assert all(refuses(unit, records.MASK_KEYS, KeysRequest(round_)) for round_ in (1, 3, 4))
+    assert not refuses(unit, records.MASK_KEYS, KeysRequest(5))
+
+
+def test_no_update_leaves_a_unit_that_has_shared_no_keys(unit: Context) -> None:
+    """Nor without masks, where the message asks for nothing else."""
+    for state in (None, UnitWithKeys.new(0, 1), masked()):
+        if state is not None:
+            records.keep_stage(state, unit.state)
+        assert refuses(unit, records.TRAIN, RecordDict({"weights": records.pack_tensors({})}))
+
+
+def test_a_roster_is_used_once_and_has_the_units_keys(unit: Context) -> None:
+    others = {n: UnitWithKeys.new(n, 1).public for n in (1, 2)}
+    asked = records.pack(KeysRequest(1))
+    own = records.unpack(KeysReply, ask(unit, records.MASK_KEYS, asked)).keys
+    roster = Roster(1, {0: own, **others})
+    assert not refuses(unit, records.MASK_SHARES, roster)
+    assert refuses(unit, records.MASK_SHARES, roster)
+    assert secrets(unit) == []
+    for keys in (others, {0: others[1], **others}, {0: own}, {0: own, 1: own}):
+        ask(unit, records.MASK_KEYS, asked)
+        assert refuses(unit, records.MASK_SHARES, Roster(1, keys))
+
+
+def test_a_huge_roster_is_refused(unit: Context) -> None:
+    ask(unit, records.MASK_KEYS, records.pack(KeysRequest(1)))
+    content = records.pack(Roster(1, {1: UnitWithKeys.new(1, 1).public}))
+    tree = json.loads(str(content["Roster"]["json"]))  # type: ignore[index, call-overload]
+    tree["keys"] = dict.fromkeys(range(20000), tree["keys"]["1"])
+    huge = RecordDict({"Roster": ConfigRecord({"json": json.dumps(tree)})})
+    assert refuses(unit, records.MASK_SHARES, huge)
+
+
+def test_secrets_are_in_no_checkpoint_and_on_no_disk(unit: Context) -> None:
+    for stage in (UnitWithKeys.new(0, 1), Exchange(3).share().with_shares[0], masked()):
+        records.keep_stage(stage, unit.state)
+        unit.state.update(records.pack(LastMasked(1)))
+        assert not ask(unit, records.KEEP, records.pack_groups({})).array_records
+        texts, groups = records.unpack_kept(unit.state)
+        assert texts.keys() == {LastMasked.__name__}
+        assert groups == {}
+        back = records.take_stage(type(stage), unit.state)
+        assert back == stage  # as it was packed

@@ -1,0 +1,235 @@
+"""Sums of those that are left, and nothing else: whoever drops out, whatever the server asks."""
+
+import itertools
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from masked_sums import THRESHOLD, Exchange, drawn
+
+from collapipe.errors import RoundFailedError, WireError
+from collapipe.secure_aggregation import masks
+from collapipe.secure_aggregation.graph import SPARSE_FROM, shares_needed, units_needed
+from collapipe.secure_aggregation.masks import Words
+from collapipe.secure_aggregation.messages import (
+    MaskRequest,
+    PublicKeys,
+    Roster,
+    UnmaskRequest,
+)
+from collapipe.secure_aggregation.quantising import Quantiser
+from collapipe.secure_aggregation.server import usable
+from collapipe.secure_aggregation.session import place
+from collapipe.secure_aggregation.shamir import PRIME, combine, split
+from collapipe.secure_aggregation.unit import UnitWithKeys
+
+STAGES = 4  # after each of which a unit may be gone; the last: never
+
+
+@given(st.data())
+def test_the_sum_is_exact_whoever_drops_out_up_to_the_threshold(data: st.DataObject) -> None:
+    num_units = data.draw(st.integers(2, 7))
+    most = num_units - units_needed(num_units, THRESHOLD)
+    lost = data.draw(st.sets(st.integers(0, num_units - 1), max_size=most))
+    stage = {unit: data.draw(st.integers(0, STAGES - 2)) for unit in sorted(lost)}
+    gone = [{unit for unit, last in stage.items() if last == after} for after in range(STAGES)]
+    values = drawn(num_units)
+    exchange = Exchange(num_units).share(gone[0]).mask(values, gone[1])
+    total = exchange.unmask(gone[2])
+    left = [values[unit] for unit in range(num_units) if unit not in gone[0] | gone[1]]
+    assert np.array_equal(total, np.sum(left, axis=0, dtype=np.uint32))
+
+
+def test_a_sparse_graph_gives_the_sum_with_a_third_of_the_units_gone() -> None:
+    num_units, values = 36, drawn(36)
+    gone = [{3, 5, 8, 13}, {1, 2, 20, 33}, {4, 18, 30, 31}]
+    exchange = Exchange(num_units).share(gone[0]).mask(values, gone[1])
+    assert max(len(each.sealed) for each in exchange.told.values()) < num_units - 1
+    left = [values[unit] for unit in range(num_units) if unit not in gone[0] | gone[1]]
+    assert np.array_equal(exchange.unmask(gone[2]), np.sum(left, axis=0, dtype=np.uint32))
+
+
+@pytest.mark.parametrize("num_units", [4, 7])
+def test_one_fewer_than_the_threshold_gives_no_sum(num_units: int) -> None:
+    lost = set(range(num_units - units_needed(num_units, THRESHOLD) + 1))
+    exchange = Exchange(num_units).share().mask(drawn(num_units))
+    with pytest.raises(RoundFailedError):
+        exchange.unmask(lost)
+    exchange = Exchange(num_units).share().mask(drawn(num_units), lost)
+    with pytest.raises(WireError):  # the units refuse
+        exchange.unmask()
+    exchange = Exchange(num_units).share(lost)
+    with pytest.raises(WireError):
+        exchange.mask(drawn(num_units))
+
+
+@pytest.mark.parametrize("threshold", [0.51, 2 / 3, 0.9, 1.0])
+@pytest.mark.parametrize("num_units", [2, 3, SPARSE_FROM - 1, SPARSE_FROM, 50, 101])
+def test_no_two_groups_of_holders_can_restore_both_secrets_of_a_unit(
+    num_units: int, threshold: float
+) -> None:
+    keys = {unit: PublicKeys(b"m%031d" % unit, b"s%031d" % unit) for unit in range(num_units)}
+    session = replace(Exchange(2).session, roster=Roster(1, keys), threshold=threshold)
+    for unit in (0, num_units - 1):
+        others = session.neighbours(unit)
+        assert unit not in others
+        assert all(unit in session.neighbours(other) for other in others)
+        assert 2 * shares_needed(num_units, threshold) > len(others) + 1
+
+
+def restored(exchange: Exchange) -> set[bytes]:
+    """All secrets that the server's shares give, whatever they are taken for."""
+    found = set[bytes]()
+    for unit in exchange.told:
+        told = {place(holder): reply.shares[unit] for holder, reply in exchange.revealed.items()}
+        for some in itertools.combinations(told, exchange.session.shares_needed):
+            found.add(combine({each: told[each] for each in some}))
+    return found
+
+
+def test_what_the_server_got_gives_the_sum_and_that_of_no_other_set_of_units() -> None:
+    """All sums of received vectors, with each mask that can be made taken off, put on or left; one
+    vector comes after the server has given its unit up."""
+    units, late, values = range(4), 3, drawn(4, size=3)
+    exchange = Exchange(4, threshold=0.75).share().mask(values)
+    received = dict(exchange.masked)
+    del exchange.masked[late], exchange.with_masks[late]
+    exchange.unmask()
+    key, seeds = exchange.with_keys[late].mask_key, [exchange.with_shares[n].seed for n in units]
+    assert restored(exchange) == {key, *seeds[:late]}
+    session = exchange.session
+    known = seeds[:late] + [
+        masks.pair_seed(key, session.keys[other].mask, session.digest, late, other)
+        for other in units[:late]
+    ]
+    formed = set[bytes]()
+    for signs in itertools.product((-1, 0, 1), repeat=len(known)):
+        offset = np.zeros(3, np.uint32)
+        for sign, seed in zip(signs, known, strict=True):
+            if sign:
+                masks.add_mask(offset, seed, negative=sign < 0)
+        formed |= {(offset + total).tobytes() for total in sums(received).values()}
+    assert {some for some, total in sums(values).items() if total.tobytes() in formed} == {
+        (0, 1, 2)
+    }
+
+
+def sums(of: dict[int, Words]) -> dict[tuple[int, ...], Words]:
+    """Of all sets of units, one at least."""
+    return {
+        some: np.sum([of[unit] for unit in some], axis=0, dtype=np.uint32)
+        for count in range(1, len(of) + 1)
+        for some in itertools.combinations(of, count)
+    }
+
+
+def test_a_unit_answers_each_message_of_a_round_once_and_by_the_rules() -> None:
+    exchange = Exchange(3).share().mask(drawn(3))
+    stage, first = exchange.with_masks[0], exchange.with_keys[0]
+    for survivors in ((0,), (1, 2), (0, 1, 1), (0, 1, 7), (0, 0), tuple(range(5000)), ()):
+        with pytest.raises(WireError):
+            stage.reveal(UnmaskRequest(1, survivors))
+    with pytest.raises(WireError):
+        stage.reveal(UnmaskRequest(2, (0, 1, 2)))
+    reply = stage.reveal(UnmaskRequest(1, (0, 2)))
+    held = stage.held[1], stage.held[2]
+    assert reply.shares[1] == held[0][:33]  # of the mask key of the one that is gone
+    assert reply.shares[2] == held[1][33:]  # of the self mask of the one that is there
+    other = Exchange(3, round=2)
+    with pytest.raises(WireError):  # a roster of another round, with or without one's keys
+        first.share(other.session.roster, THRESHOLD)
+    with pytest.raises(WireError):
+        first.share(Roster(1, other.session.keys), THRESHOLD)
+    with pytest.raises(WireError):
+        first.share(Roster(1, {0: first.public}), THRESHOLD)
+
+
+def test_shares_of_other_rounds_senders_and_rosters_do_not_open() -> None:
+    exchange = Exchange(3).share()
+    stage, honest = exchange.with_shares[0], exchange.requests[0].sealed
+    older = Exchange(3).share()
+    for sealed in (
+        {1: honest[2], 2: honest[1]},  # from one another
+        {**honest, 2: exchange.requests[1].sealed[2]},  # for another
+        older.requests[0].sealed,
+        {1: honest[1], 2: bytes(len(honest[2]))},
+    ):
+        words = drawn(1)[0]
+        with pytest.raises(WireError):
+            stage.mask(1, MaskRequest(sealed), words)
+        assert np.array_equal(words, drawn(1)[0])  # nothing was masked
+    for sealed in ({}, {1: honest[1], 7: honest[2]}):
+        with pytest.raises(WireError):
+            stage.mask(1, MaskRequest(sealed), drawn(1)[0])
+    with pytest.raises(WireError):
+        stage.mask(2, exchange.requests[0], drawn(1)[0])
+
+
+def test_units_that_were_told_different_keys_share_no_secrets() -> None:
+    one = Exchange(3)
+    keys = {**one.session.keys, 2: UnitWithKeys.new(2, 1).public}
+    _, reply = one.with_keys[1].share(Roster(1, keys), THRESHOLD)
+    stage, _ = one.with_keys[0].share(one.session.roster, THRESHOLD)
+    with pytest.raises(WireError):
+        stage.mask(1, MaskRequest({1: reply.sealed[0], 2: reply.sealed[0]}), drawn(1)[0])
+
+
+@pytest.mark.parametrize("which", ["mask", "seal"])
+def test_keys_that_give_everybody_the_same_secret_are_left_out(which: str) -> None:
+    exchange = Exchange(3)
+    small = replace(exchange.session.keys[2], **{which: bytes(32)})
+    copied = replace(exchange.session.keys[2], **{which: exchange.session.keys[0].mask})
+    for odd in (small, copied):
+        assert usable({**exchange.session.keys, 2: odd}).keys() == {0, 1}
+    with pytest.raises(WireError):  # nor does a unit take the server's word for it
+        stage, _ = exchange.with_keys[0].share(
+            Roster(1, {**exchange.session.keys, 2: small}), THRESHOLD
+        )
+        stage.mask(1, MaskRequest({2: bytes(82), 1: bytes(82)}), drawn(1)[0])
+
+
+def test_a_unit_that_tells_wrong_shares_is_found_out() -> None:
+    """By the norm of the sum, of a self mask and of a mask key."""
+    quantiser = Quantiser(100, 1.0, 127, 3)
+    words = quantiser.quantise(np.zeros(100), np.random.default_rng(0))
+    for gone, liar_says in ((), 0), ({2}, 2):
+        exchange = Exchange(3).share().mask(dict.fromkeys(range(3), words), gone)
+        assert np.linalg.norm(quantiser.restored(exchange.unmask(), 3)) < 1
+        reply = exchange.revealed[1]
+        wrong = {**reply.shares, liar_says: (1).to_bytes(33)}
+        exchange.revealed[1] = replace(reply, shares=wrong)
+        with pytest.raises(WireError):
+            quantiser.restored(exchange.total(), 3)
+
+
+def test_nothing_secret_is_shown() -> None:
+    exchange = Exchange(3).share().mask(drawn(3))
+    for stage in (exchange.with_keys[0], exchange.with_shares[0], exchange.with_masks[0]):
+        assert repr(stage).startswith("<collapipe.secure_aggregation.unit.")
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(1, 9), st.data())
+def test_shares_restore_a_secret_and_one_fewer_none(
+    secret: bytes, threshold: int, data: st.DataObject
+) -> None:
+    places = data.draw(st.sets(st.integers(1, 10_000), min_size=threshold, max_size=12))
+    shares = split(secret, threshold, places)
+    some = data.draw(st.permutations(sorted(places)))[:threshold]
+    assert combine({each: shares[each] for each in some}) == secret
+    if threshold > 1:
+        with suppress(WireError):
+            assert combine({each: shares[each] for each in some[1:]}) != secret
+
+
+def test_the_field_is_one() -> None:
+    """Miller–Rabin, 20 bases."""
+    odd, twos = PRIME - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in range(2, 22):
+        power = pow(base, odd, PRIME)
+        powers = [pow(power, 2**k, PRIME) for k in range(twos)]
+        assert power == 1 or PRIME - 1 in powers

@@ -1,0 +1,118 @@
+"""Means of whole numbers are those of the changes, up to the error that the docs state."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.errors import NonFiniteLossError, WireError
+from collapipe.secure_aggregation.quantising import _CHUNK, LEVELS, Quantiser
+
+BOUND = 0.5
+
+
+def vectors(units: int, size: int, norms: float, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    drawn = [rng.standard_normal(size) for _ in range(units)]
+    return [(each * norms / np.linalg.norm(each)).astype(np.float32) for each in drawn]
+
+
+def summed(quantiser: Quantiser, changes: list[np.ndarray]) -> np.ndarray:
+    words = [quantiser.quantise(x, np.random.default_rng(n)) for n, x in enumerate(changes)]
+    return np.sum([quantiser.unpack(quantiser.pack(each)) for each in words], axis=0).astype(
+        words[0].dtype
+    )
+
+
+def clipped(change: np.ndarray) -> np.ndarray:
+    return change * min(1.0, BOUND / np.linalg.norm(change))
+
+
+@given(
+    precision=st.sampled_from(sorted(LEVELS)),
+    units=st.integers(1, 6),
+    size=st.integers(1, 300),
+    norms=st.sampled_from([0.0, 1e-9, 0.3, BOUND, 7.0, 1e30]),
+    alone=st.booleans(),
+)
+def test_the_mean_is_off_by_no_more_than_the_bound(
+    precision: str, units: int, size: int, norms: float, alone: bool
+) -> None:
+    changes = vectors(units, size, norms)
+    if alone:  # all of the norm in one value, the same for all: the largest sum
+        changes = [np.where(np.arange(size) == 0, np.float32(norms), np.float32(0))] * units
+    quantiser = Quantiser(size, BOUND, LEVELS[precision], units)
+    mean = quantiser.restored(summed(quantiser, changes), units) / units
+    if norms:
+        expected = np.mean([clipped(each.astype(np.float64)) for each in changes], axis=0)
+    else:
+        expected = np.zeros(size)
+    error = np.linalg.norm(mean - expected)
+    assert error <= 2 * BOUND / (quantiser.levels + 1) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("precision", sorted(LEVELS))
+def test_the_error_is_by_chance_and_has_the_size_that_is_stated(precision: str) -> None:
+    units, size = 10, 20_000
+    quantiser = Quantiser(size, BOUND, LEVELS[precision], units)
+    changes = vectors(units, size, 0.8 * BOUND)
+    error = quantiser.restored(summed(quantiser, changes), units) / units - np.mean(changes, axis=0)
+    largest = BOUND / (2 * (quantiser.levels + 1) * math.sqrt(units))
+    assert 0.5 * largest < np.linalg.norm(error) <= 1.01 * largest
+    # no bias: the error's mean is that of so many independent ones
+    assert abs(error.mean()) < 5 * largest / size
+
+
+def test_a_part_of_a_step_is_not_lost() -> None:
+    """Rounded to the nearest, a change of 0.3 steps in each value would be none."""
+    quantiser = Quantiser(20_000, BOUND, LEVELS["int4"], 1)
+    change = np.full(20_000, 0.3 * quantiser.step)
+    words = quantiser.quantise(change, np.random.default_rng(0))
+    assert quantiser.restored(words, 1).mean() == pytest.approx(change[0], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", sorted(LEVELS))
+def test_what_is_sent_has_no_larger_norm_than_the_bound(precision: str) -> None:
+    for size in (1, 7, 5000):
+        quantiser = Quantiser(size, BOUND, LEVELS[precision], 1)
+        for seed, change in enumerate(vectors(3, size, 40.0)):
+            words = quantiser.quantise(change, np.random.default_rng(seed))
+            assert np.linalg.norm(quantiser.restored(words, 1)) <= BOUND * (1 + 1e-9)
+
+
+def test_words_of_more_than_32_bits_and_several_chunks_travel_whole() -> None:
+    quantiser = Quantiser(_CHUNK + 5, BOUND, LEVELS["float32"], 100, counts=True)
+    assert quantiser.bits > 32
+    words = np.random.default_rng(0).integers(0, 2**64, _CHUNK + 6, dtype=np.uint64)
+    packed = quantiser.pack(words)
+    assert len(packed) == quantiser.num_bytes
+    assert np.array_equal(quantiser.unpack(packed), words & np.uint64(2**quantiser.bits - 1))
+
+
+def test_units_below_the_bound_are_counted_where_asked() -> None:
+    quantiser = Quantiser(50, BOUND, LEVELS["int8"], 5, counts=True)
+    changes = vectors(3, 50, 0.9 * BOUND) + vectors(2, 50, 1.1 * BOUND)
+    total = summed(quantiser, changes)
+    assert quantiser.within(total, 5) == 3
+    total[-1] = 6
+    with pytest.raises(WireError):
+        quantiser.within(total, 5)
+    assert Quantiser(50, BOUND, 127, 5).within(total[:50], 5) == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_change_that_is_not_finite_is_refused(value: float) -> None:
+    change = np.array([0.1, value], np.float32)
+    with pytest.raises(NonFiniteLossError):
+        Quantiser(2, BOUND, 127, 3).quantise(change, np.random.default_rng(0))
+
+
+def test_a_sum_that_no_clipped_updates_have_is_refused() -> None:
+    quantiser = Quantiser(100, BOUND, 127, 3)
+    changes = vectors(2, 100, BOUND)
+    total = summed(quantiser, changes)
+    total += np.random.default_rng(0).integers(0, 2**32, 100, dtype=np.uint32)
+    with pytest.raises(WireError):
+        quantiser.restored(total, 3)

@@ -1,0 +1,178 @@
+"""The mean of clipped updates with noise: what one unit can do to it, and what a run says of it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federated import play, run, settings_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.errors import ConfigError
+from collapipe.privacy.clipping import norm
+from collapipe.sections import PrivacySettings
+from collapipe.tensors import Tensors
+from server_app.rounds.private_mean import BudgetSpentError, PrivateMean
+
+SENT: Tensors = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "n": torch.tensor(7)}
+UPDATES = st.lists(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=2, max_size=5
+)
+
+
+def private_mean(clip_norm: float = 1.0, **options: Any) -> PrivateMean:
+    settings = PrivacySettings(clip_norm=clip_norm, **options)
+    return PrivateMean(settings, by_chance=False, clip_norm=clip_norm)
+
+
+def moved(change: list[float]) -> Tensors:
+    """What a unit sends back whose weights moved so."""
+    a, b = torch.tensor(change).split([2, 1])
+    return {"a": SENT["a"] + a, "b": SENT["b"] + b.reshape(1, 1), "n": torch.tensor(0)}
+
+
+def mean(private: PrivateMean, updates: list[list[float]], seed: int = 0) -> Tensors:
+    units = range(len(updates))
+    private.begin(units, units)
+    summed = private.summed([moved(each) for each in updates], SENT)
+    return private.mean(summed, SENT, seed)
+
+
+def difference(one: Tensors, other: Tensors) -> float:
+    return norm({name: one[name].double() - other[name].double() for name in ("a", "b")})
+
+
+def test_short_updates_without_noise_are_averaged() -> None:
+    found = mean(private_mean(100.0), [[1, 2, 3], [3, 2, -5]])
+    assert found["a"].tolist() == [3.0, 0.0] and found["b"].item() == -0.5
+    assert found["n"] == 7, "a whole number is nobody's"
+
+
+@given(UPDATES, st.floats(0.1, 10))
+def test_a_unit_moves_the_sum_by_the_clip_norm_at_most(
+    updates: list[list[float]], clip_norm: float
+) -> None:
+    """Its update, whatever it is, against none: the sensitivity that ε is computed from."""
+    with_it = mean(private_mean(clip_norm), updates)
+    without = mean(private_mean(clip_norm), [*updates[:-1], [0.0, 0.0, 0.0]])
+    rounding = 1e-5 * clip_norm + 1e-6
+    assert len(updates) * difference(with_it, without) <= clip_norm + len(updates) * rounding
+
+
+def test_noise_is_as_large_as_it_says() -> None:
+    options = {"noise_multiplier": 3.0, "noise_seed": 1}
+    sent = {"a": torch.zeros(20_000)}
+    private = private_mean(2.0, **options)
+    private.begin([0, 1], [0, 1])
+    found = private.mean(private.summed([sent, sent], sent), sent, seed=5)["a"]
+    assert float(found.std()) == pytest.approx(3.0 * 2.0 / 2, rel=0.03)
+    assert abs(float(found.mean())) < 0.1
+
+
+def test_a_seed_repeats_the_noise_and_none_does_not() -> None:
+    def once(**options: Any) -> Tensors:
+        return mean(private_mean(noise_multiplier=1.0, **options), [[1, 2, 3], [3, 2, 1]], seed=9)
+
+    assert torch.equal(once(noise_seed=1)["a"], once(noise_seed=1)["a"])
+    assert not torch.equal(once()["a"], once()["a"])
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.0, 0.05])
+def test_the_clip_norm_follows_the_quantile(noise_multiplier: float) -> None:
+    """Of updates whose norms are 1 to 20, three of four are below 15."""
+    updates = [[float(length), 0.0, 0.0] for length in range(1, 21)]
+    options = {"noise_multiplier": noise_multiplier, "noise_seed": 3}
+    private = private_mean(0.1, clip_quantile=0.75, **options)
+    for seed in range(150):
+        mean(private, updates, seed)
+    assert private.clip_norm == pytest.approx(15, abs=1.6)
+
+
+def test_sum_and_count_are_as_private_as_the_sum_alone() -> None:
+    """1/z² = 1/z_Δ² + 1/(2σ_b)², for a unit moves the count by a half."""
+    for units in (2, 30, 500):
+        private = private_mean(noise_multiplier=2.0, clip_quantile=0.5)
+        deviation, of_count = private._deviations(units)
+        assert deviation**-2 + (2 * of_count) ** -2 == pytest.approx(2.0**-2)
+
+
+def test_an_account_that_goes_on_is_the_same() -> None:
+    before = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
+    mean(before, [[1, 2, 3], [3, 2, 1]])
+    after = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
+    after.restore(before.packed())
+    assert (after.clip_norm, after.rounds, after.seen) == (before.clip_norm, before.rounds, {0, 1})
+    assert after.epsilon == before.epsilon
+
+
+def test_who_was_never_chosen_makes_no_choice_less_certain() -> None:
+    private = private_mean(noise_multiplier=4.0)
+    for chosen in ([0, 1], [1, 2], [0, 3]):
+        private.begin(range(10), chosen)
+        private.mean(private.summed([SENT, SENT], SENT), SENT, 0)
+    assert [draw.present for draw in private.rounds] == [2, 3, 4]
+
+
+def test_a_round_too_many_is_not_begun() -> None:
+    private = private_mean(noise_multiplier=4.0, max_epsilon=1.2)
+    mean(private, [[1, 2, 3], [3, 2, 1]])
+    with pytest.raises(BudgetSpentError, match=r"max_epsilon=1\.2 is spent: ε = .* after one more"):
+        mean(private, [[1, 2, 3], [3, 2, 1]])
+    assert len(private.rounds) == 1
+
+
+PRIVATE = "privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two of the four rounds that are asked for: ε of a third would be above 2."""
+    folder = tmp_path_factory.mktemp("private") / "run"
+    play(folder, *PRIVATE, "privacy.max_epsilon=1.6", "federation.rounds=4")
+    return folder
+
+
+def test_a_run_ends_before_its_limit_and_says_so(whole: Path) -> None:
+    summary = json.loads((whole / "summary.json").read_text())
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert (summary["status"], len(lines)) == ("completed", 2)
+    assert summary["privacy"]["epsilon"] == lines[-1]["epsilon"] <= 1.6 < 2 * lines[0]["epsilon"]
+    assert "privacy.max_epsilon=1.6 is spent" in summary["privacy"]["ended"]
+    assert summary["privacy"]["noise"] == "privacy.noise_seed=3"
+    assert summary["metric"] is not None, "what was trained is tested"
+
+
+def test_noise_is_of_the_systems_source_unless_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(tmp_path / "run", "privacy=private", "federation.rounds=1")
+    times = 4 * math.sqrt(sum(weight.numel() for weight in found.values())) / 3
+    assert f"noise in the mean of 3 units is {times:,.0f} times as long" in capsys.readouterr().out
+    assert math.isfinite(norm({k: v for k, v in found.items() if v.is_floating_point()}))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["privacy"]["noise"] == "the operating system's"
+
+
+@pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        ("decoder.mode=per_cluster", "set decoder.mode=control_unit"),
+        ("decoder.mode=auto", "set decoder.mode=control_unit"),
+        ("framework=pipeline", "averages nothing"),
+        ("federation.weighting=tokens", "set federation.weighting=uniform"),
+        ("server_optimizer.average=median", "set server_optimizer.average=mean"),
+        ("privacy.clip_norm=null", "set privacy.clip_norm"),
+        ("privacy.noise_multiplier=0", "set privacy.noise_multiplier"),
+    ],
+)
+def test_what_would_undo_it_is_refused(option: str, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        settings_of(tmp_path, ["privacy=private", option])
+
+
+def test_a_limit_that_one_round_exceeds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_epsilon=0\.1: one round exceeds it"):
+        play(tmp_path / "run", "privacy=private", "privacy.max_epsilon=0.1")

@@ -1,0 +1,246 @@
+"""Runs whose server learns sums alone end where those do that show it every update."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federated import run, weights
+from flwr.app import Context, Message
+from lying import Lying
+from resumed import World, differing, outcome, tensors
+from torch import Tensor
+
+from client_app.app import app as client_app
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError
+from collapipe.secure_aggregation.masks import Words
+from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
+from collapipe.tensors import Tensors
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+
+BOUND = 10.0  # above all changes of these runs
+PLAIN = (
+    "decoder.mode=control_unit",
+    "federation.weighting=uniform",
+    "federation.max_update_norm=null",
+    f"privacy.clip_norm={BOUND}",
+    "federation.rounds=1",
+    "model.num_blocks=2",
+    "federation.local_steps=1",
+)
+MASKED = (*PLAIN, "privacy.secure_aggregation=true")
+Spoil = Callable[[Message, Context], bool]
+
+
+class Watched:
+    """The real ClientApp; keeps what the server gets, and raises where ``spoilt`` says so."""
+
+    def __init__(self, spoilt: Spoil = lambda message, context: False) -> None:
+        self.replies: list[tuple[str, int, Message]] = []
+        self._spoilt = spoilt
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if self._spoilt(message, context):
+            raise OSError("the battery is empty")
+        reply, kind = client_app(message, context), message.metadata.message_type
+        self.replies.append((kind, int(context.node_config["partition-id"]), reply))
+        return reply
+
+
+def lost(kind: str, *units: int, round_: int = 1) -> Spoil:
+    """These units are gone when this message of a round comes."""
+    seen = dict[int, int]()
+
+    def spoilt(message: Message, context: Context) -> bool:
+        if message.metadata.message_type != kind:
+            return False
+        unit = int(context.node_config["partition-id"])
+        seen[unit] = seen.get(unit, 0) + 1
+        return unit in units and seen[unit] == round_
+
+    return spoilt
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return float(sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5)
+
+
+def bound(precision: str) -> float:
+    return 2 * BOUND / (LEVELS[precision] + 1)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    return run(tmp_path_factory.mktemp("plain") / "run", *PLAIN)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, list[Words]]:
+    """A masked run, what the server got in it, and the units' words before masks."""
+    folder, client, secret = tmp_path_factory.mktemp("masked") / "run", Watched(), list[Words]()
+    real = Quantiser.quantise
+
+    def quantise(self: Quantiser, change: np.ndarray, rng: np.random.Generator) -> Words:
+        secret.append(real(self, change, rng).copy())
+        return secret[-1].copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Quantiser, "quantise", quantise)
+        run(folder, *MASKED, client=client)  # type: ignore[arg-type]
+    return folder, client, secret
+
+
+def test_a_masked_run_ends_where_the_plain_one_does(
+    plain: dict[str, Tensor], watched: tuple[Path, Watched, list[Words]]
+) -> None:
+    folder, *_ = watched
+    assert 0 < apart(plain, weights(folder)) <= bound("float32")
+    (line,) = lines(folder)
+    assert line["units"] == [0, 1, 2]
+    assert line["skipped"] is None
+
+
+def test_nothing_that_the_server_got_is_an_update(
+    watched: tuple[Path, Watched, list[Words]],
+) -> None:
+    """Every message of the run: what is in it, and that no bytes of it are a unit's."""
+    folder, client, secret = watched
+    total = sum(each.numel() for each in weights(folder).values())
+    quantiser = Quantiser(total, BOUND, LEVELS["float32"], 3)
+    assert len(secret) == 3
+    updates = [quantiser.pack(words).tobytes() for words in secret]
+    arrays = dict[tuple[str, str], int]()
+    for kind, _, reply in client.replies:
+        assert not {*reply.content} & {Failure.__name__}
+        for group, record in reply.content.array_records.items():
+            for name, array in record.items():
+                arrays[kind, f"{group}/{name}"] = arrays.get((kind, f"{group}/{name}"), 0) + 1
+                assert all(
+                    update[i : i + 64] not in array.data for update in updates for i in (0, 999)
+                )
+    assert arrays == {("train", "weights/masked"): 3}
+    texts = [kind for kind, _, reply in client.replies for _ in reply.content.config_records]
+    kinds = {"query.rows", "query.state", "train"}
+    masks = {records.MASK_KEYS, records.MASK_SHARES, records.UNMASK}
+    assert {*texts} == kinds | masks
+    assert all(texts.count(kind) == 3 for kind in masks)
+    sent = sum(
+        records.text_bytes(reply.content) for kind, _, reply in client.replies if kind in masks
+    )
+    assert lines(folder)[0]["bytes_up"] == sent + 3 * quantiser.num_bytes
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("compression=int8", "adapter=lora"), ("compression=bfloat16",)],
+    ids=lambda overrides: overrides[0].replace("=", "_"),
+)
+def test_few_bits_are_enough(
+    tmp_path: Path, plain: dict[str, Tensor], overrides: tuple[str, ...]
+) -> None:
+    if len(overrides) > 1:
+        plain = run(tmp_path / "plain", *PLAIN, *overrides[1:])
+    masked = run(tmp_path / "masked", *MASKED, *overrides)
+    precision = overrides[0].partition("=")[2]
+    assert 0 < apart(plain, masked) <= bound(precision)
+
+
+def test_a_unit_that_is_gone_before_masks_are_taken_off_changes_nothing(
+    tmp_path: Path, watched: tuple[Path, Watched, list[Words]]
+) -> None:
+    client = Watched(lost(records.UNMASK, 2))
+    found = run(tmp_path / "run", *MASKED, client=client)  # type: ignore[arg-type]
+    expected = weights(watched[0])
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert lines(tmp_path / "run")[0]["units"] == [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def plain_without_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    folder, client = tmp_path_factory.mktemp("without") / "run", Watched(lost("train", 1))
+    return run(folder, *PLAIN, client=client)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN])
+def test_a_unit_that_is_gone_earlier_is_left_out_and_named(
+    tmp_path: Path, plain_without_one: dict[str, Tensor], kind: str
+) -> None:
+    client = Watched(lost(kind, 1))
+    found = run(tmp_path / "run", *MASKED, client=client)  # type: ignore[arg-type]
+    assert 0 < apart(found, plain_without_one) <= bound("float32")
+    (line,) = lines(tmp_path / "run")
+    assert line["units"] == [0, 2]
+    assert "battery" in line["failures"]["1"]  # type: ignore[index]
+
+
+def test_a_round_below_the_threshold_is_skipped_and_says_why(tmp_path: Path) -> None:
+    kinds = [records.MASK_KEYS, records.MASK_SHARES, records.TRAIN, records.UNMASK]
+    spoilers = [lost(kind, 0, 1) for kind in kinds]  # a round's later messages come in the next
+    client = Watched(lambda *arguments: any(spoil(*arguments) for spoil in spoilers))
+    found = run(tmp_path / "run", *MASKED, "federation.rounds=5", client=client)  # type: ignore[arg-type]
+    told = lines(tmp_path / "run")
+    assert [line["units"] for line in told] == [[], [], [], [], [0, 1, 2]]
+    assert all("privacy.threshold" in str(line["skipped"]) for line in told[:3])
+    assert "shares" in str(told[3]["skipped"])
+    assert told[4]["skipped"] is None
+    assert found
+
+
+def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units_part(
+    tmp_path: Path,
+) -> None:
+    def nonsense(sent: Tensors, trained: Tensors) -> Tensors:
+        return {name: each ^ 0x5A for name, each in trained.items()}
+
+    def short(sent: Tensors, trained: Tensors) -> Tensors:
+        return {name: each[1:] for name, each in trained.items()}
+
+    told = list[dict[str, object]]()
+    for number, lie in enumerate((nonsense, short)):
+        run(tmp_path / str(number), *MASKED, client=Lying(lie, {1}))  # type: ignore[arg-type]
+        told += lines(tmp_path / str(number))
+    assert [line["units"] for line in told] == [[], [0, 2]]
+    assert "norm" in str(told[0]["skipped"])
+    assert told[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
+
+
+def test_a_masked_run_that_goes_on_ends_as_it_would_have(tmp_path: Path) -> None:
+    """With noise at the server, and a clip norm that follows the count of norms below it."""
+    masked = [*MASKED[:4], MASKED[-1], "compression=int8", "federation.num_units=3"]
+    masked += ["privacy.noise_multiplier=0.01", "privacy.noise_seed=1", "privacy.clip_quantile=0.5"]
+    world = World(tmp_path, *masked)
+    whole = world.run(tmp_path / "whole")
+    again = world.run(tmp_path / "again")
+    world.run(again, "000001")
+    assert differing(tensors(again), tensors(whole)) == []
+    assert outcome(again) == outcome(whole)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "decoder.mode=per_cluster",
+        "framework=pipeline",
+        "server_optimizer.average=median",
+        "federation.weighting=tokens",
+        "federation.max_update_norm=10",
+        "federation.channel_noise=1",
+        "compression.upload=auto",
+        "federation.num_units=1",
+        "privacy.clip_norm=null",
+        "privacy.threshold=0.5",
+    ],
+)
+def test_options_that_show_more_than_a_sum_or_need_it_are_refused(override: str) -> None:
+    load_overrides(MASKED)
+    with pytest.raises(ConfigError) as error:
+        load_overrides([*MASKED, override])
+    assert override.partition("=")[0].partition(".")[2].partition("=")[0] in str(error.value)
