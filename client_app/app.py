@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from client_app import evaluating
 from client_app.control_unit import ControlUnit
+from client_app.masked_update import masked_update
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
@@ -20,6 +21,19 @@ from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
 from collapipe.owner import as_told, load_settings, name_of, trusted_link
 from collapipe.runs.rows import tell_rows
+from collapipe.secure_aggregation.messages import (
+    KeysReply,
+    KeysRequest,
+    MaskRequest,
+    Roster,
+    UnmaskRequest,
+)
+from collapipe.secure_aggregation.unit import (
+    LastMasked,
+    MaskedUnit,
+    UnitWithKeys,
+    UnitWithShares,
+)
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -31,6 +45,7 @@ from collapipe.wire.messages import (
     Failure,
     RowsRequest,
     Setup,
+    Trained,
     TrainRequest,
 )
 
@@ -111,11 +126,42 @@ def restore(message: Message, context: Context) -> RecordDict:
         raise WireError(f"only {', '.join(_KEPT)} can be restored")
     for key in groups.keys() & set(_ACTIVATIONS):
         _control_unit(context).activation_memory(groups[key])  # which raises where it cannot be
-    for key in _KEPT:
+    for key in (*_KEPT, Trained.__name__):
         context.state.pop(key, None)
     for key, tensors in groups.items():
         context.state[key] = records.pack_tensors(tensors)
     return records.pack_groups({})
+
+
+@app.query("mask_keys")
+@_answering
+def mask_keys(message: Message, context: Context) -> RecordDict:
+    """Make the keys of a masked sum, of a round that no update was masked for yet."""
+    request, state = records.unpack(KeysRequest, message.content), context.state
+    if LastMasked.__name__ in state and request.round <= records.unpack(LastMasked, state).round:
+        raise WireError(f"an update was masked for round {request.round} already, or a later one")
+    stage = UnitWithKeys.new(_number(context), request.round)
+    records.keep_stage(stage, state)
+    return records.pack(KeysReply(stage.unit, stage.public))
+
+
+@app.query("mask_shares")
+@_answering
+def mask_shares(message: Message, context: Context) -> RecordDict:
+    """Share the secrets of a masked sum with neighbours."""
+    stage = records.take_stage(UnitWithKeys, context.state)
+    roster = records.unpack(Roster, message.content)
+    shared, reply = stage.share(roster, _settings(context).privacy.threshold)
+    records.keep_stage(shared, context.state)
+    return records.pack(reply)
+
+
+@app.query("unmask")
+@_answering
+def unmask(message: Message, context: Context) -> RecordDict:
+    """Tell shares of others' secrets, once; nothing is left of them then."""
+    stage = records.take_stage(MaskedUnit, context.state)
+    return records.pack(stage.reveal(records.unpack(UnmaskRequest, message.content)))
 
 
 @app.train()
@@ -127,12 +173,15 @@ def train(message: Message, context: Context) -> RecordDict:
         request = replace(request, link=trusted_link(request.link, context.node_config))
     weights = records.unpack_record(message.content, "weights")
     settings = _settings(context)
+    stage = None
+    if settings.privacy.secure_aggregation:
+        stage = records.take_stage(UnitWithShares, context.state)
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
         unit = _control_unit(context)
         precision = settings.compression.of(request.plan.uplink).upload
         start = weights
-        if precision != FLOAT32:  # training changes weights where they are
+        if precision != FLOAT32 or stage:  # training changes weights where they are
             start = {name: tensor.clone() for name, tensor in weights.items()}
         with _reading:  # units of one process share what is read
             fixed = _cached_weights(tuple(_setup(context).frozen.items()), unit.device)
@@ -144,8 +193,16 @@ def train(message: Message, context: Context) -> RecordDict:
             coder = unit.change_coder(request, *(_kept(context, key) for key in _ACTIVATIONS))
         reply, optimizer_state = unit.train(request, whole, state, stem, frozen, coder)
         end = {name: reply.weights[name] for name in weights}
-        sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
+        if stage is not None:
+            shares = records.unpack(MaskRequest, message.content)
+            masked, sent = masked_update(stage, request, shares, start, end, settings)
+            residual: Tensors = {}
+        else:
+            sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
         cancellation.check()  # a round that the server has given up leaves no state
+    if stage is not None:
+        records.keep_stage(masked, context.state)
+        context.state.update(records.pack(LastMasked(request.round)))
     head_state: Tensors = {}
     if settings.optimizer.state == "keep":
         if settings.chooses_heads:  # the server keeps it, who says where it is needed next
@@ -160,6 +217,7 @@ def train(message: Message, context: Context) -> RecordDict:
     context.state.pop(_RESIDUAL, None)
     if residual:
         context.state[_RESIDUAL] = records.pack_tensors(residual)
+    context.state.update(records.pack(Trained(request.round)))
     return records.pack_reply(replace(reply, weights=sent, head_state=head_state))
 
 

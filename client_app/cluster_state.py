@@ -13,6 +13,7 @@ from collapipe.config import Settings
 from collapipe.devices.presets import ClusterPreset
 from collapipe.errors import ConfigError
 from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upload_bits
+from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, BlockCost, ClusterState, DeviceProfile, Uplink
 from collapipe.tasks.task import Examples
@@ -107,7 +108,15 @@ def _model_bits(
         return 0.0
     travels = with_head and settings.chooses_heads and settings.optimizer.state == "keep"
 
-    sent = partial(upload_bits, settings.model, vocabulary)
+    plain = partial(upload_bits, settings.model, vocabulary)
+
+    def sent(precision: str, dtype: torch.dtype, with_head: bool) -> float:
+        if not settings.privacy.secure_aggregation:
+            return plain(precision, dtype, with_head)
+        values = int(plain(FLOAT32, torch.float32, with_head)) // (8 * torch.float32.itemsize)
+        most = 1.0, settings.federation.num_units  # any bound has as many bits
+        how = settings.compression.upload, settings.privacy
+        return 8.0 * Quantiser.of(*how, values, *most).num_bytes
 
     def state(dtype: torch.dtype) -> float:
         memory = settings.model, vocabulary, settings.optimizer, dtype
@@ -118,7 +127,7 @@ def _model_bits(
         dtype = getattr(torch, settings.pipeline.dtype)
         return sent(precision, dtype, with_head) + state(dtype)
     whole = sent(precision, torch.float32, with_head) + state(torch.float32)
-    return preset * whole / sent(FLOAT32, torch.float32, not settings.server_has_heads)
+    return preset * whole / plain(FLOAT32, torch.float32, not settings.server_has_heads)
 
 
 def _head_seconds(

@@ -1,6 +1,6 @@
 """What a deployed unit keeps in a run, on its owner's disk: a process that starts anew goes on.
 
-One file, of the last run alone; only its owner may read it.
+Of the last run alone, after its last round and before it; only its owner may read the files.
 """
 
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptStore:
-    """``folder`` holds one run's file, which is replaced as a whole: messages as JSON, and groups
+    """``folder`` holds one run's files, which are replaced as a whole: messages as JSON, and groups
     of tensors, by their names."""
 
     folder: Path
@@ -28,36 +28,59 @@ class KeptStore:
     def read(self, run: int) -> tuple[dict[str, str], dict[str, Tensors]]:
         """What was kept in this run; what was kept in others is removed. Nothing where the file
         cannot be read; it is removed, which the log says."""
-        file, groups = self._only(run), dict[str, Tensors]()
-        if not file.exists():
-            return {}, {}
-        try:
-            with safe_open(file, "pt") as opened:
-                messages = dict(opened.metadata() or {})
-            for full, tensor in load_file(file).items():
-                group, _, name = full.partition("/")
-                groups.setdefault(group, {})[name] = tensor
-        except (OSError, SafetensorError) as error:
-            _log.warning("%s: cannot be read (%s); begins afresh", file, one_line(error))
-            file.unlink()
-            return {}, {}
-        return messages, groups
+        last, before = self._only(run)
+        return _read(last if last.exists() else before)  # a process was killed between the two
 
-    def write(self, run: int, messages: Mapping[str, str], groups: Mapping[str, Tensors]) -> None:
-        """Replace the file. Where that fails, nothing is kept rather than what is out of date."""
-        file = self._only(run)
+    def go_back(self, run: int) -> tuple[dict[str, str], dict[str, Tensors]]:
+        """What was kept in this run before the last round, which is forgotten."""
+        last, before = self._only(run)
+        last.unlink(missing_ok=True)
+        if before.exists():
+            before.replace(last)
+        return _read(last)
+
+    def write(
+        self,
+        run: int,
+        messages: Mapping[str, str],
+        groups: Mapping[str, Tensors],
+        after_round: bool = False,
+    ) -> None:
+        """Replace what was kept, or after a round add to it. Where that fails, nothing is kept
+        rather than what is out of date."""
+        last, before = self._only(run)
+        if after_round and last.exists():
+            last.replace(before)
         tensors = {f"{key}/{name}": t for key, group in groups.items() for name, t in group.items()}
         try:
-            files.replace(file, save(tensors, dict(messages)), files.PRIVATE)
+            files.replace(last, save(tensors, dict(messages)), files.PRIVATE)
         except ConfigError as error:
-            file.unlink(missing_ok=True)
+            for file in (last, before):
+                file.unlink(missing_ok=True)
             _log.warning("a restart would forget this run: %s", error)
 
-    def _only(self, run: int) -> Path:
-        """The file of ``run``, beside which there is no other."""
-        file = self.folder / f"{run}.safetensors"
+    def _only(self, run: int) -> tuple[Path, Path]:
+        """The files of ``run``, after its last round and before it; beside them are no others."""
+        own = self.folder / f"{run}.safetensors", self.folder / f"{run}.before.safetensors"
         for pattern in ("[0-9]*.safetensors", ".*.partial"):  # which a killed process may leave
             for other in self.folder.glob(pattern):
-                if other != file:
+                if other not in own:
                     other.unlink()
-        return file
+        return own
+
+
+def _read(file: Path) -> tuple[dict[str, str], dict[str, Tensors]]:
+    groups = dict[str, Tensors]()
+    if not file.exists():
+        return {}, {}
+    try:
+        with safe_open(file, "pt") as opened:
+            messages = dict(opened.metadata() or {})
+        for full, tensor in load_file(file).items():
+            group, _, name = full.partition("/")
+            groups.setdefault(group, {})[name] = tensor
+    except (OSError, SafetensorError) as error:
+        _log.warning("%s: cannot be read (%s); begins afresh", file, one_line(error))
+        file.unlink()
+        return {}, {}
+    return messages, groups

@@ -30,9 +30,9 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
-from prometheus_client import Summary
 
 import collapipe
+from client_app.figures import count_message, count_round
 from client_app.kept_store import KeptStore
 from collapipe.errors import one_line
 from collapipe.wire import records
@@ -41,7 +41,6 @@ from collapipe.wire.messages import Failure
 _log = logging.getLogger(__name__)
 _APP = "collapipe/collapipe"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_SECONDS = Summary("collapipe_message_seconds", "What messages took here.", ["kind", "outcome"])
 _TRIES = 5  # of a request
 _CHANGING = records.STATE, records.RESTORE, records.TRAIN  # messages after which more is kept
 _PAUSE_S = 0.3  # between questions whether there is a message
@@ -64,7 +63,7 @@ class Messages:
         client = self._client(RuntimeVersionHttpInterceptor(component_name="SuperExec"), auth)
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         while True:
-            with suppress(httpx.HTTPError):  # whether the SuperNode lives, its parent looks
+            with suppress(httpx.HTTPError):  # a SuperNode that has ended is started again
                 found = client.AcquireTask(wanted)
                 if found.token:
                     self._answer_one(app, found.token)
@@ -81,12 +80,19 @@ class Messages:
                 kind = message.metadata.message_type
                 if not context.state:  # as after a restart
                     context.state.update(records.pack_kept(*self.kept.read(context.run_id)))
+                go_back(self.kept, message, context)
                 reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
                 taken_s, failed = time.monotonic() - began, _has_failed(reply)
                 _log.info("%s: %.1f s%s", kind, taken_s, ", failed" if failed else "")
-                _SECONDS.labels(kind, "failed" if failed else "answered").observe(taken_s)
+                answered = None if failed else records.content_bytes(reply.content)
+                count_message(kind, taken_s, records.content_bytes(message.content), answered)
+                if kind == records.TRAIN and not failed:
+                    report = records.unpack(records.UnitReply, reply.content).report
+                    assert report is not None  # as the answer to a round has one
+                    count_round(report)
                 if kind in _CHANGING and not failed:
-                    self.kept.write(context.run_id, *records.unpack_kept(context.state))
+                    kept = records.unpack_kept(context.state)
+                    self.kept.write(context.run_id, *kept, after_round=kind == records.TRAIN)
                 push_message(client, reply, context)
                 push_task_output(client, context, SubStatus.COMPLETED, "")
             except Exception as error:
@@ -124,6 +130,24 @@ class Messages:
             interceptors=list(interceptors),
             retry_invoker=_again(),
         )
+
+
+def go_back(kept: KeptStore, message: Message, context: Context) -> None:
+    """Forget a round whose answer did not arrive: the unit was killed before it had sent it, or it
+    was lost on the way. What the server does not know either is forgotten, too."""
+    arrived, last = records.arrived_round(message.content), records.trained_round(context.state)
+    if arrived in (None, last):
+        return
+    before = records.pack_kept(*kept.go_back(context.run_id))
+    known = records.trained_round(before) == arrived
+    how = "goes back to" if known else "begins afresh, for it has not what it kept after"
+    _log.info("the server has no answer to round %d: the unit %s round %d", last, how, arrived)
+    # the server may have told another setup since, and have begun a masked sum of this round
+    later = {name: context.state[name] for name in records.OF_NO_ROUND if name in context.state}
+    context.state.clear()
+    if known:
+        context.state.update(before)
+    context.state.update(later)
 
 
 def _again() -> RetryInvoker:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from collapipe.errors import ConfigError
 
-_NAMES = ("optim", "pipeline", "client_app", "device_app", "server_app")
+NAMES = ("optim", "pipeline", "client_app", "device_app", "server_app")
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -21,7 +21,7 @@ class _OwnPackages(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return PathFinder.find_spec(fullname, [str(_ROOT)]) if fullname in _NAMES else None
+        return PathFinder.find_spec(fullname, [str(_ROOT)]) if fullname in NAMES else None
 
 
 def find_own_packages_first() -> None:
@@ -29,7 +29,7 @@ def find_own_packages_first() -> None:
 
     Raises ``ConfigError`` where a module of another place has been imported by one of their names.
     """
-    for name in _NAMES:
+    for name in NAMES:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is not None and not Path(file).resolve().is_relative_to(_ROOT / name):
             raise ConfigError(

@@ -44,14 +44,15 @@ _ANY, _SHORT = "owner", "data"  # keys of a node's configuration
 # What the server may choose, beside its own files; all else is the owner's.
 _SECTIONS = """
 seed batch_size task task_model model experiment optimizer federation server_optimizer framework
-strategy environment channel compression adapter decoder link server pipeline runtime tracking
-cluster evaluation
+strategy environment channel compression privacy adapter decoder link server pipeline runtime
+tracking cluster evaluation
 """
 _OPTIONS = """
 data.root data.validation_file data.test_file data.shuffle data.max_eval_samples data.tokenizer
 data.tokenizer_min_rows hydra.run.dir hydra.sweep.dir
 """
 _SHARED = "shuffle", "max_eval_samples", "tokenizer", "tokenizer_min_rows"  # of the section data
+_OF_MACHINES = "pipeline.threads", "runtime.torch_device"  # of a run: of its server's
 _MIN_ROWS = "data.tokenizer_min_rows"
 # Errors whose words are of the run, not of the owner's rows and files.
 _OF_THE_RUN = (
@@ -126,11 +127,19 @@ def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     if not has_owner(node_config):
         return config.load(run_config)
     overrides = split(str(run_config.get("overrides", "")))
-    _check(overrides)
+    tree = _check(overrides)
     owner, folder = _read(node_config)
-    if owner.cluster is not None:
-        overrides = [each for each in overrides if not each.lstrip("+~").startswith("cluster")]
-    settings = config.load({"overrides": shlex.join(merged(overrides, [*_own(owner, folder)]))})
+    given = {*_OF_MACHINES, "cluster"} if owner.cluster is not None else {*_OF_MACHINES}
+    keys = (each.key_or_group for each in parse(overrides))
+    overrides = [
+        each
+        for key, each in zip(keys, overrides, strict=True)
+        if not given & {key, key.partition(".")[0]}
+    ]
+    own = [*_own(owner, folder)]
+    if "file" in tree["channel"]:  # the run's has the channels, the owner's has this unit's uplink
+        own.append(_own_radio(owner, folder))
+    settings = config.load({"overrides": shlex.join(merged(overrides, own))})
     least = owner.data.tokenizer_min_rows or 1
     if tells_words(settings) and settings.data.tokenizer_min_rows < least:
         raise _refusal(_MIN_ROWS, f"must be at least {least} where words are told")
@@ -179,8 +188,9 @@ def as_told(error: Exception, node_config: Mapping[str, Any]) -> Exception:
     return OwnerError(f"the unit cannot use what its owner gave it ({why}); its log says more")
 
 
-def _check(overrides: list[str]) -> None:
-    """Raise ``OwnerError`` for what a server may not choose, before anything of it is looked at."""
+def _check(overrides: list[str]) -> Mapping[str, Any]:
+    """The run's options. Raises ``OwnerError`` for what a server may not choose, before anything of
+    it is looked at."""
     for override in parse(overrides):
         key, fault = override.key_or_group, ""
         if key not in _OPTIONS.split() and key.partition(".")[0] not in _SECTIONS.split():
@@ -189,7 +199,9 @@ def _check(overrides: list[str]) -> None:
             fault = "refers to something else"
         if fault:
             raise _refusal(key, fault)
-    _check_places(unresolved(composed(overrides)))
+    tree = unresolved(composed(overrides))
+    _check_places(tree)
+    return tree
 
 
 def _check_places(tree: Mapping[str, Any]) -> None:
@@ -230,6 +242,13 @@ def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
     path = Path(str(node_config[_SHORT]))
     option = "root" if path.is_dir() else "train_file"
     return OwnerSection.model_validate({"data": {option: str(path)}}), Path()
+
+
+def _own_radio(owner: OwnerSection, folder: Path) -> str:
+    """Raises ``OwnerError`` where the owner has no inventory, which would have the uplink."""
+    if owner.cluster is None:
+        raise _refusal("channel", "is of files, and the owner's has no cluster")
+    return f"channel.file={literal(str(folder / owner.cluster.file))}"
 
 
 def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:

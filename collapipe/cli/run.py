@@ -186,26 +186,29 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
     """On Flower's simulation engine, or on a deployed federation, whose units have rows of their
     own."""
     from collapipe.cli.simulation import run_simulation
+    from collapipe.deployment.app_folder import app_folder
     from collapipe.deployment.submitting import submit
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
-    from collapipe.runs.rows import load_shards, load_test, load_validation
+    from collapipe.runs.rows import load_shard, load_test, load_validation
 
     deployed = settings.runtime.name == "deployment"
     # What is wrong with folders and data is said here, before Flower has started anything.
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
         if not deployed:
-            _ = load_shards(settings)
+            for unit in range(settings.federation.num_units):
+                load_shard(settings, unit)
         if settings.evaluation.on_server:
             _ = load_validation(settings), load_test(settings)
-    app, units = Path(__file__).parents[2], settings.federation.num_units
-    if deployed:
-        federation, run_dir = str(settings.runtime.federation), Path(settings.run_dir)
-        succeeded = submit(federation, app, run_dir, overrides, resume or "")
-    else:
-        succeeded = run_simulation(app, overrides, units, resume or "")
+    run_dir, units = Path(settings.run_dir), settings.federation.num_units
+    with app_folder() as app:
+        if deployed:
+            federation = str(settings.runtime.federation)
+            succeeded = submit(federation, app, run_dir, overrides, resume or "")
+        else:
+            succeeded = run_simulation(app, overrides, units, resume or "")
     if not succeeded:
-        raise take_failure(Path(settings.run_dir))
+        raise take_failure(run_dir)
 
 
 def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> list[str]:
@@ -217,6 +220,7 @@ def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> lis
         **{f"data.{option}": path for option, path in settings.data.paths().items()},
         **{option: Path(name) for option, name in models.items() if name and Path(name).is_dir()},
     }
-    if inventory := tree["cluster"].get("file"):
-        named["cluster.file"] = Path(inventory)
+    for group in ("cluster", "channel"):
+        if inventory := tree[group].get("file"):
+            named[f"{group}.file"] = Path(inventory)
     return [*overrides, *(f"{option}={quoted(path.resolve())}" for option, path in named.items())]

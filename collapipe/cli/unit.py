@@ -4,11 +4,14 @@ import json
 import logging
 import os
 import secrets
-import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from prometheus_client import start_http_server
 
@@ -23,6 +26,7 @@ from collapipe.errors import ConfigError, LinkError
 from collapipe.owner import OwnerSection
 
 _SECRETS = "key", "secret"
+_PAUSE_S = 2.0  # before the server is dialled again
 _KEPT = "kept"  # beside the owner's file: what a process that starts anew goes on with
 
 
@@ -30,8 +34,7 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     """Answer the server's messages until an interrupt; Prometheus may ask on this machine.
 
     Raises ``ConfigError`` for a file that does not say all that a deployed unit needs, and
-    ``LinkError`` where Flower's SuperNode ends, as it does where the server refuses its key, with
-    what ``deploy check`` finds wrong.
+    ``LinkError`` where the server refuses the unit, with what ``deploy check`` finds wrong.
     """
     file = file.resolve()
     owner, own = read_unit(file)
@@ -40,13 +43,10 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     if metrics_port is not None:
         _serve_metrics(metrics_port)
     try:
-        why = _take_part(file, owner, own, kept)
+        _take_part(file, owner, own, kept)
     except KeyboardInterrupt:
         print(f"{owner.name}: has left", flush=True)
         os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
-    again = f"its SuperNode ended, as it does when the server starts anew; start it again ({why})"
-    wrong = next((f"{each.what}: {each.error}" for each in check_unit(file) if each.error), again)
-    raise LinkError(f"{owner.name} takes no part: {wrong}")
 
 
 def _serve_metrics(port: int) -> None:
@@ -56,23 +56,46 @@ def _serve_metrics(port: int) -> None:
         raise ConfigError(f"--metrics-port {port}: {error.strerror}; choose another") from error
 
 
-def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) -> str:
-    """Until the SuperNode ends; its last words."""
+def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) -> NoReturn:
+    """Dial again whenever Flower's SuperNode has ended, as it does when the server starts anew."""
+    port, secret = free_port(), secrets.token_bytes(32)
+    started = cache(lambda: _start_answering(f"127.0.0.1:{port}", secret, kept))
+    while True:
+        for each in check_unit(file):
+            if each.error and each.bars:
+                raise LinkError(f"{owner.name} takes no part: {each.what}: {each.error}")
+            if each.error:
+                print(f"{owner.name}: {each.what}: {each.error}", flush=True)
+        why = _dial(file, owner, own, (port, secret), started)
+        print(f"{owner.name}: its SuperNode ended ({why})", flush=True)
+        time.sleep(_PAUSE_S)
+
+
+def _dial(
+    file: Path,
+    owner: OwnerSection,
+    own: Credentials,
+    api: tuple[int, bytes],
+    opened: Callable[[], None],
+) -> str:
+    """Until the SuperNode ends; its last words. Its Runtime API, which is ``opened``, has this port
+    and this secret."""
     with tempfile.TemporaryDirectory(prefix="collapipe-unit-") as home:
-        flower = Flower.at(Path(home))
-        port, secret, log = free_port(), secrets.token_bytes(32), Path(home) / "supernode.log"
-        command = _supernode(Path(home), file, owner, own, port, secret)
+        flower, log = Flower.at(Path(home)), Path(home) / "supernode.log"
+        command = _supernode(Path(home), file, owner, own, *api)
         with log.open("wb") as words, flower.process(command, words, words) as process:
             try:
-                wait_until_open(process, port, log)
+                wait_until_open(process, api[0], log)
                 for name in _SECRETS:  # which it has read, and would stay if we were killed
                     (Path(home) / name).unlink()
                 print(f"{owner.name}: dials {owner.server}", flush=True)
-                _serve(f"127.0.0.1:{port}", secret, process, kept)
+                opened()
+                process.wait()
             finally:
                 process.terminate()
                 process.wait()
-        return last_line(log.read_text(errors="replace").partition("INFO:     Shutting")[0])
+        lines = log.read_text(errors="replace").splitlines()
+        return last_line("\n".join(line for line in lines if not line.startswith("INFO:")))
 
 
 def _supernode(
@@ -91,8 +114,8 @@ def _supernode(
     return [*command, "--host", "127.0.0.1", "--port", str(port)]
 
 
-def _serve(address: str, secret: bytes, process: subprocess.Popen[bytes], kept: Path) -> None:
-    """Answer messages until the SuperNode ends."""
+def _start_answering(address: str, secret: bytes, kept: Path) -> None:
+    """Answer messages from now on, of whichever SuperNode has this Runtime API."""
     # Imported here: they take seconds, in which the SuperNode has started.
     from client_app.app import app
     from client_app.kept_store import KeptStore
@@ -101,6 +124,4 @@ def _serve(address: str, secret: bytes, process: subprocess.Popen[bytes], kept: 
     logging.getLogger("client_app").setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
     messages = Messages(address, secret, KeptStore(kept))
-    work = threading.Thread(target=messages.answer, args=(app,), daemon=True)
-    work.start()
-    process.wait()
+    threading.Thread(target=messages.answer, args=(app,), daemon=True).start()

@@ -32,11 +32,13 @@ _CLOCKS_DIFFER_S = 300.0  # beyond which Flower refuses a node's signature
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, and what was found; an ``error`` says what is wrong, and the way out."""
+    """What was looked at, and what was found; an ``error`` says what is wrong, and the way out.
+    A unit can take part all the same, or will be able to, where it does not ``bar`` it."""
 
     what: str
     found: str = ""
     error: str | None = None
+    bars: bool = True
 
 
 def check_unit(file: Path) -> Iterator[Finding]:
@@ -71,7 +73,8 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
 
 def _expiry(what: str, expires: datetime) -> Finding:
     if expires_soon(expires):
-        return Finding(what, error=f"ends on {expires:%F}; renew it: docs/credentials.md")
+        error = f"ends on {expires:%F}; renew it: docs/credentials.md"
+        return Finding(what, error=error, bars=expires < datetime.now(UTC))
     return Finding(what, f"valid until {expires:%F}")
 
 
@@ -102,19 +105,23 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
         return
     except (OSError, HTTPException, ValueError) as error:
         why = f"does not answer ({error}); is collapipe deploy serve running, the port open?"
-        yield Finding("server", error=f"{address}: {why}")
+        yield Finding("server", error=f"{address}: {why}", bars=False)
         return
     finally:
         asked.close()
     yield Finding("server", address)
     off_s = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
     late = f"{off_s:.0f} s from the server's; set it, {_CLOCKS_DIFFER_S:.0f} s are refused"
-    wrong = abs(off_s) > _CLOCKS_DIFFER_S / 2
-    yield Finding("clock", f"{abs(off_s):.0f} s from the server's", late if wrong else None)
+    off_s = abs(off_s)
+    wrong, bars = off_s > _CLOCKS_DIFFER_S / 2, off_s > _CLOCKS_DIFFER_S
+    yield Finding("clock", f"{off_s:.0f} s from the server's", late if wrong else None, bars)
     here, there = f"collapipe {__version__}", f"collapipe {told['collapipe']}"
     both = f"{here}, flwr {version('flwr')}", f"{there}, flwr {told['flwr']}"
     differ = f"here is {both[0]}, there {both[1]}; install the same"
-    yield Finding("version", both[0], differ if both[0] != both[1] else None)
+    yield Finding("version", both[0], differ if both[0] != both[1] else None, bars=False)
+    if told["admitted"] is None:
+        yield Finding("key", error="the server starts and admits units; try again", bars=False)
+        return
     unknown = "the server does not know the unit's key; has it signed the request, is it serving?"
     yield Finding("key", "admitted", None if told["admitted"] else unknown)
 

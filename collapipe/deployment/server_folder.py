@@ -148,6 +148,7 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
             "root": root.resolve(),
             "server": server,
             "fingerprint": opened.fingerprint,
+            "user": f"{os.getuid()}:{os.getgid()}",
         }
         for name in ("server.yaml", "README.md", "compose.yaml", "collapipe-server.service"):
             _write(partial / name, name, names)

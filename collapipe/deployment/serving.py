@@ -32,6 +32,7 @@ def serve(folder: ServerFolder) -> None:
     settings, home = folder.settings(), folder.flower_home
     AuthorityFolder(folder.authority)  # which says what is wrong with it
     _check_free(settings.port, folder)
+    (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
     flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
     command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]
@@ -96,7 +97,6 @@ class _Nodes:
 
     def __init__(self, flower: Flower) -> None:
         self._flower, self._file = flower, flower.home / NODES
-        self._file.unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
         self._known: dict[str, str] = {}
         self._names: dict[str, str] = {}
 

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from resumed import World, differing, outcome, tensors
 
 from client_app.app import app
 from client_app.kept_store import KeptStore
+from client_app.supernode import go_back
+from collapipe.secure_aggregation.unit import UnitWithKeys
 from collapipe.wire import records
+from collapipe.wire.messages import KeepRequest
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,57 @@ def test_a_unit_that_starts_anew_for_every_message_trains_the_same(
     again = world.run(tmp_path / "again", client=restarted)  # type: ignore[arg-type]
     assert differing(tensors(again), tensors(whole)) == []
     assert outcome(again) == outcome(whole)
+
+
+@pytest.mark.parametrize("misses", [1, 2], ids=["left out", "asked again at once"])
+def test_a_round_whose_answer_is_lost_leaves_nothing(tmp_path: Path, misses: int) -> None:
+    """Where the unit's process was killed after the round, or went on: as where it was away."""
+
+    def lost(message: Message, context: Context) -> Message:
+        place = context.node_config["partition-id"]
+        store = KeptStore(tmp_path / str(place))
+        store.folder.mkdir(exist_ok=True)
+        if place == 0:  # killed after each message
+            context.state.clear()
+            context.state.update(records.pack_kept(*store.read(context.run_id)))
+        go_back(store, message, context)
+        kind = message.metadata.message_type
+        reply = app(message, context)
+        kept = records.unpack_kept(context.state)
+        store.write(context.run_id, *kept, after_round=kind == records.TRAIN)
+        return away(message) if is_missed(message, place) else reply
+
+    def silent(message: Message, context: Context) -> Message:
+        if is_missed(message, context.node_config["partition-id"]):
+            return away(message)
+        return app(message, context)
+
+    def is_missed(message: Message, place: object) -> bool:
+        return message.metadata.group_id == {0: "2", 1: "3"}[place]  # type: ignore[index]
+
+    def away(message: Message) -> Message:
+        return Message(Error(5, "not there"), reply_to=message)
+
+    options = "optimizer.name=adamw", "compression=int8", "federation.rounds=4"
+    world = World(tmp_path, *options, f"federation.miss_limit={misses}")
+    found = world.run(tmp_path / "lost", client=lost)  # type: ignore[arg-type]
+    expected = world.run(tmp_path / "away", client=silent)  # type: ignore[arg-type]
+    assert differing(tensors(found), tensors(expected)) == []
+    assert outcome(found) == outcome(expected)
+
+
+def test_a_unit_that_has_not_what_the_server_counts_begins_afresh(tmp_path: Path) -> None:
+    """As one whose disk is new; it knows the run's setup, which it was told since, and goes on with
+    the masked sum of the round that begins."""
+    store = KeptStore(tmp_path)
+    context = Context(
+        7, 1, {}, records.pack_kept({**MESSAGES, "Trained": '{"round":1}'}, GROUPS), {}
+    )
+    stage = UnitWithKeys.new(0, 4)
+    records.keep_stage(stage, context.state)
+    go_back(store, Message(records.pack(KeepRequest(3)), 1, records.KEEP), context)
+    assert records.unpack_kept(context.state) == (MESSAGES, {})
+    assert records.take_stage(UnitWithKeys, context.state) == stage
 
 
 MESSAGES = {"Setup": '{"tokenizer": "{}"}'}
@@ -73,6 +127,7 @@ def test_what_cannot_be_written_is_not_kept_as_it_was(
     """Nothing is better than an earlier round's."""
     store = KeptStore(tmp_path)
     store.write(7, MESSAGES, GROUPS)
+    store.write(7, MESSAGES, GROUPS, after_round=True)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -60,8 +60,18 @@ def test_all_that_is_needed_is_written_and_no_secret_leaves(
         owner = read_owner(own / "unit.yaml")
         assert (owner.name, owner.number, owner.server) == (unit, number, "edge.example:9000")
         assert not [file for file in own.rglob("*") if "PRIVATE" in file.read_text()]
+        service = (own / "collapipe-unit.service").read_text().splitlines()
+        writable = [line for line in service if line.startswith("ReadWritePaths=")]
+        assert (
+            writable == ["ReadWritePaths=-/etc/collapipe/kept"]
+            and "ProtectSystem=strict" in service
+        )
     services = yaml.safe_load((where / "compose.yaml").read_text())["services"]
-    assert services["server"]["ports"] == ["9000:9000", "8001:8001"]
+    server = services["server"]
+    assert server["ports"] == ["9000:9000", "8001:8001"]
+    assert server["command"] == ["deploy", "serve", str(where)]  # as a process in other tests
+    assert server["volumes"] == [f".:{where}"]
+    assert server["user"] == f"{where.stat().st_uid}:{where.stat().st_gid}"
     assert [file.name for file in where.rglob("*.key") if file.stat().st_mode & 0o077] == []
     before = {file: file.stat().st_mtime_ns for file in where.rglob("*")}
     status, _, err = command("deploy", "init", where, *options)

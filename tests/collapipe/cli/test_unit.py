@@ -1,0 +1,50 @@
+"""A unit that dials its server again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+
+from collapipe.cli import unit
+from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.member import Role
+from collapipe.deployment.checking import Finding
+from collapipe.deployment.flower import Flower
+from collapipe.deployment.server_folder import create
+from collapipe.errors import LinkError
+
+
+def test_a_unit_dials_again_until_the_server_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its SuperNode ends when the server starts anew; messages are answered from the first on. What
+    is wrong is said once each time."""
+    folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", 9000, 9001)
+    own = folder.root / "units" / "berlin"
+    AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 30, own / "credentials")
+    found = iter(
+        [
+            [Finding("server", error="does not answer", bars=False)],
+            [Finding("key", "admitted")],
+            [Finding("key", error="is unknown")],
+        ]
+    )
+    started = list[str]()
+
+    @contextmanager
+    def ended(*_: object) -> Iterator[Popen[bytes]]:
+        with Popen(["true"]) as process:
+            yield process
+
+    monkeypatch.setattr(Flower, "process", ended)
+    monkeypatch.setattr(unit, "wait_until_open", lambda *_: None)
+    monkeypatch.setattr(unit, "_start_answering", lambda address, *_: started.append(address))
+    monkeypatch.setattr(unit, "check_unit", lambda _: next(found))
+    monkeypatch.setattr(unit, "_PAUSE_S", 0.0)
+    with pytest.raises(LinkError, match="berlin takes no part: key: is unknown"):
+        unit.run_unit(own / "unit.yaml", None)
+    said = capsys.readouterr().out
+    assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1
+    assert len(started) == 1

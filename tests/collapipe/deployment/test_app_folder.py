@@ -1,0 +1,41 @@
+"""Runs are submitted from a checkout, and from what pip has installed."""
+
+import io
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from collapipe.deployment.app_folder import app_folder
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Flower's builder
+
+
+def test_an_install_is_the_same_app(tmp_path: Path) -> None:
+    """With all that Flower hands on of our packages, and nothing of the others."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    wheel = wheel["targets"]["wheel"]
+    for package in wheel["packages"]:
+        shutil.copytree(ROOT / package, tmp_path / package)
+    for file, place in wheel["force-include"].items():
+        shutil.copy(ROOT / file, tmp_path / place)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "package.py").touch()
+    with app_folder(tmp_path) as folder:
+        installed = files(build_fab_from_disk(folder))
+    with app_folder() as folder:
+        assert folder == ROOT
+        checkout = files(build_fab_from_disk(folder))
+    ours = {name for name in checkout if name.split("/")[0] in wheel["packages"]}
+    assert installed == ours | {"pyproject.toml", "LICENSE"}
+    assert not folder.joinpath("collapipe", "pyproject.toml").exists()
+
+
+def files(fab: bytes) -> set[str]:
+    """Names of what is in an app's bundle, but for Flower's own list of them."""
+    with zipfile.ZipFile(io.BytesIO(fab)) as bundle:
+        return {name for name in bundle.namelist() if not name.startswith(".")}
