@@ -18,7 +18,7 @@ STAMP := $(VENV)/installed
 # Else each of the tests' workers and processes would compile all modules for itself.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-faults test-thorough check env clean
+.PHONY: run test test-faults test-thorough check lint types compiled env clean
 
 run: $(STAMP)
 	$(BIN)/collapipe run $(ARGS)
@@ -34,12 +34,19 @@ test-thorough: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist worksteal --timeout 1200 -m "thorough or not thorough" \
 		--hypothesis-profile thorough $(ARGS)
 
-# Types take one core; on the other all tests are collected, which compiles what they import.
-check: $(STAMP)
+check: lint types
+	$(BIN)/python -m pytest -qq tests/test_architecture.py
+
+lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/python -m pytest -qq --collect-only > /dev/null & $(BIN)/mypy; status=$$?; wait $$! && exit $$status
-	$(BIN)/python -m pytest -qq tests/test_architecture.py
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+# All tests are collected, which compiles what they import.
+compiled: $(STAMP)
+	$(BIN)/python -m pytest -qq --collect-only > /dev/null
 
 env: $(STAMP)
 

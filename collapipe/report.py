@@ -171,7 +171,8 @@ class RoundReport:
     """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default, and
     older runs lack some of the fields.
 
-    ``plan`` has no clusters where the round was ``skipped``, for the cause that this is.
+    ``skipped`` is the cause of a round that came to nothing: its ``plan`` has no clusters, or too
+    few units were left for a masked sum.
     ``failures`` are the causes of units that were scheduled and did not finish, ``excluded`` of
     those that could not be planned with. Bytes up are activations of all local steps plus the
     upload, bytes down gradients plus the download. ``seconds`` are measured for each phase, names
@@ -182,8 +183,9 @@ class RoundReport:
     ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's. ``devices``
     and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
     took there, measured; ``traces`` of their devices.
-    ``estimates`` are those after this round. ``evaluation_loss`` and ``metric`` are the server's,
-    those of ``on_units`` where only units evaluate.
+    ``epsilon`` is ε of all rounds so far, at ``privacy.delta``, None without noise. ``estimates``
+    are those after this round. ``evaluation_loss`` and ``metric`` are the server's, those of
+    ``on_units`` where only units evaluate.
     """
 
     round: int
@@ -213,6 +215,7 @@ class RoundReport:
     devices: Mapping[int, tuple[DeviceReport, ...]] = field(default_factory=dict)
     events: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     traces: Mapping[int, tuple[DeviceTrace, ...]] = field(default_factory=dict)
+    epsilon: float | None = None
 
     @property
     def costs(self) -> dict[int, ClusterCost]:
@@ -236,5 +239,5 @@ class RoundReport:
         if self.plan.certificate is not None:
             tree["plan"]["certificate"]["gap"] = self.plan.certificate.gap
         absent = {"traces", *(("evaluation_loss", "metric") if self.metric is None else ())}
-        absent |= {"on_units"} if self.on_units is None else set()
+        absent |= {name for name in ("on_units", "epsilon") if tree[name] is None}
         return {name: value for name, value in tree.items() if name not in absent}

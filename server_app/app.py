@@ -11,6 +11,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, printable
 from collapipe.runs.failure import write_failure
 from server_app.grid import make_prompt
+from server_app.records.summary import budget_told
 from server_app.training import train
 
 app = ServerApp()
@@ -36,5 +37,5 @@ def _train(grid: Grid, settings: Settings, resume: str | None) -> None:
                 f"data.{option}={path}: give an absolute path; the apps run in {Path.cwd()}"
             )
     # What is wrong with these options is said before there is a folder.
-    _ = settings.planner, settings.server_device
+    _ = settings.planner, settings.server_device, budget_told(settings.privacy)
     train(make_prompt(grid), settings, resume)

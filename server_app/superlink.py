@@ -79,8 +79,10 @@ class NodesAlone:
         return dict(json.loads(self._nodes.read_text())) if self._nodes.exists() else None
 
     def _told(self, key: str) -> dict[str, object]:
+        """``admitted`` is None while the server starts."""
         versions = {"collapipe": collapipe.__version__, "flwr": flwr.__version__}
-        return {**versions, "admitted": key in (self._known() or {})}
+        known = self._known()
+        return {**versions, "admitted": None if known is None else key in known}
 
 
 def _is_signed(headers: Headers, known: Container[str]) -> bool:

@@ -31,8 +31,15 @@ from server_app.places import Places
 from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import write_shard_report
-from server_app.records.summary import History, opening, summarised
+from server_app.records.summary import (
+    History,
+    budget_told,
+    noise_told,
+    opening,
+    summarised,
+)
 from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.private_mean import BudgetSpentError
 from server_app.rounds.results import RoundResult, dry_run
 from server_app.rounds.scheduler import Scheduler
 from server_app.rounds.strategy import CollaPipeStrategy
@@ -70,7 +77,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)
         folder.write_tokenizer(tokenizer)
-        console.print(opening(settings, folder), highlight=False, markup=False, soft_wrap=True)
+        for line in filter(None, (opening(settings, folder), budget_told(settings.privacy))):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
             _log.warning(
                 "adapter=lora: the model's weights are random and stay so; begin with trained ones "
@@ -131,8 +139,14 @@ class _Run:
                 for later in (self.folder.path / "model").glob("unit-*.safetensors"):
                     later.unlink()  # of units that had not trained by then
             arrays = strategy.initial_arrays()
+            weights = sum(each.numel() for each in strategy.model.trained.values())
+            if (told := noise_told(self.settings, weights)) is not None:
+                self.console.print(told, highlight=False, markup=False, soft_wrap=True)
             self._write_models(strategy.model, strategy.model.own_models)
-            strategy.start(grid, arrays, federation.rounds - done)
+            try:
+                strategy.start(grid, arrays, federation.rounds - done)
+            except BudgetSpentError as spent:
+                self.history.ended = str(spent)
         evaluated = evaluator.evaluate("test", strategy)
         self.history.test, self.history.test_on_units = evaluated.first, evaluated.units
         self.history.bytes_down += evaluated.bytes_down

@@ -21,6 +21,7 @@ from collapipe.wire.frozen_store import digest
 from collapipe.wire.messages import (
     EvaluateReply,
     Failure,
+    KeepRequest,
     RowsReply,
     RowsRequest,
     Setup,
@@ -45,7 +46,8 @@ class Units:
 
     ``tokenizer`` is as ``Tokenizer.pack`` makes it; ``rows`` alone can do without. ``places`` says
     which unit a node is, and remembers those with names. ``nodes`` are those of the units that are
-    known by now; ``frozen_bytes`` of ``frozen`` weights went out so far.
+    known by now; ``frozen_bytes`` of ``frozen`` weights went out so far. ``arrived`` is the last
+    round of which each unit's answer came.
     """
 
     grid: Grid
@@ -55,6 +57,7 @@ class Units:
     places: Places = field(default_factory=Places)
     nodes: dict[int, int] = field(default_factory=dict)
     frozen_bytes: int = 0
+    arrived: dict[int, int] = field(default_factory=dict)
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
     _owed: dict[int, Kept] = field(default_factory=dict)  # to units that were not there to restore
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
@@ -134,19 +137,33 @@ class Units:
 
     def evaluate(self, contents: Mapping[int, RecordDict]) -> dict[int, EvaluateReply | Failure]:
         """Send each of these units a model, and what it tells of it."""
+        return self.ask(records.EVALUATE, contents, records.unpack_evaluation)
+
+    def ask(
+        self,
+        kind: str,
+        contents: Mapping[int, RecordDict],
+        unpack: Callable[[RecordDict], T],
+        timeout_s: float = math.inf,
+    ) -> dict[int, T | Failure]:
+        """Each unit's answer to its content; a failure where it cannot be used, or none came."""
         of_nodes = {self.nodes[unit]: content for unit, content in contents.items()}
-        answers = self._ask(records.EVALUATE, of_nodes, records.unpack_evaluation)
+        answers = self._ask(kind, of_nodes, unpack, timeout_s)
         return {unit: answers[self.nodes[unit]] for unit in contents}
 
     def kept(self, excluded: Collection[int]) -> dict[int, Kept]:
         """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones,
-        nor of one that is gone, which the log says, but of those that have not come yet.
+        nor of one that is gone, which the log says.
 
         Raises ``RoundFailedError`` or ``WireError`` where one does not tell, or what it tells makes
         a file that cannot be read.
         """
-        there = {unit: node for unit, node in self.nodes.items() if unit not in excluded}
-        kept = self._owed | self._exchange(records.KEEP, {}, there)
+        contents = {
+            unit: records.pack(KeepRequest(self.arrived.get(unit, 0)))
+            for unit in self.nodes
+            if unit not in excluded
+        }
+        kept = self._exchange(records.KEEP, contents)
         for unit, groups in kept.items():
             for name, tensors in groups.items():
                 if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
@@ -159,7 +176,8 @@ class Units:
         """Let every unit go on from what it kept then, be it nothing; one that is missing does when
         it comes. Raises ``RoundFailedError`` where one cannot."""
         self._owed = {unit: each for unit, each in kept.items() if unit not in self.nodes}
-        self._exchange(records.RESTORE, kept, self.nodes)
+        contents = {unit: records.pack_groups(kept.get(unit, {})) for unit in self.nodes}
+        self._exchange(records.RESTORE, contents)
 
     def _introduce(
         self, gone: Collection[int]
@@ -254,14 +272,10 @@ class Units:
         }
         return self._ask(records.STATE, contents, records.unpack_state, timeout_s)
 
-    def _exchange(
-        self, kind: str, groups: Mapping[int, Kept], nodes: Mapping[int, int]
-    ) -> dict[int, Kept]:
-        """Send the unit of each node its groups of tensors; what each that is there answers."""
-        contents = {node: records.pack_groups(groups.get(unit, {})) for unit, node in nodes.items()}
-        answers, came = self._ask(kind, contents, records.unpack_groups), dict[int, Kept]()
-        for unit, node in nodes.items():
-            answer = answers[node]
+    def _exchange(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Kept]:
+        """Send each unit its content; the groups of tensors that each that is there answers."""
+        came = dict[int, Kept]()
+        for unit, answer in self.ask(kind, contents, records.unpack_groups).items():
             if not isinstance(answer, Failure):
                 came[unit] = answer
             elif answer.kind == ABSENT:

@@ -33,6 +33,7 @@ TINY = (
     "model.feed_forward_dim=16",
     "batch_size=6",
     "optimizer.warmup_steps=0",
+    "pipeline.num_micro_batches=2",
     "federation.rounds=2",
     "federation.local_steps=2",
     "federation.eval_every=9",

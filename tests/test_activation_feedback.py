@@ -308,7 +308,12 @@ def test_numbers_that_are_no_rows_cost_the_unit_its_round_and_nobody_else(
 
 @pytest.mark.parametrize(
     ("precision", "dtype"),
-    [("float32", "float32"), ("float32", "float64"), ("int8", "float64"), ("int4", "float32")],
+    [
+        ("float32", "float64"),
+        ("int4", "float32"),
+        pytest.param("float32", "float32", marks=pytest.mark.thorough),
+        pytest.param("int8", "float64", marks=pytest.mark.thorough),
+    ],
 )
 def test_planned_bits_are_those_sent(tmp_path: Path, precision: str, dtype: str) -> None:
     """To the byte, in a first epoch; and changes take as many as whole rows."""

@@ -35,7 +35,7 @@ OPTIMIZERS = pytest.mark.parametrize(
     [
         ("optimizer.name=adamw",),
         ("optimizer.name=sgd", "optimizer.momentum=0.9"),
-        ("optimizer.name=sgd",),
+        pytest.param(("optimizer.name=sgd",), marks=pytest.mark.thorough),
         ("optimizer.state=reset",),
     ],
     ids=lambda options: options[-1],

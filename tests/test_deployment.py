@@ -22,12 +22,12 @@ import psutil
 import pytest
 import torch
 from device_cluster import daemons
-from federated import train, weights
+from federated import TINY, train, weights
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from requirements_files import ROOT, installed
 from test_devices import inventory
-from test_owners import MODEL, written
+from test_owners import WORDS
 
 from client_app.app import app
 from collapipe.cli.run import run_job
@@ -44,6 +44,9 @@ UNITS = ["berlin", "paris", "rome"]
 ROUNDS, LOST = 3, 2  # rome is killed when this round begins, and returns in the next
 _GOODBYE_S = 1.0  # for a SuperNode to notice that its unit was killed, or to say that it is there
 _GONE = 5  # Flower's code of a node that is not there
+# No model of transformers, which six processes would import, each for two seconds of a core.
+# And few weights: Flower hands each on by itself, of which the SuperLink has the most work.
+MODEL = "task=multi30k", *(each for each in TINY if "_rows" not in each), "model.num_blocks=2"
 
 
 class Processes:
@@ -119,7 +122,8 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
             own_file = unit / "unit.yaml"
             own_file.write_text(own_file.read_text().replace("data:\n", held))
             if number < 2:
-                inventory(unit / "boxes.yaml", stack.enter_context(daemons(2)))
+                boxes = stack.enter_context(daemons(2))
+                inventory(unit / "boxes.yaml", boxes, max_blocks=1)
                 with (unit / "unit.yaml").open("a") as file:
                     file.write("cluster: {file: boxes.yaml}\n")
         told = overrides(tmp_path)
@@ -140,7 +144,7 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
             deployed = "runtime=deployment", f"runtime.federation={folder.root}"
             run_job([*told, *deployed, f"hydra.run.dir={run_dir}"])
             killer.join()
-            assert [kept.stat().st_mode & 0o777 for kept in own[2].glob("kept/rome/*")] == [0o600]
+            assert {kept.stat().st_mode & 0o777 for kept in own[2].glob("kept/rome/*")} == {0o600}
             ((units_then, runs_then),) = seen
             assert [(each.name, each.state) for each in units_then] == [
                 ("berlin", "online"),
@@ -165,6 +169,14 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
     assert set(psutil.Process().children(recursive=True)) <= before
     commands = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
     assert [each for each in commands if str(folder.root) in each] == []
+
+
+def written(file: Path, count: int, first: int = 0) -> Path:
+    """Pairs of sentences, numbered from ``first`` to ``count``."""
+    pairs = [f"the {WORDS[n % 6]} sees {WORDS[n % 5]},{WORDS[n % 5]} sees" for n in range(count)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(["source,target", *pairs[first:]]) + "\n")
+    return file
 
 
 def light_python(folder: Path) -> Path:

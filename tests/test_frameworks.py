@@ -109,6 +109,7 @@ def test_every_strategy_trains_in_a_changing_world(strategy: str, tmp_path: Path
         assert line["units"] == scheduled
         assert len(scheduled) <= (4 if strategy == "all" else 2)
         assert line["cost"]["delay_s"] > 0
+        assert bool(line["plan"]["queues"]) == strategy.startswith("dssra")
     assert lines(tmp_path)[-1]["train_loss"] > 0
 
 

@@ -31,6 +31,7 @@ class Federation:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.words = folder, dict[str, int]()  # that each has told last
         self.late = set[str]()  # who is not there until the run has begun
+        self.leaves = dict[str, int]()  # who is gone from which round on
         held = written(folder / "held.csv", 8)
         own = f"data.validation_file={held}", f"data.test_file={held}"
         few = "federation.min_units=1", "federation.wait_s=0", "federation.num_units=3"
@@ -48,6 +49,8 @@ class Federation:
             kind = message.metadata.message_type
             if name in self.late and kind == records.STATE:
                 self.late.remove(name)
+                return Message(Error(5, "not there"), reply_to=message)
+            if kind == records.TRAIN and self.leaves.get(name, 9) <= int(message.metadata.group_id):
                 return Message(Error(5, "not there"), reply_to=message)
             context.node_config.update({"owner": str(files[place]), "partition-id": number})
             try:
@@ -128,6 +131,21 @@ def test_a_unit_that_comes_after_the_start_goes_on_from_what_it_kept(
     federation.run(again, {"ann": 0, "bob": 1}, "000002")
     assert finished(again) == [[0, 1]] * 4
     assert differing(tensors(again), tensors(whole)) == []
+
+
+def test_a_checkpoint_has_what_a_unit_kept_that_is_away(
+    first: tuple[Federation, Path], tmp_path: Path
+) -> None:
+    """By the one before, in which it was there."""
+    federation, whole = first
+    again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
+    federation.leaves = {"bob": 3}
+    federation.run(again, {"ann": 0, "bob": 1}, "000001")
+    federation.leaves.clear()
+    assert finished(again) == [[0, 1], [0, 1], [0], [0]]
+    parts = [CheckpointFolder(again).read(f"{round_:06}").training.units for round_ in (2, 3, 4)]
+    kept = [flat(TrainingState(units={1: part[1]})) for part in parts]
+    assert kept[0] and [differing(each, kept[0]) for each in kept[1:]] == [[], []]
 
 
 def test_a_unit_keeps_its_place_whatever_its_number(

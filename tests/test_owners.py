@@ -22,7 +22,8 @@ from collapipe import owner
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, OwnerError, RoundFailedError
 from collapipe.inventory.cluster import ANY_COST as COST
-from collapipe.runs.rows import load_shard, load_test
+from collapipe.inventory.file import read_inventory
+from collapipe.runs.rows import load_shard, load_test, make_tokenizer, tell_rows
 from collapipe.wire.messages import LinkAddress
 from server_app.grid import InlineGrid
 from server_app.units import Units
@@ -40,6 +41,7 @@ MODEL = (
     "federation.local_steps=2",
     "federation.checkpoint_every=0",
 )
+ROOT = Path(__file__).parents[1]
 WORDS = ["hen", "owl", "fox", "barn", "river", "grain"]
 
 
@@ -143,6 +145,7 @@ def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path)
         ("cluster=file", "cluster names a file"),
         ("cluster='devices'", "cluster names a file"),
         ("+cluster.file=/secret", "cluster names a file"),
+        ("channel={_target_: secret.Class}", "channel._target_ names a class"),
         ("task.max_length=${oc.env:SECRET}", "task.max_length refers to something else"),
         ("+hydra.searchpath=[file:///secret]", "hydra.searchpath is the owner's"),
     ],
@@ -215,6 +218,51 @@ clusters:
 """
 
 
+@pytest.mark.parametrize(
+    ("options", "size", "told"),
+    [
+        (["data.tokenizer=federated"], 280, True),
+        ([], 280, True),
+        (["data.tokenizer=bytes"], 259, False),
+    ],
+    ids=["federated", "null", "bytes"],
+)
+def test_a_tokeniser_that_nobody_brings(
+    tmp_path: Path, options: list[str], size: int, told: bool
+) -> None:
+    """Of words that units tell, or of bytes, for which they tell none."""
+    mine = written(tmp_path / "mine.csv", 30)
+    run = overrides(tmp_path, *options)
+    node = {"owner": str(tmp_path / "unit.yaml")}
+    (tmp_path / "unit.yaml").write_text(f"data: {{train_file: {mine.name}}}\n")
+    settings = owner.load_settings({"overrides": shlex.join(run)}, node)
+    answer = tell_rows(settings, 0)
+    assert bool(answer.words) == told
+    tokenizer = make_tokenizer(load_overrides(run), [answer])
+    assert tokenizer.vocabulary.size == size
+    assert tokenizer.labels == ("a", "b")
+
+
+def test_the_uplink_of_a_run_with_measured_radio_is_the_owners(tmp_path: Path) -> None:
+    """The server's file has the channels; a unit opens none that the server names."""
+    written(tmp_path / "mine.csv", 9)
+    joint = (ROOT / "docs" / "examples" / "joint-round.yaml").read_text()
+    (tmp_path / "boxes.yaml").write_text(joint)
+    (tmp_path / "servers.yaml").write_text(joint)
+    file = tmp_path / "unit.yaml"
+    file.write_text("data: {train_file: mine.csv}\ncluster: {file: boxes.yaml}\n")
+    radio = "channel=file", f"channel.file={tmp_path / 'servers.yaml'}"
+    run = {"overrides": shlex.join(overrides(tmp_path, *radio))}
+    with only_units_open(tmp_path / "servers.yaml"):
+        uplink = owner.load_settings(run, {"owner": str(file)}).channel.draw_uplink(
+            1.0, 1.0, np.random.default_rng(0)
+        )
+    inventory = read_inventory(tmp_path / "boxes.yaml")
+    assert uplink.gains == inventory.uplinks[0].gains
+    with pytest.raises(OwnerError, match="its option channel is of files"):
+        owner.load_settings(run, {"data": str(tmp_path / "mine.csv")})
+
+
 def test_an_owner_says_what_the_unit_computes_with(tmp_path: Path) -> None:
     """Instead of what the run says; the file's one cluster is the unit's, whatever its number."""
     written(tmp_path / "mine.csv", 9)
@@ -229,6 +277,9 @@ def test_an_owner_says_what_the_unit_computes_with(tmp_path: Path) -> None:
     settings = owner.load_settings({"overrides": shlex.join(run)}, node)
     assert (settings.pipeline.threads, settings.data.validation_file) == (2, None)
     assert len(load_shard(settings, 1)) == 7
+    (tmp_path / "plain.yaml").write_text("data: {train_file: mine.csv}\n")
+    plain = owner.load_settings({"overrides": shlex.join(run)}, {"owner": f"{tmp_path}/plain.yaml"})
+    assert plain.pipeline.threads == 1  # not the server's 8
     cluster = settings.build("cluster")
     assert [each.name for each in cluster.draw(COST, 1, np.random.default_rng(0))] == ["box"]
     with pytest.raises(OwnerError, match=r"tokenizer_min_rows must be at least 2"):

@@ -84,15 +84,6 @@ def test_a_round_without_a_plan_stops_the_run_with_the_planners_words(tmp_path: 
     assert "\n" not in summary["error"]
 
 
-@pytest.mark.parametrize("strategy", ["all", "even", "random", "loss_only", "delay_only"])
-def test_every_strategy_trains(strategy: str, tmp_path: Path) -> None:
-    run(tmp_path, *PLANNED, "federation.rounds=2", f"strategy={strategy}")
-    lines = rounds(tmp_path)
-    expected = 4 if strategy in ("all", "even") else 2
-    assert [len(line["units"]) for line in lines] == [expected] * 2
-    assert all(line["plan"]["queues"] == [] for line in lines)
-
-
 SMALL = (
     "cluster=edge",
     "cluster.kinds=[{name: x, flops_per_s: 1e9, memory_bytes: 1e3, power_w: 5, d2d_rate_bps: 1e8}]",

@@ -9,6 +9,7 @@ from federated import TINY, rewritten
 from flwr.app import Context, Message, RecordDict
 from resumed import SMALL, World, differing, outcome, tensors
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 from test_chosen_heads import turning
 from typer.testing import CliRunner
 
@@ -24,7 +25,8 @@ from server_app.checkpoints.file import CheckpointFolder
         ["optimizer.name=adamw"],
         ["optimizer.name=sgd", "optimizer.momentum=0.9", "server_optimizer=fedavgm"],
         ["server_optimizer=fedadam", "optimizer.state=reset"],
-        ["decoder.mode=control_unit"],
+        # a head on each unit, and an account of what was told
+        ["privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"],
         ["decoder.mode=shared", "channel.num_channels=1"],  # one unit a round: no order of arrival
         ["adapter.last_blocks=1", "adapter=lora", "adapter.cache=true"],
         ["compression=int8", "compression.gradient=int4"],
@@ -99,7 +101,9 @@ def test_the_last_round_has_a_checkpoint_be_it_due_or_not(tmp_path: Path) -> Non
     assert CheckpointFolder(run_dir).names() == ["000002", "000003"]
 
 
-def test_times_and_curves_go_on(tmp_path: Path) -> None:
+def test_times_and_curves_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Files of one second are read in the order of their numbers' digits: no 10 before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     world = World(tmp_path, "framework.train=false")
     run_dir = world.run(tmp_path / "run")
     before_s = CheckpointFolder(run_dir).read("000002").progress.wall_s

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it draws, and takes a second to import; owners' units do wi
     from flwr_datasets.partitioner import Partitioner
 
 _loading = threading.Lock()  # units of one process share what is read
-_BYTES = "bytes"
+_BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that nobody brings
 
 
 def load_validation(settings: Settings) -> Dataset:
@@ -106,7 +106,8 @@ def build_tokenizer(settings: Settings) -> Tokenizer:
 
 
 def _pretrained(settings: Settings) -> str | None:
-    return settings.data.tokenizer or settings.model.own_tokenizer
+    name = settings.data.tokenizer or settings.model.own_tokenizer
+    return None if name == _FEDERATED else name
 
 
 @functools.lru_cache(maxsize=1)

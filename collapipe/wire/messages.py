@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
+from collapipe.sections import Positive
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
@@ -91,13 +92,32 @@ class Setup:
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
     """The server's message to a unit, without tensors; ``link`` is None where the unit has the
-    head. The server remembers activations of the unit since the round ``remembered``; 0: none."""
+    head. The server remembers activations of the unit since the round ``remembered``; 0: none.
+    The unit's change of the weights is clipped to the norm ``clip_norm``; None: it is not.
+    ``arrived`` as in ``KeepRequest``."""
 
     round: int
     plan: ClusterPlan
     timeout_s: float
     link: LinkAddress | None
     remembered: int = 0
+    clip_norm: Positive | None = None
+    arrived: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRequest:
+    """Asks a unit for what it keeps. ``arrived`` is the last round of which the server got the
+    unit's answer, whatever it made of it; 0: of none since the run began or went on."""
+
+    arrived: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The last round that is in what a unit keeps; in its state, beside its ``Setup``."""
+
+    round: int
 
 
 Split = Literal["validation", "test"]

@@ -18,6 +18,21 @@ from torch import Tensor
 
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.report import ClusterReport
+from collapipe.secure_aggregation.messages import (
+    KeysReply,
+    KeysRequest,
+    MaskRequest,
+    Roster,
+    SharesReply,
+    UnmaskReply,
+    UnmaskRequest,
+)
+from collapipe.secure_aggregation.unit import (
+    LastMasked,
+    MaskedUnit,
+    UnitWithKeys,
+    UnitWithShares,
+)
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
@@ -25,10 +40,12 @@ from collapipe.wire.messages import (
     EvaluateReply,
     EvaluateRequest,
     Failure,
+    KeepRequest,
     RowsReply,
     RowsRequest,
     Setup,
     StateReply,
+    Trained,
     TrainReply,
     TrainRequest,
     UnitName,
@@ -42,6 +59,13 @@ KEEP = "query.keep"
 RESTORE = "query.restore"
 TRAIN = "train"
 EVALUATE = "evaluate"
+MASK_KEYS = "query.mask_keys"
+MASK_SHARES = "query.mask_shares"
+UNMASK = "query.unmask"
+MASKED = "masked"  # the one tensor of an upload that is masked
+_STAGES = UnitWithKeys, UnitWithShares, MaskedUnit
+# What a unit's state has that its last round did not leave there.
+OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
 _HEAD_STATE, _COUNTS = "head_state", "counts"
 _MOST_PARTS = 64  # of an exact sum; more than 42 no sum of floats has
 _HEADER = re.compile(  # what numpy and we write for numbers in C order
@@ -94,8 +118,22 @@ def pack_kept(messages: Mapping[str, str], groups: Mapping[str, Tensors]) -> Rec
 
 
 def unpack_kept(state: RecordDict) -> tuple[dict[str, str], dict[str, Tensors]]:
-    texts = {name: str(config["json"]) for name, config in state.config_records.items()}
+    secret = {kind.__name__ for kind in _STAGES}  # of one round, and never on a disk
+    told = state.config_records.items()
+    texts = {name: str(config["json"]) for name, config in told if name not in secret}
     return texts, unpack_groups(state)
+
+
+def trained_round(state: RecordDict) -> int:
+    """The last round that is in what a unit keeps; 0: none is."""
+    return unpack(Trained, state).round if Trained.__name__ in state else 0
+
+
+def arrived_round(content: RecordDict) -> int | None:
+    """The last round of which the server says that it got the unit's answer; None: it does not."""
+    if TrainRequest.__name__ in content:
+        return unpack(TrainRequest, content).arrived
+    return unpack(KeepRequest, content).arrived if KeepRequest.__name__ in content else None
 
 
 def pack_reply(reply: TrainReply) -> RecordDict:
@@ -198,9 +236,40 @@ def select_arrays(record: ArrayRecord, names: Collection[str]) -> ArrayRecord:
     return ArrayRecord(OrderedDict((name, record[name]) for name in record if name in names))
 
 
+def keep_stage(stage: UnitWithKeys | UnitWithShares | MaskedUnit, state: RecordDict) -> None:
+    """Let a unit's state have this stage of a masked sum, and no other."""
+    for each in _STAGES:
+        state.pop(each.__name__, None)
+    state.update(pack(stage))
+
+
+def take_stage(kind: type[T], state: RecordDict) -> T:
+    """The stage of a masked sum that a unit has come to, which is gone from its state then.
+
+    Raises ``WireError`` where that is another one; that is gone, too.
+    """
+    stages = {each.__name__: state.pop(each.__name__, None) for each in _STAGES}
+    if (found := stages[kind.__name__]) is None:
+        raise WireError(
+            f"this unit's part in a masked sum has not come to, or is past, {kind.__name__}"
+        )
+    return unpack(kind, RecordDict({kind.__name__: found}))
+
+
+def text_bytes(content: RecordDict) -> int:
+    """Payload of a message's JSON."""
+    return sum(len(str(config.get("json", ""))) for config in content.config_records.values())
+
+
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Payload of tensors on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Of all arrays in a message, as they travel."""
+    arrays = content.array_records.values()
+    return sum(len(array.data) for record in arrays for array in record.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +309,9 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a milli
     kind: TypeAdapter(kind)
     for kind in (
         *(ClusterState, RowsRequest, RowsReply, Setup, TrainRequest, UnitReply, Failure),
-        *(EvaluateRequest, EvaluationRecord),
+        *(EvaluateRequest, EvaluationRecord, KeepRequest, Trained),
+        *(KeysRequest, KeysReply, Roster, SharesReply, MaskRequest, UnmaskRequest, UnmaskReply),
+        *(UnitWithKeys, UnitWithShares, MaskedUnit, LastMasked),
     )
 }
 

@@ -18,13 +18,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -37,6 +37,7 @@ from collapipe.text.tokenizer import Tokenizer
 from server_app.records.summary import History
 from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import SchedulerState
+from server_app.units import Kept
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1
@@ -53,6 +54,7 @@ _KEYS = {
     "units": 2,
     "activations": 1,
     "update_norms": 0,
+    "privacy": 0,
 }
 
 
@@ -126,6 +128,15 @@ class CheckpointFolder:
         except _ODD as error:
             raise ConfigError(f"{path}: damaged, {_cause(error)}") from error
 
+    def kept(self, units: Iterable[int]) -> dict[int, Kept]:
+        """What these ``units`` kept by the last checkpoint, if there is one."""
+        names, ours = self.names(), tuple(f"units.{unit}." for unit in units)
+        if not names or not ours:
+            return {}
+        with safe_open(self._path / names[-1] / _TENSORS, "pt") as file:
+            found = {key: file.get_tensor(key) for key in file.keys() if key.startswith(ours)}  # noqa: SIM118
+        return nested(found).units
+
     def rewind(self, name: str, keep: int) -> None:
         """Remove the checkpoints after ``name``, and leave the last ``keep``."""
         self._clear()
@@ -167,7 +178,8 @@ def write_checkpoint(
     """Write a checkpoint every ``federation.checkpoint_every`` rounds, and after the last one, so
     that a run that is complete can be given more.
 
-    The round's lines and weights must be in the folder. Where a unit does not tell what it keeps,
+    The round's lines and weights must be in the folder. A unit that is away has in it what it kept
+    by the checkpoint before. Where a unit does not tell what it keeps,
     or sends more than a file can hold, or the disk is full, the run goes on without.
     """
     federation, round_ = settings.federation, result.report.round
@@ -184,8 +196,10 @@ def write_checkpoint(
             replace(history, start=0.0),
             dict(names),
         )
-        checkpoint = Checkpoint(settings.tree, progress, result.training_state())
-        CheckpointFolder(folder.path).write(checkpoint, federation.keep)
+        training, checkpoints = result.training_state(), CheckpointFolder(folder.path)
+        absent = {*range(federation.num_units)} - training.units.keys()
+        training = replace(training, units=checkpoints.kept(absent) | training.units)
+        checkpoints.write(Checkpoint(settings.tree, progress, training), federation.keep)
     except (CollaPipeError, OSError, SafetensorError) as error:
         _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
 

@@ -222,6 +222,7 @@ def csv_row(line: RoundReport) -> dict[str, Cell]:
         "skipped": line.skipped,
         "upload_energy_j": math.fsum(cost.upload_energy_j for cost in costs),
         "device_energy_j": math.fsum(joules),
+        "epsilon": line.epsilon,
         "longest_queue": max(queues, default=None),
         "mean_queue": fmean(queues) if queues else None,
         **{f"{phase}_s": line.seconds.get(phase) for phase in phases},

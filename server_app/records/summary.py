@@ -1,6 +1,7 @@
 """A run's totals, its summary on disk, and the table at its end."""
 
 import logging
+import math
 import shlex
 import time
 from collections import Counter
@@ -12,11 +13,13 @@ from pathlib import Path
 from rich.console import Console
 
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError, StorageError, printable
+from collapipe.errors import CollaPipeError, ConfigError, StorageError, printable
 from collapipe.formatting import counted
 from collapipe.plan import ClusterPlan
+from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
+from collapipe.sections import PrivacySettings
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
@@ -34,6 +37,8 @@ class History:
     num_rounds: int = 0
     losses: list[float] = field(default_factory=list)
     clock_s: float = 0.0
+    epsilon: float | None = None  # of all rounds, at privacy.delta
+    ended: str | None = None  # why a completed run has fewer rounds than it was to have
     uploads_counted: bool = True  # in every round's modelled time
     energy_j: float = 0.0
     estimates: Estimates = field(default_factory=Estimates)
@@ -52,6 +57,7 @@ class History:
         self.energy_j += report.energy_j or 0.0
         if report.train_loss is not None:
             self.losses.append(report.train_loss)
+        self.epsilon = report.epsilon
         self.samples += report.samples
         self.bytes_up += report.bytes_up
         self.bytes_down += report.bytes_down
@@ -88,6 +94,7 @@ def summarised(
             "train_loss": {"first": losses[0], "last": losses[-1]} if losses else None,
             "rounds_completed": history.num_rounds,
             "samples": history.samples,
+            **_private(history, settings),
             "wall_s": wall_s,
             "clock": settings.federation.clock,
             "clock_s": history.clock_s,
@@ -145,6 +152,10 @@ def _end_rows(history: History, settings: Settings, ended: str, wall_s: float) -
     rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
         rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
+    if history.ended is not None:
+        rows["ended early"] = history.ended
+    if history.epsilon is not None:
+        rows["privacy"] = privacy_told(history.epsilon, settings.privacy)
     rows["clock"] = clock_told(history, settings.federation.clock)
     if history.test:
         score = history.test.score
@@ -158,6 +169,53 @@ def _end_rows(history: History, settings: Settings, ended: str, wall_s: float) -
     if num_units > _SHOWN_UNITS:
         rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
     return rows | sent(history)
+
+
+def _private(history: History, settings: Settings) -> dict[str, object]:
+    """What the run tells of any one unit; nothing without noise."""
+    if history.epsilon is None:
+        return {}
+    seed = settings.privacy.noise_seed
+    source = "the operating system's" if seed is None else f"privacy.noise_seed={seed}"
+    told = {"epsilon": history.epsilon, "delta": settings.privacy.delta, "noise": source}
+    return {"privacy": told | ({"ended": history.ended} if history.ended else {})}
+
+
+def privacy_told(epsilon: float, settings: PrivacySettings) -> str:
+    """Such as ``ε = 7.9, δ = 1e-05 of each unit``, and whether its noise can be repeated."""
+    seed = settings.noise_seed
+    known = "" if seed is None else f"; NOT private to who knows privacy.noise_seed={seed}"
+    return f"ε = {epsilon:.3g}, δ = {settings.delta:g} of each unit{known}"
+
+
+def budget_told(settings: PrivacySettings) -> str | None:
+    """What ``privacy.max_epsilon`` allows; None: there is no such limit.
+
+    Raises ``ConfigError`` where that is no round at all.
+    """
+    if (limit := settings.max_epsilon) is None:
+        return None
+    rounds = affordable_rounds(settings, limit)
+    if not rounds:
+        raise ConfigError(
+            f"privacy.max_epsilon={limit:g}: one round exceeds it with privacy.noise_multiplier="
+            f"{settings.noise_multiplier:g}; raise one of them"
+        )
+    told = f"ε ≤ {limit:g}, δ = {settings.delta:g} of each unit"
+    return f"privacy: {told}, for {counted(rounds, 'round')} if a unit takes part in all"
+
+
+def noise_told(settings: Settings, weights: int) -> str | None:
+    """How long the noise in a round's mean is beside an update, of so many weights that train; None
+    where it is no longer, or there is none."""
+    units = settings.federation.num_units
+    times = settings.privacy.noise_multiplier * math.sqrt(weights) / units
+    if times <= 1:
+        return None
+    return (
+        f"privacy: noise in the mean of {counted(units, 'unit')} is {times:,.0f} times as long as "
+        "an update may be; more units make it less, and fewer weights that train (adapter=lora)"
+    )
 
 
 def clock_told(history: History, clock: str) -> str:

@@ -103,7 +103,7 @@ def test_a_request_has_a_length_that_flower_would_send(tmp_path: Path) -> None:
 def test_units_try_again_while_the_server_starts(tmp_path: Path) -> None:
     client = dialled_from("192.0.2.7", tmp_path, known=False)
     assert client.post(FLEET, headers=signed()).status_code == 503
-    assert not client.get("/collapipe/admitted/a1").json()["admitted"]
+    assert client.get("/collapipe/admitted/a1").json()["admitted"] is None
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1"])

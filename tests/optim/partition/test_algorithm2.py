@@ -60,7 +60,7 @@ def solved(problem: ClusterProblem) -> ClusterSolution | None:
 @each_law
 def test_never_below_the_optimum(latency: Latency) -> None:
     found = 0
-    for seed in range(15):
+    for seed in range(9):
         problem = heterogeneous(np.random.default_rng(seed), 4, 6, latency, max_micro_batches=8)
         least = by_enumeration(problem)[-1]
         solution = solved(problem)
@@ -68,13 +68,13 @@ def test_never_below_the_optimum(latency: Latency) -> None:
         if solution is not None:
             found += 1
             assert solution.best.latency_s >= least * (1 - 1e-9)
-    assert found >= 10
+    assert found >= 6
 
 
 @each_law
 def test_mostly_optimal_on_the_papers_clusters(latency: Latency) -> None:
     near = []
-    for seed in range(12):
+    for seed in range(8):
         problem = paper_like(np.random.default_rng(seed), latency, num_devices=4, num_blocks=6)
         least = by_enumeration(problem)[-1]
         near.append(paper_partition(problem, RNG).best.latency_s <= 1.001 * least)
@@ -167,7 +167,7 @@ def test_micro_batches_are_the_better_integer_or_stay(latency: Latency) -> None:
 
 @each_law
 def test_neither_step_improves_the_answer(latency: Latency) -> None:
-    for seed in range(6):
+    for seed in range(4):
         problem = heterogeneous(np.random.default_rng(seed), 5, 8, latency, max_micro_batches=16)
         solution = solved(problem)
         if solution is None:

@@ -397,9 +397,10 @@ def test_the_relaxation_is_below_every_partition(latency: Latency, seed: int) ->
 
 @pytest.mark.slow
 @each_law
-def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency) -> None:
-    """48 devices and 96 blocks: pruning errors do not show on small clusters."""
-    problem = heterogeneous(np.random.default_rng(48), 48, 96, latency, 64)
+@pytest.mark.parametrize("devices", [24, pytest.param(48, marks=pytest.mark.thorough)])
+def test_as_fast_as_an_unpruned_search_of_many_devices(latency: Latency, devices: int) -> None:
+    """With two blocks for each: pruning errors do not show on small clusters."""
+    problem = heterogeneous(np.random.default_rng(48), devices, 2 * devices, latency, 64)
     if latency == "bound":
         check_exact(problem, by_thresholds(problem))
     else:
