@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +13,7 @@ from typer import Argument, Option
 
 from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
+from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, printable
 from collapipe.own_packages import find_own_packages_first
 
@@ -37,24 +37,28 @@ app.add_typer(deploy.app, name="deploy")
 
 def main() -> None:
     """Run the command; errors of ours are one line on standard error, and a status."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a run as Ctrl-C does
-    try:
-        find_own_packages_first()
-        status = app(standalone_mode=False) or 0
-    except typer.Exit as error:
-        status = error.exit_code
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except CollaPipeError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        status = error.exit_status
-    except (KeyboardInterrupt, click.Abort):
-        status = _INTERRUPTED
+    with sure_interrupts():
+        status = _status()
     if status == _INTERRUPTED:  # some versions of typer make it of a KeyboardInterrupt themselves
         print("interrupted; what was finished is saved", file=sys.stderr)
     _leave_stuck_threads(status)
     raise SystemExit(status)
+
+
+def _status() -> int:
+    try:
+        find_own_packages_first()
+        return app(standalone_mode=False) or 0
+    except typer.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except CollaPipeError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return error.exit_status
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
 
 
 def _leave_stuck_threads(status: int) -> None:

@@ -1,0 +1,34 @@
+"""Ctrl-C and SIGTERM end a command wherever they find it."""
+
+import signal
+import sys
+import threading
+from _thread import interrupt_main
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_AGAIN_S = 0.1
+
+
+@contextmanager
+def sure_interrupts() -> Iterator[None]:
+    """SIGTERM raises ``KeyboardInterrupt`` as Ctrl-C does, and neither is lost.
+
+    Python runs destructors and callbacks of weak references between any two steps of the main
+    thread, and drops what is raised there; an interrupt that meets one is sent again.
+    """
+    before = sys.unraisablehook
+
+    def dropped(what: "sys.UnraisableHookArgs") -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):
+            # Not from here, where it would be dropped as well; SIGINT might be ignored.
+            threading.Timer(_AGAIN_S, interrupt_main, [signal.SIGTERM]).start()
+        else:
+            before(what)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

@@ -1,0 +1,46 @@
+"""An interrupt ends what runs, also where Python drops exceptions."""
+
+import signal
+import time
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from collapipe.cli.interrupts import sure_interrupts
+
+
+class _Buffer:
+    """Something that callbacks may wait for the end of."""
+
+
+@pytest.fixture(autouse=True)
+def _own_handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_an_interrupt_that_meets_a_callback_of_a_weak_reference_is_not_lost() -> None:
+    buffer, met = _Buffer(), list[int]()
+
+    def interrupted(_: object) -> None:
+        met.append(1)
+        signal.raise_signal(signal.SIGTERM)
+
+    with sure_interrupts(), pytest.raises(KeyboardInterrupt):
+        watched = weakref.ref(buffer, interrupted)
+        del buffer
+        assert (met, watched()) == ([1], None)  # and nothing was raised
+        time.sleep(60)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_other_errors_of_destructors_are_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[type[BaseException]]()
+    monkeypatch.setattr("sys.unraisablehook", lambda what: told.append(what.exc_type))
+    buffer = _Buffer()
+    with sure_interrupts():
+        watched = weakref.ref(buffer, lambda _: 1 / 0)
+        del buffer
+    assert (told, watched()) == ([ZeroDivisionError], None)
