@@ -77,6 +77,11 @@ class DataSettings:
                 )
 
     @property
+    def holds_out(self) -> bool:
+        """Whether rows to evaluate on are drawn from a file of training rows."""
+        return self.train_file is not None and None in (self.validation_file, self.test_file)
+
+    @property
     def brought(self) -> bool:
         """Whether rows are a user's own, whose columns may have any names."""
         return bool(self.name or self.train_file or self.validation_file)
@@ -362,9 +367,16 @@ class RuntimeSettings:
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """On whose rows the model is evaluated: the ``server``'s, each unit's, or ``both``."""
+    """On whose rows the model is evaluated: the ``server``'s, each unit's, or ``both``; ``auto``
+    is one of the first two, see ``on_rows_of``."""
 
-    where: Literal["server", "units", "both"] = "server"  # older runs have none
+    where: Literal["auto", "server", "units", "both"] = "server"  # older runs have none
+
+    def on_rows_of(self, data: DataSettings, trains: bool) -> "EvaluationSettings":
+        """What ``auto`` is: the units' rows where the server would cut its own from theirs."""
+        if self.where != "auto":
+            return self
+        return EvaluationSettings("units" if trains and data.holds_out else "server")
 
     @property
     def on_server(self) -> bool:

@@ -126,6 +126,18 @@ def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path)
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
 
 
+def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> None:
+    """The units draw some from those that they would train on."""
+    file = written(tmp_path / "rows.csv", 60)
+    told = [*MODEL, f"data.train_file={file}", f"hydra.run.dir={tmp_path / 'run'}"]
+    with only_units_open(file):
+        train(grid_of(told, [{}, {}]), load_overrides(told))
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["on_units"]["rows"] == {"0": 3, "1": 3}
+    with pytest.raises(ConfigError, match=r"data\.validation_file is not set.*where=units"):
+        load_overrides([*told, "evaluation.where=server"])
+
+
 @pytest.mark.parametrize(
     ("option", "word"),
     [

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +64,8 @@ def _load(overrides: tuple[str, ...]) -> Settings:
     _check_there(sections["data"])
     settings = _settings(tree, sections, folder)
     settings = replace(settings, overrides=overrides, choices=choices)
-    for fault in (*_segment_faults(settings, world["cluster"]), *_idle_options(settings)):
+    faults = _segment_faults(settings, world["cluster"]), _idle_options(settings)
+    for fault in chain(*faults, _rows_of_others(settings)):
         raise ConfigError(fault)
     return settings
 
@@ -82,8 +84,10 @@ def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str
     from collapipe.models.cut import cut_at
     from collapipe.models.lora import with_adapters
 
+    data, trains = sections["data"], sections["framework"].train
+    evaluation = sections["evaluation"].on_rows_of(data, trains)
     settings = Settings(
-        **sections,
+        **{**sections, "evaluation": evaluation},
         task=task,
         model=cut_at(with_adapters(model, sections["adapter"]), sections["framework"].cut),
         tree=tree,
@@ -243,6 +247,18 @@ def _segment_faults(settings: Settings, cluster: "ClusterPreset") -> Iterator[st
         yield (
             f"pipeline.num_segments={segments}: more than {blocks}={settings.model.num_blocks}; "
             "a segment holds at least one block"
+        )
+
+
+def _rows_of_others(settings: Settings) -> Iterator[str]:
+    """Where the server would open a file that simulated units train on."""
+    data, where = settings.data, settings.evaluation.where
+    shared = settings.tree["data"]["partitioner"] is not None
+    if shared and data.holds_out and settings.framework.train and settings.evaluation.on_server:
+        missing = "test" if data.validation_file else "validation"
+        yield (
+            f"evaluation.where={where}: data.{missing}_file is not set, and the server opens no "
+            "training rows to draw any from them; set it, or evaluation.where=units"
         )
 
 
