@@ -3,7 +3,6 @@
 import signal
 import sys
 import threading
-from _thread import interrupt_main
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,8 +20,10 @@ def sure_interrupts() -> Iterator[None]:
 
     def dropped(what: "sys.UnraisableHookArgs") -> None:
         if issubclass(what.exc_type, KeyboardInterrupt):
-            # Not from here, where it would be dropped as well; SIGINT might be ignored.
-            threading.Timer(_AGAIN_S, interrupt_main, [signal.SIGTERM]).start()
+            # Not from here, where it would be dropped as well; it also ends what the thread waits
+            # for, and is not SIGINT, which might be ignored.
+            main = threading.main_thread().ident
+            threading.Timer(_AGAIN_S, signal.pthread_kill, [main, signal.SIGTERM]).start()
         else:
             before(what)
 
