@@ -71,7 +71,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         told = units.rows(tokenizer is None)
         if tokenizer is None:
             tokenizer = make_tokenizer(settings, told.values())
-        if settings.framework.train and settings.evaluation.on_server:
+        if settings.evaluates_on_server:
             _ = load_validation(settings), load_test(settings)  # what cannot be read is said now
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)

@@ -198,7 +198,7 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
         if not deployed:
             for unit in range(settings.federation.num_units):
                 load_shard(settings, unit)
-        if settings.evaluation.on_server:
+        if settings.evaluates_on_server:
             _ = load_validation(settings), load_test(settings)
     run_dir, units = Path(settings.run_dir), settings.federation.num_units
     with app_folder() as app:

@@ -254,7 +254,7 @@ def _rows_of_others(settings: Settings) -> Iterator[str]:
     """Where the server would open a file that simulated units train on."""
     data, where = settings.data, settings.evaluation.where
     shared = settings.tree["data"]["partitioner"] is not None
-    if shared and data.holds_out and settings.framework.train and settings.evaluation.on_server:
+    if shared and data.holds_out and settings.evaluates_on_server:
         missing = "test" if data.validation_file else "validation"
         yield (
             f"evaluation.where={where}: data.{missing}_file is not set, and the server opens no "

@@ -94,6 +94,11 @@ class Settings:
         """Whether devices compute each forward twice; who trains without a pipeline does not."""
         return self.pipeline.recompute and not self.framework.unsplit
 
+    @property
+    def evaluates_on_server(self) -> bool:
+        """Whether the server needs rows of its own; a run that only plans evaluates nothing."""
+        return self.framework.train and self.evaluation.on_server
+
     def unit_has_head(self, uplink: UplinkPlan | None) -> bool:
         """Whether a unit with this plan trains its head by itself."""
         if self.chooses_heads:
