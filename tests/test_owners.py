@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -134,6 +135,10 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
         train(grid_of(told, [{}, {}]), load_overrides(told))
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["on_units"]["rows"] == {"0": 3, "1": 3}
+    planned = [*told[:-1], f"hydra.run.dir={tmp_path / 'planned'}", "framework.train=false"]
+    with patch("server_app.training.load_validation") as opened:  # units may have read the file
+        train(grid_of(planned, [{}, {}]), load_overrides(planned))
+    assert not opened.called
     with pytest.raises(ConfigError, match=r"data\.validation_file is not set.*where=units"):
         load_overrides([*told, "evaluation.where=server"])
 
