@@ -1,9 +1,16 @@
 """Tensors by name: the weights, states and gradients that are passed around."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+
+
+def chosen(tensors: Tensors, names: Collection[str]) -> Tensors:
+    """Those of these names, in their order."""
+    return {name: tensor for name, tensor in tensors.items() if name in names}
 
 
 def not_finite(tensors: Tensors) -> str | None:

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from federated import run
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from test_fewer_bits import rounds, states, summary
 
 from client_app.app import app as units
 from collapipe.errors import ConfigError
 from collapipe.plan import ClusterPlan, RoundPlan, UplinkPlan
+from collapipe.tensors import Tensors
 from collapipe.wire import records
 from optim.baselines import EvenSplit
 from optim.planner import RoundRequest
@@ -124,43 +125,39 @@ def test_without_activations_they_are_so_exactly(tmp_path: Path) -> None:
 class Damaging(ClientApp):
     """Unit 1's optimiser of the head remembers something else, in round 2."""
 
-    def __init__(self, damage: Callable[[ArrayRecord], None]) -> None:
+    def __init__(self, damage: Callable[[Tensors], None]) -> None:
         self._damage = damage
 
     def __call__(self, message: Message, context: Context) -> Message:
         reply = units(message, context)
         of_round = message.metadata.group_id == "2"
         if context.node_config["partition-id"] == 1 and of_round:
-            self._damage(reply.content["head_state"])  # type: ignore[arg-type]
+            state = records.unpack_record(reply.content, "head_state")
+            self._damage(state)
+            reply.content["head_state"] = records.pack_tensors(state)
         return reply
 
 
-def _array(tensor: torch.Tensor) -> Array:
-    return records.pack_tensors({"": tensor})[""]
-
-
-def _rename(state: ArrayRecord) -> None:
+def _rename(state: Tensors) -> None:
     name = next(iter(state))
     state["blocks.0." + name] = state.pop(name)
 
 
-def _shorten(state: ArrayRecord) -> None:
-    name = next(name for name in state if name.endswith("exp_avg"))
-    state[name] = _array(torch.zeros(1))
+def _shorten(state: Tensors) -> None:
+    state[next(name for name in state if name.endswith("exp_avg"))] = torch.zeros(1)
 
 
-def _drop(state: ArrayRecord) -> None:
+def _drop(state: Tensors) -> None:
     del state[next(name for name in state if name.endswith("exp_avg"))]
 
 
-def _negate(state: ArrayRecord) -> None:
+def _negate(state: Tensors) -> None:
     name = next(name for name in state if name.endswith("exp_avg_sq"))
-    state[name] = _array(-torch.ones(state[name].shape))
+    state[name] = -torch.ones(state[name].shape)
 
 
-def _infinite(state: ArrayRecord) -> None:
-    name = next(name for name in state if name.endswith("step"))
-    state[name] = _array(torch.tensor(float("inf")))
+def _infinite(state: Tensors) -> None:
+    state[next(name for name in state if name.endswith("step"))] = torch.tensor(float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +169,7 @@ def _infinite(state: ArrayRecord) -> None:
     ],
 )
 def test_a_unit_that_sends_no_optimisers_memory_fails_alone(
-    tmp_path: Path, damage: Callable[[ArrayRecord], None]
+    tmp_path: Path, damage: Callable[[Tensors], None]
 ) -> None:
     stays = turning("Alternating", "[control_unit]")
     run(tmp_path, *stays, ROUNDS, client=Damaging(damage))
@@ -225,9 +222,9 @@ def test_a_clock_counts_heads_on_control_units(tmp_path: Path) -> None:
 def test_a_memory_that_makes_weights_infinite_costs_its_unit_alone(tmp_path: Path) -> None:
     """Finite, of a size that no check of it could refuse; and seen in no loss any more."""
 
-    def enlarge(state: ArrayRecord) -> None:
+    def enlarge(state: Tensors) -> None:
         for name in [name for name in state if name.endswith("exp_avg")]:
-            state[name] = _array(torch.full(state[name].shape, 3e38))
+            state[name] = torch.full(state[name].shape, 3e38)
 
     plugin = turning(where="[server,server,control_unit]")
     run(tmp_path, *plugin, ROUNDS, "federation.local_steps=1", client=Damaging(enlarge))

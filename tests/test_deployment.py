@@ -11,8 +11,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.error import HTTPError
@@ -41,11 +41,10 @@ from collapipe.deployment.server_folder import ADMITTED, SERVER_FOLDER, ServerFo
 from server_app.grid import InlineGrid
 
 UNITS = ["berlin", "paris", "rome"]
-ROUNDS, LOST = 3, 2  # rome is killed when this round begins, and returns in the next
+ROUNDS, LOST = 4, 2  # rome is killed when this round begins, and is there again in the last
 _GOODBYE_S = 1.0  # for a SuperNode to notice that its unit was killed, or to say that it is there
 _GONE = 5  # Flower's code of a node that is not there
 # No model of transformers, which six processes would import, each for two seconds of a core.
-# And few weights: Flower hands each on by itself, of which the SuperLink has the most work.
 MODEL = "task=multi30k", *(each for each in TINY if "_rows" not in each), "model.num_blocks=2"
 
 
@@ -85,20 +84,27 @@ class Processes:
             time.sleep(0.1)
 
 
-def silent_once(units_files: Sequence[Path]) -> ClientApp:
-    """The same federation in this process: rome is not there in round ``LOST``."""
-    trained = [0, 0, 0]
+class Losing(InlineGrid):
+    """The same federation in this process: rome leaves in round ``LOST`` and comes after the next
+    one has begun."""
 
-    def client(message: Message, context: Context) -> Message:
+    def __init__(self, units_files: Sequence[Path], told: Sequence[str]) -> None:
+        client = cast(ClientApp, self._answer)
+        super().__init__(client, len(UNITS), {"overrides": shlex.join(told)})
+        self._files, self._trained = units_files, [0, 0, 0]
+
+    def get_node_ids(self) -> Iterable[int]:
+        nodes = [*super().get_node_ids()]
+        return nodes[:2] if self._trained[0] == LOST else nodes
+
+    def _answer(self, message: Message, context: Context) -> Message:
         unit = int(context.node_config["partition-id"])
-        context.node_config["owner"] = str(units_files[unit])
+        context.node_config["owner"] = str(self._files[unit])
         if message.metadata.message_type == "train":
-            trained[unit] += 1
-            if (unit, trained[unit]) == (2, LOST):
+            self._trained[unit] += 1
+            if (unit, self._trained[unit]) == (2, LOST):
                 return Message(Error(_GONE, "not there"), reply_to=message)
         return app(message, context)
-
-    return cast(ClientApp, client)
 
 
 def test_a_federation_on_flower_ends_where_one_in_this_process_does(
@@ -156,11 +162,10 @@ def test_a_federation_on_flower_ends_where_one_in_this_process_does(
             assert f"collapipe_round {ROUNDS}.0" in figures and "collapipe_devices" in figures
         local = [*told, f"hydra.run.dir={tmp_path / 'local'}"]
         monkeypatch.setenv(SERVER_FOLDER, str(folder.root))  # whose certificate the units expect
-        client = silent_once([each / "unit.yaml" for each in own])
-        train(InlineGrid(client, 3, {"overrides": shlex.join(local)}), load_overrides(local))
+        train(Losing([each / "unit.yaml" for each in own], local), load_overrides(local))
     here, expected = weights(run_dir), weights(tmp_path / "local")
     assert [units(each) for each in (run_dir, tmp_path / "local")] == [
-        [[0, 1, 2], [0, 1], [0, 1, 2]]
+        [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
     ] * 2
     assert here.keys() == expected.keys()
     assert [name for name in here if not torch.equal(here[name], expected[name])] == []
@@ -224,19 +229,28 @@ def lose(
     server: ServerFolder,
     seen: list[tuple[list[UnitThere], list[RunThere]]],
 ) -> None:
-    """Kill rome when round ``LOST`` begins, and start it again; berlin, whose activations the round
-    waits for, stands still meanwhile. What the server then knows of them is ``seen``."""
-    metrics, rome = run_dir / "metrics.jsonl", server.root / "units" / "rome"
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < LOST - 1:
-        time.sleep(0.05)
-    there.running["berlin"].send_signal(signal.SIGSTOP)
-    try:
+    """Kill rome when round ``LOST`` begins, and start it again in the next. What the server knows
+    of them in between is ``seen``."""
+    rome = server.root / "units" / "rome"
+    with during_round(LOST, there, run_dir):
         there.running["rome"].send_signal(signal.SIGKILL)
         there.running["rome"].wait()
         time.sleep(_GOODBYE_S)
         seen.append(overview(server))
+    with during_round(LOST + 1, there, run_dir):
         there.start("rome", "unit", rome / "unit.yaml")
         there.wait_for("rome", ": dials ", 2)
         time.sleep(_GOODBYE_S)
+
+
+@contextmanager
+def during_round(number: int, there: Processes, run_dir: Path) -> Iterator[None]:
+    """The round waits meanwhile for the activations of berlin, which stands still."""
+    metrics = run_dir / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < number - 1:
+        time.sleep(0.05)
+    there.running["berlin"].send_signal(signal.SIGSTOP)
+    try:
+        yield
     finally:
         there.running["berlin"].send_signal(signal.SIGCONT)

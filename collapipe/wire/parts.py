@@ -1,4 +1,4 @@
-"""A block's tensors as they travel and are stored: safetensors, made in one allocation."""
+"""Named tensors as they travel and are stored: safetensors, made in one allocation."""
 
 import json
 import math
@@ -17,11 +17,16 @@ from collapipe.errors import WireError, one_line
 from collapipe.tensors import Tensors
 
 _CODES = {
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
     torch.float32: "F32",
     torch.float64: "F64",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
     torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _ALIGNMENT = 8
@@ -48,9 +53,14 @@ def most_bytes(largest_tensor: int) -> int:
 
 
 def separated(data: bytes) -> Tensors:
-    """The tensors of ``joined``. Raises ``WireError`` for what it never makes, such as a header of
-    many tensors without values, which would take far more memory than they came with."""
-    return _checked(data[:8], lambda: load(data))
+    """The tensors of ``joined``, in its order.
+
+    Raises ``WireError`` for what it never makes, such as a header of many tensors without values,
+    which would take far more memory than they came with.
+    """
+    tensors = _checked(data[:8], lambda: load(data))  # in another order each time
+    names = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: tensors[name] for name in names if name in tensors}
 
 
 def read_part(file: Path) -> Tensors:
@@ -87,15 +97,27 @@ def _checked(size: bytes, read: Callable[[], Tensors]) -> Tensors:
         raise WireError(f"tensors cannot be read: {one_line(error)}") from error
     if header > NAME_BYTES * (1 + len(tensors)):
         raise WireError(f"a header of {header:,} bytes for {len(tensors)} tensors")
+    for name, each in tensors.items():
+        if each.dtype not in _CODES:
+            raise WireError(f"tensor {name[:80]!r} of {each.dtype}, which nothing here has")
     return tensors
 
 
 def joined(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The bytes of a safetensors file as uint8 [n].
+    """``joined_bytes`` as uint8 [n]."""
+    return torch.frombuffer(bytearray().join(_pieces(tensors)), dtype=torch.uint8)
+
+
+def joined_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a safetensors file.
 
     ``safetensors.torch.save`` makes three copies on the way, which is most of what a device that
     sends its blocks needs beside them. Raises ``KeyError`` for a dtype that no model has.
     """
+    return b"".join(_pieces(tensors))
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     header, end = dict[str, object](), 0
     for name, each in tensors.items():
         offsets = end, end + each.nbytes
@@ -107,12 +129,5 @@ def joined(tensors: Mapping[str, Tensor]) -> Tensor:
         end = offsets[1]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    head = struct.pack("<Q", len(text)) + text
-    whole = torch.empty(len(head) + end, dtype=torch.uint8)
-    whole[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    place = len(head)
-    for each in tensors.values():
-        raw = each.detach().contiguous().flatten().view(torch.uint8)
-        whole[place : place + len(raw)] = raw
-        place += len(raw)
-    return whole
+    raw = (each.detach().contiguous().flatten().view(torch.uint8) for each in tensors.values())
+    return [struct.pack("<Q", len(text)), text, *(each.numpy().data for each in raw)]

@@ -1,18 +1,12 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
-import io
-import math
-import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
-import numpy as np
-import numpy.lib.format as npy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.constant import SType
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
@@ -50,6 +44,7 @@ from collapipe.wire.messages import (
     TrainRequest,
     UnitName,
 )
+from collapipe.wire.parts import joined_bytes, separated
 
 T = TypeVar("T")
 ROWS = "query.rows"  # message types, as Flower addresses them
@@ -68,12 +63,7 @@ _STAGES = UnitWithKeys, UnitWithShares, MaskedUnit
 OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
 _HEAD_STATE, _COUNTS = "head_state", "counts"
 _MOST_PARTS = 64  # of an exact sum; more than 42 no sum of floats has
-_HEADER = re.compile(  # what numpy and we write for numbers in C order
-    rb"\x93NUMPY\x01\x00(?P<length>..)"
-    rb"\{'descr': '(?P<dtype>[<|][biuf]\d)', 'fortran_order': False, "
-    rb"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n",
-    re.DOTALL,
-)
+_JOINED = "safetensors"
 
 
 def pack(message: object, **groups: ArrayRecord) -> RecordDict:
@@ -178,18 +168,9 @@ def unpack_evaluation(content: RecordDict) -> EvaluateReply:
 
 
 def pack_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as a record of arrays."""
-    return ArrayRecord(OrderedDict((name, _array(tensor)) for name, tensor in tensors.items()))
-
-
-def _array(tensor: Tensor) -> Array:
-    """As Flower makes one of numpy's format, but copied once instead of three times."""
-    values = tensor.numpy()
-    head = io.BytesIO()
-    what = {"descr": npy.dtype_to_descr(values.dtype), "fortran_order": False}
-    npy.write_array_header_1_0(head, {**what, "shape": values.shape})
-    data = b"".join((head.getvalue(), np.ascontiguousarray(values).reshape(-1).data))
-    return Array(str(values.dtype), tuple(tensor.shape), SType.NUMPY, data)
+    """Named tensors as one array, for Flower asks for each array of a message by itself."""
+    data = joined_bytes(tensors)
+    return ArrayRecord(OrderedDict({_JOINED: Array("uint8", (len(data),), _JOINED, data)}))
 
 
 def unpack_record(content: RecordDict, key: str) -> Tensors:
@@ -201,39 +182,10 @@ def unpack_record(content: RecordDict, key: str) -> Tensors:
 
 
 def unpack_tensors(record: ArrayRecord) -> Tensors:
-    """Named tensors, each with memory of its own. Raises ``WireError``."""
-    return {name: _tensor(name, array) for name, array in record.items()}
-
-
-def _tensor(name: str, array: Array) -> Tensor:
-    """An array's tensor, once its header claims no more than came with it."""
-    try:
-        dtype, shape, begin = _header(array.data)
-        claimed, came = math.prod(shape) * dtype.itemsize, len(array.data) - begin
-        if claimed != came:
-            raise ValueError(f"{came} bytes for {dtype} {list(shape)}")
-        values = np.frombuffer(array.data, dtype, offset=begin)
-        return torch.from_numpy(values.reshape(shape).copy())
-    except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"array {name} cannot be read: {one_line(error)}") from error
-
-
-def _header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Type, shape, and where the values begin. Raises ``ValueError``.
-
-    Not by numpy, which has Python parse the header: in programs with threads that fails now and
-    then, with "AST constructor recursion depth mismatch" (python/cpython issue 106905).
-    """
-    found = _HEADER.match(data)
-    if found is None or found.end() != 10 + int.from_bytes(found["length"], "little"):
-        raise ValueError("no header of numpy's format 1.0 with values in C order")
-    shape = tuple(int(size) for size in found["shape"].split(b",") if size.strip())
-    return np.dtype(found["dtype"].decode()), shape, found.end()
-
-
-def select_arrays(record: ArrayRecord, names: Collection[str]) -> ArrayRecord:
-    """The arrays of these names; nothing is copied."""
-    return ArrayRecord(OrderedDict((name, record[name]) for name in record if name in names))
+    """Named tensors in their order, each with memory of its own. Raises ``WireError``."""
+    if [*record] != [_JOINED]:
+        raise WireError(f"arrays {sorted(record)[:5]} instead of one, {_JOINED!r}")
+    return separated(record[_JOINED].data)
 
 
 def keep_stage(stage: UnitWithKeys | UnitWithShares | MaskedUnit, state: RecordDict) -> None:

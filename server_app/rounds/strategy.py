@@ -20,7 +20,7 @@ from collapipe.privacy.clipping import update_norm
 from collapipe.report import PIPELINE, ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.seeds import derive
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, chosen
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.compression import upload_bytes
@@ -106,7 +106,7 @@ class CollaPipeStrategy(Strategy):
         if self._checkpoint is None:
             first = initial_model(self._settings, self._tokenizer).state_dict()
             self.model.weights = {name: tensor.detach() for name, tensor in first.items()}
-        self._arrays = records.pack_tensors(self.model.weights)
+        self._arrays = ArrayRecord(self.model.weights)
         return self._arrays
 
     def resume_from(self, round_: int, scheduler: SchedulerState, training: TrainingState) -> None:
@@ -182,7 +182,10 @@ class CollaPipeStrategy(Strategy):
         sent, states = dict[int, Tensors](), dict[int, Tensors]()
         on_unit = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
         names = {has_head: self.model.names(has_head) for has_head in set(on_unit.values())}
-        common = {has: records.select_arrays(arrays, each) for has, each in names.items()}
+        common = {  # of units that go on with the average
+            has: records.pack_tensors(chosen(self.model.weights, names[has]))
+            for has in {has for unit, has in on_unit.items() if unit not in own}
+        }
         clip_norm = self._private.clip_norm if self._private else None
         masked: SecureSum | None = None
         if self._settings.privacy.secure_aggregation and clusters:
@@ -191,7 +194,7 @@ class CollaPipeStrategy(Strategy):
         for cluster in clusters:
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
             has_head = on_unit[unit]
-            sent[unit] = {name: t for name, t in models[unit].items() if name in names[has_head]}
+            sent[unit] = chosen(models[unit], names[has_head])
             link, last = links.get(unit), self._heads.remembered(unit).round
             arrived = self._units.arrived.get(unit, 0)
             request = TrainRequest(round_, cluster, timeout_s, link, last, clip_norm, arrived)
@@ -251,7 +254,7 @@ class CollaPipeStrategy(Strategy):
             **self._totals(finished, now),
         )
         if observation is not None:
-            arrays = self._arrays = records.pack_tensors(self.model.weights)
+            arrays = self._arrays = ArrayRecord(self.model.weights)
         self._on_round(self._result(now, came, report))
         return arrays, metrics
 
@@ -369,7 +372,7 @@ class CollaPipeStrategy(Strategy):
     def _load(self, arrays: ArrayRecord) -> None:
         """The model's weights are those of ``arrays``, which mostly they are already."""
         if arrays is not self._arrays:
-            self.model.weights, self._arrays = records.unpack_tensors(arrays), arrays
+            self.model.weights, self._arrays = dict(arrays.to_torch_state_dict()), arrays
 
     def _restore(self, then: SchedulerState, training: TrainingState) -> None:
         known, excluded = self._units.nodes, self._scheduler.excluded

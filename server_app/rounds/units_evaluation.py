@@ -15,7 +15,7 @@ from collapipe.report import UnitsEvaluation
 from collapipe.statistics import Statistics
 from collapipe.tasks.evaluation import APART, evaluation_of
 from collapipe.tasks.task import Task
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, chosen
 from collapipe.wire import records
 from collapipe.wire.messages import EvaluateReply, EvaluateRequest, Failure, Split
 from server_app.rounds.global_model import GlobalModel
@@ -39,7 +39,7 @@ def evaluate_on_units(
     """
     asked = [unit for unit in sorted(units.nodes) if unit not in excluded]
     names = model.names(with_head=True)
-    sent = {name: tensor for name, tensor in model.weights.items() if name in names}
+    sent = chosen(model.weights, names)
     request = EvaluateRequest(split, settings.federation.round_timeout_s)
     answers = {
         unit: _checked(answer, unit, settings.task, labels)

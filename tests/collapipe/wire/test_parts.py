@@ -18,6 +18,8 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
         "half": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),
         "double": torch.rand(2, 2, dtype=torch.float64),
         "count": torch.tensor(3),
+        "packed": torch.tensor([3, 255], dtype=torch.uint8),
+        "small": torch.tensor([-3, 127], dtype=torch.int8),
         "mask": torch.tensor([True, False, True]),
         "empty": torch.zeros(0, 4),
         "näme/step": torch.tensor(1.0),
@@ -26,7 +28,8 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
     file.write_bytes(data)
     came, mapped = separated(data), mapped_part(file)
     theirs = load(save({name: each.contiguous() for name, each in tensors.items()}))
-    assert came.keys() == mapped.keys() == theirs.keys() == tensors.keys()
+    assert came.keys() == mapped.keys() == theirs.keys()
+    assert list(came) == list(tensors)
     for name, each in tensors.items():
         assert came[name].dtype == each.dtype
         assert mapped[name].dtype == each.dtype
@@ -52,6 +55,7 @@ def test_reading_again_and_again_takes_no_more_memory(tmp_path: Path) -> None:
         b"no tensors",
         save({f"a{k}": torch.zeros(0) for k in range(20_000)}),
         save({"a": torch.zeros(1)}, {"more": "x" * 10_000}),
+        save({"a": torch.zeros(1, dtype=torch.float8_e5m2)}),
     ],
     ids=len,
 )
