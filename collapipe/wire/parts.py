@@ -129,5 +129,10 @@ def _pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
         end = offsets[1]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    raw = (each.detach().contiguous().flatten().view(torch.uint8) for each in tensors.values())
-    return [struct.pack("<Q", len(text)), text, *(each.numpy().data for each in raw)]
+    return [struct.pack("<Q", len(text)), text, *map(_raw, tensors.values())]
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().contiguous().flatten()
+    one_by_one = flat.as_strided((flat.numel(),), (1,))  # none or one may have another stride
+    return one_by_one.view(torch.uint8).numpy().data

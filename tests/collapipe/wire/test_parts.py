@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -12,7 +13,7 @@ from collapipe.wire.parts import joined, mapped_part, separated
 
 
 def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
-    """Of all kinds of numbers, transposed, empty and without dimensions."""
+    """Of all kinds of numbers and strides, empty and without dimensions."""
     tensors = {
         "weight": torch.arange(12.0).view(3, 4).t(),
         "half": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),
@@ -22,6 +23,8 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
         "small": torch.tensor([-3, 127], dtype=torch.int8),
         "mask": torch.tensor([True, False, True]),
         "empty": torch.zeros(0, 4),
+        "empty of NumPy": torch.from_numpy(np.zeros(0, np.int64)),  # its stride is 0
+        "one of many": torch.ones(1).expand(5)[:1],
         "näme/step": torch.tensor(1.0),
     }
     data, file = joined(tensors).numpy().tobytes(), tmp_path / "part"

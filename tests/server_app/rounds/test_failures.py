@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from federated import rewritten, run, weights
-from flwr.app import Array, Context, Message
+from flwr.app import Context, Message
 
 from client_app import link
 from client_app.app import app as client_app
@@ -322,15 +322,17 @@ def reports(**fields: object) -> Callable[[Message], None]:
     return lie
 
 
-def sends(name: str, array: Array | None) -> Callable[[Message], None]:
-    """A unit whose weights are others."""
+def renames(reply: Message) -> None:
+    """A unit whose first weight is another."""
+    sent = records.unpack_record(reply.content, "weights")
+    sent["\x1b[31m" + "x\n" * 9999] = sent.pop(next(iter(sent)))
+    reply.content["weights"] = records.pack_tensors(sent)
 
-    def lie(reply: Message) -> None:
-        weights = reply.content["weights"]
-        key = next(iter(weights))
-        weights[name or key] = array or weights[key]
 
-    return lie
+def cuts_off(reply: Message) -> None:
+    """A unit whose weights end too soon."""
+    (array,) = reply.content.array_records["weights"].values()
+    array.data = array.data[:-1]
 
 
 LIES = [
@@ -347,8 +349,8 @@ LIES = [
     reports(target_tokens=10**15),
     reports(link_bytes_up=-5),
     reports(link_bytes_down=2**62),
-    sends("", Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY\x01\x00\x03\x00'''")),
-    sends("\x1b[31m" + "x\n" * 9999, None),
+    cuts_off,
+    renames,
 ]
 
 
