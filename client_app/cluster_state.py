@@ -15,10 +15,10 @@ from collapipe.errors import ConfigError
 from collapipe.models.cost import head_flops, head_state_bits, measure_cost, upload_bits
 from collapipe.secure_aggregation.quantising import Quantiser
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, BlockCost, ClusterState, DeviceProfile, Uplink
+from collapipe.state import AffineLaw, BlockCost, ClusterState, Uplink
 from collapipe.tasks.task import Examples
 from collapipe.text.vocabulary import Vocabulary
-from collapipe.wire.compression import FLOAT32, num_bytes
+from collapipe.wire.compression import FLOAT32, sent_share
 from pipeline.schedule import splits_backward
 
 
@@ -30,8 +30,8 @@ def cluster_state(
     cost = block_cost(settings)
     devices = cluster.draw(cost, unit, _generator(settings, "cluster", unit))
     times = 1 + cost.forward_share if settings.recomputes else 1.0
-    sent = _sent_share(settings)
-    devices = tuple(_planned(each, times, sent) for each in devices)
+    sent = sent_share(settings.model.dim, settings.pipeline.wire_dtype)
+    devices = tuple(each.taking(times, sent) for each in devices)
     uplink = _uplink(settings, unit, examples, vocabulary)
     if settings.units_have_heads and not settings.framework.unsplit:
         head_s = _head_seconds(settings, vocabulary, cluster, cost, unit)
@@ -47,24 +47,6 @@ def block_cost(settings: Settings) -> BlockCost:
     sizes = settings.task.max_length, settings.batch_size
     split = splits_backward(settings.pipeline.schedule) and not settings.framework.unsplit
     return measure_cost(settings.model, *sizes, settings.optimizer, settings.recomputes, split)
-
-
-def _planned(device: DeviceProfile, times: float, sent: float) -> DeviceProfile:
-    """A device whose blocks take so many ``times`` as long, and whose hops have a share ``sent`` of
-    float32's bits."""
-
-    def law(each: AffineLaw) -> AffineLaw:
-        return replace(each.computing(times), w=each.w * sent)
-
-    energy = device.energy and replace(device.energy, law=law(device.energy.law))
-    return replace(device, time=law(device.time), energy=energy)
-
-
-def _sent_share(settings: Settings) -> float:
-    """Of float32's bits, what a row takes as stages hand it over."""
-    row = (settings.model.dim,)
-    sent = num_bytes(row, torch.float32, settings.pipeline.wire_dtype)
-    return sent / num_bytes(row, torch.float32, FLOAT32)
 
 
 def _uplink(settings: Settings, unit: int, examples: Examples, vocabulary: Vocabulary) -> Uplink:

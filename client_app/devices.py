@@ -55,7 +55,7 @@ class Devices:
     def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
         """Described devices with the speed that was measured of them."""
         return tuple(
-            replace(each, time=each.time.computing(self._slowness.get(each.name, 1.0)))
+            replace(each, time=each.time.taking(self._slowness.get(each.name, 1.0)))
             for each in profiles
         )
 

@@ -13,7 +13,7 @@ from collapipe.models.sent_rows import RowsRead
 from collapipe.seeds import derive
 from collapipe.tasks.task import Examples
 from collapipe.wire import frames
-from collapipe.wire.compression import FLOAT32, layout, num_bytes
+from collapipe.wire.compression import layout, sent_share
 from pipeline.micro_batch import split
 
 _SAMPLED = 64  # batches: a second for tens of thousands of rows
@@ -33,8 +33,7 @@ class LinkFormat:
 
     def share(self, precision: str) -> float:
         """Of an activation's bits in float32, in which a preset has them."""
-        row = 1, self.dim
-        return num_bytes(row, torch.float32, precision) / num_bytes(row, torch.float32, FLOAT32)
+        return sent_share(self.dim, precision)
 
     def answers(self, micro_batches: Sequence[Batch]) -> int:
         """Bytes of the frames with each micro-batch's loss and gradient."""

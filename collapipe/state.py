@@ -47,9 +47,10 @@ class AffineLaw:
         """C + H."""
         return self.compute(blocks, micro_batch_size) + self.hop(micro_batch_size)
 
-    def computing(self, times: float) -> "AffineLaw":
-        """A law whose computes, not hops, take so many times as much."""
-        return replace(self, u=self.u * times, v=self.v * times)
+    def taking(self, times: float, sent: float = 1.0) -> "AffineLaw":
+        """A law whose computes take so many ``times`` as much, and whose hops have a share ``sent``
+        of their bits."""
+        return replace(self, u=self.u * times, v=self.v * times, w=self.w * sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,12 @@ class DeviceProfile:
                 "all printable"
             )
         _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
+
+    def taking(self, times: float, sent: float) -> "DeviceProfile":
+        """One whose blocks take so many ``times`` as long, and whose hops have a share ``sent`` of
+        their bits; its joules follow."""
+        energy = self.energy and replace(self.energy, law=self.energy.law.taking(times, sent))
+        return replace(self, time=self.time.taking(times, sent), energy=energy)
 
     def memory_cap(self, micro_batch_size: float, num_blocks: int) -> int:
         """Of ``num_blocks``, those that its memory holds with micro-batches of that size (C7)."""

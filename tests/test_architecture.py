@@ -24,6 +24,7 @@ OWN = {
     "collapipe/cli/": ROOMS,  # the command starts the rooms
     # a device's daemon loads it
     "collapipe/credentials/": ("collapipe.credentials", "collapipe.errors"),
+    "collapipe/inventory/model.py": ("collapipe", "pipeline.schedule"),  # what a schedule keeps
     "collapipe/planning.py": ("collapipe", "optim"),  # asks the planner about an inventory
     "collapipe/reproduction/": ROOMS,  # so do the paper's figures
     "collapipe/run_report/": (  # draws plans by the planner's timeline, runs by their schedules

@@ -71,10 +71,7 @@ def read_inventory(file: Path, cost: BlockCost | None = None) -> Inventory:
     """
     document = load(file)
     section = document.parse(InventorySection)
-    if cost is None:
-        model = read_model(document, section.model, section.batch_size)
-    else:
-        model = Model(MOST_BLOCKS, asdict(cost))
+    model = read_model(document, section) if cost is None else Model(MOST_BLOCKS, asdict(cost))
     channels = (
         Channel(each.bandwidth_hz, each.interference_w, from_db(each.noise_dbm_per_hz) / 1e3)
         for each in section.channels
@@ -99,7 +96,7 @@ def _cluster(
             law = AffineLaw(chunk.u, chunk.v, chunk.w, chunk.l) if chunk else None
             described = each.model_dump(exclude={"chunk", "address", "process_id"})
             devices.append(PhysicalDevice(chunk=law, **described))
-            profiles.append(devices[-1].profile(model.cost))
+            profiles.append(devices[-1].profile(model.cost).taking(model.times, model.sent))
         except ConfigError as error:
             raise document.error(loc, f"{error}; check the units of its keys") from error
     control_unit = _control_unit(document, place, section.control_unit, model)

@@ -11,10 +11,11 @@ import yaml
 
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
-from collapipe.inventory.schema import ModelSection
+from collapipe.inventory.schema import InventorySection, ModelSection, PipelineSection
 from collapipe.inventory.yaml_file import Document
 from collapipe.state import BlockCost
 from collapipe.validation import nearest
+from pipeline.schedule import splits_backward
 
 if TYPE_CHECKING:  # torch takes seconds
     from collapipe.models.split import ModelSpec
@@ -25,6 +26,10 @@ _FIGURES = tuple(field.name for field in fields(BlockCost))
 _CONF = Path(__file__).parents[2] / "conf"
 _FILES = [*(_CONF / "model").glob("*.yaml"), *(_CONF / "task_model").glob("*_transformer.yaml")]
 _KNOWN = {path.stem: path for path in sorted(_FILES)}
+_NO_BLOCK = (
+    "is counted on a block, and model has figures alone; name a model, or give figures that are "
+    "those of your schedule already"
+)
 _OF_A_NAME = ("family", "config", "tokens")
 
 
@@ -36,6 +41,8 @@ class Model:
     figures: Mapping[str, float]
     head_blocks: float | None = None
     head_bits: float | None = None
+    times: float = 1.0  # of a block's compute, where segments compute twice
+    sent: float = 1.0  # of a hop's bits, where stages hand over less than float32
 
     @property
     def cost(self) -> BlockCost:
@@ -48,22 +55,31 @@ class Model:
         return self.figures.get("block_bytes")
 
 
-def read_model(document: Document, section: ModelSection, batch_size: int) -> Model:
+def read_model(document: Document, inventory: InventorySection) -> Model:
     """The file's ``model``; what stands beside a name goes over it.
 
     A name is a file of ``conf/model/`` with sizes, or else a folder, from the inventory's own on,
-    or a hub id; of these two the configuration alone is read. Raises ``ConfigError``.
+    or a hub id; of these two the configuration alone is read. With ``pipeline`` each is counted on
+    a block that it names. Raises ``ConfigError``.
     """
+    section, batch_size = inventory.model, inventory.batch_size
     given = {name: value for name, value in section if name in _FIGURES and value is not None}
     head = section.head_blocks, section.head_bits
     if section.name is None and section.family is None:
+        if inventory.pipeline is not None:
+            raise document.error(("pipeline",), _NO_BLOCK)
         return Model(_described(document, section), given, *head)
     tokens = section.tokens or TOKENS
-    if section.name in _KNOWN:
+    if section.name in _KNOWN and inventory.pipeline is None:
         num_blocks, cost = _by_size(document, section, _KNOWN[section.name], tokens, batch_size)
-    else:
-        num_blocks, cost = _counted(document, section, tokens, batch_size)
-    return Model(num_blocks, {**asdict(cost), **given}, *head)
+        return Model(num_blocks, {**asdict(cost), **given}, *head)
+    how = inventory.pipeline or PipelineSection()
+    spec, cost = _counted(document, section, how, tokens, batch_size)
+    times = 1 + cost.forward_share if how.recompute else 1.0
+    from collapipe.wire.compression import sent_share  # torch takes seconds
+
+    sent = sent_share(spec.dim, how.wire_dtype)
+    return Model(spec.num_blocks, {**asdict(cost), **given}, *head, times, sent)
 
 
 def read_spec(document: Document, section: ModelSection) -> "ModelSpec":
@@ -129,14 +145,16 @@ def _sizes(document: Document, section: ModelSection, file: Path) -> dict[str, A
 
 
 def _counted(
-    document: Document, section: ModelSection, tokens: int, batch_size: int
-) -> tuple[int, BlockCost]:
-    """L and a block's cost of a model of transformers; its weights are neither read nor drawn."""
+    document: Document, section: ModelSection, how: PipelineSection, tokens: int, batch_size: int
+) -> tuple["ModelSpec", BlockCost]:
+    """The model, and a block's cost; its weights are neither read nor drawn."""
     from collapipe.models.cost import measure_cost  # torch takes seconds
 
     spec = read_spec(document, section)
     try:
-        return spec.num_blocks, measure_cost(spec, tokens, batch_size)
+        split = splits_backward(how.schedule)
+        cost = measure_cost(spec, tokens, batch_size, recompute=how.recompute, split=split)
+        return spec, cost
     except ConfigError as error:  # begins with the key
         raise ConfigError(f"{document.file}:{document.line(('model',))}: {error}") from error
 

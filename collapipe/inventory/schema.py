@@ -46,6 +46,12 @@ def _text(given: object) -> str:
     return str(given)
 
 
+def _flag(given: object) -> bool:
+    if given not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return given == "true"
+
+
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
@@ -54,6 +60,7 @@ Whole = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
 Samples = Annotated[Whole, Field(le=10**9)]
 Text = Annotated[str, BeforeValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 class Section(BaseModel):
@@ -87,6 +94,14 @@ class ModelSection(Section):
     block_bytes: Positive | None = None
     head_blocks: Positive | None = None  # the head's work, in that of a block
     head_bits: NotNegative | None = None  # of its weights, and all that travels with them
+
+
+class PipelineSection(Section):
+    """``pipeline``: what of a run's configuration changes what blocks take and keep."""
+
+    schedule: Literal["gpipe", "one_f_one_b", "zb_h1"] = "gpipe"
+    recompute: Flag = False
+    wire_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
 
 
 class ControlUnitSection(Section):
@@ -219,6 +234,7 @@ class InventorySection(Section):
     max_micro_batches: Samples | None = None
     latency: Literal["overlap", "flow_shop", "bound"] = "overlap"
     model: ModelSection
+    pipeline: PipelineSection | None = None
     clusters: list[ClusterSection] = Field(min_length=1)
     channels: list[ChannelSection] = []
     credentials: Text | None = None  # a folder; a deployment's, as addresses are

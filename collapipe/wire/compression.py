@@ -52,6 +52,12 @@ def num_bytes(shape: Sequence[int], dtype: torch.dtype, precision: str) -> int:
     return sum(math.prod(size) * kind.itemsize for kind, size in travelling)
 
 
+def sent_share(dim: int, precision: str) -> float:
+    """Of float32's bits, what a row of ``dim`` numbers takes in that precision."""
+    row = 1, dim
+    return num_bytes(row, torch.float32, precision) / num_bytes(row, torch.float32, FLOAT32)
+
+
 def encode(
     tensor: Tensor, precision: str, generator: torch.Generator | None = None
 ) -> tuple[Tensor, ...]:

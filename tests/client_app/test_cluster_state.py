@@ -31,9 +31,9 @@ def test_devices_that_recompute_take_a_forward_more_and_joules_for_it(cluster: s
     for first, second in zip(once, twice, strict=True):
         ratio = second.time.u / first.time.u
         assert 1.25 < ratio < 1.4  # backward takes two to three forwards
-        assert second.time == first.time.computing(ratio)
+        assert second.time == first.time.taking(ratio)
         if first.energy and second.energy:
-            assert second.energy == replace(first.energy, law=first.energy.law.computing(ratio))
+            assert second.energy == replace(first.energy, law=first.energy.law.taking(ratio))
         assert (second.memory is not None) == (cluster == "edge")  # the others count in blocks
     alone = f"cluster={cluster}", "framework=vanilla_fl"
     assert state(*alone, "pipeline.recompute=true") == state(*alone)

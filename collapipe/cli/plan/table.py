@@ -1,6 +1,7 @@
 """An inventory's plan as tables: one a cluster, and one of a joint round."""
 
 import io
+import math
 import sys
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from collapipe.formatting import (
     three_digits,
     watts,
 )
+from collapipe.inventory.model import Model
 from collapipe.planning import EXACT, InventoryPlan, JointRound, PlannedCluster
 from optim.latency import block_caps, round_up
 from optim.problem import ClusterProblem, Partition
@@ -42,12 +44,12 @@ def show(plan: InventoryPlan) -> None:
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False, markup=False, emoji=False)
     for planned in plan.clusters:
-        _show_cluster(console, planned, plan.inventory.model.block_bytes)
+        _show_cluster(console, planned, plan.inventory.model)
     if plan.round:
         _show_round(console, plan, plan.round)
 
 
-def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float | None) -> None:
+def _show_cluster(console: Console, planned: PlannedCluster, model: Model) -> None:
     problem, segments = planned.problem, planned.segments
     console.print(
         f"{planned.cluster.name}: {problem.num_blocks} blocks on "
@@ -56,11 +58,12 @@ def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float 
         style="bold",
     )
     held = {each.device: each for each in segments}
+    samples = math.ceil(problem.batch_size / planned.partition.num_micro_batches)
     rows = []
     for k, device in enumerate(planned.cluster.devices):
         segment = held.get(k)
         blocks = segment.span.blocks if segment else 0
-        memory = _memory(device, blocks, block_bytes)
+        memory = _memory(device, blocks, model, samples)
         shares = (
             _shares(segment, planned.partition.latency_s) if segment else ("not used", *"-----")
         )
@@ -70,13 +73,15 @@ def _show_cluster(console: Console, planned: PlannedCluster, block_bytes: float 
     console.print()
 
 
-def _memory(device: PhysicalDevice, blocks: int, block_bytes: float | None) -> str:
-    """Of what binds: the device's bytes, or its number of blocks."""
-    if block_bytes and "memory_bytes" in device.block_limits(block_bytes):
-        return _of(blocks * block_bytes, device.memory_bytes)
+def _memory(device: PhysicalDevice, blocks: int, model: Model, samples: int) -> str:
+    """Of what binds: the device's bytes, or its number of blocks; micro-batches have ``samples``
+    at most."""
+    used = model.cost.segment_needs(blocks, samples) if blocks else 0.0
+    if model.block_bytes and "memory_bytes" in device.block_limits(model.block_bytes):
+        return _of(used, device.memory_bytes)
     if device.max_blocks is not None:
         return f"{blocks} of {counted(device.max_blocks, 'block')}"
-    return _of(blocks * block_bytes, None) if block_bytes else "-"
+    return _of(used, None) if model.block_bytes else "-"
 
 
 def _of(used: float, limit: float | None) -> str:

@@ -1,7 +1,9 @@
 """A model of transformers in an inventory: by folder, by family, and what cannot be."""
 
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,12 @@ from huggingface import folder, spec_of
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
 from collapipe.inventory.file import Inventory, read_inventory
+from collapipe.inventory.model import read_spec
 from collapipe.models.cost import measure_cost
 from collapipe.models.huggingface.spec import HuggingFaceSpec
+from collapipe.state import AffineLaw
 
-CLUSTERS = "clusters: [{name: shop, devices: [{name: a, flops_per_s: 1e9, memory_bytes: 1e6}]}]\n"
+DEVICE = "flops_per_s: 1e9, memory_bytes: 1e6"
 ROOT = Path(__file__).parents[3]
 
 
@@ -56,6 +60,51 @@ def test_a_family_needs_no_name(tmp_path: Path) -> None:
     assert (inventory.model.num_blocks, inventory.model.block_bytes) == (3, 7e7)
 
 
+def test_a_plan_counts_what_a_run_does(tmp_path: Path) -> None:
+    """The blocks' seconds and memory and the hops' bits, measured devices' as described ones'."""
+    folder(tmp_path, "t5")
+    device = "chunk: {u: 2.0, v: 3.0, w: 4.0, l: 5.0}, memory_bytes: 1e6, energy_j: 9, power_w: 7"
+    (plain,) = read(tmp_path, "{name: t5, tokens: 9}", device).clusters[0].profiles
+    told = "pipeline: {schedule: zb_h1, recompute: true, wire_dtype: int8}\n"
+    inventory = read(tmp_path, "{name: t5, tokens: 9}", device, told)
+    (changed,) = inventory.clusters[0].profiles
+    cost = measure_cost(spec_of(tmp_path, "t5", "decoder"), 9, 8, recompute=True, split=True)
+    times, dim = 1 + cost.forward_share, spec_of(tmp_path, "t5", "decoder").dim
+    assert inventory.model.cost == cost
+    assert changed.time == AffineLaw(2 * times, 3 * times, 4 * (dim + 4) / (4 * dim), 5.0)
+    assert changed.memory is not None and changed.memory.sample_bytes == cost.sample_bytes
+    assert plain.energy is not None and changed.energy is not None
+    assert changed.energy == replace(
+        plain.energy, law=plain.energy.law.taking(times, sent=(dim + 4) / (4 * dim))
+    )
+
+
+def test_sizes_of_conf_are_counted_on_their_block(tmp_path: Path) -> None:
+    inventory = read(tmp_path, "{name: dates_transformer, tokens: 9}", more="pipeline: {}\n")
+    spec = read_spec(inventory.document, inventory.section.model)
+    assert inventory.model.cost == measure_cost(spec, 9, 8)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ("{schedule: pipedream}", "pipeline.schedule=pipedream: "),
+        ("{recompute: yes}", "pipeline.recompute=yes: must be true or false"),
+        ("{wire_dtype: int4}", "pipeline.wire_dtype=int4: "),
+        ("{recomputes: true}", "pipeline.recomputes=true: unknown key; nearest: recompute"),
+    ],
+)
+def test_other_schedules_are_refused(tmp_path: Path, told: str, says: str) -> None:
+    folder(tmp_path, "bert")
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read(tmp_path, "{name: bert}", more=f"pipeline: {told}\n")
+
+
+def test_of_figures_no_schedule_can_be_counted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r":4: pipeline: is counted on a block"):
+        read(tmp_path, "{num_blocks: 4}", "chunk: {u: 1.0}", "pipeline: {recompute: true}\n")
+
+
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -95,7 +144,8 @@ def test_only_a_named_model_waits_for_torch() -> None:
     subprocess.run([sys.executable, "-c", source], cwd=ROOT, check=True)
 
 
-def read(folder: Path, model: str) -> Inventory:
+def read(folder: Path, model: str, device: str = DEVICE, more: str = "") -> Inventory:
     path = folder / "inventory.yaml"
-    path.write_text(f"batch_size: 8\nmodel: {model}\n{CLUSTERS}", encoding="utf-8")
+    clusters = f"clusters: [{{name: shop, devices: [{{name: a, {device}}}]}}]\n"
+    path.write_text(f"batch_size: 8\nmodel: {model}\n{clusters}{more}", encoding="utf-8")
     return read_inventory(path)
