@@ -44,6 +44,12 @@ class Fault:
 def planted(faults: list[Fault]) -> Iterator[None]:
     """Every stream of every daemon looks whether a fault is due."""
     send, receive, part_of = FrameStream.send, FrameStream.receive, Session._part_of
+    told = threading.excepthook
+
+    def untold(exception: threading.ExceptHookArgs) -> None:
+        """Threads that end by the fault itself are no news."""
+        if exception.exc_type is not SystemExit:
+            told(exception)
 
     def check(stream: FrameStream, sending: bool, before: bool, kind: str = "") -> None:
         for fault in faults:
@@ -74,4 +80,5 @@ def planted(faults: list[Fault]) -> Iterator[None]:
         patch.setattr(FrameStream, "send", faulty_send)
         patch.setattr(FrameStream, "receive", faulty_receive)
         patch.setattr(Session, "_part_of", faulty_part)
+        patch.setattr(threading, "excepthook", untold)
         yield
