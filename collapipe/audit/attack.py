@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import get_args
+from typing import TypeVar, get_args
 
 import torch
 from datasets import concatenate_datasets
@@ -20,6 +20,7 @@ from collapipe.audit.membership import losses_of, membership
 from collapipe.audit.recovery import frequent, share_of
 from collapipe.audit.result import Attack, Audit, Condition, Membership, Recovery, State
 from collapipe.audit.texts import Encoder, Texts, travelled
+from collapipe.audit.update_attacks import NUM_SIZES, update_recoveries
 from collapipe.config import Settings
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import SplitModel
@@ -28,12 +29,13 @@ from collapipe.runs.rows import load_shards, load_validation
 from collapipe.seeds import derive
 from collapipe.state import Precision
 
+T = TypeVar("T")
 _NOISES, _MOST_MEMBERS = (0.5, 1.0, 2.0), 500
 _TEXTS = {"pooled": "labels", "tokens": "each word's label", "causal": "which are the texts"}
 
 
 def audit(held: Material) -> Audit:
-    """All figures of a run; a bar on a terminal's standard error tells how far it is."""
+    """All figures of a run."""
     settings = held.settings
     models: dict[State, SplitModel] = {
         "frozen": initial_model(settings, held.tokenizer),
@@ -46,8 +48,7 @@ def audit(held: Material) -> Audit:
     blocks = encoders["trained"].num_blocks
     sent = _sent_by(settings, blocks)
     cuts = chain.from_iterable(_by_cut(held, sent, *each) for each in encoders.items())
-    total, quiet = len(encoders) * (blocks + 1), not sys.stderr.isatty()
-    steps = track(cuts, "attacks", total, console=Console(stderr=True), disable=quiet)
+    rounds = chain.from_iterable(update_recoveries(held, *each) for each in models.items())
     return Audit(
         version=__version__,
         seed=settings.seed,
@@ -59,9 +60,17 @@ def audit(held: Material) -> Audit:
         sends=settings.server_has_heads,
         sent=sent,
         targets=_targets(settings),
-        recoveries=tuple(chain.from_iterable(steps)),
+        recoveries=_all(cuts, "activations", len(encoders) * (blocks + 1)),
+        updates=_all(rounds, "updates", len(models) * NUM_SIZES),
         membership=_membership(held),
     )
+
+
+def _all(found: Iterator[list[T]], what: str, total: int) -> tuple[T, ...]:
+    """With a bar on a terminal's standard error."""
+    quiet = not sys.stderr.isatty()
+    steps = track(found, what, total, console=Console(stderr=True), disable=quiet)
+    return tuple(chain.from_iterable(steps))
 
 
 def _sent_by(settings: Settings, blocks: int) -> Condition:
@@ -183,8 +192,7 @@ def _targets(settings: Settings) -> str:
     """What becomes of the targets, in a sentence."""
     if not settings.server_has_heads:
         return (
-            "No target is sent. At the start units tell how often each label stands in their rows; "
-            "what updates tell of a single row's label is not measured."
+            "No target is sent. At the start units tell how often each label stands in their rows."
         )
     named = _TEXTS.get(settings.task.heads[0], "the target texts")
     often = " whenever the scheduler has the head on the server" if settings.chooses_heads else ""

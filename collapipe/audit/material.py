@@ -17,6 +17,7 @@ from collapipe.models.split import SplitModel
 from collapipe.runs.model import load_model
 from collapipe.runs.rows import load_validation
 from collapipe.seeds import derive
+from collapipe.tasks.task import Examples
 from collapipe.text.tokenizer import Tokenizer
 
 _MOST_PUBLIC = 1000  # rows
@@ -24,8 +25,9 @@ _MOST_PUBLIC = 1000  # rows
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """A finished run, and the texts. ``unit`` says whose model it is where units have their own;
-    ``public_sha256`` is of the whole file."""
+    """A finished run, and rows: as ``Texts``, and as examples to train on, the public ones without
+    labels. ``unit`` says whose model it is where units have their own; ``public_sha256`` is of the
+    whole file."""
 
     settings: Settings
     model: SplitModel
@@ -33,6 +35,8 @@ class Material:
     unit: int | None
     private: Texts
     public: Texts
+    examples: Examples
+    public_examples: Examples
     public_sha256: str
 
     @classmethod
@@ -46,16 +50,19 @@ class Material:
         settings, model, tokenizer = load_model(run_dir, trusted, unit)
         texts = _public_texts(settings, public)
         held = drawn(load_validation(settings), rows, settings.seed)
+        known, vocabulary = settings.task.inputs(texts, tokenizer), tokenizer.vocabulary
         private = settings.task.encode(held, tokenizer)
-        both = [
-            Texts.of(examples, tokenizer.vocabulary, where)
-            for examples, where in (
-                (private, "the validation rows"),
-                (settings.task.inputs(texts, tokenizer), f"--public {public}"),
-            )
-        ]
-        digest = hashlib.sha256(public.read_bytes()).hexdigest()
-        return cls(settings, model, tokenizer, unit, both[0], both[1], digest)
+        return cls(
+            settings,
+            model,
+            tokenizer,
+            unit,
+            Texts.of(private, vocabulary, "the validation rows"),
+            Texts.of(known, vocabulary, f"--public {public}"),
+            private,
+            known,
+            hashlib.sha256(public.read_bytes()).hexdigest(),
+        )
 
 
 def _public_texts(settings: Settings, file: Path) -> list[str]:

@@ -62,6 +62,37 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateCondition:
+    """What the server had: a unit's change of the weights ``state`` after ``steps`` with ``rows``
+    each, with normal noise of ``noise_multiplier`` times its norm on every weight, then rounded to
+    ``precision``."""
+
+    state: State
+    rows: _Count
+    steps: _Count
+    precision: Precision
+    noise_multiplier: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRecovery:
+    """Which part of the words and labels of a round's rows an update told, over so many ``rounds``.
+
+    Words count once, in any order; ``rare_tokens`` as in ``Recovery``. The ``usual`` ones are those
+    that are most frequent in the public text, and the labels that units tell at the start: what
+    the server knows without the update. None is what is not sent or does not train.
+    """
+
+    condition: UpdateCondition
+    rounds: _Count
+    tokens: Share | None
+    rare_tokens: Share | None
+    usual_tokens: Share | None
+    labels: Share | None
+    usual_labels: Share | None
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
     """Whether a row's loss tells that it was trained on, by ``rows`` of either kind.
 
@@ -80,7 +111,8 @@ class Audit:
 
     ``version`` is CollaPipe's that audited, ``configuration`` the run's. Units ``send`` activations
     as ``sent`` says, or would if heads were on the server. ``targets`` says in a sentence what
-    becomes of these. ``membership`` is None where training rows are their owners' alone.
+    becomes of these. ``updates`` is empty where nothing of them is attacked; ``membership`` is None
+    where training rows are their owners' alone.
     """
 
     version: _Name
@@ -94,6 +126,7 @@ class Audit:
     sent: Condition
     targets: _Text
     recoveries: Annotated[tuple[Recovery, ...], Field(max_length=10_000)]
+    updates: Annotated[tuple[UpdateRecovery, ...], Field(max_length=1000)]
     membership: Membership | None
 
     def of(self, condition: Condition) -> list[Recovery]:

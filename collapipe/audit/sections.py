@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import get_args
 
-from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share
+from collapipe.audit.result import Attack, Audit, Condition, Recovery, Share, UpdateCondition
 from collapipe.formatting import counted
 from collapipe.state import Precision
 
@@ -105,3 +105,50 @@ def membership_text(found: Audit) -> str:
         f"advantage {percent(told.advantage)} %, AUC {percent(told.auc)} %, by the loss of "
         f"{told.rows} rows of either kind"
     )
+
+
+UPDATE_TITLE = "By what a unit's update tells of a round's rows"
+UPDATE_COLUMNS = (
+    "",
+    "tokens",
+    "rare tokens",
+    "most frequent tokens",
+    "labels",
+    "labels, by what units tell",
+)
+
+
+def update_rows(found: Audit) -> list[list[str]]:
+    """As ``UPDATE_COLUMNS`` name them; empty where no update was attacked."""
+    return [
+        [
+            _update_name(each.condition),
+            *map(
+                percent,
+                (
+                    each.tokens,
+                    each.rare_tokens,
+                    each.usual_tokens,
+                    each.labels,
+                    each.usual_labels,
+                ),
+            ),
+        ]
+        for each in found.updates
+    ]
+
+
+def _update_name(each: UpdateCondition) -> str:
+    steps = counted(each.steps, "step")
+    noise = f", noise {each.noise_multiplier:g}" if each.noise_multiplier else ""
+    return f"{each.state}, {steps} of {counted(each.rows, 'row')}, {each.precision}{noise}"
+
+
+def updates_text(found: Audit) -> str:
+    """What becomes of updates, in a sentence."""
+    if not found.updates:
+        return (
+            "not attacked: no unit sends the embedding or a labels' bias, or these do not train; "
+            "other attacks on updates are not tried"
+        )
+    return "words whose embeddings moved, and labels by how their bias moved, of rounds of one unit"

@@ -9,7 +9,17 @@ from collapipe.audit.attack import audit
 from collapipe.audit.drawing import draw
 from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, Audit, read_audit
-from collapipe.audit.sections import COLUMNS, baseline, headline, membership_text, tables
+from collapipe.audit.sections import (
+    COLUMNS,
+    UPDATE_COLUMNS,
+    UPDATE_TITLE,
+    baseline,
+    headline,
+    membership_text,
+    tables,
+    update_rows,
+    updates_text,
+)
 from collapipe.errors import ConfigError, printable
 from collapipe.formatting import print_lines, print_table
 from collapipe.runs.reading import read_run
@@ -61,5 +71,9 @@ def show(found: Audit, console: Console) -> None:
     for title, rows in tables(found):
         console.print(f"\n{title}", style="bold", soft_wrap=True)
         print_table(console, COLUMNS, rows)
+    if rows := update_rows(found):
+        console.print(f"\n{UPDATE_TITLE}", style="bold", soft_wrap=True)
+        print_table(console, UPDATE_COLUMNS, rows)
     console.print()
-    print_lines(console, [("targets", found.targets), ("membership", membership_text(found))])
+    told = ("targets", found.targets), ("updates", updates_text(found))
+    print_lines(console, [*told, ("membership", membership_text(found))])

@@ -4,11 +4,15 @@ from collapipe.audit.result import Audit, Recovery, read_audit
 from collapipe.audit.sections import (
     ATTACKS,
     COLUMNS,
+    UPDATE_COLUMNS,
+    UPDATE_TITLE,
     baseline,
     chosen,
     headline,
     membership_text,
     tables,
+    update_rows,
+    updates_text,
 )
 from collapipe.run_report.charts import Point, Series, lines
 from collapipe.run_report.html import Markup, charts, join, note, table, tag
@@ -20,6 +24,7 @@ def privacy(run: Run) -> Markup | None:
     found = read_audit(run.folder)
     if found is None:
         return None
+    rows = update_rows(found)
     told = (
         f"{found.rows} validation rows with {found.tokens:,} tokens, attacked with "
         f"{found.public_rows:,} public rows by CollaPipe {found.version}. Tables have percent of "
@@ -29,8 +34,10 @@ def privacy(run: Run) -> Markup | None:
     return join(
         tag("p", f"{headline(found)} {baseline(found)}"),
         charts(_curves(found, "blocks", "encoder blocks"), _curves(found, "noise", "noise")),
-        *(table(["weights", *COLUMNS[1:]], rows, title) for title, rows in tables(found)),
-        tag("p", f"{found.targets} Membership: {membership_text(found)}."),
+        *(table(["weights", *COLUMNS[1:]], cells, title) for title, cells in tables(found)),
+        *([table(["weights", *UPDATE_COLUMNS[1:]], rows, UPDATE_TITLE)] if rows else []),
+        tag("p", f"{found.targets} Updates: {updates_text(found)}."),
+        tag("p", f"Membership: {membership_text(found)}."),
         note(told),
     )
 

@@ -1,0 +1,196 @@
+"""What a unit's update tells of the rows that it trained on.
+
+Words: the embedding of a token that no row has gets no gradient, so the tokens whose embeddings
+moved are those of the unit's rows (Melis et al. 2019). Labels: the gradient of the labels' bias is
+each one's mean probability minus its share of the rows (of one row: Zhao et al. 2020, "iDLG").
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from collapipe.audit.material import Material
+from collapipe.audit.recovery import frequent, share_of
+from collapipe.audit.result import State, UpdateCondition, UpdateRecovery
+from collapipe.audit.updates import Attacked, update_of
+from collapipe.batch import Batch
+from collapipe.models.split import SplitModel
+from collapipe.seeds import derive
+from collapipe.state import Precision
+from collapipe.tasks.task import Examples
+
+_ROWS, _MOST_ROUNDS, _SHADOWS = (1, 4, 16), 30, 8
+_NOISE_MULTIPLIERS = 1e-4, 1e-3, 1e-2
+NUM_SIZES = len(_ROWS) + 1
+
+
+def update_recoveries(
+    held: Material, state: State, model: SplitModel
+) -> Iterator[list[UpdateRecovery]]:
+    """What updates tell that units would make of ``model``, for each of ``NUM_SIZES`` sizes of a
+    round: one step with a few rows, then the run's own; of this in each precision and with noise,
+    too. Empty where no weight that an attack goes by trains and is sent."""
+    settings = held.settings
+    attacked = Attacked.of(settings, model, held.tokenizer.vocabulary.num_labels)
+    precision = settings.compression.upload
+    one = UpdateCondition(state, 1, 1, "float32" if precision == "auto" else precision)
+    own = replace(one, rows=settings.batch_size, steps=settings.federation.local_steps)
+    varied = [replace(own, precision=each) for each in get_args(Precision)]
+    varied += [replace(own, noise_multiplier=each) for each in _NOISE_MULTIPLIERS]
+    for conditions in [*([replace(one, rows=rows)] for rows in _ROWS), [own, *varied]]:
+        yield _measured(held, model, attacked, [*dict.fromkeys(conditions)]) if attacked else []
+
+
+def _measured(
+    held: Material, model: SplitModel, attacked: Attacked, conditions: Sequence[UpdateCondition]
+) -> list[UpdateRecovery]:
+    """Of the same rounds under each of ``conditions``, which differ in how updates arrive."""
+    size, seed = (conditions[0].rows, conditions[0].steps), held.settings.seed
+    words = _Words.of(held, model, attacked.embedding) if attacked.embedding else None
+    labels = _Labels.fitted(held, model, attacked, *size) if attacked.bias else None
+    counts: dict[UpdateCondition, list[list[int]]] = {each: [] for each in conditions}
+    for batches in _rounds(held.examples, *size):
+        update = update_of(model, held.settings, attacked, batches)
+        for condition, counted in counts.items():
+            noise = torch.Generator().manual_seed(derive(seed, "audit", "noise", len(counted)))
+            came = update.arrived(condition.precision, condition.noise_multiplier, noise)
+            of_words = words.counted(batches, came.embedding) if words else [0] * 5
+            of_labels = labels.counted(batches, came.bias) if labels else [0] * 3
+            counted.append(of_words + of_labels)
+    return [_recovery(condition, torch.tensor(counted)) for condition, counted in counts.items()]
+
+
+def _recovery(condition: UpdateCondition, counted: Tensor) -> UpdateRecovery:
+    tokens, found, usual, rare, rare_found, labels, right, usual_right = counted.unbind(1)
+    return UpdateRecovery(
+        condition,
+        rounds=len(counted),
+        tokens=share_of(found, tokens),
+        rare_tokens=share_of(rare_found, rare),
+        usual_tokens=share_of(usual, tokens),
+        labels=share_of(right, labels),
+        usual_labels=share_of(usual_right, labels),
+    )
+
+
+def _rounds(examples: Examples, rows: int, steps: int) -> Iterator[list[Batch]]:
+    """Batches of rounds with rows of their own; of one round at least, in which rows may return."""
+    there = len(examples.lengths)
+    size = min(rows, there)
+    for first in range(0, min(_MOST_ROUNDS, max(1, there // (size * steps)))):
+        starts = range(first * size * steps, (first + 1) * size * steps, size)
+        yield [examples.batch([(s + n) % there for n in range(size)]) for s in starts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The tokens' embeddings ``before`` a round [v, d], ``special`` and ``rare`` ones, true or
+    false [v], and how often each stands in the public text, ``usual`` [v]."""
+
+    before: Tensor
+    special: Tensor
+    rare: Tensor
+    usual: Tensor
+
+    @classmethod
+    def of(cls, held: Material, model: SplitModel, name: str) -> "_Words":
+        before, known = model.get_parameter(name).detach(), held.tokenizer.vocabulary
+        special = torch.zeros(len(before), dtype=torch.bool)
+        special[[known.bos, known.eos, known.pad]] = True
+        ids = held.public.ids[held.public.real]
+        rare = ~frequent(ids, len(before))
+        return cls(before, special, rare, ids.bincount(minlength=len(before)).float())
+
+    def counted(self, batches: Sequence[Batch], change: Tensor | None) -> list[int]:
+        """Numbers of tokens that the rows have, of those guessed, by the change of embeddings and
+        as the most frequent ones; of rare tokens, and those guessed. As many are guessed as there
+        are."""
+        assert change is not None
+        true = torch.zeros_like(self.special)
+        for batch in batches:
+            true[batch.inputs[batch.mask]] = True
+        true &= ~self.special
+        found, usual = (
+            self._highest(scores, int(true.sum())) & true
+            for scores in (self._moved(change), self.usual)
+        )
+        return [
+            int(each.sum()) for each in (true, found, usual, true & self.rare, found & self.rare)
+        ]
+
+    def _moved(self, change: Tensor) -> Tensor:
+        """By how much each embedding moved, without weight decay: that of most is their share of
+        themselves."""
+        squares = self.before.square().sum(1)
+        decay = ((change * self.before).sum(1) / squares.clamp(min=1e-12)).median()
+        return torch.linalg.vector_norm(change - decay * self.before, dim=1)
+
+    def _highest(self, scores: Tensor, count: int) -> Tensor:
+        chosen = torch.zeros_like(self.special)
+        chosen[scores.masked_fill(self.special, -1.0).topk(count).indices] = True
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """Labels' shares of a round's rows, [c], are ``level`` + ``slope``·change of their bias, and
+    ``usual`` without looking."""
+
+    level: Tensor
+    slope: float
+    usual: Tensor
+
+    @classmethod
+    def fitted(
+        cls, held: Material, model: SplitModel, attacked: Attacked, rows: int, steps: int
+    ) -> "_Labels":
+        """To rounds of the attacker's own, with public texts and labels by chance."""
+        size = held.tokenizer.vocabulary.num_labels
+        draw = torch.Generator().manual_seed(derive(held.settings.seed, "audit", "labels"))
+        shares, changes = list[Tensor](), list[Tensor]()
+        for number, batches in enumerate(_rounds(held.public_examples, rows, steps)):
+            if number == _SHADOWS:
+                break
+            drawn = [
+                replace(each, targets=torch.randint(size, (each.num_samples, 1), generator=draw))
+                for each in batches
+            ]
+            change = update_of(model, held.settings, attacked, drawn).bias
+            assert change is not None
+            changes.append(change)
+            shares.append(_shares(drawn, size))
+        level, moved = torch.stack(shares), torch.stack(changes)
+        across = moved - moved.mean(0)
+        slope = float((across * (level - level.mean(0))).sum() / across.square().sum().clamp(1e-30))
+        every = held.examples.batch(range(len(held.examples.lengths)))
+        return cls(level.mean(0) - slope * moved.mean(0), slope, _shares([every], size))
+
+    def counted(self, batches: Sequence[Batch], change: Tensor | None) -> list[int]:
+        """Numbers of labels, and of those guessed, by the change and by the usual shares."""
+        assert change is not None
+        rows = sum(each.num_samples for each in batches)
+        true = (_shares(batches, len(self.usual)) * rows).round()
+        guesses = (
+            _apportioned(each, rows) for each in (self.level + self.slope * change, self.usual)
+        )
+        return [rows, *(int(torch.minimum(true, each).sum()) for each in guesses)]
+
+
+def _shares(batches: Sequence[Batch], labels: int) -> Tensor:
+    """Of the rows, that have each label, [labels]."""
+    counts = sum(each.targets.flatten().bincount(minlength=labels) for each in batches)
+    assert isinstance(counts, Tensor)
+    return counts / counts.sum()
+
+
+def _apportioned(shares: Tensor, rows: int) -> Tensor:
+    """Whole numbers that add up to ``rows``, by the largest remainders."""
+    positive = shares.clamp(min=0) + 1e-12
+    quotas = positive / positive.sum() * rows
+    whole = quotas.floor()
+    left = rows - int(whole.sum())
+    whole[(quotas - whole).topk(left).indices] += 1
+    return whole

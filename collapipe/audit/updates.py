@@ -1,0 +1,99 @@
+"""A unit's update, its change of the weights in a round: what of it is attacked, and how it
+arrives."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from collapipe.batch import Batch
+from collapipe.config import Settings
+from collapipe.models.dropout import DropoutKey
+from collapipe.models.part import build_optimizer, step_at
+from collapipe.models.split import SplitModel
+from collapipe.wire.compression import decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    """Names of the weights that updates are attacked by: the tokens' embeddings [v, d], and the
+    bias of labels [c]. None where these do not train, or no unit sends them."""
+
+    embedding: str | None
+    bias: str | None
+
+    def __bool__(self) -> bool:
+        return self != Attacked(None, None)
+
+    @classmethod
+    def of(cls, settings: Settings, model: SplitModel, labels: int) -> "Attacked":
+        """Of a run's units, for a task with so many ``labels``."""
+        if not settings.framework.aggregate:
+            return cls(None, None)
+        tables = [
+            f"{name}.weight"
+            for name, module in model.named_modules()
+            if name.startswith("embedding.")
+            and isinstance(module, nn.Embedding)
+            and module.weight.requires_grad
+        ]
+        sends_head = settings.model.head == "pooled" and settings.units_have_heads
+        biases = [
+            f"head.{name}"
+            for name, weight in model.head.named_parameters()
+            if sends_head and weight.requires_grad and weight.shape == (labels,)
+        ]
+        # Of an embedding the tokens' table is the largest, of a head the output's bias the last.
+        size = {name: model.get_parameter(name).shape[0] for name in tables}
+        return cls(max(size, key=size.__getitem__, default=None), biases[-1] if biases else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Changes of the weights that are attacked, and the ``norm`` of all that train."""
+
+    embedding: Tensor | None
+    bias: Tensor | None
+    norm: float
+
+    def arrived(self, precision: str, noise: float, generator: torch.Generator) -> "Update":
+        """With normal noise of the standard deviation ``noise``·norm, and rounded as uploads."""
+
+        def arrives(change: Tensor | None) -> Tensor | None:
+            if change is None:
+                return None
+            if noise:
+                drawn = torch.randn(change.shape, generator=generator)
+                change = change + noise * self.norm * drawn
+            return decode(encode(change, precision), change.shape, precision, change.dtype)
+
+        return Update(arrives(self.embedding), arrives(self.bias), self.norm)
+
+
+def update_of(
+    start: SplitModel, settings: Settings, attacked: Attacked, batches: Sequence[Batch]
+) -> Update:
+    """What a unit would send that begins with the weights of ``start`` and an optimiser that
+    remembers nothing, and takes a step with each of ``batches``, at ``optimizer.lr``."""
+    model, how = copy.deepcopy(start).train(), settings.optimizer
+    optimizer = build_optimizer(how, model.parameters())
+    for step, batch in enumerate(batches):
+        loss = model.loss(batch, DropoutKey(settings.seed, 0, step)) / batch.num_targets
+        loss.backward()  # type: ignore[no-untyped-call]
+        if how.clip_norm is not None:
+            clip_grad_norm_(model.parameters(), how.clip_norm)
+        step_at(how.lr, optimizer)
+    before = dict(start.named_parameters())
+    changes = {
+        name: (weight - before[name]).detach()
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
+    norm = float(nn.utils.get_total_norm(changes.values()))
+    embedding, bias = (
+        None if name is None else changes[name] for name in (attacked.embedding, attacked.bias)
+    )
+    return Update(embedding, bias, norm)

@@ -1,0 +1,96 @@
+"""What an update tells: exact where gradients are, nothing where it is drowned or not sent."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import federated
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collapipe.audit import update_attacks
+from collapipe.audit.material import Material
+from collapipe.audit.result import UpdateRecovery
+from collapipe.audit.update_attacks import update_recoveries
+from collapipe.audit.updates import Attacked
+from collapipe.config import load_overrides
+
+LABELLED = (
+    *("task=classification", "data=synthetic", "decoder.mode=control_unit"),
+    *("model=huggingface", "model.family=bert"),
+    "model.config={hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, "
+    "intermediate_size: 16}",
+)
+
+
+@pytest.fixture
+def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(update_attacks, "_MOST_ROUNDS", 6)
+    yield
+
+
+def held(folder: Path, *further: str) -> Material:
+    """A run of a round, and public rows of another seed."""
+    mine = [each for each in federated.TINY if not each.startswith(("task.", "model."))]
+    options = [*mine, *LABELLED, *further, f"hydra.run.dir={folder}", "federation.rounds=1"]
+    settings = load_overrides(options)
+    federated.train(federated.grid_of(settings, list(settings.overrides), None), settings)
+    public = folder / "public.txt"
+    public.write_text("\n".join(settings.task.splits(7).train["text"][:60]) + "\n")
+    return Material.of(folder, (), None, public, 40)
+
+
+def recovered(material: Material) -> list[UpdateRecovery]:
+    found = update_recoveries(material, "trained", material.model)
+    return [each for some in found for each in some]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ("optimizer=sgd", "optimizer.lr=0.1", "optimizer.weight_decay=0.01"),
+        ("optimizer=adamw", "optimizer.lr=0.001", "optimizer.weight_decay=0.1"),
+    ],
+)
+@pytest.mark.usefixtures("_few_rounds")
+def test_words_that_were_read_are_told_exactly_and_a_row_s_label(
+    tmp_path: Path, optimizer: tuple[str, ...]
+) -> None:
+    for each in recovered(held(tmp_path, *optimizer)):
+        assert each.tokens is not None and each.labels is not None
+        assert each.usual_tokens is not None and each.usual_labels is not None
+        assert each.usual_tokens.value < 0.9
+        if (each.condition.precision, each.condition.noise_multiplier) == ("float32", 0):
+            assert each.tokens.value == 1
+        if each.condition.rows == 1:
+            assert each.rounds == 6
+            assert each.labels.value == 1 > each.usual_labels.value
+
+
+@pytest.mark.usefixtures("_few_rounds")
+def test_the_more_noise_the_less_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_attacks, "_NOISE_MULTIPLIERS", (1e-3, 1e-1, 1e3))
+    found = recovered(held(tmp_path))
+    noisy = [each.tokens for each in found if each.condition.noise_multiplier]
+    little, much, drowned = (each.value for each in noisy if each is not None)
+    assert 1 >= little > much > drowned
+    chance = next(each.usual_tokens for each in found)
+    assert chance is not None and drowned < 0.9
+
+
+def test_adapters_tell_no_word_and_who_averages_nothing_sends_nothing(tmp_path: Path) -> None:
+    material = held(tmp_path, "adapter=lora")
+    attacked = Attacked.of(material.settings, material.model, 4)
+    assert attacked.embedding is None
+    assert not Attacked.of(load_overrides(["framework=pipeline"]), material.model, 4)
+
+
+@given(
+    st.lists(st.floats(-2, 2), min_size=1, max_size=20),
+    st.integers(min_value=0, max_value=300),
+)
+def test_guesses_add_up_to_the_rows(shares: list[float], rows: int) -> None:
+    counts = update_attacks._apportioned(torch.tensor(shares), rows)
+    assert counts.sum() == rows
+    assert (counts >= 0).all() and torch.equal(counts, counts.round())
