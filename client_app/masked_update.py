@@ -25,8 +25,9 @@ def masked_update(
     """What travels in place of the weights ``end``, which were ``start``, and what is kept until
     others' masks are taken off.
 
-    The change is clipped here; whole numbers among the weights are not sent. Rounding follows from
-    the run's seed, so that a round can be repeated. Raises ``WireError`` or ``NonFiniteLossError``.
+    The change is clipped here, and gets the unit's part of the noise where units add it; whole
+    numbers among the weights are not sent. Rounding follows from the run's seed, so that a round
+    can be repeated. Raises ``WireError`` or ``NonFiniteLossError``.
     """
     if request.clip_norm is None:
         raise WireError("a masked update needs privacy.clip_norm, which the server did not send")
@@ -35,6 +36,8 @@ def masked_update(
     how = settings.compression.upload, settings.privacy
     quantiser = Quantiser.of(*how, change.size, request.clip_norm, stage.num_units)
     seed = derive(settings.seed, "rounding", stage.unit, request.round)
-    words = quantiser.quantise(change, np.random.default_rng(seed))
+    told = settings.privacy.noise_seed
+    noise = None if told is None else derive(told, "privacy", stage.unit, request.round)
+    words = quantiser.quantise(change, np.random.default_rng(seed), noise)
     masked = stage.mask(request.round, shares, words)
     return masked, {MASKED: torch.from_numpy(quantiser.pack(words))}

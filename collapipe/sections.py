@@ -235,7 +235,8 @@ class PrivacySettings:
     to one that follows the units' norms from there. The server adds noise of standard deviation
     ``noise_multiplier``·C to the sum of changes, drawn from ``noise_seed`` where that is set.
     With ``secure_aggregation`` it learns that sum alone, if the share ``threshold`` of a round's
-    units finish, see ``collapipe.secure_aggregation``.
+    units finish, see ``collapipe.secure_aggregation``; ``noise_by=units`` then has them add the
+    noise in parts, so that the server learns no sum without it.
     """
 
     clip_norm: Positive | None = None
@@ -244,6 +245,7 @@ class PrivacySettings:
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Positive | None = None
     noise_seed: CountFrom0 | None = None
+    noise_by: Literal["server", "units"] = "server"
     secure_aggregation: bool = False
     threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3
 
@@ -258,6 +260,16 @@ class PrivacySettings:
             raise ConfigError(
                 "privacy.secure_aggregation=true: what is masked is a whole number within bounds; "
                 "set privacy.clip_norm"
+            )
+        if self.noise_by == "units" and not (self.secure_aggregation and self.noise_multiplier):
+            raise ConfigError(
+                "privacy.noise_by=units: each unit's part of the noise hides nothing alone; set "
+                "privacy.secure_aggregation=true and privacy.noise_multiplier, or noise_by=server"
+            )
+        if self.noise_by == "units" and self.clip_quantile is not None:
+            raise ConfigError(
+                f"privacy.clip_quantile={self.clip_quantile:g}: the count of unclipped units needs "
+                "noise of the server's; set it to null, or privacy.noise_by=server"
             )
         if self.max_epsilon is not None and not self.noise_multiplier:
             raise ConfigError(

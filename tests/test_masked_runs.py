@@ -1,8 +1,10 @@
 """Runs whose server learns sums alone end where those do that show it every update."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,8 +90,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, li
     folder, client, secret = tmp_path_factory.mktemp("masked") / "run", Watched(), list[Words]()
     real = Quantiser.quantise
 
-    def quantise(self: Quantiser, change: np.ndarray, rng: np.random.Generator) -> Words:
-        secret.append(real(self, change, rng).copy())
+    def quantise(self: Quantiser, change: np.ndarray, *how: Any) -> Words:
+        secret.append(real(self, change, *how).copy())
         return secret[-1].copy()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -211,11 +213,35 @@ def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units
     assert told[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
 
 
-def test_a_masked_run_that_goes_on_ends_as_it_would_have(tmp_path: Path) -> None:
-    """With noise at the server, and a clip norm that follows the count of norms below it."""
+NOISY = ("privacy.noise_multiplier=0.5", "privacy.noise_by=units", "privacy.noise_seed=1")
+
+
+def test_the_units_noise_is_in_the_sum_that_the_server_learns(
+    tmp_path: Path, watched: tuple[Path, Watched, list[Words]]
+) -> None:
+    """Of each of three units that of a whole sum, for two must finish, and each knows its own."""
+    folder, _, _ = watched
+    noisy, plain = run(tmp_path / "noisy", *MASKED, *NOISY), weights(folder)
+    noise = torch.cat([(noisy[name] - plain[name]).flatten() for name in sorted(plain)])
+    assert float(noise.std()) == pytest.approx(0.5 * BOUND * math.sqrt(3) / 3, rel=0.05)
+    told = json.loads((tmp_path / "noisy" / "summary.json").read_text())["privacy"]
+    assert told["epsilon"] > 1
+    assert told["noise"] == "privacy.noise_seed=1"
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        # with noise at the server, and a clip norm that follows the count of norms below it
+        ("privacy.noise_multiplier=0.01", "privacy.noise_seed=1", "privacy.clip_quantile=0.5"),
+        NOISY,
+    ],
+)
+def test_a_masked_run_that_goes_on_ends_as_it_would_have(
+    tmp_path: Path, further: tuple[str, ...]
+) -> None:
     masked = [*MASKED[:4], MASKED[-1], "compression=int8", "federation.num_units=3"]
-    masked += ["privacy.noise_multiplier=0.01", "privacy.noise_seed=1", "privacy.clip_quantile=0.5"]
-    world = World(tmp_path, *masked)
+    world = World(tmp_path, *masked, *further)
     whole = world.run(tmp_path / "whole")
     again = world.run(tmp_path / "again")
     world.run(again, "000001")
@@ -226,6 +252,7 @@ def test_a_masked_run_that_goes_on_ends_as_it_would_have(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "override",
     [
+        "privacy.noise_by=units",
         "decoder.mode=per_cluster",
         "framework=pipeline",
         "server_optimizer.average=median",

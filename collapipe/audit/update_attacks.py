@@ -126,7 +126,8 @@ class _Words:
         themselves."""
         squares = self.before.square().sum(1)
         decay = ((change * self.before).sum(1) / squares.clamp(min=1e-12)).median()
-        return torch.linalg.vector_norm(change - decay * self.before, dim=1)
+        distance: Tensor = torch.linalg.vector_norm(change - decay * self.before, dim=1)
+        return distance
 
     def _highest(self, scores: Tensor, count: int) -> Tensor:
         chosen = torch.zeros_like(self.special)

@@ -5,10 +5,15 @@ their place. The adversary sees the model after every round. A round's sum of up
 C at most, with noise of standard deviation z·C, is the Gaussian mechanism; T of them are one with
 z/√T, exactly (Dong, Roth and Su 2022). So who takes part may depend on anything that was seen
 before, as DSSRA's choice does.
+
+Noise that units add in whole numbers is no such mechanism: its Rényi divergences are bounded by
+those of the Gaussian, which makes ε somewhat larger. There a unit that is left out still adds its
+noise, and the adversary may be the server or one of the others.
 """
 
 import copy
 import functools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,6 +21,8 @@ from math import inf, sqrt
 from typing import Any
 
 from collapipe.sections import PrivacySettings
+
+_MOST_ROUNDS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +39,14 @@ def epsilon(settings: PrivacySettings, rounds: Collection[Draw], by_chance: bool
     Where units are chosen ``by_chance``, and nobody learns who, a round tells less of each: the
     bound of Wang, Balle and Kasiviswanathan (2019) for samples without replacement, in which a
     unit's update is replaced by another one, so that the sum moves by 2·C. What is less is true.
+    The server knows who, which counts where it is not to be trusted: with the units' noise.
     """
     if not rounds:
         return 0.0
     if not settings.noise_multiplier:
         return inf
-    import dp_accounting  # which takes a second, and needs scipy's statistics
-
-    together = settings.noise_multiplier / sqrt(len(rounds))
-    certain = float(dp_accounting.get_epsilon_gaussian(together, settings.delta))
-    if not by_chance:
+    certain = _of_everybody(settings, len(rounds))
+    if not by_chance or settings.noise_by == "units":
         return certain
     counted = tuple(Counter(rounds).items())  # in the order in which draws came first
     for known in range(len(counted)):  # none needs more than the one before, which is cached
@@ -51,11 +56,19 @@ def epsilon(settings: PrivacySettings, rounds: Collection[Draw], by_chance: bool
 
 def affordable_rounds(settings: PrivacySettings, limit: float) -> int:
     """How many rounds stay within ε ≤ ``limit``, whoever takes part."""
-    import dp_accounting
+    return bisect_right(range(1, _MOST_ROUNDS), limit, key=lambda t: _of_everybody(settings, t))
 
-    # the least noise of a single sum that does, and z/√T = σ
-    least = dp_accounting.get_sigma_gaussian(limit, settings.delta)
-    return int((settings.noise_multiplier / least) ** 2)
+
+def _of_everybody(settings: PrivacySettings, rounds: int) -> float:
+    """ε of ``rounds`` that each unit takes part in."""
+    import dp_accounting  # which takes a second, and needs scipy's statistics
+    from dp_accounting.rdp import RdpAccountant
+
+    together = settings.noise_multiplier / sqrt(rounds)
+    if settings.noise_by == "units":
+        account = RdpAccountant().compose(dp_accounting.GaussianDpEvent(together))
+        return float(account.get_epsilon(settings.delta))
+    return float(dp_accounting.get_epsilon_gaussian(together, settings.delta))
 
 
 @functools.cache  # a draw's cost takes a second, and most of a run's are alike

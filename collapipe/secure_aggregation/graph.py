@@ -20,6 +20,12 @@ def units_needed(units: int, threshold: float) -> int:
     return math.ceil(threshold * units - 1e-9)  # 2/3 of 3 are 2
 
 
+def noise_parts(units: int, threshold: float) -> int:
+    """Of how many units the noise is enough, where units add it: one less than must finish, for
+    each knows its own."""
+    return max(1, units_needed(units, threshold) - 1)
+
+
 def shares_needed(units: int, threshold: float) -> int:
     """How many shares restore a secret: more than half of those that there are, so that no two
     groups of units can restore both secrets of one."""

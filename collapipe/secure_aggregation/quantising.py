@@ -10,6 +10,9 @@ s = C / ((L + 1)·√d), rounded up or down by chance so that the mean is x. ``l
   are independent.
 * A value is at most (L + 1)·√d steps, so the sum of n has ⌈log₂(2n(L + 1)√d + 1)⌉ bits: log₂√d more
   than the precision's own, for all of the norm may be in one value.
+
+With ``privacy.noise_by=units`` each unit adds whole numbers of the discrete Gaussian, such that
+those of ``noise_parts`` units together have the deviation z·C (Kairouz, Liu and Steinke 2021).
 """
 
 import math
@@ -20,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapipe.errors import NonFiniteLossError, WireError
+from collapipe.privacy.discrete_noise import LEAST_DEVIATION, DiscreteGaussian
 from collapipe.sections import PrecisionOrAuto, PrivacySettings
+from collapipe.secure_aggregation.graph import noise_parts
 from collapipe.secure_aggregation.masks import Words
 
 Values = NDArray[np.floating[Any]]
@@ -28,13 +33,15 @@ LEVELS = {"float32": 2**16, "bfloat16": 2**9, "int8": 127, "int6": 31, "int4": 7
 """Of a precision, for a value of the size that all have where the norm is spread evenly."""
 _CHUNK = 2**20  # values at a time
 _ROUNDING = 1e-9  # relative, of norms in float64
+_TAIL = 16.0  # standard deviations, beyond which noise comes with a probability of 2⁻¹⁸⁰
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiser:
     """Of ``size`` values d, of norm ``bound`` C at most, in sums of ``units`` n at most.
 
-    ``counts`` says whether a vector also tells that its norm was below C, by a last 1 or 0.
+    ``counts`` says whether a vector also tells that its norm was below C, by a last 1 or 0. Each
+    unit's noise has the standard deviation ``noise``, in steps; 0: it adds none.
     """
 
     size: int
@@ -42,13 +49,26 @@ class Quantiser:
     levels: int
     units: int
     counts: bool = False
+    noise: float = 0.0
 
     @classmethod
     def of(
         cls, upload: PrecisionOrAuto, privacy: PrivacySettings, size: int, bound: float, units: int
     ) -> Self:
-        """As fine as ``compression.upload`` says, counting where ``privacy.clip_quantile`` asks."""
-        return cls(size, bound, LEVELS[upload], units, privacy.clip_quantile is not None)
+        """As fine as ``compression.upload`` says, counting where ``privacy.clip_quantile`` asks.
+
+        Raises ``WireError`` where steps are too coarse for the units' noise.
+        """
+        levels, noise = LEVELS[upload], 0.0
+        if privacy.noise_by == "units":
+            parts = noise_parts(units, privacy.threshold)
+            noise = privacy.noise_multiplier * (levels + 1) * math.sqrt(size / parts)
+            if noise < LEAST_DEVIATION:
+                raise WireError(
+                    f"privacy.noise_by=units: each unit's noise is {noise:.2g} steps of rounding, "
+                    f"expected {LEAST_DEVIATION:g} or more; choose a finer compression.upload"
+                )
+        return cls(size, bound, levels, units, privacy.clip_quantile is not None, noise)
 
     @property
     def step(self) -> float:
@@ -57,15 +77,19 @@ class Quantiser:
     @property
     def bits(self) -> int:
         """Of a value and of a sum."""
-        return (2 * math.ceil(self.units * (self.levels + 1) * math.sqrt(self.size))).bit_length()
+        clipped = self.units * (self.levels + 1) * math.sqrt(self.size)
+        return (2 * math.ceil(clipped + _TAIL * self.noise * math.sqrt(self.units))).bit_length()
 
     @property
     def num_bytes(self) -> int:
         """Of a masked vector on its way."""
         return -(-self._length * self.bits // 8)
 
-    def quantise(self, change: Values, rng: np.random.Generator) -> Words:
-        """Whole multiples of the step, modulo 2^bits in words that hold more.
+    def quantise(
+        self, change: Values, rng: np.random.Generator, noise_seed: int | None = None
+    ) -> Words:
+        """Whole multiples of the step, with the unit's noise, modulo 2^bits in words that hold
+        more. Without a ``noise_seed`` nobody can repeat the noise.
 
         Raises ``NonFiniteLossError`` where a value is NaN or infinite.
         """
@@ -76,9 +100,12 @@ class Quantiser:
         most = self.bound * self.levels / (self.levels + 1)
         scale = min(1.0, most / norm if norm else 1.0) / self.step
         words = np.full(self._length, norm < self.bound, self._words)
+        source = DiscreteGaussian(self.noise, noise_seed) if self.noise else None
         for part, into in zip(_parts(change), _parts(words[: self.size]), strict=True):
-            whole = np.floor(part * np.float64(scale) + rng.random(part.size))
-            into[:] = whole.astype(np.int64).astype(into.dtype)
+            whole = np.floor(part * np.float64(scale) + rng.random(part.size)).astype(np.int64)
+            if source is not None:
+                whole += source.draw(part.size)
+            into[:] = whole.astype(into.dtype)
         return words
 
     def restored(self, total: Words, finished: int) -> NDArray[np.float64]:
@@ -91,7 +118,8 @@ class Quantiser:
         whole = self._reduced(total[: self.size]).astype(np.int64)
         whole -= (whole >= half) * np.int64(modulus)
         values = whole * np.float64(self.step)
-        norm, most = float(np.sqrt(np.square(values).sum())), finished * self.bound
+        noise = self.noise * self.step * math.sqrt(finished) * (math.sqrt(self.size) + _TAIL)
+        norm, most = float(np.sqrt(np.square(values).sum())), finished * self.bound + noise
         if norm > most * (1 + _ROUNDING):
             raise WireError(
                 f"the sum of {finished} updates has the norm {norm:.3g}, at most {most:.3g} is "

@@ -20,6 +20,7 @@ from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
 from collapipe.sections import PrivacySettings
+from collapipe.secure_aggregation.graph import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
@@ -176,7 +177,8 @@ def _private(history: History, settings: Settings) -> dict[str, object]:
     if history.epsilon is None:
         return {}
     seed = settings.privacy.noise_seed
-    source = "the operating system's" if seed is None else f"privacy.noise_seed={seed}"
+    secret = "the operating system's" if settings.privacy.noise_by == "server" else "the units' own"
+    source = secret if seed is None else f"privacy.noise_seed={seed}"
     told = {"epsilon": history.epsilon, "delta": settings.privacy.delta, "noise": source}
     return {"privacy": told | ({"ended": history.ended} if history.ended else {})}
 
@@ -210,6 +212,8 @@ def noise_told(settings: Settings, weights: int) -> str | None:
     where it is no longer, or there is none."""
     units = settings.federation.num_units
     times = settings.privacy.noise_multiplier * math.sqrt(weights) / units
+    if settings.privacy.noise_by == "units":
+        times *= math.sqrt(units / noise_parts(units, settings.privacy.threshold))
     if times <= 1:
         return None
     return (

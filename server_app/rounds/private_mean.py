@@ -85,12 +85,16 @@ class PrivateMean:
         ``seed`` is the round's, for noise that ``privacy.noise_seed`` asks for. Whole numbers and
         truth values stay as they are.
         """
-        source = GaussianNoise(None if self.settings.noise_seed is None else seed)
+        total, source = (
+            summed.changes,
+            GaussianNoise(None if self.settings.noise_seed is None else seed),
+        )
         deviation, count_deviation = self._deviations(summed.units)
-        total = {
-            name: summed.changes[name] + deviation * self.clip_norm * source.draw(each.shape)
-            for name, each in _real(sent)
-        }
+        if deviation:
+            total = {
+                name: total[name] + deviation * self.clip_norm * source.draw(each.shape)
+                for name, each in _real(sent)
+            }
         if self.settings.clip_quantile is not None:
             share = (summed.within + count_deviation * float(source.draw(()))) / summed.units
             self.clip_norm *= math.exp(-_RATE * (share - self.settings.clip_quantile))
@@ -122,9 +126,12 @@ class PrivateMean:
     def _deviations(self, units: int) -> tuple[float, float]:
         """z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².
 
-        Of few units σ_b is z, for n / 20 would leave the sum too much noise, or none would do.
+        None where units have added it. Of few units σ_b is z, for n / 20 would leave the sum too
+        much noise, or none would do.
         """
         noise = self.settings.noise_multiplier
+        if self.settings.noise_by == "units":
+            return 0.0, 0.0
         if self.settings.clip_quantile is None or not noise:
             return noise, 0.0
         count = max(units / _COUNTED_AS, noise)

@@ -1,6 +1,7 @@
 """Means of whole numbers are those of the changes, up to the error that the docs state."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.errors import NonFiniteLossError, WireError
+from collapipe.privacy.discrete_noise import LEAST_DEVIATION
+from collapipe.sections import PrivacySettings
 from collapipe.secure_aggregation.quantising import _CHUNK, LEVELS, Quantiser
 
 BOUND = 0.5
@@ -100,6 +103,34 @@ def test_units_below_the_bound_are_counted_where_asked() -> None:
     with pytest.raises(WireError):
         quantiser.within(total, 5)
     assert Quantiser(50, BOUND, 127, 5).within(total[:50], 5) == 0
+
+
+NOISY = PrivacySettings(
+    clip_norm=BOUND, noise_multiplier=2.0, noise_by="units", secure_aggregation=True
+)
+
+
+@pytest.mark.parametrize("precision", sorted(LEVELS))
+@pytest.mark.parametrize("finished", [7, 10])
+def test_the_units_noise_adds_up_to_that_of_the_sum(precision: str, finished: int) -> None:
+    """That of six of ten, one less than the seven that must finish, is z·C."""
+    size = 4000
+    quantiser = Quantiser.of(precision, NOISY, size, BOUND, 10)  # type: ignore[arg-type]
+    changes = vectors(finished, size, 0.5 * BOUND)
+    words = summed(quantiser, changes)
+    error = quantiser.restored(words, finished) - np.sum(changes, axis=0, dtype=np.float64)
+    expected = 2.0 * BOUND * math.sqrt(finished / 6)
+    assert error.std() == pytest.approx(expected, rel=0.06)
+    assert abs(error.mean()) < 4 * expected / math.sqrt(size)
+    with pytest.raises(WireError, match="norm"):
+        quantiser.restored(words + words.dtype.type(2**quantiser.bits // 3), finished)
+
+
+def test_noise_that_rounding_would_swallow_is_refused() -> None:
+    faint = replace(NOISY, noise_multiplier=0.01)
+    with pytest.raises(WireError, match="choose a finer"):
+        Quantiser.of("int4", faint, 100, BOUND, 10)
+    assert Quantiser.of("float32", faint, 100, BOUND, 10).noise > LEAST_DEVIATION
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
