@@ -106,6 +106,28 @@ class RuntimeSection(Section):
     torch_device: Text
 
 
+class PrivacySection(Section):
+    """``privacy``: what a run must keep from its server, or it is refused."""
+
+    updates_only: bool = False  # neither activations nor targets leave the unit
+    secure_aggregation: bool = False  # and updates are masked
+    noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # and have the units' own noise
+
+    def lacking(self, settings: Settings) -> Iterator[tuple[str, str]]:
+        """Options of a run that promises less, and what they must be."""
+        found, noise = settings.privacy, self.noise_multiplier
+        if self.updates_only and settings.server_has_heads:
+            yield "decoder.mode", "must be control_unit: updates alone may leave the unit"
+        if self.secure_aggregation and not found.secure_aggregation:
+            yield "privacy.secure_aggregation", "must be true"
+        if noise is not None and found.noise_by != "units":
+            yield "privacy.noise_by", "must be units"
+        if noise is not None and found.noise_multiplier < noise:
+            yield "privacy.noise_multiplier", f"must be at least {noise:g}"
+        if noise is not None and found.noise_seed is not None:
+            yield "privacy.noise_seed", "must be null, or the server could take the noise away"
+
+
 class OwnerSection(Section):
     """The owner's file."""
 
@@ -117,6 +139,7 @@ class OwnerSection(Section):
     cluster: ClusterSection | None = None
     pipeline: PipelineSection | None = None
     runtime: RuntimeSection | None = None
+    privacy: PrivacySection = PrivacySection()
 
 
 def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Settings:
@@ -143,6 +166,8 @@ def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     least = owner.data.tokenizer_min_rows or 1
     if tells_words(settings) and settings.data.tokenizer_min_rows < least:
         raise _refusal(_MIN_ROWS, f"must be at least {least} where words are told")
+    for option, fault in owner.privacy.lacking(settings):
+        raise _refusal(option, fault)
     return settings
 
 

@@ -303,6 +303,55 @@ def test_an_owner_says_what_the_unit_computes_with(tmp_path: Path) -> None:
         owner.load_settings({"overrides": shlex.join(told)}, node)
 
 
+PROMISES = (
+    "decoder.mode=control_unit",
+    "federation.weighting=uniform",
+    "federation.max_update_norm=null",
+    "privacy.clip_norm=1",
+    "privacy.secure_aggregation=true",
+    "privacy.noise_by=units",
+    "privacy.noise_multiplier=4",
+)
+
+
+@pytest.mark.parametrize(
+    ("less", "words"),
+    [
+        ((), None),
+        (("privacy.noise_multiplier=3.9",), "noise_multiplier must be at least 4"),
+        (("privacy.noise_seed=1",), "noise_seed must be null"),
+        (("privacy.noise_by=server",), "noise_by must be units"),
+        (
+            ("privacy.noise_by=server", "privacy.secure_aggregation=false"),
+            "secure_aggregation must be true",
+        ),
+        (
+            (
+                *("privacy.noise_by=server", "privacy.secure_aggregation=false"),
+                *("privacy.noise_multiplier=0", "privacy.clip_norm=null"),
+                "decoder.mode=per_cluster",
+            ),
+            "decoder.mode must be control_unit",
+        ),
+    ],
+)
+def test_an_owner_insists_on_what_the_server_must_not_see(
+    tmp_path: Path, less: tuple[str, ...], words: str | None
+) -> None:
+    written(tmp_path / "mine.csv", 9)
+    file = tmp_path / "unit.yaml"
+    file.write_text(
+        "data: {train_file: mine.csv}\n"
+        "privacy: {updates_only: true, secure_aggregation: true, noise_multiplier: 4}\n"
+    )
+    run = {"overrides": shlex.join([*overrides(tmp_path), *PROMISES, *less])}
+    if words is None:
+        assert owner.load_settings(run, {"owner": str(file)}).privacy.noise_multiplier == 4
+    else:
+        with pytest.raises(OwnerError, match=words):
+            owner.load_settings(run, {"owner": str(file)})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
