@@ -7,7 +7,6 @@ from itertools import chain
 from typing import TypeVar, get_args
 
 import torch
-from datasets import concatenate_datasets
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
@@ -15,22 +14,21 @@ from torch import Tensor
 from collapipe import __version__
 from collapipe.audit import inverters
 from collapipe.audit.inverters import Inverter, Public, best
-from collapipe.audit.material import Material, drawn
-from collapipe.audit.membership import losses_of, membership
+from collapipe.audit.material import Material
+from collapipe.audit.membership import membership_of
 from collapipe.audit.recovery import frequent, share_of
-from collapipe.audit.result import Attack, Audit, Condition, Membership, Recovery, State
+from collapipe.audit.result import Attack, Audit, Condition, Recovery, State
 from collapipe.audit.texts import Encoder, Texts, travelled
 from collapipe.audit.update_attacks import NUM_SIZES, update_recoveries
 from collapipe.config import Settings
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import SplitModel
 from collapipe.runs.model import initial_model
-from collapipe.runs.rows import load_shards, load_validation
 from collapipe.seeds import derive
 from collapipe.state import Precision
 
 T = TypeVar("T")
-_NOISES, _MOST_MEMBERS = (0.5, 1.0, 2.0), 500
+_NOISES = 0.5, 1.0, 2.0
 _TEXTS = {"pooled": "labels", "tokens": "each word's label", "causal": "which are the texts"}
 
 
@@ -62,7 +60,7 @@ def audit(held: Material) -> Audit:
         targets=_targets(settings),
         recoveries=_all(cuts, "activations", len(encoders) * (blocks + 1)),
         updates=_all(rounds, "updates", len(models) * NUM_SIZES),
-        membership=_membership(held),
+        membership=membership_of(settings, held.model, held.tokenizer, held.unit),
     )
 
 
@@ -172,20 +170,6 @@ def _hits_of_texts(
     guesses = best(inverter, rows[sent], texts.places[sent], size, int(counts.max()))
     guesses[torch.arange(guesses.shape[1]) >= counts[:, None]] = -1
     return (guesses[texts.rows] == texts.ids[:, None]).any(1)
-
-
-def _membership(held: Material) -> Membership | None:
-    """None where training rows are on their owners' machines alone."""
-    settings, seed = held.settings, held.settings.seed
-    if settings.runtime.name == "deployment" or settings.tree["data"]["partitioner"] is None:
-        return None
-    shards = load_shards(settings)
-    trained = concatenate_datasets(shards) if held.unit is None else shards[held.unit]
-    members, others = (
-        losses_of(held.model, settings.task, drawn(rows, _MOST_MEMBERS, seed), held.tokenizer)
-        for rows in (trained, load_validation(settings))
-    )
-    return membership(members, others, derive(seed, "audit", "bootstrap"))
 
 
 def _targets(settings: Settings) -> str:

@@ -5,17 +5,37 @@ from typing import cast
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from collapipe.audit.material import drawn
 from collapipe.audit.result import Membership, Share
+from collapipe.config import Settings
 from collapipe.models.split import Head, SplitModel
+from collapipe.runs.rows import load_shards, load_validation
+from collapipe.seeds import derive
 from collapipe.tasks.task import Task
 from collapipe.text.tokenizer import Tokenizer
 
-_AT_ONCE, _RESAMPLES = 32, 1000
+_AT_ONCE, _RESAMPLES, _MOST_MEMBERS = 32, 1000, 500
 _Losses = NDArray[np.float64]
+
+
+def membership_of(
+    settings: Settings, model: SplitModel, tokenizer: Tokenizer, unit: int | None = None
+) -> Membership | None:
+    """Of a run's rows, of all units or of one, and its validation rows. None where training rows
+    are on their owners' machines alone."""
+    if settings.runtime.name == "deployment" or settings.tree["data"]["partitioner"] is None:
+        return None
+    shards = load_shards(settings)
+    trained = concatenate_datasets(shards) if unit is None else shards[unit]
+    members, others = (
+        losses_of(model, settings.task, drawn(rows, _MOST_MEMBERS, settings.seed), tokenizer)
+        for rows in (trained, load_validation(settings))
+    )
+    return membership(members, others, derive(settings.seed, "audit", "bootstrap"))
 
 
 @torch.inference_mode()
