@@ -3,8 +3,8 @@
     python -m benchmarks.private mr_en --data ../shared/data --seeds 3
 
 ``mr_en`` trains adapters in MiniLM's last block, ``mr_en_full`` all of MiniLM, ``toutiao15`` a
-small BERT from random weights. Each unit takes one step in a round. ``none`` averages updates as they
-are, ``clipped`` clips them to the norm that most have, the others add the noise that comes to ε
+small BERT from random weights. Each unit takes one step in a round. ``none`` averages updates as
+they are, ``clipped`` clips them to the norm that most have, others add the noise that comes to ε
 after the last round, of the operating system's source. Prints accuracy on the test rows and how
 well losses tell training rows from others (``collapipe audit``'s advantage), in the mean and with
 the least and the most of the seeds. A run of ``mr_en`` takes two minutes of a core, and 7 GB.

@@ -22,7 +22,7 @@ from collapipe.seeds import derive
 from collapipe.state import Precision
 from collapipe.tasks.task import Examples
 
-_ROWS, _MOST_ROUNDS, _SHADOWS = (1, 4, 16), 30, 8
+_ROWS, _VARIED, _MOST_ROUNDS, _SHADOWS = (1, 4, 16), 4, 30, 8
 _NOISE_MULTIPLIERS = 1e-4, 1e-3, 1e-2
 NUM_SIZES = len(_ROWS) + 1
 
@@ -31,16 +31,18 @@ def update_recoveries(
     held: Material, state: State, model: SplitModel
 ) -> Iterator[list[UpdateRecovery]]:
     """What updates tell that units would make of ``model``, for each of ``NUM_SIZES`` sizes of a
-    round: one step with a few rows, then the run's own; of this in each precision and with noise,
-    too. Empty where no weight that an attack goes by trains and is sent."""
+    round: one step with a few rows, with some of them in each precision and with noise, too; and
+    the run's own. Empty where no weight that an attack goes by trains and is sent."""
     settings = held.settings
     attacked = Attacked.of(settings, model, held.tokenizer.vocabulary.num_labels)
     precision = settings.compression.upload
     one = UpdateCondition(state, 1, 1, "float32" if precision == "auto" else precision)
     own = replace(one, rows=settings.batch_size, steps=settings.federation.local_steps)
-    varied = [replace(own, precision=each) for each in get_args(Precision)]
-    varied += [replace(own, noise_multiplier=each) for each in _NOISE_MULTIPLIERS]
-    for conditions in [*([replace(one, rows=rows)] for rows in _ROWS), [own, *varied]]:
+    for size in [*(replace(one, rows=rows) for rows in _ROWS), own]:
+        conditions = [size]
+        if size.rows == _VARIED and size.steps == 1:  # of which there are many rounds
+            conditions += [replace(size, precision=each) for each in get_args(Precision)]
+            conditions += [replace(size, noise_multiplier=each) for each in _NOISE_MULTIPLIERS]
         yield _measured(held, model, attacked, [*dict.fromkeys(conditions)]) if attacked else []
 
 
