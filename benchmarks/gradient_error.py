@@ -8,8 +8,10 @@ through the cut: rows that the head reads, encoded and decoded, on the way to th
 gradient on the way back. Prints, of each precision, ρ = E‖g_q − g‖² / ‖g‖² and the squared bias
 ‖E g_q − g‖² / ‖g‖², an estimate without its sampling error, so that it may fall below 0; the same
 ρ beside φ², the largest ‖g‖² of the training's stages; and of a round's change of weights
-‖δ − δ_q‖² / ‖δ‖². The table has the worst of tasks and stages, and what encoding and decoding
-take beside a batch's way through the head and back; ``gradient_error.json`` has all.
+‖δ − δ_q‖² / ‖δ‖². The gain is ρ beside φ² over ‖a − a_q‖² / ‖a‖² of the activations a
+that were rounded by chance: units measure the latter and multiply. The table has the worst of
+tasks and stages, and what encoding and decoding take beside a batch's way through the head and
+back; ``gradient_error.json`` has all.
 """
 
 import argparse
@@ -31,7 +33,7 @@ from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import HeadPart
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.models.split import EMBEDDING, HEAD, block_name
-from collapipe.wire.compression import decode, encode
+from collapipe.wire.compression import decode, encode, squared_error
 
 CHANCE = ("int8", "int6", "int4")
 PRECISIONS = ("bfloat16", *CHANCE)
@@ -48,6 +50,7 @@ WEIGHTS = {"full": (), "LoRA": ("adapter=lora",)}
 UNIT = ("federation.num_units=1",)
 Code = Callable[[Tensor], Tensor]  # what arrives of a tensor
 Error = tuple[float, float, float]
+Shares = dict[str, float]  # ‖a − a_q‖² / ‖a‖² by precision
 Squares = dict[tuple[str, str], Error]  # by way and kind of rounding
 
 
@@ -62,6 +65,7 @@ class Figures:
     down: dict[str, list[Error]] = field(default_factory=dict)
     uploads: dict[str, list[float]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    gains: dict[str, list[float]] = field(default_factory=dict)
 
 
 def main() -> None:
@@ -94,7 +98,7 @@ def measure(
     steps = federation.local_steps
     begins = [0, federation.rounds // 2 * steps, federation.total_steps - steps]
     before: dict[str, Tensor] = {}
-    found: list[Squares] = []
+    found: list[tuple[Squares, Shares]] = []
 
     def stage(step: int) -> None:
         if step - steps in begins:
@@ -107,8 +111,11 @@ def measure(
 
     stage(0)
     one.train(unions=False, each_step=lambda step, _: stage(step + 1))
-    largest = max((whole for way in found for *_, whole in way.values()), default=0.0)
-    for squares in found:
+    largest = max((whole for way, _ in found for *_, whole in way.values()), default=0.0)
+    for squares, shares in found:
+        for precision, share in shares.items():
+            noise, *_ = squares["up", f"{precision}, chance"]
+            figures.gains.setdefault(precision, []).append(noise / largest / share)
         for (way, kind), (noise, bias, whole) in squares.items():
             kept: dict[str, list[Error]] = getattr(figures, way)
             kept.setdefault(kind, []).append((noise / whole, bias / whole, noise / largest))
@@ -145,8 +152,11 @@ def coded(precision: str, generator: torch.Generator | None = None) -> Code:
     return code
 
 
-def gradients(one: Ordinary, step: int, batches: int, draws: int, figures: Figures) -> Squares:
-    """Noise, bias and ‖g‖², squared, summed over batches that the unit will train on."""
+def gradients(
+    one: Ordinary, step: int, batches: int, draws: int, figures: Figures
+) -> tuple[Squares, Shares]:
+    """Noise, bias and ‖g‖², squared, summed over batches that the unit will train on; and what
+    rounding by chance does to their activations."""
     squares: Squares = {}
     kinds: dict[str, tuple[str, torch.Generator | None, int]] = {
         **{f"{each}, nearest": (each, None, 1) for each in PRECISIONS},
@@ -170,7 +180,10 @@ def gradients(one: Ordinary, step: int, batches: int, draws: int, figures: Figur
             coded(precision, generator)(sent)
         spent = (time.perf_counter() - started) / 20
         figures.seconds.setdefault(kind, []).append(spent)
-    return squares
+    activations = [cut.sent for cut in cuts]
+    whole = sum(float(each.double().square().sum()) for each in activations)
+    lost = {q: sum(squared_error(a, q, by_chance=True) for a in activations) for q in CHANCE}
+    return squares, {precision: each / whole for precision, each in lost.items()}
 
 
 class Cut:
@@ -243,6 +256,8 @@ def table(figures: Figures) -> None:
         numbers = "".join(f"{each:>16.1e}" for each in worst)
         shares = map(operator.truediv, figures.seconds[kind], figures.seconds["step"])
         print(f"{kind:20}{numbers}  {max(shares):.1%} of a batch's time")
+    for precision, gains in figures.gains.items():
+        print(f"gain, {precision:14} {min(gains):>10.2f} ... {max(gains):.2f}")
     for name, lost in figures.uploads.items():
         print(f"upload, {name:20} {max(lost):>10.1e}")
 

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from client_app import evaluating
 from client_app.control_unit import ControlUnit
 from client_app.masked_update import masked_update
+from client_app.rounding import ActivationMeter, measured
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
@@ -180,8 +181,8 @@ def train(message: Message, context: Context) -> RecordDict:
     with cancellable(request.timeout_s):
         unit = _control_unit(context)
         precision = settings.compression.of(request.plan.uplink).upload
-        start = weights
-        if precision != FLOAT32 or stage:  # training changes weights where they are
+        start, changes = weights, settings.compression.upload != FLOAT32 or stage
+        if changes:  # which training makes where the weights are
             start = {name: tensor.clone() for name, tensor in weights.items()}
         with _reading:  # units of one process share what is read
             fixed = _cached_weights(tuple(_setup(context).frozen.items()), unit.device)
@@ -191,14 +192,18 @@ def train(message: Message, context: Context) -> RecordDict:
         coder = None
         if settings.compression.feedback and request.link is not None:
             coder = unit.change_coder(request, *(_kept(context, key) for key in _ACTIVATIONS))
-        reply, optimizer_state = unit.train(request, whole, state, stem, frozen, coder)
+        meter = ActivationMeter() if settings.compression.activation == "auto" else None
+        reply, optimizer_state = unit.train(request, whole, state, stem, frozen, coder, meter)
         end = {name: reply.weights[name] for name in weights}
         if stage is not None:
             shares = records.unpack(MaskRequest, message.content)
             masked, sent = masked_update(stage, request, shares, start, end, settings)
-            residual: Tensors = {}
+            residual, lacking = Tensors(), Tensors()
         else:
-            sent, residual = compress_update(start, end, _kept(context, _RESIDUAL), precision)
+            lacking = _kept(context, _RESIDUAL)
+            sent, residual = compress_update(start, end, lacking, precision)
+        found = measured(settings.compression, meter, start, end, lacking)
+        reply = replace(reply, report=replace(reply.report, rounding=found))
         cancellation.check()  # a round that the server has given up leaves no state
     if stage is not None:
         records.keep_stage(masked, context.state)

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from client_app.cluster_state import cluster_state
 from client_app.devices import DevicePipeline, Devices, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
+from client_app.rounding import ActivationMeter
 from client_app.stem_rows import StemRows
 from collapipe import cancellation
 from collapipe.batch import Batch
@@ -193,12 +194,14 @@ class ControlUnit:
         stem: StemRows,
         frozen: Mapping[str, str],
         coder: ChangeCoder | None = None,
+        meter: ActivationMeter | None = None,
     ) -> tuple[TrainReply, Tensors]:
         """Run the round's local steps; the reply, and the optimiser's ``state`` after them.
 
         ``stem`` counts the rows that a frozen stem computes; ``frozen`` has the digests of the
         frozen weights of each part.
-        ``coder`` is that of the link, where changes of activations travel.
+        ``coder`` is that of the link, where changes of activations travel, and ``meter`` looks at
+        these activations.
         Raises ``NonFiniteLossError``, ``LinkError`` or ``CancelledRoundError``.
         """
         settings, spec = self._settings, self._settings.model
@@ -210,7 +213,7 @@ class ControlUnit:
             trainer = UnsplitTrainer(spec, self._vocabulary, weights, *how)
             return self._run(request, trainer, stem)
         with ExitStack() as stack:
-            head = stack.enter_context(self._head(request, weights, state, coder))
+            head = stack.enter_context(self._head(request, weights, state, coder, meter))
             given = spec, head, weights, state
             if self._devices is None:
                 pipeline = stack.enter_context(self._pipeline(request, *given))
@@ -226,7 +229,12 @@ class ControlUnit:
         return replace(reply, report=report, state=self._state(remote.alive)), end
 
     def _head(
-        self, request: TrainRequest, weights: Tensors, state: Tensors, coder: ChangeCoder | None
+        self,
+        request: TrainRequest,
+        weights: Tensors,
+        state: Tensors,
+        coder: ChangeCoder | None,
+        meter: ActivationMeter | None,
     ) -> AbstractContextManager[Head]:
         """The link to the server's head, or a head here on the unit: targets do not leave it."""
         settings, vocabulary = self._settings, self._vocabulary
@@ -235,7 +243,7 @@ class ControlUnit:
                 settings.compression.of(request.plan.uplink),
                 RowsRead.by(settings.model),
             )
-            how = LinkPrecisions(compression.activation, compression.gradient, coder)
+            how = LinkPrecisions(compression.activation, compression.gradient, coder, meter)
             where = request.link, self._unit, request.round, settings.link
             return DecoderLink(*where, rows, how)
         module = build_empty(lambda: settings.model.build_head(vocabulary), select(weights, HEAD))

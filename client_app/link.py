@@ -12,6 +12,7 @@ import grpc
 import torch
 from torch import Tensor
 
+from client_app.rounding import ActivationMeter
 from collapipe import cancellation
 from collapipe.batch import Batch
 from collapipe.errors import BrokenLinkError, LinkError, WireError
@@ -52,11 +53,13 @@ def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
 
 @dataclass(frozen=True, slots=True)
 class LinkPrecisions:
-    """How activations and gradients travel; with a ``coder`` activations may go as changes."""
+    """How activations and gradients travel; with a ``coder`` activations may go as changes, and a
+    ``meter`` sees them before they are rounded."""
 
     activation: str = FLOAT32
     gradient: str = FLOAT32
     coder: ChangeCoder | None = None
+    meter: ActivationMeter | None = None
 
 
 class _RefusedError(LinkError):
@@ -172,6 +175,8 @@ class DecoderLink:
         read = self._rows.of(batch.mask, batch.targets)
         sent = hidden.detach().cpu()[read]
         self._submitted[micro_batch] = sent, read
+        if how.meter is not None:
+            how.meter.take(self._step, micro_batch, sent)
         generator = self._key.generator("activation", micro_batch)
         if how.coder is None:
             parts = encode(sent, how.activation, generator)

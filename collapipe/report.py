@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field
 
 from collapipe.plan import Amount, RoundPlan
+from collapipe.rounding import RoundingErrors
 from collapipe.state import Estimates
 
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
@@ -82,7 +83,8 @@ class ClusterReport:
     batch; ``squared_norms`` of each are ‖∇F‖² before clipping. ``seconds`` are wall time per phase
     of the control unit's thread. Bytes are the decoder link's payload: activations with masks and
     targets up, gradients down. ``stem_rows`` are those that a frozen stem computed, by the run's
-    own account. ``devices`` are those that were there at the round's end, where they are real, and
+    own account. ``rounding`` is what the unit measured of precisions that the scheduler chooses.
+    ``devices`` are those that were there at the round's end, where they are real, and
     ``events`` say in a sentence each what happened to them.
     """
 
@@ -95,6 +97,7 @@ class ClusterReport:
     link_bytes_down: int = 0
     squared_norms: tuple[float, ...] = ()
     stem_rows: int = 0
+    rounding: RoundingErrors = field(default_factory=RoundingErrors)
     devices: Annotated[tuple[DeviceReport, ...], Field(max_length=_MOST_DEVICES)] = ()
     events: Annotated[tuple[_Sentence, ...], Field(max_length=_MOST_EVENTS)] = ()
     traces: Annotated[tuple[DeviceTrace, ...], Field(max_length=_MOST_DEVICES)] = ()
@@ -183,6 +186,7 @@ class RoundReport:
     ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's. ``devices``
     and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
     took there, measured; ``traces`` of their devices.
+    ``rounding`` is what units measured of precisions that the scheduler chooses.
     ``epsilon`` is ε of all rounds so far, at ``privacy.delta``, None without noise. ``estimates``
     are those after this round. ``evaluation_loss`` and ``metric`` are the server's, those of
     ``on_units`` where only units evaluate.
@@ -216,6 +220,7 @@ class RoundReport:
     events: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     traces: Mapping[int, tuple[DeviceTrace, ...]] = field(default_factory=dict)
     epsilon: float | None = None
+    rounding: Mapping[int, RoundingErrors] = field(default_factory=dict)
 
     @property
     def costs(self) -> dict[int, ClusterCost]:
@@ -240,4 +245,5 @@ class RoundReport:
             tree["plan"]["certificate"]["gap"] = self.plan.certificate.gap
         absent = {"traces", *(("evaluation_loss", "metric") if self.metric is None else ())}
         absent |= {name for name in ("on_units", "epsilon") if tree[name] is None}
+        absent |= {"rounding"} if not self.rounding else set()
         return {name: value for name, value in tree.items() if name not in absent}

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from collapipe.errors import ConfigError
 from collapipe.plan import UplinkPlan
+from collapipe.rounding import RoundingErrors
 from collapipe.state import Precision
 
 _MONTH_S = 30 * 24 * 3600.0
@@ -225,6 +226,16 @@ class CompressionSettings:
         if uplink is None or uplink.activation is None or uplink.upload is None:
             return self
         return replace(self, upload=uplink.upload, activation=uplink.activation)
+
+    def rounding_error(
+        self, activation: Precision, upload: Precision, errors: RoundingErrors
+    ) -> float:
+        """ρ of what is sent in these precisions. The errors of both add up: what rounding takes
+        from an upload counts, though error feedback gives it back later. A precision that is set,
+        not chosen, counts as exact; nothing is worse than nothing sent, whose ρ is 1."""
+        of_activation = errors.activation[activation] if self.activation == "auto" else 0.0
+        of_upload = errors.upload[upload] if self.upload == "auto" else 0.0
+        return min(of_activation + of_upload, 1.0)
 
 
 @dataclass(frozen=True)

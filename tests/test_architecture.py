@@ -75,6 +75,7 @@ LAYERS = (
     "tensors",
     "torch_device",
     "state",
+    "rounding",
     "plan",
     "report",
     "statistics",

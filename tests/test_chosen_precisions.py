@@ -12,6 +12,7 @@ from test_fewer_bits import rounds, states
 from client_app import app as client_app
 from client_app import payloads
 from collapipe.errors import ConfigError
+from collapipe.rounding import RoundingErrors
 from collapipe.tensors import Tensors
 
 SLOW = ("compression=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=4")
@@ -61,7 +62,8 @@ def test_after_an_exact_upload_nothing_is_owed(
         return compress(start, end, residual, precision)
 
     monkeypatch.setattr(client_app, "compress_update", seen)
-    monkeypatch.setattr(payloads, "UPLOAD_ERRORS", {"float32": 0.0, "int8": 2e-3})
+    monkeypatch.setattr(payloads, "PRECISIONS", ("float32", "int8"))
+    monkeypatch.setattr(client_app, "measured", lambda *_: RoundingErrors({}, {"int8": 2e-3}))
     upload = ("compression.upload=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=6")
     run(tmp_path, *upload, "federation.num_units=1", "strategy.drift_weight=0.2")
     following = list(itertools.pairwise(calls))

@@ -136,7 +136,7 @@ def compress_update(
         if not value.is_floating_point():
             sent[name] = value
             continue
-        change = _repaid(value - start[name], residual.get(name))
+        change = change_of(name, start, value, residual)
         try:
             encoded = encode(change, precision)
         except NonFiniteLossError as error:
@@ -146,6 +146,13 @@ def compress_update(
         sent |= _travelling(name, encoded)
         lacking[name] = change - decode(encoded, change.shape, precision, change.dtype)
     return sent, lacking
+
+
+def change_of(
+    name: str, start: Mapping[str, Tensor], end: Tensor, residual: Mapping[str, Tensor]
+) -> Tensor:
+    """By how much a weight has changed, with what earlier uploads lacked of it."""
+    return _repaid(end - start[name], residual.get(name))
 
 
 def _repaid(value: Tensor, lacking: Tensor | None) -> Tensor:
@@ -178,19 +185,40 @@ def upload_bytes(weights: Mapping[str, Tensor], precision: str) -> int:
     return sum(num_bytes(weight.shape, weight.dtype, precision) for weight in weights.values())
 
 
+def squared_error(tensor: Tensor, precision: str, by_chance: bool = False) -> float:
+    """‖x − x̂‖² of a tensor x and what comes of it, x̂; ``by_chance`` the mean over all that a
+    generator may draw."""
+    if precision == FLOAT32 or not tensor.is_floating_point():
+        return 0.0
+    if precision == BFLOAT16:
+        return float((tensor - tensor.to(torch.bfloat16)).double().square().sum())
+    quotients, scales = _quotients(tensor, _WIDTHS[precision])
+    if by_chance:  # a coin that is 1 with the probability of the fraction
+        fraction = quotients - quotients.floor()
+        squares = fraction * (1 - fraction)
+    else:
+        squares = (quotients - quotients.round()).square()
+    return float((squares.double() * scales.double().square()).sum())
+
+
 def _quantise(
     tensor: Tensor, bits: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    rows, levels = tensor.to(torch.promote_types(tensor.dtype, torch.float32)), _levels(bits)
-    if rows.numel():
-        scales = (rows.abs().amax(-1, keepdim=True) / levels).float()
-    else:  # a row without elements has no largest one
-        scales = torch.zeros(_scale_shape(rows.shape))
-    quotients = rows / scales.where(scales > 0, 1)  # rows of zeros stay so
+    (quotients, scales), levels = _quotients(tensor, bits), _levels(bits)
     whole = quotients.round() if generator is None else _by_chance(quotients, generator)
     # The smallest floats have scales so coarse that a quotient may be above the levels.
     quanta = whole.clamp(-levels, levels).to(torch.int8)
     return (quanta if bits == 8 else pack(quanta.reshape(quanta.shape or (1,)), bits)), scales
+
+
+def _quotients(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Rows in units of their scales, and these."""
+    rows = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    if rows.numel():
+        scales = (rows.abs().amax(-1, keepdim=True) / _levels(bits)).float()
+    else:  # a row without elements has no largest one
+        scales = torch.zeros(_scale_shape(rows.shape))
+    return rows / scales.where(scales > 0, 1), scales  # rows of zeros stay so
 
 
 def _by_chance(quotients: Tensor, generator: torch.Generator) -> Tensor:

@@ -13,9 +13,18 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
-from collapipe.report import RoundCost, RoundReport
+from collapipe.report import ClusterReport, RoundCost, RoundReport
+from collapipe.rounding import BENCHMARKED, RoundingErrors
+from collapipe.sections import CompressionSettings
 from collapipe.seeds import derive
-from collapipe.state import Channel, ClusterState, Estimates, Payload, unknown_cluster
+from collapipe.state import (
+    Channel,
+    ClusterState,
+    Estimates,
+    Payload,
+    Uplink,
+    unknown_cluster,
+)
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
 from optim.cost import round_cost, stem_seconds, with_stem
@@ -66,6 +75,8 @@ class SchedulerState:
         What the last round showed; ``estimates``: what training has shown so far.
     clock_s
         Of all rounds, modelled or measured.
+    rounding
+        ρ of what each unit sends, as it measured it last; empty before the first round.
     """
 
     reported: tuple[Reported, ...]
@@ -78,6 +89,7 @@ class SchedulerState:
     ] = None
     clock_s: float = 0.0
     error_queues: tuple[float, ...] = ()
+    rounding: tuple[RoundingErrors, ...] = ()
 
 
 class Scheduler:
@@ -154,13 +166,16 @@ class Scheduler:
         reported: Mapping[int, Reported],
         measured_s: float,
         observation: RoundObservation | None = None,
-        stem_rows: Mapping[int, int] | None = None,
+        reports: Mapping[int, ClusterReport] | None = None,
         **trained: Any,
     ) -> RoundReport:
-        """The round is over: losses and cluster states of the units that finished, what it showed,
-        and the rows that each unit's frozen stem computed. ``trained`` are the report's fields
-        that training gives."""
-        decision = replace(decision, cost=self._with_stem(decision, stem_rows or {}))
+        """The round is over: losses, cluster states and reports of the units that finished, and
+        what it showed. ``trained`` are the report's fields that training gives."""
+        reports = reports or {}
+        stem_rows = {unit: each.stem_rows for unit, each in reports.items()}
+        decision = replace(decision, cost=self._with_stem(decision, stem_rows))
+        told = {unit: each.rounding for unit, each in reports.items()}
+        found = {unit: each for unit, each in told.items() if each != RoundingErrors()}
         modelled, before = self._settings.federation.clock == "modelled", self.state
         delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
         if observation is not None:
@@ -173,6 +188,7 @@ class Scheduler:
             estimates=estimates,
             observation=observation or before.observation,
             clock_s=before.clock_s + delay_s,
+            rounding=self._measured(found),
         )
         self.update_states(reported)
         return RoundReport(
@@ -185,6 +201,7 @@ class Scheduler:
             queues=self.state.queues,
             error_queues=self.state.error_queues,
             estimates=self.state.estimates,
+            rounding=found,
             **trained,
         )
 
@@ -262,7 +279,7 @@ class Scheduler:
 
     def _request(self, round_: int) -> RoundRequest:
         settings, state = self._settings, self.state
-        clusters, rng = _clusters(state.reported), self._generator("environment", round_)
+        clusters, rng = self._known_clusters(), self._generator("environment", round_)
         moved = self._environment.step(self._fitting(clusters), rng)
         self.state = replace(state, environment=moved)
         return RoundRequest(
@@ -285,6 +302,24 @@ class Scheduler:
             error_queues=state.error_queues,
         )
 
+    def _measured(self, found: Mapping[int, RoundingErrors]) -> tuple[RoundingErrors, ...]:
+        """ρ of what each unit sends, after units have ``found`` it anew."""
+        if not found:
+            return self.state.rounding
+        before = self.state.rounding or (BENCHMARKED,) * len(self.state.reported)
+        return _updated(before, {unit: before[unit].updated(each) for unit, each in found.items()})
+
+    def _known_clusters(self) -> tuple[ClusterState, ...]:
+        """As units reported them, with ρ of their payloads as it was measured."""
+        clusters = _clusters(self.state.reported)
+        if not self.state.rounding:
+            return clusters
+        pairs = zip(clusters, self.state.rounding, strict=True)
+        return tuple(
+            replace(each, uplink=_as_measured(each.uplink, errors, self._settings.compression))
+            for each, errors in pairs
+        )
+
     def _fitting(self, clusters: Sequence[ClusterState]) -> EnvironmentState:
         """Conditions of the clusters as they are: one that was unknown, or has other devices than
         it had, begins anew."""
@@ -304,6 +339,20 @@ def _clusters(reported: Sequence[Reported]) -> tuple[ClusterState, ...]:
         told if isinstance(told, ClusterState) else unknown_cluster(unit)
         for unit, told in enumerate(reported)
     )
+
+
+def _as_measured(
+    uplink: Uplink | None, errors: RoundingErrors, compression: CompressionSettings
+) -> Uplink | None:
+    """With these errors of the payloads, those with the least first."""
+    if uplink is None:
+        return None
+    payloads = [
+        replace(p, gradient_error=compression.rounding_error(p.activation, p.upload, errors))
+        for p in uplink.payloads
+    ]
+    payloads.sort(key=lambda each: each.gradient_error)
+    return replace(uplink, payloads=tuple(payloads))
 
 
 def _updated(old: Sequence[T], new: Mapping[int, T]) -> tuple[T, ...]:

@@ -246,7 +246,7 @@ class CollaPipeStrategy(Strategy):
             | self._units.attendance.end_round(now.decision.plan.round, failures, finished),
             time.perf_counter() - now.began,
             observation,
-            {unit: each.stem_rows for unit, each in reports.items()},
+            reports,
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=train_loss,

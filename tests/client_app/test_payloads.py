@@ -5,8 +5,9 @@ from typing import Any, get_args
 
 import pytest
 
-from client_app.payloads import ACTIVATION_ERRORS, UPLOAD_ERRORS, HeadChoice, payloads
+from client_app.payloads import HeadChoice, payloads
 from collapipe.errors import ConfigError
+from collapipe.rounding import BENCHMARKED
 from collapipe.sections import CompressionSettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
 
@@ -27,7 +28,7 @@ def _ten_times(precision: str) -> float:
 
 
 def test_every_precision_has_an_error_that_grows_as_bits_fall() -> None:
-    for errors in (ACTIVATION_ERRORS, UPLOAD_ERRORS):
+    for errors in (BENCHMARKED.activation, BENCHMARKED.upload):
         assert sorted(errors) == sorted(NAMES)
         by_bits = [errors[name] for name in sorted(NAMES, key=bits, reverse=True)]
         assert by_bits == sorted(by_bits)
@@ -84,4 +85,4 @@ def test_both_places_of_a_head_are_offered_the_server_first() -> None:
     there = [each for each in found if each.head == "control_unit"]
     assert {each.activation for each in there} == {"float32"}
     assert all(each.bits == (10 * bits(each.upload), 0.0) for each in there)
-    assert all(each.gradient_error == UPLOAD_ERRORS[each.upload] for each in there)
+    assert all(each.gradient_error == BENCHMARKED.upload[each.upload] for each in there)

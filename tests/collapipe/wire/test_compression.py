@@ -12,7 +12,7 @@ from torch import Tensor
 
 from collapipe.errors import NonFiniteLossError, WireError
 from collapipe.tensors import all_finite
-from collapipe.wire.compression import decode, encode, layout, num_bytes
+from collapipe.wire.compression import decode, encode, layout, num_bytes, squared_error
 
 LEVELS = {"int8": 127, "int6": 31, "int4": 7}  # on each side of 0
 PRECISIONS = ["float32", "bfloat16", *LEVELS]
@@ -134,6 +134,29 @@ def test_by_chance_the_mean_is_the_value(precision: str) -> None:
     assert bool((off.abs() < 5 * deviation).all())
     nearest = decode(encode(tensor, precision), tensor.shape, precision, tensor.dtype)
     assert bool(((nearest[0] - tensor[0]).abs() > 10 * deviation).any())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@given(shapes, st.integers(0, 2**31))
+def test_the_squared_error_is_that_of_what_arrives(
+    precision: str, shape: tuple[int, ...], seed: int
+) -> None:
+    tensor = normal(shape, seed, torch.float64)
+    came = decode(encode(tensor, precision), shape, precision, tensor.dtype)
+    lost = float((tensor - came).square().sum())
+    assert squared_error(tensor, precision) == pytest.approx(lost, rel=1e-5, abs=1e-300)
+
+
+@pytest.mark.parametrize("precision", LEVELS)
+def test_by_chance_the_squared_error_is_the_mean_of_what_is_drawn(precision: str) -> None:
+    tensor, generator = normal((5, 40), 3), torch.Generator().manual_seed(0)
+    lost = [
+        float((tensor - decode(sent, (5, 40), precision, tensor.dtype)).double().square().sum())
+        for sent in (encode(tensor, precision, generator) for _ in range(400))
+    ]
+    expected = squared_error(tensor, precision, by_chance=True)
+    assert sum(lost) / len(lost) == pytest.approx(expected, rel=0.05)
+    assert expected > squared_error(tensor, precision)
 
 
 def test_halves_go_to_the_even_neighbour() -> None:

@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 
 from client_app.app import app as client_app
 from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.report import ClusterReport
+from collapipe.rounding import BENCHMARKED, RoundingErrors
 from collapipe.seeds import derive
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
 from collapipe.wire.messages import Failure
@@ -213,8 +215,9 @@ def offering(unit: int, energy_j: float = 10.0) -> ClusterState:
     return replace(cluster(unit), uplink=uplink)
 
 
-def offered(tmp_path: Path, energy_j: float = 10.0) -> Scheduler:
-    overrides = [*MOBILE, "environment=static", "compression=auto", "federation.num_units=2"]
+def offered(tmp_path: Path, energy_j: float = 10.0, *options: str) -> Scheduler:
+    world = "environment=static", "compression=auto", "federation.num_units=2"
+    overrides = [*MOBILE, *world, *options]
     settings, _ = settings_of(tmp_path / "unused", overrides)
     return Scheduler(settings, [offering(unit, energy_j) for unit in (0, 1)])
 
@@ -231,6 +234,41 @@ def test_a_unit_that_failed_adds_nothing_to_what_coarse_ones_owe(tmp_path: Path)
     first = offered(tmp_path)
     first.end(first.decide(1), {1: 1.0}, {}, 0.0)
     assert first.state.error_queues == pytest.approx((0.0, 2.0))
+
+
+def test_what_units_measured_of_rounding_is_planned_with(tmp_path: Path) -> None:
+    """By those who did, from the next round on; the exact payload stays exact, and first."""
+    own = offered(tmp_path)
+    found = RoundingErrors({"int4": 0.25}, {"int4": 0.5, "int8": 2.0})
+    measured = ClusterReport(0, (1.0,), 1, 1, rounding=found)
+    unknown = ClusterReport(1, (1.0,), 1, 1)
+    told = {0: measured, 1: unknown}
+    report = own.end(own.decide(1), {0: 1.0, 1: 1.0}, {}, 0.0, reports=told)
+    assert report.rounding == {0: found}
+    first, second = own.decide(2).request.clusters
+    assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 0.75]
+    benchmarked = BENCHMARKED.activation["int4"] + BENCHMARKED.upload["int4"]
+    assert [p.gradient_error for p in second.uplink.payloads] == [0.0, benchmarked]
+    again = ClusterReport(0, (1.0,), 1, 1, rounding=RoundingErrors({}, {"int4": 0.125}))
+    own.end(own.decide(3), {0: 1.0}, {}, 0.0, reports={0: again})
+    first, _ = own.decide(4).request.clusters
+    assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 0.375]
+    assert own.state.reported == offered(tmp_path).state.reported  # what units told stays
+
+
+def test_a_precision_is_chosen_by_what_the_unit_measured(tmp_path: Path) -> None:
+    """Within an error budget of 0.001 in each round."""
+    own = offered(tmp_path, 1e9, "strategy=all")
+
+    def after(error: float) -> dict[int, str]:
+        rounding = RoundingErrors({"int4": error / 2}, {"int4": error / 2})
+        report = ClusterReport(0, (1.0,), 1, 1, rounding=rounding)
+        own.end(own.decide(1), {0: 1.0}, {}, 0.0, reports={0: report})
+        return {each.unit: each.uplink.activation for each in own.decide(2).plan.clusters}
+
+    assert after(3e-3) == {0: "float32", 1: "float32"}
+    assert after(9e-4) == {0: "int4", 1: "float32"}
+    assert after(2e-3) == {0: "float32", 1: "float32"}
 
 
 def test_a_round_that_is_skipped_repays_what_is_owed(tmp_path: Path) -> None:
