@@ -16,8 +16,9 @@ _MISSED, _BROKEN = 2.0**-20, 2.0**-40  # probabilities: of no sum, of a secret t
 
 
 def units_needed(units: int, threshold: float) -> int:
-    """How many of the round's ``units`` must finish; ``threshold`` is a share of them above 1/2."""
-    return math.ceil(threshold * units - 1e-9)  # 2/3 of 3 are 2
+    """How many of the round's ``units`` must finish: the share ``threshold``, and more than half of
+    them however close to 1/2 that is."""
+    return max(units // 2 + 1, math.ceil(threshold * units - 1e-9))  # 2/3 of 3 are 2
 
 
 def noise_parts(units: int, threshold: float) -> int:

@@ -66,8 +66,8 @@ def test_one_fewer_than_the_threshold_gives_no_sum(num_units: int) -> None:
         exchange.mask(drawn(num_units))
 
 
-@pytest.mark.parametrize("threshold", [0.51, 2 / 3, 0.9, 1.0])
-@pytest.mark.parametrize("num_units", [2, 3, SPARSE_FROM - 1, SPARSE_FROM, 50, 101])
+@pytest.mark.parametrize("threshold", [0.5 + 1e-10, 0.51, 2 / 3, 0.9, 1.0])
+@pytest.mark.parametrize("num_units", [2, 3, 4, SPARSE_FROM - 1, SPARSE_FROM, 50, 101])
 def test_no_two_groups_of_holders_can_restore_both_secrets_of_a_unit(
     num_units: int, threshold: float
 ) -> None:
@@ -78,6 +78,17 @@ def test_no_two_groups_of_holders_can_restore_both_secrets_of_a_unit(
         assert unit not in others
         assert all(unit in session.neighbours(other) for other in others)
         assert 2 * shares_needed(num_units, threshold) > len(others) + 1
+
+
+@pytest.mark.parametrize("num_units", [2, 4])
+def test_a_threshold_next_to_a_half_gets_a_server_no_update(num_units: int) -> None:
+    """It says to one half of the units that unit 0 is there, to the other that it is gone."""
+    exchange = Exchange(num_units, threshold=0.5 + 1e-10).share().mask(drawn(num_units))
+    half = num_units // 2
+    for survivors in (tuple(range(half)), tuple(range(half, num_units))):
+        for unit in survivors:
+            with pytest.raises(WireError):
+                exchange.with_masks[unit].reveal(UnmaskRequest(1, survivors))
 
 
 def restored(exchange: Exchange) -> set[bytes]:
