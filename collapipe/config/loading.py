@@ -203,6 +203,13 @@ def _unprotected(settings: Settings) -> Iterator[str]:
         yield (
             f"{clipped}: bounds a unit where all weigh the same; set federation.weighting=uniform"
         )
+    noise, most = settings.privacy.noise_multiplier, settings.federation.max_update_norm
+    if noise and most is not None:
+        yield (
+            f"privacy.noise_multiplier={noise:g}: by federation.max_update_norm={most:g} each "
+            "unit's update decides whether others' count, which no noise covers; set it to null: "
+            "privacy.clip_norm bounds them"
+        )
     if settings.server_optimizer.average != "mean":
         yield (
             f"{clipped}: noise is meant for a mean; set server_optimizer.average=mean, or "

@@ -163,6 +163,7 @@ def test_noise_is_of_the_systems_source_unless_asked(
         ("decoder.mode=auto", "set decoder.mode=control_unit"),
         ("framework=pipeline", "averages nothing"),
         ("federation.weighting=tokens", "set federation.weighting=uniform"),
+        ("federation.max_update_norm=10", r"max_update_norm=10 .* set it to null"),
         ("server_optimizer.average=median", "set server_optimizer.average=mean"),
         ("privacy.clip_norm=null", "set privacy.clip_norm"),
         ("privacy.noise_multiplier=0", "set privacy.noise_multiplier"),
