@@ -9,7 +9,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-_BITS = 53  # of a float64's fraction
+_BITS = 52  # so that the middle of each step is a float64 below 1; of 53 the last would be infinite
 
 
 class GaussianNoise:

@@ -1,5 +1,8 @@
 """Noise is normal, of both sources. What may fail by chance does so once in 1e9 runs."""
 
+import os
+
+import pytest
 import torch
 from scipy import stats
 
@@ -28,3 +31,11 @@ def test_further_draws_are_others() -> None:
 
 def test_a_number_without_dimensions_can_be_drawn() -> None:
     assert all(GaussianNoise(seed).draw(()).shape == () for seed in (None, 5))
+
+
+@pytest.mark.parametrize(("byte", "sign"), [(b"\x00", -1), (b"\xff", 1)])
+def test_the_least_and_the_most_of_the_systems_source_are_finite(
+    monkeypatch: pytest.MonkeyPatch, byte: bytes, sign: int
+) -> None:
+    monkeypatch.setattr(os, "urandom", lambda count: byte * count)
+    assert GaussianNoise(None).draw((2,)).tolist() == pytest.approx([sign * 8.21] * 2, abs=0.01)
