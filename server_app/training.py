@@ -135,7 +135,8 @@ class _Run:
                 first = initial_model(self.settings, self.tokenizer)
                 check_fits(self.checkpoint, first.state_dict())
                 state, training = self.checkpoint.progress.scheduler, self.checkpoint.training
-                strategy.resume_from(done, state, training)
+                strategy.resume_from(done, state, training, self.folder.account())
+                self.history.epsilon = strategy.epsilon
                 for later in (self.folder.path / "model").glob("unit-*.safetensors"):
                     later.unlink()  # of units that had not trained by then
             arrays = strategy.initial_arrays()
@@ -176,6 +177,8 @@ class _Run:
         """Write down a round that is over, and a checkpoint if it is time."""
         federation, report = self.settings.federation, result.report
         seconds, number, evaluated = dict(result.seconds), report.round, Evaluated()
+        if report.epsilon is not None:  # before anybody sees the model
+            self.folder.write_account(result.account)
         progress.round(report, seconds["round"])
         if result.model is not None:
             if number % federation.eval_every == 0 or number == federation.rounds:

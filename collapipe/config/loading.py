@@ -207,8 +207,8 @@ def _unprotected(settings: Settings) -> Iterator[str]:
     if noise and most is not None:
         yield (
             f"privacy.noise_multiplier={noise:g}: by federation.max_update_norm={most:g} each "
-            "unit's update decides whether others' count, which no noise covers; set it to null: "
-            "privacy.clip_norm bounds them"
+            "unit's norm decides whether others count, which no noise covers; set it to null: "
+            "privacy.clip_norm bounds what units change"
         )
     if settings.server_optimizer.average != "mean":
         yield (

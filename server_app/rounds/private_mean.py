@@ -1,7 +1,7 @@
 """The units' mean update with each one's part clipped and noise added, and what it has cost."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -114,10 +114,13 @@ class PrivateMean:
             "seen": torch.tensor(sorted(self.seen), dtype=torch.int64),
         }
 
-    def restore(self, packed: Tensors) -> None:
-        """What ``packed`` made."""
+    def restore(self, packed: Tensors, told: Sequence[Draw]) -> None:
+        """What ``packed`` made. All rounds that were ``told`` count, though the run goes back to an
+        earlier one: others have seen models of each. Only noise that repeats tells nothing new."""
         self.clip_norm = float(packed["clip_norm"])
         self.rounds = [Draw(*pair) for pair in packed["rounds"].tolist()]
+        if self.settings.noise_seed is None:
+            self.rounds = [*told] or self.rounds
         self.seen = set(packed["seen"].tolist())
 
     def _epsilon(self, rounds: Collection[Draw]) -> float:

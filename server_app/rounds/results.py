@@ -1,12 +1,13 @@
 """What a round leaves: its result, and all that training has come to."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from collapipe.config import Settings
+from collapipe.privacy.accounting import Draw
 from collapipe.report import RoundReport
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
@@ -42,7 +43,7 @@ class RoundResult:
 
     ``model`` is None where nothing was trained. ``frozen_bytes`` of weights that do not train were
     sent since the last round. ``training_state`` asks the units for what they keep, and raises
-    ``RoundFailedError`` or ``WireError``.
+    ``RoundFailedError`` or ``WireError``. ``account`` has the rounds that ε counts.
     """
 
     report: RoundReport
@@ -52,6 +53,7 @@ class RoundResult:
     model: GlobalModel | None = None
     frozen_bytes: int = 0
     training_state: Callable[[], TrainingState] = TrainingState
+    account: Sequence[Draw] = ()
 
 
 def dry_run(

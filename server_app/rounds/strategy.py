@@ -1,7 +1,7 @@
 """The round as a Flower strategy: plan, send, collect, aggregate. Decides nothing by itself."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError
 from collapipe.models.split import frozen_names
+from collapipe.privacy.accounting import Draw
 from collapipe.privacy.clipping import update_norm
 from collapipe.report import PIPELINE, ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
@@ -109,14 +110,26 @@ class CollaPipeStrategy(Strategy):
         self._arrays = ArrayRecord(self.model.weights)
         return self._arrays
 
-    def resume_from(self, round_: int, scheduler: SchedulerState, training: TrainingState) -> None:
-        """Let ``start`` go on after ``round_``: its first round is the next one."""
+    def resume_from(
+        self,
+        round_: int,
+        scheduler: SchedulerState,
+        training: TrainingState,
+        account: Sequence[Draw] = (),
+    ) -> None:
+        """Let ``start`` go on after ``round_``: its first round is the next one. ``account`` as in
+        ``RoundResult``, of rounds after that one, too."""
         self._rounds_done, self._checkpoint = round_, (scheduler, training)
         self.model.weights, self.model.own_models = training.weights, dict(training.own_models)
         self.model.server_optimizer.state = training.server_optimizer
         self._screen.past = dict(training.update_norms)
         if self._private is not None and training.privacy:
-            self._private.restore(training.privacy)
+            self._private.restore(training.privacy, account)
+
+    @property
+    def epsilon(self) -> float | None:
+        """ε of all rounds so far; None without noise."""
+        return self._private.epsilon if self._private else None
 
     def summary(self) -> None:
         """Nothing: the run's configuration is printed and saved by who starts it."""
@@ -250,7 +263,7 @@ class CollaPipeStrategy(Strategy):
             units=tuple(finished),
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=train_loss,
-            epsilon=self._private.epsilon if self._private else None,
+            epsilon=self.epsilon,
             **self._totals(finished, now),
         )
         if observation is not None:
@@ -365,8 +378,10 @@ class CollaPipeStrategy(Strategy):
         }
         frozen_bytes, self._units.frozen_bytes = self._units.frozen_bytes, 0
         request, state = now.decision.request, self._scheduler.state
+        account = tuple(self._private.rounds) if self._private else ()
+        training = self._training_state
         return RoundResult(
-            report, request, seconds, state, self.model, frozen_bytes, self._training_state
+            report, request, seconds, state, self.model, frozen_bytes, training, account
         )
 
     def _load(self, arrays: ArrayRecord) -> None:

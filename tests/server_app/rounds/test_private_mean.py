@@ -10,9 +10,12 @@ import torch
 from federated import play, run, settings_of
 from hypothesis import given
 from hypothesis import strategies as st
+from resumed import World
 
 from collapipe.errors import ConfigError
+from collapipe.privacy.accounting import Draw, epsilon
 from collapipe.privacy.clipping import norm
+from collapipe.runs.folder import RunFolder
 from collapipe.sections import PrivacySettings
 from collapipe.tensors import Tensors
 from server_app.rounds.private_mean import BudgetSpentError, PrivateMean
@@ -103,7 +106,7 @@ def test_an_account_that_goes_on_is_the_same() -> None:
     before = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
     mean(before, [[1, 2, 3], [3, 2, 1]])
     after = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
-    after.restore(before.packed())
+    after.restore(before.packed(), before.rounds)
     assert (after.clip_norm, after.rounds, after.seen) == (before.clip_norm, before.rounds, {0, 1})
     assert after.epsilon == before.epsilon
 
@@ -172,6 +175,46 @@ def test_noise_is_of_the_systems_source_unless_asked(
 def test_what_would_undo_it_is_refused(option: str, fault: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=fault):
         settings_of(tmp_path, ["privacy=private", option])
+
+
+def test_rounds_that_were_told_count_though_a_run_goes_back(tmp_path: Path) -> None:
+    """Broken off before the third round's checkpoint, and from there by the first one's."""
+    once = World(tmp_path, "privacy=private", "federation.rounds=3").run(tmp_path / "run")
+    assert len(RunFolder(once, resumed=True).account()) == 3
+    world = World(tmp_path, "privacy=private", "federation.rounds=4")
+    world.run(once, "000001")
+    found = [json.loads(line)["epsilon"] for line in (once / "metrics.jsonl").open()]
+    expected = [
+        epsilon(world.settings.privacy, [Draw(2, 2)] * rounds, by_chance=False)
+        for rounds in (1, 4, 5, 6)  # 2 and 3 came twice
+    ]
+    assert found == expected
+    assert json.loads((once / "summary.json").read_text())["privacy"]["epsilon"] == expected[-1]
+
+
+def test_a_run_that_has_told_all_that_it_may_goes_on_with_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, "privacy=private", "privacy.max_epsilon=1.7")  # three rounds
+    run = world.run(tmp_path / "run")
+    world.run(run, "000001")
+    told = json.loads((run / "summary.json").read_text())["privacy"]
+    assert told["epsilon"] == pytest.approx(1.698, abs=1e-3)
+    assert "after 3 rounds" in told["ended"]
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_noise_that_repeats_tells_nothing_new() -> None:
+    private = private_mean(noise_multiplier=4.0, noise_seed=1)
+    private.restore(private.packed(), [Draw(2, 2)] * 3)
+    assert private.rounds == []
+
+
+@pytest.mark.parametrize("text", ["{}", "[[2, 0]]", "[[2]]", "no"])
+def test_an_account_that_no_run_wrote_is_refused(tmp_path: Path, text: str) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.account() == []
+    (tmp_path / "account.json").write_text(text)
+    with pytest.raises(ConfigError, match="not the account of a run"):
+        folder.account()
 
 
 def test_a_limit_that_one_round_exceeds_is_refused(tmp_path: Path) -> None:
