@@ -114,8 +114,10 @@ def frozen(message: Message, context: Context) -> RecordDict:
 @app.query("keep")
 @_answering
 def keep(message: Message, context: Context) -> RecordDict:
-    """What is kept here between rounds, for a checkpoint."""
-    return records.pack_groups({key: kept for key in _KEPT if (kept := _kept(context, key))})
+    """What is kept here between rounds, for a checkpoint; where updates are masked nothing that is
+    made of gradients, as an optimiser's memory is."""
+    told = (_STEM,) if _settings(context).privacy.secure_aggregation else _KEPT
+    return records.pack_groups({key: kept for key in told if (kept := _kept(context, key))})
 
 
 @app.query("restore")

@@ -34,7 +34,12 @@ PLAIN = (
     "model.num_blocks=2",
     "federation.local_steps=1",
 )
-MASKED = (*PLAIN, "privacy.secure_aggregation=true")
+MASKED = (
+    *PLAIN,
+    "privacy.secure_aggregation=true",
+    "optimizer.state=reset",
+    "federation.checkpoint_every=1",
+)
 Spoil = Callable[[Message, Context], bool]
 
 
@@ -129,7 +134,7 @@ def test_nothing_that_the_server_got_is_an_update(
                 arrays[kind, f"{group}/{name}"] = arrays.get((kind, f"{group}/{name}"), 0) + 1
     assert arrays == {("train", "weights/masked"): 3}
     texts = [kind for kind, _, reply in client.replies for _ in reply.content.config_records]
-    kinds = {"query.rows", "query.state", "train"}
+    kinds = {"query.rows", "query.state", "query.keep", "train"}
     masks = {records.MASK_KEYS, records.MASK_SHARES, records.UNMASK}
     assert {*texts} == kinds | masks
     assert all(texts.count(kind) == 3 for kind in masks)
@@ -240,7 +245,7 @@ def test_the_units_noise_is_in_the_sum_that_the_server_learns(
 def test_a_masked_run_that_goes_on_ends_as_it_would_have(
     tmp_path: Path, further: tuple[str, ...]
 ) -> None:
-    masked = [*MASKED[:4], MASKED[-1], "compression=int8", "federation.num_units=3"]
+    masked = [*MASKED[:4], *MASKED[-3:], "compression=int8", "federation.num_units=3"]
     world = World(tmp_path, *masked, *further)
     whole = world.run(tmp_path / "whole")
     again = world.run(tmp_path / "again")
@@ -260,6 +265,7 @@ def test_a_masked_run_that_goes_on_ends_as_it_would_have(
         "federation.max_update_norm=10",
         "federation.channel_noise=1",
         "compression.upload=auto",
+        "optimizer.state=keep",
         "federation.num_units=1",
         "privacy.clip_norm=null",
         "privacy.threshold=0.5",

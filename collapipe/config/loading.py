@@ -235,6 +235,12 @@ def _unsummed(settings: Settings) -> Iterator[str]:
             f"{masked}compression.upload=auto may give units different precisions, in which they "
             "have no sum; choose one"
         )
+    if settings.optimizer.state == "keep" and federation.checkpoint_every:
+        yield (
+            f"{masked}optimizer.state=keep: what a unit's optimiser remembers is made of its "
+            "gradients, which no checkpoint may show; set optimizer.state=reset, or "
+            "federation.checkpoint_every=0"
+        )
     if federation.num_units == 1:
         yield f"{masked}federation.num_units=1: a sum hides nothing of one unit; have more"
 

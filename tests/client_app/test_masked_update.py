@@ -4,6 +4,7 @@ import json
 import shlex
 
 import pytest
+import torch
 from federated import TINY
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -131,6 +132,15 @@ def test_a_huge_roster_is_refused(unit: Context) -> None:
     tree["keys"] = dict.fromkeys(range(20000), tree["keys"]["1"])
     huge = RecordDict({"Roster": ConfigRecord({"json": json.dumps(tree)})})
     assert refuses(unit, records.MASK_SHARES, huge)
+
+
+def test_a_server_that_asks_for_what_is_kept_gets_no_gradients(unit: Context) -> None:
+    gradients = {"embedding.weight/exp_avg": torch.ones(2)}
+    for kept in ("optimizer", "residual", "activations", "last_activations"):
+        unit.state[kept] = records.pack_tensors(gradients)
+    unit.state["stem"] = records.pack_tensors({"kept": torch.ones(2)})
+    told = ask(unit, records.KEEP, records.pack_groups({}))
+    assert told.array_records.keys() == {"stem"}
 
 
 def test_secrets_are_in_no_checkpoint_and_on_no_disk(unit: Context) -> None:
