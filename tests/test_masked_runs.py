@@ -218,6 +218,21 @@ def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units
     assert told[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
 
 
+def test_a_sum_that_is_spoilt_counts_where_the_server_is_not_trusted_with_it(
+    tmp_path: Path,
+) -> None:
+    def nonsense(sent: Tensors, trained: Tensors) -> Tensors:
+        return {name: each ^ 0x5A for name, each in trained.items()}
+
+    for by, counts in ("units", True), ("server", False):
+        options = *MASKED, "privacy.noise_multiplier=4", f"privacy.noise_by={by}"
+        folder = tmp_path / by
+        run(folder, *options, client=Lying(nonsense, {1}))  # type: ignore[arg-type]
+        (line,) = lines(folder)
+        assert line["units"] == [] and "norm" in str(line["skipped"])
+        assert (line["epsilon"] > 0) == counts  # type: ignore[operator]
+
+
 NOISY = ("privacy.noise_multiplier=0.5", "privacy.noise_by=units", "privacy.noise_seed=1")
 
 

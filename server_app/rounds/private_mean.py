@@ -104,6 +104,11 @@ class PrivateMean:
             for name, each in sent.items()
         }
 
+    def spoilt(self) -> None:
+        """Count the round, of whose sum nothing came, where the server is not trusted with it."""
+        if self.settings.noise_by == "units":
+            self.rounds.append(self._draw)
+
     def packed(self) -> Tensors:
         """All that lasts from round to round, for a checkpoint."""
         return {

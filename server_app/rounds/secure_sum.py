@@ -38,8 +38,9 @@ class SecureSum:
     """The sum of the ``planned`` units' changes in one round.
 
     ``requests`` go with the ``train`` messages of the units that are ready for one, ``failures``
-    say why others are not, and ``skipped`` why the round is over, if it is. ``bytes_up`` and
-    ``bytes_down`` are those of all messages but the masked updates.
+    say why others are not, and ``skipped`` why the round is over, if it is. Once ``unmasking`` the
+    server may know the sum, though it is skipped. ``bytes_up`` and ``bytes_down`` are those of all
+    messages but the masked updates.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SecureSum:
         self.failures: dict[int, Failure] = {}
         self.requests: dict[int, RecordDict] = {}
         self.skipped: str | None = None
+        self.unmasking = False
         self.bytes_up = self.bytes_down = 0
 
     def open(self) -> None:
@@ -118,6 +120,7 @@ class SecureSum:
 
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
         self._check_enough(masked, "sent masked updates")
+        self.unmasking = True
         asked = dict.fromkeys(masked, records.pack(UnmaskRequest(self._round, tuple(masked))))
         revealed = self._asked(records.UNMASK, asked, UnmaskReply)
         for unit in masked.keys() - revealed.keys():

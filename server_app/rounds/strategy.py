@@ -240,6 +240,8 @@ class CollaPipeStrategy(Strategy):
             if summed is None:
                 decision = replace(now.decision, skipped=now.masked.skipped)
                 now, finished = replace(now, decision=decision), {}
+                if self._private is not None and now.masked.unmasking:
+                    self._private.spoilt()
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None
