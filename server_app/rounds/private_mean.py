@@ -47,14 +47,15 @@ class PrivateMean:
     rounds: list[Draw] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
 
-    def begin(self, present: Collection[int], chosen: Collection[int]) -> None:
-        """Open the round of the ``chosen`` units.
+    def begin(self, present: Collection[int], chosen: Collection[int], drawn: int) -> None:
+        """Open the round of the ``chosen`` units, of so many that were ``drawn``.
 
         Who was never chosen may be unable to take part, so that it does not make it less certain
         whom the choice falls on. Raises ``BudgetSpentError`` where the round is one too many.
         """
-        seen = self.seen.union(chosen)
-        draw, most = Draw(len(seen.intersection(present)), len(chosen)), self.settings.max_epsilon
+        seen, most = self.seen.union(chosen), self.settings.max_epsilon
+        there = len(seen.intersection(present))
+        draw = Draw(there, min(drawn, there))
         if most is not None and (then := self._epsilon([*self.rounds, draw])) > most:
             raise BudgetSpentError(
                 f"privacy.max_epsilon={most:g} is spent: ε = {self.epsilon:.3g} after "

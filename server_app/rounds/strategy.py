@@ -32,6 +32,7 @@ from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
+from server_app.rounds.chance import chance_counts
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.replies import received, trained
@@ -96,8 +97,7 @@ class CollaPipeStrategy(Strategy):
         self._screen = UpdateScreen(settings.federation.max_update_norm)
         self._private: PrivateMean | None = None
         if (clip_norm := settings.privacy.clip_norm) is not None:
-            by_chance = isinstance(settings.planner, RandomUnits)
-            self._private = PrivateMean(settings.privacy, by_chance, clip_norm)
+            self._private = PrivateMean(settings.privacy, chance_counts(settings), clip_norm)
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
         self._rounds_done = 0
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
@@ -186,8 +186,7 @@ class CollaPipeStrategy(Strategy):
         self._load(arrays)
         clusters = decision.plan.clusters
         if self._private is not None and clusters:
-            present = [each.unit for each in decision.request.clusters]
-            self._private.begin(present, [each.unit for each in clusters])
+            self._begin(self._private, decision)
         models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
         num_rows = {each.unit: each.num_samples for each in decision.request.clusters}
         links = self._heads.open(round_, models, decision.plan.clusters, num_rows)
@@ -224,6 +223,14 @@ class CollaPipeStrategy(Strategy):
         self._round = _Round(decision, sent, states, began, planned, left, masked)
         return messages
 
+    def _begin(self, private: PrivateMean, decision: RoundDecision) -> None:
+        """Open the round in the account. Raises ``BudgetSpentError``."""
+        request, planner = decision.request, self._settings.planner
+        there = {each.unit for each in request.clusters} - self._scheduler.excluded.keys()
+        units = [each.unit for each in decision.plan.clusters]
+        drawn = planner.most(request) if isinstance(planner, RandomUnits) else len(units)
+        private.begin(there, units, drawn)
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -238,10 +245,10 @@ class CollaPipeStrategy(Strategy):
             masked = {unit: reply.weights for unit, reply in finished.items()}
             summed = now.masked.sum(masked, self.model.trained)
             if summed is None:
-                decision = replace(now.decision, skipped=now.masked.skipped)
-                now, finished = replace(now, decision=decision), {}
                 if self._private is not None and now.masked.unmasking:
                     self._private.spoilt()
+                decision = replace(now.decision, skipped=now.masked.skipped)
+                now, finished = replace(now, decision=decision), {}
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None

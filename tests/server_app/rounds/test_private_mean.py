@@ -8,17 +8,25 @@ from typing import Any
 import pytest
 import torch
 from federated import play, run, settings_of
+from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from resumed import World
 
+from client_app.app import app as client_app
 from collapipe.errors import ConfigError
 from collapipe.privacy.accounting import Draw, epsilon
 from collapipe.privacy.clipping import norm
 from collapipe.runs.folder import RunFolder
 from collapipe.sections import PrivacySettings
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.tensors import Tensors
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+from server_app.attendance import ABSENT
+from server_app.rounds.chance import chance_counts
 from server_app.rounds.private_mean import BudgetSpentError, PrivateMean
+from server_app.rounds.scheduler import Scheduler
 
 SENT: Tensors = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "n": torch.tensor(7)}
 UPDATES = st.lists(
@@ -39,7 +47,7 @@ def moved(change: list[float]) -> Tensors:
 
 def mean(private: PrivateMean, updates: list[list[float]], seed: int = 0) -> Tensors:
     units = range(len(updates))
-    private.begin(units, units)
+    private.begin(units, units, len(units))
     summed = private.summed([moved(each) for each in updates], SENT)
     return private.mean(summed, SENT, seed)
 
@@ -69,7 +77,7 @@ def test_noise_is_as_large_as_it_says() -> None:
     options = {"noise_multiplier": 3.0, "noise_seed": 1}
     sent = {"a": torch.zeros(20_000)}
     private = private_mean(2.0, **options)
-    private.begin([0, 1], [0, 1])
+    private.begin([0, 1], [0, 1], 2)
     found = private.mean(private.summed([sent, sent], sent), sent, seed=5)["a"]
     assert float(found.std()) == pytest.approx(3.0 * 2.0 / 2, rel=0.03)
     assert abs(float(found.mean())) < 0.1
@@ -114,9 +122,71 @@ def test_an_account_that_goes_on_is_the_same() -> None:
 def test_who_was_never_chosen_makes_no_choice_less_certain() -> None:
     private = private_mean(noise_multiplier=4.0)
     for chosen in ([0, 1], [1, 2], [0, 3]):
-        private.begin(range(10), chosen)
+        private.begin(range(10), chosen, 2)
         private.mean(private.summed([SENT, SENT], SENT), SENT, 0)
     assert [draw.present for draw in private.rounds] == [2, 3, 4]
+
+
+def test_units_that_are_gone_or_found_no_channel_make_a_choice_no_less_certain() -> None:
+    private = private_mean(noise_multiplier=4.0)
+    for present, chosen in (range(4), [0, 1, 2, 3]), ([0, 1, 2], [0, 1]), ([0, 1], [0]):
+        private.begin(present, chosen, 3)
+        private.mean(private.summed([SENT, SENT], SENT), SENT, 0)
+    assert private.rounds == [Draw(4, 3), Draw(3, 3), Draw(2, 2)]
+
+
+def test_a_unit_that_is_gone_is_none_that_might_have_been_chosen(tmp_path: Path) -> None:
+    gone = False
+
+    def client(message: Message, context: Context) -> Message:
+        nonlocal gone
+        if context.node_config["partition-id"] == 1 and (
+            gone or message.metadata.message_type == "train"
+        ):
+            gone = True
+            return Message(records.pack(Failure(ABSENT, "gone")), reply_to=message)
+        return client_app(message, context)
+
+    play(tmp_path / "run", "privacy=private", client=client)  # type: ignore[arg-type]
+    assert RunFolder(tmp_path / "run", resumed=True).account() == [Draw(3, 3), Draw(2, 2)]
+
+
+RANDOM = "privacy=private", "strategy=random", "federation.num_units=8", "strategy.num_scheduled=2"
+
+
+def choices(tmp_path: Path, *overrides: str) -> list[tuple[int, ...]]:
+    settings, _ = settings_of(tmp_path, [*RANDOM, *overrides])
+    device = DeviceProfile("one", AffineLaw(0.0, 1e-3, 0.0, 0.0), max_blocks=9)
+    scheduler = Scheduler(settings, [ClusterState(unit, (device,), 9) for unit in range(8)])
+    plans = (scheduler.decide(round_).plan for round_ in range(1, 31))
+    return [tuple(sorted(cluster.unit for cluster in plan.clusters)) for plan in plans]
+
+
+def test_nobody_who_guesses_the_seed_knows_a_choice_that_counts_as_chance(tmp_path: Path) -> None:
+    assert choices(tmp_path) != choices(tmp_path)
+    for public in (
+        ("privacy.noise_seed=1",),
+        ("privacy.noise_multiplier=0", "privacy.max_epsilon=null"),
+    ):
+        assert choices(tmp_path, *public) == choices(tmp_path, *public)
+
+
+@pytest.mark.parametrize(
+    ("override", "counts"),
+    [
+        ("seed=1", True),
+        ("environment.fading=rayleigh", True),  # which decides on channels, of units that are drawn
+        ("strategy=all", False),
+        ("environment=mobile", False),
+        ("environment=jitter", False),
+        ("environment.memory_share=[0.5,1]", False),
+    ],
+)
+def test_chance_counts_where_who_can_take_part_always_can(
+    tmp_path: Path, override: str, counts: bool
+) -> None:
+    options = [each for each in RANDOM if override != "strategy=all" or "strategy" not in each]
+    assert chance_counts(settings_of(tmp_path, [*options, override])[0]) == counts
 
 
 def test_a_round_too_many_is_not_begun() -> None:
@@ -157,6 +227,16 @@ def test_noise_is_of_the_systems_source_unless_asked(
     assert math.isfinite(norm({k: v for k, v in found.items() if v.is_floating_point()}))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["privacy"]["noise"] == "the operating system's"
+
+
+def test_a_tokeniser_of_words_that_no_noise_covers_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for tokeniser, warned in ("federated", 1), ("bytes", 0):
+        caplog.clear()
+        options = "federation.rounds=1", "federation.local_steps=1", f"data.tokenizer={tokeniser}"
+        run(tmp_path / tokeniser, "privacy=private", *options)
+        assert sum("words" in record.message for record in caplog.records) == warned
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,13 @@
+"""Whether a choice of units by chance is one that ε may count."""
+
+from collapipe.config import Settings
+from optim.baselines import RandomUnits
+from server_app.world.environment import Environment
+
+
+def chance_counts(settings: Settings) -> bool:
+    """Whether ε may count that units are drawn by chance: every one that could take part in some
+    round and is there can in this one. Devices that are real may be lost at any time."""
+    world, real = settings.build("environment"), hasattr(settings.build("cluster"), "roster")
+    stay = isinstance(world, Environment) and world.devices_stay and not real
+    return isinstance(settings.planner, RandomUnits) and stay
