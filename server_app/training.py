@@ -16,7 +16,7 @@ from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
-from collapipe.runs.rows import load_test, load_validation, make_tokenizer
+from collapipe.runs.rows import load_test, load_validation, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
 from server_app.checkpoints.resumption import (
@@ -83,6 +83,11 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             _log.warning(
                 "adapter=lora: the model's weights are random and stay so; begin with trained ones "
                 "by model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
+            )
+        if settings.privacy.noise_multiplier and tells_words(settings):
+            _log.warning(
+                "privacy: the tokeniser is made of units' words, which no noise covers, and stands "
+                "in model/; bring one: data.tokenizer=bytes, a folder or a hub's id"
             )
         history = History(time.perf_counter())
         if checkpoint is not None:
