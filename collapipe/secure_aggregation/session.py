@@ -15,8 +15,9 @@ class Session:
     """A round's units with their public keys, in the order that the graph is drawn by.
 
     Both follow from the keys, so that the server cannot choose who is whose neighbour, and units
-    that were told different keys cannot open each other's shares. ``threshold`` is the share of the
-    units that must finish. Raises ``WireError`` for fewer than two units, or keys that two have.
+    that were told different keys, or a different ``threshold``, cannot open each other's shares.
+    That is the share of the units that must finish. Raises ``WireError`` for fewer than two units,
+    or keys that two have.
     """
 
     roster: Roster
@@ -35,7 +36,7 @@ class Session:
     def digest(self) -> bytes:
         """What keys are made for, so that they are of use in no other session."""
         told = (unit.to_bytes(8) + k.mask + k.seal for unit, k in sorted(self.keys.items()))
-        name = f"collapipe masked sum {self.roster.round} ".encode()
+        name = f"collapipe masked sum {self.roster.round} {self.threshold!r} ".encode()
         return hashlib.sha256(name + b"".join(told)).digest()
 
     def neighbours(self, unit: int) -> frozenset[int]:

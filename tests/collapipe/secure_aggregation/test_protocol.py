@@ -179,13 +179,17 @@ def test_shares_of_other_rounds_senders_and_rosters_do_not_open() -> None:
         stage.mask(2, exchange.requests[0], drawn(1)[0])
 
 
-def test_units_that_were_told_different_keys_share_no_secrets() -> None:
+@pytest.mark.parametrize(
+    ("others", "threshold"), [({2: UnitWithKeys.new(2, 1).public}, THRESHOLD), ({}, 0.6)]
+)
+def test_units_that_were_told_different_things_share_no_secrets(
+    others: dict[int, PublicKeys], threshold: float
+) -> None:
     one = Exchange(3)
-    keys = {**one.session.keys, 2: UnitWithKeys.new(2, 1).public}
-    _, reply = one.with_keys[1].share(Roster(1, keys), THRESHOLD)
+    _, reply = one.with_keys[1].share(Roster(1, {**one.session.keys, **others}), threshold)
     stage, _ = one.with_keys[0].share(one.session.roster, THRESHOLD)
     with pytest.raises(WireError):
-        stage.mask(1, MaskRequest({1: reply.sealed[0], 2: reply.sealed[0]}), drawn(1)[0])
+        stage.mask(1, MaskRequest({1: reply.sealed[0]}), drawn(1)[0])
 
 
 @pytest.mark.parametrize("which", ["mask", "seal"])
