@@ -20,15 +20,24 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed, select
 from collapipe.models.split import HEAD
-from collapipe.owner import as_told, load_settings, name_of, trusted_link
+from collapipe.owner import (
+    as_told,
+    load_settings,
+    name_of,
+    peers_of,
+    signing_key,
+    trusted_link,
+)
 from collapipe.runs.rows import tell_rows
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     KeysRequest,
     MaskRequest,
     Roster,
+    Signed,
     UnmaskRequest,
 )
+from collapipe.secure_aggregation.signing import check_signed, sign
 from collapipe.secure_aggregation.unit import (
     LastMasked,
     MaskedUnit,
@@ -145,7 +154,10 @@ def mask_keys(message: Message, context: Context) -> RecordDict:
         raise WireError(f"an update was masked for round {request.round} already, or a later one")
     stage = UnitWithKeys.new(_number(context), request.round)
     records.keep_stage(stage, state)
-    return records.pack(KeysReply(stage.unit, stage.public))
+    signed: Signed | None = None
+    if (key := signing_key(context.node_config)) is not None:
+        signed = sign(key, request.round, stage.unit, stage.public)
+    return records.pack(KeysReply(stage.unit, stage.public, signed))
 
 
 @app.query("mask_shares")
@@ -154,6 +166,8 @@ def mask_shares(message: Message, context: Context) -> RecordDict:
     """Share the secrets of a masked sum with neighbours."""
     stage = records.take_stage(UnitWithKeys, context.state)
     roster = records.unpack(Roster, message.content)
+    if (peers := peers_of(context.node_config)) is not None:
+        check_signed(roster, stage.unit, peers)
     shared, reply = stage.share(roster, _settings(context).privacy.threshold)
     records.keep_stage(shared, context.state)
     return records.pack(reply)

@@ -8,17 +8,19 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
-from pydantic import Field, model_validator
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from collapipe import config
 from collapipe.config import Settings
 from collapipe.config.composing import CONF, composed, unresolved, value_at
 from collapipe.config.overrides import literal, merged, parse, split
 from collapipe.config.trust import targets
-from collapipe.credentials.bundle import AUTHORITY
+from collapipe.credentials import files
+from collapipe.credentials.bundle import AUTHORITY, KEY
 from collapipe.credentials.dialing import host_and_port
+from collapipe.credentials.keys import fingerprint, read_key
 from collapipe.data.hub import is_hub_id
 from collapipe.errors import (
     CancelledRoundError,
@@ -33,8 +35,7 @@ from collapipe.errors import (
 )
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
-from collapipe.inventory.schema import Section, Text, Whole
-from collapipe.inventory.yaml_file import PlacedError, load
+from collapipe.owner_file import OwnerSection, read_owner
 from collapipe.runs.rows import tells_words
 from collapipe.sections import DataSettings
 from collapipe.wire.messages import LinkAddress
@@ -63,83 +64,6 @@ _OF_THE_RUN = (
     RoundFailedError,
     WireError,
 )
-
-
-class DataSection(Section):
-    """``data``: where the rows are, and what their columns are called."""
-
-    root: Text | None = None
-    name: Text | None = None
-    config: Text | None = None
-    train_file: Text | None = None
-    validation_file: Text | None = None  # evaluated on between rounds, where the run asks units
-    test_file: Text | None = None  # in the end
-    text_column: Text | None = None
-    label_column: Text | None = None
-    tokens_column: Text | None = None
-    tags_column: Text | None = None
-    source_column: Text | None = None
-    target_column: Text | None = None
-    max_train_samples: Whole | None = None
-    tokenizer_min_rows: Whole | None = None  # fewer are refused
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        if (self.root, self.name, self.train_file).count(None) != 2:
-            raise PlacedError((), "needs one of train_file, root and name: where rows are")
-        if self.train_file is None and (self.validation_file or self.test_file):
-            raise PlacedError((), "has validation_file or test_file, which belong to a train_file")
-        return self
-
-
-class ClusterSection(Section):
-    """``cluster``: an inventory whose first cluster is the unit's."""
-
-    file: Text
-
-
-class PipelineSection(Section):
-    threads: Whole
-
-
-class RuntimeSection(Section):
-    torch_device: Text
-
-
-class PrivacySection(Section):
-    """``privacy``: what a run must keep from its server, or it is refused."""
-
-    updates_only: bool = False  # neither activations nor targets leave the unit
-    secure_aggregation: bool = False  # and updates are masked
-    noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # and have the units' own noise
-
-    def lacking(self, settings: Settings) -> Iterator[tuple[str, str]]:
-        """Options of a run that promises less, and what they must be."""
-        found, noise = settings.privacy, self.noise_multiplier
-        if self.updates_only and settings.server_has_heads:
-            yield "decoder.mode", "must be control_unit: updates alone may leave the unit"
-        if self.secure_aggregation and not found.secure_aggregation:
-            yield "privacy.secure_aggregation", "must be true"
-        if noise is not None and found.noise_by != "units":
-            yield "privacy.noise_by", "must be units"
-        if noise is not None and found.noise_multiplier < noise:
-            yield "privacy.noise_multiplier", f"must be at least {noise:g}"
-        if noise is not None and found.noise_seed is not None:
-            yield "privacy.noise_seed", "must be null, or the server could take the noise away"
-
-
-class OwnerSection(Section):
-    """The owner's file."""
-
-    name: Annotated[Text, Field(max_length=64)] | None = None
-    number: Annotated[int, Field(ge=0)] | None = None  # of the unit; deployed ones have one
-    server: Text | None = None  # HOST:PORT of the SuperLink of a deployed unit
-    credentials: Text | None = None  # its folder
-    data: DataSection
-    cluster: ClusterSection | None = None
-    pipeline: PipelineSection | None = None
-    runtime: RuntimeSection | None = None
-    privacy: PrivacySection = PrivacySection()
 
 
 def load_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Settings:
@@ -179,6 +103,25 @@ def has_owner(node_config: Mapping[str, Any]) -> bool:
 def name_of(node_config: Mapping[str, Any]) -> str:
     """What the unit's owner calls it; empty where nobody has named it."""
     return (_read(node_config)[0].name or "") if has_owner(node_config) else ""
+
+
+def signing_key(node_config: Mapping[str, Any]) -> EllipticCurvePrivateKey | None:
+    """The key of the owner's credentials; None where there are none. Raises ``ConfigError``."""
+    owner, folder = _read(node_config) if has_owner(node_config) else (None, Path())
+    if owner is None or owner.credentials is None:
+        return None
+    file = folder / owner.credentials / KEY
+    return read_key(files.read(file, "restore it", private=True), file)
+
+
+def peers_of(node_config: Mapping[str, Any]) -> frozenset[str] | None:
+    """Fingerprints of the units that this one is summed with, itself left out; None: of any."""
+    peers = _read(node_config)[0].privacy.peers if has_owner(node_config) else None
+    if peers is None:
+        return None
+    own = signing_key(node_config)
+    assert own is not None  # or the file was refused
+    return frozenset(peers) - {fingerprint(own.public_key())}
 
 
 def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddress:
@@ -252,11 +195,6 @@ def _refusal(option: str, fault: str) -> OwnerError:
 def _packaged_classes(group: str) -> frozenset[str]:
     texts = (file.read_text("utf-8") for file in (CONF / group).glob("*.yaml"))
     return frozenset(name for text in texts for name in re.findall(r"_target_: *(\S+)", text))
-
-
-def read_owner(file: Path) -> OwnerSection:
-    """An owner's file. Raises ``ConfigError`` with the line of what is wrong."""
-    return load(file).parse(OwnerSection)
 
 
 def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:

@@ -95,6 +95,7 @@ LAYERS = (
     "planning",
     "runs",
     "audit",
+    "owner_file",
     "owner",
     "deployment",
     "run_report",

@@ -21,6 +21,8 @@ from flwr.app import Context, Message
 from client_app.app import app
 from collapipe import owner
 from collapipe.config import load_overrides
+from collapipe.credentials.credentials import request
+from collapipe.credentials.keys import fingerprint
 from collapipe.errors import ConfigError, OwnerError, RoundFailedError
 from collapipe.inventory.cluster import ANY_COST as COST
 from collapipe.inventory.file import read_inventory
@@ -352,9 +354,43 @@ def test_an_owner_insists_on_what_the_server_must_not_see(
             owner.load_settings(run, {"owner": str(file)})
 
 
+@pytest.mark.parametrize("stranger", [False, True])
+def test_units_are_summed_with_the_peers_that_their_owners_know(
+    tmp_path: Path, stranger: bool
+) -> None:
+    names = ["berlin", "paris", "rome"]
+    keys = [request(tmp_path / name, name).public_key for name in names]
+    known = [fingerprint(key) for key in keys[: 2 if stranger else 3]]
+    for name in names:
+        written(tmp_path / f"{name}.csv", 20)
+        (tmp_path / f"{name}.yaml").write_text(
+            f"name: {name}\ncredentials: {name}\ndata: {{train_file: {name}.csv}}\n"
+            f"privacy: {{peers: {json.dumps(known)}}}\n"
+        )
+    told = overrides(tmp_path, *PROMISES, "federation.num_units=3")
+    nodes = [{"owner": str(tmp_path / f"{name}.yaml")} for name in names]
+    train(grid_of(told, nodes), load_overrides(told))
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["units"] == ([] if stranger else [0, 1, 2])
+    if stranger:
+        assert all("privacy.peers" in why for why in json.loads(line)["failures"].values())
+    plain = {"overrides": shlex.join(overrides(tmp_path))}
+    with pytest.raises(OwnerError, match="secure_aggregation must be true"):
+        owner.load_settings(plain, nodes[0])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (
+            "data: {train_file: rows.csv}\nprivacy: {peers: [594f]}\n",
+            "unit.yaml:2: privacy.peers",
+        ),
+        (
+            "data: {train_file: rows.csv}\n"
+            "privacy: {peers: [594f e48d 03d3 4ed1 490f 36f8 8d6f 9d25]}\n",
+            "needs credentials",
+        ),
         (
             "data: {text_column: body}\n",
             "unit.yaml:1: data: needs one of train_file",

@@ -23,7 +23,7 @@ from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import ConfigError, LinkError
-from collapipe.owner import OwnerSection
+from collapipe.owner_file import OwnerSection
 
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again

@@ -24,7 +24,7 @@ from collapipe.deployment.server_folder import ADMITTED, ServerFolder
 from collapipe.deployment.serving import keys
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import ConfigError
-from collapipe.owner import OwnerSection
+from collapipe.owner_file import OwnerSection
 
 _TIMEOUT_S = 8.0
 _CLOCKS_DIFFER_S = 300.0  # beyond which Flower refuses a node's signature

@@ -6,7 +6,7 @@ from collapipe.credentials.credentials import Credentials, load
 from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError
-from collapipe.owner import OwnerSection, read_owner
+from collapipe.owner_file import OwnerSection, read_owner
 
 
 def read_unit(file: Path) -> tuple[OwnerSection, Credentials]:

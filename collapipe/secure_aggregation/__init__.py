@@ -5,7 +5,8 @@ Learning", for a server that follows it and is curious; from 20 units on with th
 Bell et al. (2020), "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead". A round has
 four messages:
 
-1. each unit makes two pairs of keys and tells the public ones (``UnitWithKeys``);
+1. each unit makes two pairs of keys and tells the public ones (``UnitWithKeys``), signed where it
+   has credentials;
 2. it gets everybody's, and sends shares of its mask key and of its self mask's seed, sealed for its
    neighbours, by way of the server (``UnitWithShares``);
 3. it sends its quantised update plus its self mask, plus or minus a mask for each pair of

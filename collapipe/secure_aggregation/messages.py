@@ -1,7 +1,7 @@
 """What units and server say to one another for a masked sum, with bounds on all of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 from pydantic import Base64UrlBytes, Field
@@ -39,17 +39,30 @@ class PublicKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class Signed:
+    """A signature of a unit's public keys, and the public key of the credentials that it is by."""
+
+    key: Annotated[Base64UrlBytes, Field(max_length=200)]
+    signature: Annotated[Base64UrlBytes, Field(max_length=100)]
+
+
+@dataclass(frozen=True, slots=True)
 class KeysReply:
+    """``signed`` by a unit that has credentials."""
+
     unit: Unit
     keys: PublicKeys
+    signed: Signed | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The public keys of all units of a round that told some, for each of them."""
+    """The public keys of all units of a round that told some, for each of them, and what shows
+    whose they are."""
 
     round: Round
     keys: ByUnit[PublicKeys]
+    signed: ByUnit[Signed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,9 @@ class SecureSum:
     def _open(self) -> None:
         asked = dict.fromkeys(self._planned, records.pack(KeysRequest(self._round)))
         told = self._asked(records.MASK_KEYS, asked, KeysReply)
-        roster = Roster(self._round, usable({unit: each.keys for unit, each in told.items()}))
+        keys = usable({unit: each.keys for unit, each in told.items()})
+        signed = {unit: told[unit].signed for unit in keys}
+        roster = Roster(self._round, keys, {u: each for u, each in signed.items() if each})
         for unit in told.keys() - roster.keys.keys():
             self.failures[unit] = Failure("WireError", "sent keys of small order, or another's")
         self._check_enough(roster.keys, "sent keys")

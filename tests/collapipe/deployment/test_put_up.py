@@ -29,7 +29,7 @@ from collapipe.deployment.server_folder import (
 from collapipe.deployment.serving import _Nodes, admissible, keys, signed_names
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import CollaPipeError, ConfigError
-from collapipe.owner import read_owner
+from collapipe.owner_file import read_owner
 from collapipe.wire.messages import Failure, RowsReply
 from server_app.places import Places
 from server_app.units import Units

@@ -1,0 +1,107 @@
+"""The file of a unit's owner: rows, devices and credentials, and what a run must keep from its
+server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from collapipe.config import Settings
+from collapipe.inventory.schema import Section, Text, Whole
+from collapipe.inventory.yaml_file import PlacedError, load
+
+Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{4}( [0-9a-f]{4}){7}$")]  # of a key
+
+
+class DataSection(Section):
+    """``data``: where the rows are, and what their columns are called."""
+
+    root: Text | None = None
+    name: Text | None = None
+    config: Text | None = None
+    train_file: Text | None = None
+    validation_file: Text | None = None  # evaluated on between rounds, where the run asks units
+    test_file: Text | None = None  # in the end
+    text_column: Text | None = None
+    label_column: Text | None = None
+    tokens_column: Text | None = None
+    tags_column: Text | None = None
+    source_column: Text | None = None
+    target_column: Text | None = None
+    max_train_samples: Whole | None = None
+    tokenizer_min_rows: Whole | None = None  # fewer are refused
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if (self.root, self.name, self.train_file).count(None) != 2:
+            raise PlacedError((), "needs one of train_file, root and name: where rows are")
+        if self.train_file is None and (self.validation_file or self.test_file):
+            raise PlacedError((), "has validation_file or test_file, which belong to a train_file")
+        return self
+
+
+class ClusterSection(Section):
+    """``cluster``: an inventory whose first cluster is the unit's."""
+
+    file: Text
+
+
+class PipelineSection(Section):
+    threads: Whole
+
+
+class RuntimeSection(Section):
+    torch_device: Text
+
+
+class PrivacySection(Section):
+    """``privacy``: what a run must keep from its server, or it is refused."""
+
+    updates_only: bool = False  # neither activations nor targets leave the unit
+    secure_aggregation: bool = False  # and updates are masked
+    noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # and have the units' own noise
+    # and are summed with those alone whose credentials have these fingerprints
+    peers: tuple[Fingerprint, ...] | None = None
+
+    def lacking(self, settings: Settings) -> Iterator[tuple[str, str]]:
+        """Options of a run that promises less, and what they must be."""
+        found, noise = settings.privacy, self.noise_multiplier
+        if self.updates_only and settings.server_has_heads:
+            yield "decoder.mode", "must be control_unit: updates alone may leave the unit"
+        masked = self.secure_aggregation or self.peers is not None
+        if masked and not found.secure_aggregation:
+            yield "privacy.secure_aggregation", "must be true"
+        if noise is not None and found.noise_by != "units":
+            yield "privacy.noise_by", "must be units"
+        if noise is not None and found.noise_multiplier < noise:
+            yield "privacy.noise_multiplier", f"must be at least {noise:g}"
+        if noise is not None and found.noise_seed is not None:
+            yield "privacy.noise_seed", "must be null, or the server could take the noise away"
+
+
+class OwnerSection(Section):
+    """The owner's file."""
+
+    name: Annotated[Text, Field(max_length=64)] | None = None
+    number: Annotated[int, Field(ge=0)] | None = None  # of the unit; deployed ones have one
+    server: Text | None = None  # HOST:PORT of the SuperLink of a deployed unit
+    credentials: Text | None = None  # its folder
+    data: DataSection
+    cluster: ClusterSection | None = None
+    pipeline: PipelineSection | None = None
+    runtime: RuntimeSection | None = None
+    privacy: PrivacySection = PrivacySection()
+
+    @model_validator(mode="after")
+    def _check_signs(self) -> Self:
+        if self.privacy.peers is not None and self.credentials is None:
+            raise PlacedError(
+                ("privacy", "peers"), "needs credentials, by which peers know this unit"
+            )
+        return self
+
+
+def read_owner(file: Path) -> OwnerSection:
+    """An owner's file. Raises ``ConfigError`` with the line of what is wrong."""
+    return load(file).parse(OwnerSection)
