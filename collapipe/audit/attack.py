@@ -61,6 +61,7 @@ def audit(held: Material) -> Audit:
         recoveries=_all(cuts, "activations", len(encoders) * (blocks + 1)),
         updates=_all(rounds, "updates", len(models) * NUM_SIZES),
         membership=membership_of(settings, held.model, held.tokenizer, held.unit),
+        hidden=_hidden(settings),
     )
 
 
@@ -183,6 +184,14 @@ def _targets(settings: Settings) -> str:
     return (
         f"Targets, {named}, are sent in the clear{often}: all of them are read without an attack."
     )
+
+
+def _hidden(settings: Settings) -> str:
+    """What the server gets in place of single updates, in a sentence; empty where it gets these."""
+    if not settings.privacy.secure_aggregation:
+        return ""
+    noise = " with their noise" if settings.privacy.noise_by == "units" else ""
+    return f"This run's units mask theirs: the server gets sums alone{noise}."
 
 
 def _generator(held: Material, *purpose: str) -> torch.Generator:

@@ -111,8 +111,9 @@ class Audit:
 
     ``version`` is CollaPipe's that audited, ``configuration`` the run's. Units ``send`` activations
     as ``sent`` says, or would if heads were on the server. ``targets`` says in a sentence what
-    becomes of these. ``updates`` is empty where nothing of them is attacked; ``membership`` is None
-    where training rows are their owners' alone.
+    becomes of these, ``hidden`` what keeps single updates from the server, if anything. ``updates``
+    is empty where nothing of them is attacked; ``membership`` is None where training rows are their
+    owners' alone.
     """
 
     version: _Name
@@ -128,6 +129,7 @@ class Audit:
     recoveries: Annotated[tuple[Recovery, ...], Field(max_length=10_000)]
     updates: Annotated[tuple[UpdateRecovery, ...], Field(max_length=1000)]
     membership: Membership | None
+    hidden: _Text = ""  # older audits have none
 
     def of(self, condition: Condition) -> list[Recovery]:
         """What each attack recovered under ``condition``."""

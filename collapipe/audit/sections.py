@@ -151,4 +151,5 @@ def updates_text(found: Audit) -> str:
             "not attacked: no unit sends the embedding or a labels' bias, or these do not train; "
             "other attacks on updates are not tried"
         )
-    return "words whose embeddings moved, and labels by how their bias moved, of rounds of one unit"
+    how = "words whose embeddings moved, and labels by how their bias moved, of rounds of one unit"
+    return f"{how}. {found.hidden}".rstrip(". ")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.audit import update_attacks
+from collapipe.audit.attack import _hidden
 from collapipe.audit.material import Material
 from collapipe.audit.result import UpdateRecovery
 from collapipe.audit.update_attacks import update_recoveries
@@ -66,6 +67,27 @@ def test_words_that_were_read_are_told_exactly_and_a_row_s_label(
         if each.condition.rows == 1:
             assert each.rounds == 6
             assert each.labels.value == 1 > each.usual_labels.value
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), ""),
+        (("privacy.clip_norm=1", "privacy.secure_aggregation=true"), "sums alone."),
+        (
+            (
+                *("privacy.clip_norm=1", "privacy.secure_aggregation=true"),
+                *("privacy.noise_multiplier=1", "privacy.noise_by=units"),
+            ),
+            "with their noise.",
+        ),
+    ],
+)
+def test_it_says_where_the_server_gets_no_single_update(more: tuple[str, ...], told: str) -> None:
+    options = "federation.weighting=uniform", "federation.max_update_norm=null"
+    keeps = "federation.checkpoint_every=0"
+    found = _hidden(load_overrides([*LABELLED, *options, keeps, *more]))
+    assert found.endswith(told) and bool(found) == bool(told)
 
 
 @pytest.mark.usefixtures("_few_rounds")
