@@ -122,7 +122,8 @@ class RunFolder:
     def write_account(self, rounds: Sequence[Draw]) -> None:
         """``account.json``: the rounds that ε counts. It is never cut: a run that goes back to a
         checkpoint has told the rounds after that, too."""
-        self._write_json(_ACCOUNT, [[each.present, each.chosen] for each in rounds])
+        pairs = [(each.present, each.chosen) for each in rounds]
+        self._replace(_ACCOUNT, json.dumps(pairs) + "\n")
 
     def account(self) -> list[Draw]:
         """What ``write_account`` wrote; nothing where it never did. Raises ``ConfigError``."""

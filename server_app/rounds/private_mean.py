@@ -46,6 +46,7 @@ class PrivateMean:
     clip_norm: float
     rounds: list[Draw] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
+    _draw: Draw = field(init=False)  # of the round that is open
 
     def begin(self, present: Collection[int], chosen: Collection[int], drawn: int) -> None:
         """Open the round of the ``chosen`` units, of so many that were ``drawn``.
@@ -86,10 +87,8 @@ class PrivateMean:
         ``seed`` is the round's, for noise that ``privacy.noise_seed`` asks for. Whole numbers and
         truth values stay as they are.
         """
-        total, source = (
-            summed.changes,
-            GaussianNoise(None if self.settings.noise_seed is None else seed),
-        )
+        total = summed.changes
+        source = GaussianNoise(None if self.settings.noise_seed is None else seed)
         deviation, count_deviation = self._deviations(summed.units)
         if deviation:
             total = {
@@ -135,7 +134,7 @@ class PrivateMean:
     def _deviations(self, units: int) -> tuple[float, float]:
         """z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².
 
-        None where units have added it. Of few units σ_b is z, for n / 20 would leave the sum too
+        0 where units have added it. Of few units σ_b is z, for n / 20 would leave the sum too
         much noise, or none would do.
         """
         noise = self.settings.noise_multiplier
