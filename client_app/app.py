@@ -3,11 +3,11 @@
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app import evaluating
@@ -49,6 +49,7 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.compression import FLOAT32, compress_update
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
+from collapipe.wire.kept_file import KeptFile
 from collapipe.wire.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -62,7 +63,7 @@ from collapipe.wire.messages import (
 app = ClientApp()
 _reading = threading.Lock()
 _log = logging.getLogger(__name__)
-# in the unit's state, as its setup is
+# groups of tensors; their file, or they themselves, are in the unit's state, as its setup is
 _KEPT = "optimizer", "residual", "stem", "activations", "last_activations"
 _OPTIMIZER, _RESIDUAL, _STEM, *_ACTIVATIONS = _KEPT
 _ROWS = "kept"  # the one tensor of the stem's account
@@ -126,7 +127,8 @@ def keep(message: Message, context: Context) -> RecordDict:
     """What is kept here between rounds, for a checkpoint; where updates are masked nothing that is
     made of gradients, as an optimiser's memory is."""
     told = (_STEM,) if _settings(context).privacy.secure_aggregation else _KEPT
-    return records.pack_groups({key: kept for key in told if (kept := _kept(context, key))})
+    kept = _kept(context)
+    return records.pack_groups({key: kept[key] for key in told if kept.get(key)})
 
 
 @app.query("restore")
@@ -138,10 +140,8 @@ def restore(message: Message, context: Context) -> RecordDict:
         raise WireError(f"only {', '.join(_KEPT)} can be restored")
     for key in groups.keys() & set(_ACTIVATIONS):
         _control_unit(context).activation_memory(groups[key])  # which raises where it cannot be
-    for key in (*_KEPT, Trained.__name__):
-        context.state.pop(key, None)
-    for key, tensors in groups.items():
-        context.state[key] = records.pack_tensors(tensors)
+    _keep(context, groups)
+    context.state.pop(Trained.__name__, None)
     return records.pack_groups({})
 
 
@@ -195,19 +195,19 @@ def train(message: Message, context: Context) -> RecordDict:
         stage = records.take_stage(UnitWithShares, context.state)
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
-        unit = _control_unit(context)
+        unit, kept = _control_unit(context), _kept(context)
         precision = settings.compression.of(request.plan.uplink).upload
         start, changes = weights, settings.compression.upload != FLOAT32 or stage
         if changes:  # which training makes where the weights are
             start = {name: tensor.clone() for name, tensor in weights.items()}
         with _reading:  # units of one process share what is read
             fixed = _cached_weights(tuple(_setup(context).frozen.items()), unit.device)
-        whole, stem = {**fixed, **weights}, unit.stem_rows(_kept(context, _STEM).get(_ROWS))
-        frozen, state = _setup(context).frozen, _kept(context, _OPTIMIZER)
-        state |= records.unpack_head_state(message.content)
+        whole, stem = {**fixed, **weights}, unit.stem_rows(kept.get(_STEM, {}).get(_ROWS))
+        frozen = _setup(context).frozen
+        state = kept.get(_OPTIMIZER, {}) | records.unpack_head_state(message.content)
         coder = None
         if settings.compression.feedback and request.link is not None:
-            coder = unit.change_coder(request, *(_kept(context, key) for key in _ACTIVATIONS))
+            coder = unit.change_coder(request, *(kept.get(key, {}) for key in _ACTIVATIONS))
         meter = ActivationMeter() if settings.compression.activation == "auto" else None
         reply, optimizer_state = unit.train(request, whole, state, stem, frozen, coder, meter)
         end = {name: reply.weights[name] for name in weights}
@@ -216,28 +216,27 @@ def train(message: Message, context: Context) -> RecordDict:
             masked, sent = masked_update(stage, request, shares, start, end, settings)
             residual, lacking = Tensors(), Tensors()
         else:
-            lacking = _kept(context, _RESIDUAL)
+            lacking = kept.get(_RESIDUAL, {})
             sent, residual = compress_update(start, end, lacking, precision)
         found = measured(settings.compression, meter, start, end, lacking)
         reply = replace(reply, report=replace(reply.report, rounding=found))
+        head_state: Tensors = {}
+        if settings.optimizer.state == "keep":
+            if settings.chooses_heads:  # the server keeps it, who says where it is needed next
+                head_state = prefixed(HEAD, select(optimizer_state, HEAD))
+                optimizer_state = {k: t for k, t in optimizer_state.items() if k not in head_state}
+            kept[_OPTIMIZER] = optimizer_state
+        if stem.kept.any():
+            kept[_STEM] = {_ROWS: torch.from_numpy(stem.kept)}
+        if coder is not None:  # whether the round counts, the next request says
+            memories = coder.known.pack(), coder.arrived.pack()
+            kept |= zip(_ACTIVATIONS, memories, strict=True)
+        kept[_RESIDUAL] = residual
         cancellation.check()  # a round that the server has given up leaves no state
+        _keep(context, kept)
     if stage is not None:
         records.keep_stage(masked, context.state)
         context.state.update(records.pack(LastMasked(request.round)))
-    head_state: Tensors = {}
-    if settings.optimizer.state == "keep":
-        if settings.chooses_heads:  # the server keeps it, who says where it is needed next
-            head_state = prefixed(HEAD, select(optimizer_state, HEAD))
-            optimizer_state = {k: t for k, t in optimizer_state.items() if k not in head_state}
-        context.state[_OPTIMIZER] = records.pack_tensors(optimizer_state)
-    if stem.kept.any():
-        context.state[_STEM] = records.pack_tensors({_ROWS: torch.from_numpy(stem.kept)})
-    if coder is not None:  # whether the round counts, the next request says
-        for key, memory in zip(_ACTIVATIONS, (coder.known, coder.arrived), strict=True):
-            context.state[key] = records.pack_tensors(memory.pack())
-    context.state.pop(_RESIDUAL, None)
-    if residual:
-        context.state[_RESIDUAL] = records.pack_tensors(residual)
     context.state.update(records.pack(Trained(request.round)))
     return records.pack_reply(replace(reply, weights=sent, head_state=head_state))
 
@@ -294,8 +293,19 @@ def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
     return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
 
 
-def _kept(context: Context, key: str) -> Tensors:
-    """Tensors that the unit's last round left; none before the first."""
-    if isinstance(context.state.get(key), ArrayRecord):
-        return records.unpack_record(context.state, key)
-    return {}
+def _kept(context: Context) -> dict[str, Tensors]:
+    """What the unit's last round left; nothing before the first."""
+    if KeptFile.__name__ in context.state:
+        return records.unpack(KeptFile, context.state).read()
+    return records.unpack_groups(context.state)
+
+
+def _keep(context: Context, groups: Mapping[str, Tensors]) -> None:
+    """Let the unit keep these groups alone."""
+    if (file := KeptFile.of(context.node_id, context.node_config)) is not None:
+        file.write(groups)
+        context.state.update(records.pack(file))
+        return
+    for key in _KEPT:
+        context.state.pop(key, None)
+    context.state.update({key: records.pack_tensors(each) for key, each in groups.items() if each})

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save
 from collapipe.credentials import files
 from collapipe.errors import ConfigError, one_line
 from collapipe.tensors import Tensors
+from collapipe.wire.kept_file import flat, nested
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +52,8 @@ class KeptStore:
         last, before = self._only(run)
         if after_round and last.exists():
             last.replace(before)
-        tensors = {f"{key}/{name}": t for key, group in groups.items() for name, t in group.items()}
         try:
-            files.replace(last, save(tensors, dict(messages)), files.PRIVATE)
+            files.replace(last, save(flat(groups), dict(messages)), files.PRIVATE)
         except ConfigError as error:
             for file in (last, before):
                 file.unlink(missing_ok=True)
@@ -70,17 +70,13 @@ class KeptStore:
 
 
 def _read(file: Path) -> tuple[dict[str, str], dict[str, Tensors]]:
-    groups = dict[str, Tensors]()
     if not file.exists():
         return {}, {}
     try:
         with safe_open(file, "pt") as opened:
             messages = dict(opened.metadata() or {})
-        for full, tensor in load_file(file).items():
-            group, _, name = full.partition("/")
-            groups.setdefault(group, {})[name] = tensor
+        return messages, nested(load_file(file))
     except (OSError, SafetensorError) as error:
         _log.warning("%s: cannot be read (%s); begins afresh", file, one_line(error))
         file.unlink()
         return {}, {}
-    return messages, groups

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
+from typing import Self
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -15,6 +16,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from collapipe.cancellation import cancellable
+from collapipe.wire import kept_file
 
 _log = logging.getLogger(__name__)
 _RUN_ID, _SERVER_NODE_ID = 1, 1
@@ -27,6 +29,7 @@ _SHARE = 0.05  # of the time waited so far: the most that looking late adds to a
 class InlineGrid(Grid):
     """Calls ``client_app`` for each node; a node keeps its state, and does one thing at a time.
 
+    Tensors of that state are in files, which are gone when the context ends.
     A node that has not answered when the time is over is cancelled: its work ends at the next
     action. What ignores that keeps only its own daemon thread, and its node stays busy.
     """
@@ -38,9 +41,11 @@ class InlineGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
         self._client_app = client_app
+        self._kept = kept_file.new_folder()
         self._contexts = dict[int, Context]()  # by node
         for unit, node_id in enumerate(range(2, num_nodes + 2)):
             own: UserConfig = {"partition-id": unit, "num-partitions": num_nodes}
+            own[kept_file.IN_NODE] = self._kept.name
             self._contexts[node_id] = Context(
                 run_id=_RUN_ID,
                 node_id=node_id,
@@ -51,6 +56,12 @@ class InlineGrid(Grid):
         self._pushed: dict[str, Future[Message]] = {}  # replies that nobody has pulled
         self._latest: dict[int, Future[Message]] = {}  # node → reply that it worked or works on
         self._ids = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._kept.cleanup()
 
     def set_run(self, run: Run) -> None:
         self.run = run

@@ -178,8 +178,8 @@ def _run_local(overrides: Sequence[str], settings: Settings, resume: str | None)
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     run_config: UserConfig = {"overrides": shlex.join(overrides)}
-    grid = InlineGrid(client, settings.federation.num_units, run_config)
-    train(grid, config.load(run_config), resume)
+    with InlineGrid(client, settings.federation.num_units, run_config) as grid:
+        train(grid, config.load(run_config), resume)
 
 
 def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | None) -> None:

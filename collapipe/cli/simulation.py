@@ -25,6 +25,7 @@ import psutil
 
 from collapipe.config.settings import PLUGIN_FOLDER
 from collapipe.deployment.flower import Flower, free_port, run_config, wait_until_open
+from collapipe.wire.kept_file import IN_ENVIRONMENT
 
 _HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 _GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers, then 5 s at most
@@ -65,8 +66,10 @@ def _site() -> Iterator[Flower]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
+    (kept := home / "kept").mkdir(mode=0o700)
+    own = {PLUGIN_FOLDER: str(Path.cwd()), IN_ENVIRONMENT: str(kept)}
     try:
-        yield Flower.at(home, {**ray, **direct, PLUGIN_FOLDER: str(Path.cwd())})
+        yield Flower.at(home, {**ray, **direct, **own})
     finally:
         end_all(home)
         shutil.rmtree(home, ignore_errors=True)

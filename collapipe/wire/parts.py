@@ -105,7 +105,7 @@ def _checked(size: bytes, read: Callable[[], Tensors]) -> Tensors:
 
 def joined(tensors: Mapping[str, Tensor]) -> Tensor:
     """``joined_bytes`` as uint8 [n]."""
-    return torch.frombuffer(bytearray().join(_pieces(tensors)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray().join(pieces(tensors)), dtype=torch.uint8)
 
 
 def joined_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -114,10 +114,11 @@ def joined_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     ``safetensors.torch.save`` makes three copies on the way, which is most of what a device that
     sends its blocks needs beside them. Raises ``KeyError`` for a dtype that no model has.
     """
-    return b"".join(_pieces(tensors))
+    return b"".join(pieces(tensors))
 
 
-def _pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+def pieces(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """``joined_bytes``, not joined yet: a file takes them without a copy."""
     header, end = dict[str, object](), 0
     for name, each in tensors.items():
         offsets = end, end + each.nbytes

@@ -30,6 +30,7 @@ from collapipe.secure_aggregation.unit import (
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
+from collapipe.wire.kept_file import KeptFile
 from collapipe.wire.messages import (
     EvaluateReply,
     EvaluateRequest,
@@ -261,7 +262,7 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a milli
     kind: TypeAdapter(kind)
     for kind in (
         *(ClusterState, RowsRequest, RowsReply, Setup, TrainRequest, UnitReply, Failure),
-        *(EvaluateRequest, EvaluationRecord, KeepRequest, Trained),
+        *(EvaluateRequest, EvaluationRecord, KeepRequest, Trained, KeptFile),
         *(KeysRequest, KeysReply, Roster, SharesReply, MaskRequest, UnmaskRequest, UnmaskReply),
         *(UnitWithKeys, UnitWithShares, MaskedUnit, LastMasked),
     )

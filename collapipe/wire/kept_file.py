@@ -1,0 +1,91 @@
+"""What a unit keeps between rounds where one machine runs all units of a run: in a file.
+
+Memory has that of the units that train alone. The files end with the run, which goes on from its
+checkpoints::
+
+    FOLDER/NODE.safetensors    open to the owner of the process alone
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collapipe import cancellation
+from collapipe.credentials import files
+from collapipe.errors import StorageError
+from collapipe.tensors import Tensors
+from collapipe.wire.parts import mapped_part, pieces
+
+# Where the folder is named: in a node's configuration, or, on Flower's simulation engine, which
+# takes none of ours, in the environment of its processes.
+IN_NODE, IN_ENVIRONMENT = "kept", "COLLAPIPE_KEPT"
+
+
+def new_folder() -> "tempfile.TemporaryDirectory[str]":
+    """A folder for a run's files, with mode 700. Raises ``StorageError``."""
+    try:
+        # what a unit that was given up still writes is no reason to fail at the end
+        return tempfile.TemporaryDirectory(prefix="collapipe-kept-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise StorageError(
+            f"no folder for what units keep between rounds ({error.strerror}); set TMPDIR to one "
+            "that can be written"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A unit's file in a run. Raises ``StorageError`` where the disk fails."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, node: int, node_config: Mapping[str, Any]) -> "KeptFile | None":
+        """The file of a node; None where it has none, such as a deployed unit's."""
+        folder = node_config.get(IN_NODE, os.environ.get(IN_ENVIRONMENT))
+        return None if folder is None else cls(Path(str(folder)) / f"{node}.safetensors")
+
+    def read(self) -> dict[str, Tensors]:
+        """Groups of tensors by their names, which take no memory before they are used."""
+        try:
+            return nested(mapped_part(self.path))
+        except OSError as error:
+            raise StorageError(
+                f"{self.path}: what a unit keeps between rounds cannot be read ({error.strerror}); "
+                "set TMPDIR to a folder that nobody clears, and resume the run"
+            ) from error
+
+    def write(self, groups: Mapping[str, Tensors]) -> None:
+        """Replace what was kept, at once or not at all; not in a round that was given up meanwhile,
+        which raises ``CancelledRoundError``."""
+        folder = self.path.parent
+        try:
+            with tempfile.TemporaryDirectory(".partial", self.path.stem, folder) as partial:
+                new = Path(partial) / self.path.name
+                number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, files.PRIVATE)
+                with os.fdopen(number, "wb") as stream:
+                    stream.writelines(pieces(flat(groups)))
+                cancellation.check()
+                new.replace(self.path)
+        except OSError as error:
+            raise StorageError(
+                f"{folder}: what units keep between rounds cannot be written ({error.strerror}); "
+                "make room there, or set TMPDIR to a folder with room"
+            ) from error
+
+
+def flat(groups: Mapping[str, Tensors]) -> Tensors:
+    """All tensors, under ``GROUP/NAME``."""
+    return {f"{key}/{name}": each for key, group in groups.items() for name, each in group.items()}
+
+
+def nested(tensors: Tensors) -> dict[str, Tensors]:
+    """The inverse of ``flat``, but for groups of nothing."""
+    groups = dict[str, Tensors]()
+    for full, tensor in tensors.items():
+        group, _, name = full.partition("/")
+        groups.setdefault(group, {})[name] = tensor
+    return groups
