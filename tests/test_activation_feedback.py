@@ -17,6 +17,7 @@ from test_tasks_end_to_end import CAUSAL, ENCODER, SHORT
 from torch import Tensor
 
 from client_app import link
+from client_app.app import _keep, _kept
 from client_app.app import app as units
 from client_app.control_unit import ControlUnit
 from collapipe import cancellation, config
@@ -57,7 +58,7 @@ def watch(
     keep_states = Heads.keep_states
 
     def kept(context: Context, key: str) -> ActivationMemory:
-        record = records.unpack_record(context.state, key) if key in context.state else {}
+        record = _kept(context).get(key, {})
         return ActivationMemory.unpack(record, settings.model.dim, torch.float32)
 
     def keep(self: Heads, finished: Mapping[int, Tensors]) -> None:
@@ -155,8 +156,9 @@ def _explodes(message: Message, context: Context, reply: Message) -> Message:
 
 
 def _forgets(message: Message, context: Context, reply: Message) -> Message:
-    context.state.pop("activations")
-    context.state.pop("last_activations")
+    groups = _kept(context)
+    del groups["activations"], groups["last_activations"]
+    _keep(context, groups)
     return reply
 
 
@@ -339,10 +341,10 @@ def test_a_memory_that_is_of_another_model_is_not_restored(tmp_path: Path) -> No
     train(grid, settings)
     context = next(iter(grid._contexts.values()))
     wide = ActivationMemory(1, {0: torch.zeros(2, settings.model.dim + 1)}).pack()
+    before = _kept(context)
     for key in ("activations", "last_activations"):
-        before = records.unpack_record(context.state, key)
         message = Message(records.pack_groups({key: wide}), 2, records.RESTORE)
         answer = units(message, context)
         assert "WireError" in answer.content["Failure"]["json"]  # type: ignore[index,operator]
-        kept = records.unpack_record(context.state, key)
-        assert all(torch.equal(kept[name], before[name]) for name in before)
+        kept = _kept(context)[key]
+        assert all(torch.equal(kept[name], each) for name, each in before[key].items())

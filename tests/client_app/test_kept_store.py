@@ -12,6 +12,7 @@ from client_app.kept_store import KeptStore
 from client_app.supernode import go_back
 from collapipe.secure_aggregation.unit import UnitWithKeys
 from collapipe.wire import records
+from collapipe.wire.kept_file import IN_NODE
 from collapipe.wire.messages import KeepRequest
 
 
@@ -29,6 +30,7 @@ def test_a_unit_that_starts_anew_for_every_message_trains_the_same(
     """To the last bit; in memory it keeps nothing."""
 
     def restarted(message: Message, context: Context) -> Message:
+        context.node_config.pop(IN_NODE, None)  # as a deployed unit's
         store = KeptStore(tmp_path / str(context.node_config["partition-id"]))
         store.folder.mkdir(exist_ok=True)
         context.state.clear()
@@ -49,6 +51,7 @@ def test_a_round_whose_answer_is_lost_leaves_nothing(tmp_path: Path, misses: int
     """Where the unit's process was killed after the round, or went on: as where it was away."""
 
     def lost(message: Message, context: Context) -> Message:
+        context.node_config.pop(IN_NODE, None)  # as a deployed unit's
         place = context.node_config["partition-id"]
         store = KeptStore(tmp_path / str(place))
         store.folder.mkdir(exist_ok=True)

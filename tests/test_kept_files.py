@@ -1,0 +1,155 @@
+"""What units keep between rounds is in files where one machine runs them all, and in no memory."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from federated import TINY, grid_of, settings_of, train, weights
+from flwr.app import Context, Error, Message
+from full_disk import full_disk
+from resumed import World, differing, outcome, tensors
+
+from client_app.app import app
+from collapipe.cancellation import cancellable
+from collapipe.cli import simulation
+from collapipe.cli.run import run_job
+from collapipe.errors import CancelledRoundError, StorageError
+from collapipe.tensors import Tensors
+from collapipe.wire import kept_file, records
+from collapipe.wire.kept_file import IN_ENVIRONMENT, IN_NODE, KeptFile
+from collapipe.wire.parts import pieces
+
+ALL = ("optimizer.name=adamw", "compression.feedback=true", "compression=int4", "model.dropout=0")
+GROUPS = {"optimizer": {"a.b/exp_avg": torch.tensor([1.0, -0.0]), "n": torch.tensor(3)}}
+
+
+def test_contexts_hold_no_tensors_and_files_are_the_owners_alone(tmp_path: Path) -> None:
+    """Optimiser, residual and activations of three units; all of it ends with the grid."""
+    settings, settled = settings_of(tmp_path, ALL)
+    with grid_of(settings, settled, None) as grid:
+        train(grid, settings)
+        states = [context.state for context in grid._contexts.values()]
+        assert [records.content_bytes(state) for state in states] == [0, 0, 0]
+        files = [records.unpack(KeptFile, state) for state in states]
+        assert {each.path.stat().st_mode & 0o777 for each in files} == {0o600}
+        folder = files[0].path.parent
+        assert sorted(folder.iterdir()) == sorted(each.path for each in files)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        kept = {"optimizer", "residual", "activations", "last_activations"}
+        assert [each.read().keys() for each in files] == [kept] * 3
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("options", [ALL, ("compression=int8", "decoder.mode=control_unit")])
+def test_files_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """Against units that keep all in their states; a file is named by the node's configuration, or
+    by the process's environment."""
+
+    def in_memory(message: Message, context: Context) -> Message:
+        context.node_config.pop(IN_NODE, None)
+        return app(message, context)
+
+    world = World(tmp_path, *options)
+    expected = world.run(tmp_path / "memory", client=in_memory)  # type: ignore[arg-type]
+    found = world.run(tmp_path / "files")
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setenv(IN_ENVIRONMENT, str(tmp_path / "kept"))
+    again = world.run(tmp_path / "environment", client=in_memory)  # type: ignore[arg-type]
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    for run_dir in (found, again):
+        assert differing(tensors(run_dir), tensors(expected)) == []
+        assert outcome(run_dir) == outcome(expected)
+
+
+def test_a_unit_goes_on_from_the_round_before_where_its_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was away in that round."""
+    full = set[str]()
+
+    def pieces_or_none(tensors: Tensors) -> list[bytes | memoryview]:
+        if threading.current_thread().name in full:
+            raise OSError(28, "No space left on device")
+        return pieces(tensors)
+
+    def without_room(message: Message, context: Context) -> Message:
+        if is_missed(message, context):
+            full.add("unit-0")
+        reply = app(message, context)
+        full.clear()
+        return reply
+
+    def away(message: Message, context: Context) -> Message:
+        if is_missed(message, context):
+            return Message(Error(5, "not there"), reply_to=message)
+        return app(message, context)
+
+    def is_missed(message: Message, context: Context) -> bool:
+        return message.metadata.group_id == "2" and context.node_config["partition-id"] == 0
+
+    monkeypatch.setattr(kept_file, "pieces", pieces_or_none)
+    world = World(tmp_path, "optimizer.name=adamw", "compression=int8", "federation.miss_limit=2")
+    found = world.run(tmp_path / "full", client=without_room)  # type: ignore[arg-type]
+    expected = world.run(tmp_path / "away", client=away)  # type: ignore[arg-type]
+    assert "StorageError" in outcome(found)["metrics"][1]["failures"]["0"]
+    assert differing(tensors(found), tensors(expected)) == []
+
+
+def test_where_no_unit_has_room_the_run_ends_with_the_folder_and_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Tensors) -> list[bytes | memoryview]:
+        raise OSError(28, "No space left on device")
+
+    settings, settled = settings_of(tmp_path, ())
+    monkeypatch.setattr(kept_file, "pieces", full)
+    with grid_of(settings, settled, None) as grid:
+        folder = Path(grid._kept.name)
+        with pytest.raises(StorageError, match=rf"^{folder}: .*make room there, or set TMPDIR"):
+            train(grid, settings)
+        assert list(folder.iterdir()) == []
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    file = KeptFile(tmp_path / "2.safetensors")
+    file.write(GROUPS)
+    with full_disk(), pytest.raises(StorageError, match=str(tmp_path)):
+        file.write({"optimizer": {"n": torch.zeros(100)}})
+    assert differing(file.read()["optimizer"], GROUPS["optimizer"]) == []
+    assert list(tmp_path.iterdir()) == [file.path]
+
+
+def test_a_round_that_is_given_up_while_it_is_written_leaves_what_was_there(tmp_path: Path) -> None:
+    file = KeptFile(tmp_path / "2.safetensors")
+    file.write(GROUPS)
+    with cancellable() as scope, pytest.raises(CancelledRoundError):
+        scope.cancel()
+        file.write({"optimizer": {"n": torch.tensor(4)}})
+    assert differing(file.read()["optimizer"], GROUPS["optimizer"]) == []
+    assert list(tmp_path.iterdir()) == [file.path]
+
+
+def test_a_file_that_is_gone_is_no_new_beginning(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="resume"):
+        KeptFile(tmp_path / "2.safetensors").read()
+
+
+def test_a_simulations_units_keep_files_that_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, found = shutil.rmtree, dict[str, int]()
+
+    def seen(home: Path, **options: bool) -> None:
+        if (kept := Path(home) / "kept").exists():
+            found.update({each.name: each.stat().st_mode & 0o777 for each in kept.iterdir()})
+        remove(home, **options)
+
+    monkeypatch.setattr(simulation.shutil, "rmtree", seen)
+    options = [*TINY, "federation.num_units=2", "runtime=simulation"]
+    run_job([*options, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert weights(tmp_path / "run")
+    assert [*found.values()] == [0o600, 0o600]
