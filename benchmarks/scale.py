@@ -1,11 +1,13 @@
 """How a round and its memory grow with the number of units, of which ten train.
 
     python -m benchmarks.scale --units 10 100 1000 --runtimes local simulation --planned 10000
+    python -m benchmarks.scale --model bert --channels 3 --rounds 4 --units 6 12 --planned
 
-Each run is a process of its own: a tiny model, 8 rows a unit, ten channels. Prints the seconds to
-the end of the first round, the median of the further rounds, the peak memory of the process (of a
-simulation: of the largest worker) and the exponent by which each grew; then the seconds of the
-scheduler alone, for units whose clusters and uplinks are drawn from the presets.
+Each run is a process of its own: a tiny model, or a BERT of 13 million weights, with AdamW; 8 rows
+a unit, ten channels. Prints the seconds to the end of the first round, the median of the further
+rounds, the peak memory of the largest process, which in a simulation is no worker, and of the
+largest worker, and the exponent by which each grew; then the seconds of the scheduler alone, for
+units whose clusters and uplinks are drawn from the presets.
 """
 
 import argparse
@@ -30,6 +32,15 @@ from optim.planner import RoundRequest
 from tests.federated import TINY
 
 CHANNELS = 10
+BERT = (
+    *("task=classification", "data=synthetic", "data.max_eval_samples=20", "task.vocabulary=600"),
+    *("model=huggingface", "model.family=bert", "batch_size=4", "federation.local_steps=1"),
+    *("optimizer=adamw", "optimizer.warmup_steps=0", "federation.checkpoint_every=0"),
+    "model.config={hidden_size:512,num_hidden_layers:4,num_attention_heads:8,intermediate_size:2048}",
+)
+# options of a model, and the one that says how many rows there are
+MODELS = {"tiny": (TINY, "task.train_rows"), "bert": (BERT, "data.max_train_samples")}
+_WORKER = "ray::ClientApp"  # as Ray calls its processes
 COST = BlockCost(9.1e8, 1.8e9, 1.57e6, 1.57e6, 2.9e8)
 
 
@@ -38,45 +49,57 @@ def main() -> None:
     parser.add_argument("--units", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--runtimes", nargs="+", default=["local"])
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--planned", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--planned", type=int, nargs="*", default=[1000, 10_000])
+    parser.add_argument("--model", choices=MODELS, default="tiny")
+    parser.add_argument("--channels", type=int, default=CHANNELS)
     arguments = parser.parse_args()
     print(json.dumps(machine()))
-    print(f"{'runtime':<12}{'units':>7}{'first s':>9}{'round s':>9}{'memory MB':>11}")
+    print(
+        f"{'runtime':<12}{'units':>7}{'first s':>9}{'round s':>9}{'memory MB':>11}{'worker MB':>11}"
+    )
     for runtime in arguments.runtimes:
-        found = [measured(runtime, units, arguments.rounds) for units in arguments.units]
-        for units, row in zip(arguments.units, found, strict=True):
-            print(f"{runtime:<12}{units:>7}{row[0]:>9.1f}{row[1]:>9.2f}{row[2]:>11.0f}", flush=True)
+        found = []
+        for units in arguments.units:
+            model, rows = MODELS[arguments.model]
+            options = [*model, f"{rows}={8 * units}", f"channel.num_channels={arguments.channels}"]
+            found.append(row := measured(runtime, units, arguments.rounds, options))
+            told = f"{row[0]:>9.1f}{row[1]:>9.2f}{row[2]:>11.0f}{row[3]:>11.0f}"
+            print(f"{runtime:<12}{units:>7}{told}", flush=True)
         for (a, before), (b, after) in pairwise(zip(arguments.units, found, strict=True)):
-            grew = [math.log(y / x) / math.log(b / a) for x, y in zip(before, after, strict=True)]
+            pairs = [(x, y) for x, y in zip(before, after, strict=True) if x]
+            grew = [math.log(y / x) / math.log(b / a) for x, y in pairs]
             print(f"exponents from {a} to {b}: " + ", ".join(f"{each:.2f}" for each in grew))
     for units in arguments.planned:
         print(f"scheduler, {units} units: {statistics.median(planned(units)):.2f} s a round")
 
 
-def measured(runtime: str, units: int, rounds: int) -> tuple[float, float, float]:
-    """Seconds until the first round's end, median seconds of a later one, MB at most."""
+def measured(
+    runtime: str, units: int, rounds: int, options: list[str]
+) -> tuple[float, float, float, float]:
+    """Seconds until the first round's end, median seconds of a later one, MB at most, of a worker
+    at most: 0 where there is none."""
     with tempfile.TemporaryDirectory() as folder:
-        own = ["federation.eval_every=99999", f"channel.num_channels={CHANNELS}"]
-        own += [f"task.train_rows={8 * units}", f"federation.num_units={units}"]
+        own = ["federation.eval_every=99999", f"federation.num_units={units}"]
         own += [f"runtime={runtime}", f"federation.rounds={rounds}", f"hydra.run.dir={folder}/run"]
-        command = [sys.executable, "-m", "collapipe", "run", *TINY, *own]
+        command = [sys.executable, "-m", "collapipe", "run", *options, *own]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        peak = [0]
+        peak = [0, 0]
         threading.Thread(target=_watch, args=(process.pid, peak), daemon=True).start()
         if process.wait():
             raise SystemExit(f"{runtime} with {units} units: status {process.returncode}")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     ends = [json.loads(line)["wall_s"] for line in lines]
-    return ends[0], float(np.median(np.diff(ends))), peak[0] / 1e6
+    return ends[0], float(np.median(np.diff(ends))), peak[0] / 1e6, peak[1] / 1e6
 
 
 def _watch(pid: int, peak: list[int]) -> None:
-    """The resident memory of the largest process of a run."""
+    """The resident memory of the largest process of a run, and of the largest worker."""
     try:
         root = psutil.Process(pid)
         while root.is_running():
             for each in (root, *root.children(recursive=True)):
-                peak[0] = max(peak[0], each.memory_info().rss)
+                worker = " ".join(each.cmdline()).startswith(_WORKER)
+                peak[worker] = max(peak[worker], each.memory_info().rss)
             time.sleep(0.2)
     except psutil.Error:
         return

@@ -54,7 +54,7 @@ class InlineGrid(Grid):
                 run_config=run_config,
             )
         self._pushed: dict[str, Future[Message]] = {}  # replies that nobody has pulled
-        self._latest: dict[int, Future[Message]] = {}  # node → reply that it worked or works on
+        self._busy = set[int]()  # nodes that work on a reply
         self._ids = itertools.count()
 
     def __enter__(self) -> Self:
@@ -108,11 +108,11 @@ class InlineGrid(Grid):
 
     def _start(self, message: Message) -> "Future[Message]":
         node_id, reply = message.metadata.dst_node_id, Future[Message]()
-        if node_id in self._latest and not self._latest[node_id].done():
+        if node_id in self._busy:
             error = Error(_APP_ERROR, "still busy with an earlier round, which it does not give up")
             reply.set_result(Message(error, reply_to=message))
         else:
-            self._latest[node_id] = reply
+            self._busy.add(node_id)
             threading.Thread(
                 target=contextvars.copy_context().run,
                 args=(self._call, message, reply),
@@ -122,12 +122,14 @@ class InlineGrid(Grid):
         return reply
 
     def _call(self, message: Message, reply: "Future[Message]") -> None:
+        node_id = message.metadata.dst_node_id
         try:
-            answer = self._client_app(message, self._contexts[message.metadata.dst_node_id])
+            answer = self._client_app(message, self._contexts[node_id])
         except BaseException as error:  # a reply is due whatever ends the call
             _log.debug("a unit raised", exc_info=True)
             reason = f"{type(error).__name__}: {error}"
             answer = Message(Error(_APP_ERROR, reason), reply_to=message)
+        self._busy.remove(node_id)
         reply.set_result(answer)
 
 
