@@ -1,20 +1,17 @@
 """What units keep between rounds is in files where one machine runs them all, and in no memory."""
 
-import shutil
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from federated import TINY, grid_of, settings_of, train, weights
+from federated import grid_of, settings_of, train
 from flwr.app import Context, Error, Message
 from full_disk import full_disk
 from resumed import World, differing, outcome, tensors
 
 from client_app.app import app
 from collapipe.cancellation import cancellable
-from collapipe.cli import simulation
-from collapipe.cli.run import run_job
 from collapipe.errors import CancelledRoundError, StorageError
 from collapipe.tensors import Tensors
 from collapipe.wire import kept_file, records
@@ -136,20 +133,3 @@ def test_a_round_that_is_given_up_while_it_is_written_leaves_what_was_there(tmp_
 def test_a_file_that_is_gone_is_no_new_beginning(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="resume"):
         KeptFile(tmp_path / "2.safetensors").read()
-
-
-def test_a_simulations_units_keep_files_that_end_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remove, found = shutil.rmtree, dict[str, int]()
-
-    def seen(home: Path, **options: bool) -> None:
-        if (kept := Path(home) / "kept").exists():
-            found.update({each.name: each.stat().st_mode & 0o777 for each in kept.iterdir()})
-        remove(home, **options)
-
-    monkeypatch.setattr(simulation.shutil, "rmtree", seen)
-    options = [*TINY, "federation.num_units=2", "runtime=simulation"]
-    run_job([*options, f"hydra.run.dir={tmp_path / 'run'}"])
-    assert weights(tmp_path / "run")
-    assert [*found.values()] == [0o600, 0o600]

@@ -1,12 +1,14 @@
 """``flwr run`` end to end: Flower's simulation engine gives the weights that one process gives."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from federated import TINY, weights
 
+from collapipe.cli import simulation
 from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
 from collapipe.errors import DataError
@@ -16,11 +18,23 @@ TWO_NODES += ("federation.checkpoint_every=1", "compression=int4", "compression.
 
 
 def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_process(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the simulation's units keep is in files, which end with it."""
+    remove, kept = shutil.rmtree, list[Path]()
+
+    def removed(folder: Path, **options: bool) -> None:
+        kept.extend(Path(folder).glob("kept/*"))
+        assert {each.stat().st_mode & 0o777 for each in kept} == {0o600}
+        remove(folder, **options)
+
+    monkeypatch.setattr(simulation.shutil, "rmtree", removed)
     local, simulated = tmp_path / "local", tmp_path / "simulated"
     run_job([*TWO_NODES, "federation.rounds=3", f"hydra.run.dir={local}"])
     run_job([*TWO_NODES, "federation.rounds=2", "runtime=simulation", f"hydra.run.dir={simulated}"])
+    assert len(kept) == 2
+    assert not any(each.exists() for each in kept)
+    monkeypatch.undo()
     resume_run(simulated, ["federation.rounds=3", "runtime=local"], None, [])
     expected, found = weights(local), weights(simulated)
     assert expected.keys() == found.keys()

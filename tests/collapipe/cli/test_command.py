@@ -383,6 +383,8 @@ def _sigint_not_ignored() -> Iterator[None]:
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM]
 )
 def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: signal.Signals) -> None:
+    """And of what its units kept between rounds nothing."""
+    (temporary := tmp_path / "temporary").mkdir()
     options = [*TINY, "federation.rounds=100000", f"hydra.run.dir={tmp_path}"]
     # Importing flwr, as this process may have, sets what a user's terminal leaves to the command.
     terminal = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
@@ -391,12 +393,17 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: sign
             [sys.executable, "-m", "collapipe", "run", *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**terminal, "PYTHONPATH": str(Path(__file__).parents[3])},
+            env={
+                **terminal,
+                "PYTHONPATH": str(Path(__file__).parents[3]),
+                "TMPDIR": str(temporary),
+            },
         )
     metrics = tmp_path / "metrics.jsonl"
     while not metrics.exists() or metrics.read_text().count("\n") < 2:
         assert process.poll() is None, process.communicate()[1].decode()
         time.sleep(0.05)
+    assert len(list(temporary.glob("*/*.safetensors"))) == 3
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == 130, err
@@ -406,6 +413,7 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path, number: sign
     assert summary["status"] == "interrupted"
     assert summary["rounds_completed"] in (len(lines), len(lines) + 1)
     assert (tmp_path / "model" / "model.safetensors").exists()
+    assert list(temporary.glob("collapipe-*")) == []  # torch has a folder there, too
 
 
 def test_a_diverging_run_ends_with_status_1_and_the_place(command: Command, tmp_path: Path) -> None:
