@@ -5,7 +5,8 @@
 The same SuperLink with TLS and node keys for both, three units, in turns: ``collapipe unit``,
 which trains a step of a model of two tiny blocks, and Flower's SuperNode, whose app returns as many
 arrays of as many bytes. Prints the medians, the ratio with a 95 % interval over the turns, and what
-of CollaPipe's round its units say that they worked; writes ``deployed_round.json``.
+CollaPipe's units say: how long they worked for a round, how long after a round's message its first
+micro-batch began, and what their first message took. Writes ``deployed_round.json``.
 """
 
 import argparse
@@ -60,13 +61,14 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, list[float]] = {"collapipe": [], "stock": []}
-    worked: list[float] = []
+    told: dict[str, list[float]] = {"worked": [], "first": [], "later": [], "message": []}
     with tempfile.TemporaryDirectory() as root:
         folder = put_up(Path(root))
         for turn in range(arguments.turns):
             with running(folder, "collapipe"):
                 seconds["collapipe"].append(collapipe_round(folder, turn, arguments.rounds))
-            worked += train_seconds(folder)
+            for unit in UNITS:
+                add_told(told, (folder.root / "units" / unit / "collapipe.log").read_text())
             with running(folder, "stock"):
                 seconds["stock"].append(stock_round(folder, arguments.rounds))
             print(*(f"{name} {each[-1]:.2f} s" for name, each in seconds.items()), flush=True)
@@ -74,11 +76,11 @@ def main() -> None:
     half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / len(ratios) ** 0.5
     print(
         f"ratio {ratios.mean():.2f}, 95 % interval {ratios.mean() - half:.2f}–"
-        f"{ratios.mean() + half:.2f} over {len(ratios)} turns of {arguments.rounds} rounds; "
-        f"a unit works {statistics.median(worked):.2f} s of a round, and in its first "
-        f"{max(worked):.2f} s at most"
+        f"{ratios.mean() + half:.2f} over {len(ratios)} turns of {arguments.rounds} rounds"
     )
-    result = {"seconds": seconds, "worked": worked, "machine": machine()}
+    for what, each in told.items():
+        print(f"{what}: {statistics.median(each):.2f} s in the median, {max(each):.2f} s at most")
+    result = {"seconds": seconds, "told": told, "machine": machine()}
     (arguments.output / "deployed_round.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -152,10 +154,15 @@ def stock_round(folder: ServerFolder, rounds: int) -> float:
     return float(np.median(np.diff(json.loads(output.read_text())[1:])))
 
 
-def train_seconds(folder: ServerFolder) -> list[float]:
-    """What the units say that their rounds took them."""
-    logs = ((folder.root / "units" / unit / "collapipe.log").read_text() for unit in UNITS)
-    return [float(each) for log in logs for each in re.findall(r"train: ([\d.]+) s", log)]
+def add_told(told: dict[str, list[float]], log: str) -> None:
+    """What a unit says: ``worked`` for each round, seconds until the micro-batch of its ``first``
+    round and of ``later`` ones, and of its first ``message``."""
+    rounds = re.findall(r"train: ([\d.]+) s, the first micro-batch after ([\d.]+) s", log)
+    first, *later = (float(start) for _, start in rounds)
+    told["worked"] += [float(worked) for worked, _ in rounds]
+    told["first"].append(first)
+    told["later"] += later
+    told["message"] += [float(each) for each in re.findall(r"query\.rows: ([\d.]+) s", log)]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app import evaluating
+from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
 from client_app.masked_update import masked_update
 from client_app.rounding import ActivationMeter, measured
@@ -183,6 +184,7 @@ def unmask(message: Message, context: Context) -> RecordDict:
 
 @app.train()
 @_answering
+@message_taken()
 def train(message: Message, context: Context) -> RecordDict:
     """Run a round and keep the optimiser's state for the next."""
     request = records.unpack(TrainRequest, message.content)

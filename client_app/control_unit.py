@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.utils import clip_grad_norm_
 
+from client_app.arrival import taken_s
 from client_app.cluster_state import cluster_state
 from client_app.devices import DevicePipeline, Devices, RoundStart
 from client_app.link import DecoderLink, LinkPrecisions
@@ -46,7 +47,7 @@ from collapipe.models.split import (
     build_empty,
 )
 from collapipe.models.stem import StemSpec
-from collapipe.report import ClusterReport
+from collapipe.report import START, ClusterReport
 from collapipe.runs.rows import load_shard
 from collapipe.sections import LoraSettings, OptimizerSettings
 from collapipe.seeds import derive
@@ -309,7 +310,7 @@ class ControlUnit:
         elif head is not None:
             weights, kept = weights | head.weights(), kept | head.optimizer_state()
         losses, squared_norms, samples, targets = zip(*steps, strict=True)
-        seconds = dict(trainer.timer.seconds)
+        seconds = {START: trainer.timer.began_s - taken_s(), **trainer.timer.seconds}
         report = ClusterReport(
             self._unit, losses, sum(samples), sum(targets), seconds, *link_bytes, squared_norms
         )

@@ -32,9 +32,11 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 import collapipe
+from client_app.arrival import message_taken
 from client_app.figures import count_message, count_round
 from client_app.kept_store import KeptStore
 from collapipe.errors import one_line
+from collapipe.report import START
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 
@@ -66,7 +68,8 @@ class Messages:
             with suppress(httpx.HTTPError):  # a SuperNode that has ended is started again
                 found = client.AcquireTask(wanted)
                 if found.token:
-                    self._answer_one(app, found.token)
+                    with message_taken():
+                        self._answer_one(app, found.token)
                     continue
             time.sleep(_PAUSE_S)
 
@@ -83,13 +86,15 @@ class Messages:
                 go_back(self.kept, message, context)
                 reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
                 taken_s, failed = time.monotonic() - began, _has_failed(reply)
-                _log.info("%s: %.1f s%s", kind, taken_s, ", failed" if failed else "")
                 answered = None if failed else records.content_bytes(reply.content)
                 count_message(kind, taken_s, records.content_bytes(message.content), answered)
+                more = ", failed" if failed else ""
                 if kind == records.TRAIN and not failed:
                     report = records.unpack(records.UnitReply, reply.content).report
                     assert report is not None  # as the answer to a round has one
                     count_round(report)
+                    more = f", the first micro-batch after {report.seconds[START]:.2f} s"
+                _log.info("%s: %.1f s%s", kind, taken_s, more)
                 if kind in _CHANGING and not failed:
                     kept = records.unpack_kept(context.state)
                     self.kept.write(context.run_id, *kept, after_round=kind == records.TRAIN)

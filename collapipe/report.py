@@ -12,6 +12,7 @@ from collapipe.rounding import RoundingErrors
 from collapipe.state import Estimates
 
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
+START = "start"  # the phase from a unit's taking the message to its first micro-batch
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
 _Sentence = Annotated[str, Field(max_length=600)]
 _Times = tuple[float, float, float, float]

@@ -1,5 +1,6 @@
 """Seconds of a round by what they were spent on."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,15 +8,18 @@ from contextlib import contextmanager
 
 
 class PhaseTimer:
-    """Adds up the seconds spent inside ``timer.phase(name)``."""
+    """Adds up the seconds spent inside ``timer.phase(name)``. ``began_s`` is when the first phase
+    did, of ``time.perf_counter``."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.began_s = math.inf
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time inside as ``name``."""
         start = time.perf_counter()
+        self.began_s = min(self.began_s, start)
         try:
             yield
         finally:

@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import supernode
 from client_app.app import app
+from client_app.arrival import taken_s
 from client_app.kept_store import KeptStore
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -41,6 +42,7 @@ class SuperNode:
     def pull(self, _: object) -> tuple[Message, Context, Any, None]:
         if self.now == "unreadable":
             raise ValueError("no message")
+        taken_s()  # which raises unless the message counts as taken before it is fetched
         context = Context(1, 1, {}, RecordDict(), {})
         run = type("Run", (), {"fab_id": "another/app", "fab_version": "1"})
         return Message(RecordDict(), 1, "query.odd"), context, run, None

@@ -191,7 +191,9 @@ def test_a_run_leaves_its_folder(command: Command, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2]
     assert all(line["units"] == [0, 1, 2] and line["metric"]["value"] >= 0 for line in lines)
-    assert {"plan", "train", "aggregate", "evaluate", "unit/forward"} <= lines[0]["seconds"].keys()
+    took = lines[0]["seconds"]
+    assert {"plan", "train", "aggregate", "evaluate", "unit/forward"} <= took.keys()
+    assert 0 < took["unit/start"] < took["train"] - took["unit/forward"]
     assert (tmp_path / "config.yaml").read_text().startswith("# CollaPipe ")
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert {path.name for path in (tmp_path / "model").iterdir()} == {

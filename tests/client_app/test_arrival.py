@@ -1,0 +1,19 @@
+"""What a message has waited until its first micro-batch counts from its being taken."""
+
+import time
+
+import pytest
+
+from client_app.arrival import message_taken, taken_s
+
+
+def test_of_nested_messages_the_outermost_counts() -> None:
+    before_s = time.perf_counter()
+    with message_taken():
+        first_s = taken_s()
+        with message_taken():
+            assert taken_s() == first_s
+    with message_taken():
+        assert taken_s() > first_s >= before_s
+    with pytest.raises(LookupError):
+        taken_s()
