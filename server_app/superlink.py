@@ -10,10 +10,10 @@ the options of ``flower-superlink`` and ends with the process PARENT.
 
 import ipaddress
 import json
+import re
 import sys
 from base64 import b64decode
 from collections.abc import Container
-from pathlib import Path
 from typing import Any
 
 import flwr
@@ -26,28 +26,31 @@ from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import collapipe
 from collapipe.credentials.keys import UNREADABLE, fingerprint
-from collapipe.deployment.server_folder import ADMITTED, NODES, own_folder
+from collapipe.deployment.run_archive import pack
+from collapipe.deployment.server_folder import ADMITTED, NODES, RUNS, ServerFolder, own_folder
+from collapipe.errors import ConfigError
 
 _FLEET = "/v1/fleet/"
 _METRICS = "/metrics"
+_NUMBER, _MARK = re.compile(r"[0-9]{1,20}"), re.compile(r"\.[0-9a-f]{32}")
 _MOST_BYTES = 2**26  # of a request; Flower cuts arrays into pieces of 5 MiB
 
 
 class NodesAlone:
     """Passes on to ``app`` what comes from this machine, and what admitted units ask.
 
-    Tells who knows the fingerprint of a unit's key whether the unit is among the ``nodes``, a file,
-    and which versions are here; and Prometheus, on this machine, the ``metrics`` of the last round,
-    another file.
+    Tells who knows the fingerprint of a unit's key whether the unit is among the nodes that
+    ``folder`` has, and which versions are here. On this machine it hands out the metrics of the
+    last round, and folders of runs: who may submit runs could read them anyhow.
     """
 
-    def __init__(self, app: ASGIApp, nodes: Path, metrics: Path) -> None:
-        self._app, self._nodes, self._metrics = app, nodes, metrics
+    def __init__(self, app: ASGIApp, folder: ServerFolder) -> None:
+        self._app, self._folder = app, folder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -59,7 +62,11 @@ class NodesAlone:
         elif scope["type"] != "lifespan" and not _is_own(scope):
             answer = PlainTextResponse("only on the SuperLink's own machine", 403)
         elif path == _METRICS:
-            answer = PlainTextResponse(self._metrics.read_text() if self._metrics.exists() else "")
+            metrics = self._folder.metrics
+            answer = PlainTextResponse(metrics.read_text() if metrics.exists() else "")
+        elif path.startswith(RUNS):
+            mark = scope["query_string"].decode("ascii", "replace")
+            answer = _run(self._folder, path.removeprefix(RUNS), mark)
         await answer(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> PlainTextResponse | None:
@@ -76,13 +83,28 @@ class NodesAlone:
 
     def _known(self) -> dict[str, object] | None:
         """Admitted units by the fingerprints of their keys; None while the server starts."""
-        return dict(json.loads(self._nodes.read_text())) if self._nodes.exists() else None
+        nodes = self._folder.flower_home / NODES
+        return dict(json.loads(nodes.read_text())) if nodes.exists() else None
 
     def _told(self, key: str) -> dict[str, object]:
         """``admitted`` is None while the server starts."""
         versions = {"collapipe": collapipe.__version__, "flwr": flwr.__version__}
         known = self._known()
         return {**versions, "admitted": None if known is None else key in known}
+
+
+def _run(folder: ServerFolder, number: str, mark: str) -> Response:
+    """The run's folder as an archive; nothing where who asks has put the ``mark`` there, and so has
+    the folder."""
+    run_dir = folder.run_dir(number) if _NUMBER.fullmatch(number) else None
+    if run_dir is None or not run_dir.is_dir():
+        return PlainTextResponse("the server knows no folder of this run", 404)
+    if _MARK.fullmatch(mark) and (run_dir / mark).exists():
+        return Response(status_code=204)
+    try:
+        return StreamingResponse(pack(run_dir), media_type="application/x-tar")
+    except ConfigError as error:
+        return PlainTextResponse(str(error), 409)
 
 
 def _is_signed(headers: Headers, known: Container[str]) -> bool:
@@ -108,13 +130,12 @@ def main() -> None:
     start_parent_process_monitor(int(sys.argv.pop(1)))
     run, folder = uvicorn.run, own_folder()
     assert folder is not None  # as ``deploy serve`` says
-    nodes, metrics = folder.flower_home / NODES, folder.metrics
 
     def guarded(app: ASGIApp, **options: Any) -> None:
         # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
         # takes heads of any length.
         own = {"proxy_headers": False, "access_log": False, "http": "h11", "ws": "none"}
-        run(NodesAlone(app, nodes, metrics), **{**options, **own})
+        run(NodesAlone(app, folder), **{**options, **own})
 
     uvicorn.run = guarded  # type: ignore[assignment]
     flower_superlink()

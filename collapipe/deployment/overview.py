@@ -1,6 +1,5 @@
 """Who of a deployed federation is there, and which run is under way, as its SuperLink tells."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +27,7 @@ class UnitThere:
 
 @dataclass(frozen=True, slots=True)
 class RunThere:
-    """A run that has not ended; its folder, where it was submitted with the server's."""
+    """A run that has not ended; its folder, once its app has begun."""
 
     number: str
     state: str
@@ -52,17 +51,12 @@ def overview(folder: ServerFolder) -> tuple[list[UnitThere], list[RunThere]]:
         _unit(name, nodes.get(known.get(signed.get(name, ""), ""), _NOBODY))
         for name in [*named, *sorted(signed.keys() - {*named})]
     ]
-    noted = json.loads(folder.last_run.read_text()) if folder.last_run.exists() else {}
     runs = [
-        RunThere(each["run-id"], each["status"], _path(noted.get(each["run-id"])))
+        RunThere(each["run-id"], each["status"], folder.run_dir(each["run-id"]))
         for each in flower.ask("list", CONNECTION)["runs"]
         if not each["status"].startswith("finished")
     ]
     return units, runs
-
-
-def _path(noted: str | None) -> Path | None:
-    return None if noted is None else Path(noted)
 
 
 def _unit(name: str, node: Mapping[str, Any]) -> UnitThere:

@@ -23,6 +23,7 @@ from collapipe.inventory.yaml_file import load
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
 NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys' fingerprints
 ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
+RUNS = "/collapipe/runs/"  # path at which the server hands out the folder of a run that has ended
 SERVER_FOLDER = "COLLAPIPE_SERVER_FOLDER"  # in the environment of a run: its server's folder
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"
@@ -87,10 +88,18 @@ class ServerFolder:
         """The server's key and its certificate, which the authority has signed, PEM."""
         return self.key.read_bytes(), self.certificate.read_bytes()
 
-    @property
-    def last_run(self) -> Path:
-        """The folder of the run that was submitted last, by Flower's number of it."""
-        return self.flower_home / "run.json"
+    def note_run(self, number: str, run_dir: Path) -> None:
+        """Remember the folder of the run with Flower's ``number``."""
+        files.make_folder(self.flower_home / "runs")
+        files.replace(self._note(number), bytes(run_dir.resolve()))
+
+    def run_dir(self, number: str) -> Path | None:
+        """What was noted of a run; None where nothing was."""
+        note = self._note(number)
+        return Path(os.fsdecode(note.read_bytes())) if note.exists() else None
+
+    def _note(self, number: str) -> Path:
+        return self.flower_home / "runs" / f"{int(number)}"
 
     def nodes(self) -> dict[str, str]:
         """What ``NODES`` says; nothing while the server starts."""

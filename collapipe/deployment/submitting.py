@@ -1,12 +1,11 @@
 """Runs on a deployed federation: submitted to its SuperLink, watched until they end."""
 
-import json
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from collapipe.credentials import files
+from collapipe.deployment.bringing import bring
 from collapipe.deployment.flower import Flower, run_config
 from collapipe.deployment.server_folder import ServerFolder
 
@@ -17,9 +16,10 @@ def submit(
     """Run the Flower app in ``app_dir`` on a federation: the folder of ``collapipe deploy init``,
     or a name of Flower's configuration; whether it succeeded.
 
-    The server's folder notes ``run_dir``. The app gets ``overrides`` and ``resume`` as
-    ``run_simulation`` says, and its output goes to standard output. An interrupt stops the run on
-    all machines. Raises ``CollaPipeError`` where the SuperLink does not answer or refuses.
+    Of a named one, whose server may be elsewhere, ``run_dir`` is brought here. The app gets
+    ``overrides`` and ``resume`` as ``run_simulation`` says, and its output goes to standard output.
+    An interrupt stops the run on all machines. Raises ``CollaPipeError`` where the SuperLink does
+    not answer or refuses.
     """
     with tempfile.TemporaryDirectory(prefix="collapipe-flwr-") as empty:
         if Path(federation).is_dir():
@@ -29,11 +29,11 @@ def submit(
             connection = [federation]
         flower = Flower.at(home, folder=Path(empty))
         run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))
-        if not connection:
-            noted = json.dumps({run_id: str(run_dir.resolve())})
-            files.replace(ServerFolder(Path(federation)).last_run, noted.encode())
         try:
-            return flower.wait(run_id, *connection)
+            succeeded = flower.wait(run_id, *connection)
         except KeyboardInterrupt:
             flower.ask("stop", run_id, *connection)
             raise
+        if connection:
+            bring(home, federation, run_id, run_dir)
+        return succeeded

@@ -29,6 +29,7 @@ from collapipe.validation import rule
 
 REQUESTS = "requests.jsonl.gz"  # what each round was planned from
 TRACES = "traces.jsonl.gz"  # what devices that are real did when
+LOCK = ".lock"
 _GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS, TRACES)
 _ACCOUNT, _ROUNDS = "account.json", TypeAdapter(list[tuple[Count, Count]])
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
@@ -68,7 +69,7 @@ class RunFolder:
         """
         with ExitStack() as stack:
             try:
-                lock = stack.enter_context((self.path / ".lock").open("ab"))
+                lock = stack.enter_context((self.path / LOCK).open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(

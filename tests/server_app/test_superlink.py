@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from collapipe import __version__
 from collapipe.credentials.keys import fingerprint, make_key
+from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
 from server_app.records.prometheus import write_metrics
@@ -29,15 +30,16 @@ KEY, STRANGER = make_key(), make_key()
 
 def dialled_from(host: str, folder: Path, known: bool = True) -> TestClient:
     """The SuperLink as a machine reaches it, once ``KEY`` is ``known``."""
-    nodes = folder / "nodes.json"
+    server = ServerFolder(folder)
+    server.flower_home.mkdir(parents=True, exist_ok=True)
     if known:
-        nodes.write_text(json.dumps({fingerprint(KEY.public_key()): "17"}))
+        (server.flower_home / NODES).write_text(json.dumps({fingerprint(KEY.public_key()): "17"}))
 
     async def answer(request: Request) -> PlainTextResponse:
         return PlainTextResponse(f"Flower got {len(await request.body())}")
 
     routes = [Route(path, answer, methods=["POST"]) for path in ("/", CONTROL, RUNTIME, FLEET)]
-    guard = NodesAlone(Starlette(routes=routes), nodes, folder / "metrics")
+    guard = NodesAlone(Starlette(routes=routes), server)
     return TestClient(guard, client=(host, 4000))
 
 
@@ -62,6 +64,7 @@ def test_others_reach_the_nodes_part_alone(host: str, tmp_path: Path) -> None:
         RUNTIME,
         "/",
         "/metrics",
+        f"{RUNS}17",
         f"/v1/fleet/..{CONTROL}",
         f"/v1/fleet/%2e%2e{CONTROL}",
     ):
@@ -125,8 +128,7 @@ def test_a_unit_is_told_whether_it_may_come(key: str, admitted: bool, tmp_path: 
 
 
 def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None:
-    guard = NodesAlone(Starlette(), tmp_path / "nodes.json", tmp_path / "metrics")
-    client = TestClient(guard, client=("127.0.0.1", 4000))
+    client = dialled_from("127.0.0.1", tmp_path)
     assert client.get("/metrics").text == ""
     report = RoundReport(
         round=3,
@@ -136,7 +138,7 @@ def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None
         bytes_up=5,
         seconds={"plan": 0.5},
     )
-    write_metrics(tmp_path / "metrics", report)
+    write_metrics(ServerFolder(tmp_path).metrics, report)
     told = client.get("/metrics").text.splitlines()
     for line in ("collapipe_round 3.0", "collapipe_units 2.0", "collapipe_failures 1.0"):
         assert line in told

@@ -76,12 +76,10 @@ def test_the_run_under_way_is_told_where_its_folder_is_here(
     run = make_run(tmp_path / "run")
     (run / "summary.json").unlink()
     write_lines(run, list(made_lines(20))[:12])
-    folder.last_run.write_text(json.dumps({"12": str(run)}))
+    folder.note_run("12", run)
     status, out, _ = command("status", "--deployment", folder.root)
     assert status == 0
     assert "run         running, last written " in out and "round       12 of 20" in out
-    folder.last_run.write_text(json.dumps({"11": str(run)}))
-    assert "12 of 20" not in command("status", "--deployment", folder.root)[1]
 
 
 def test_where_nothing_serves_or_is_a_folder_is_one_line(tmp_path: Path, command: Command) -> None:

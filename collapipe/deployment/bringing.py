@@ -1,0 +1,80 @@
+"""The folder of a run whose server is elsewhere, brought here as the run was submitted."""
+
+import secrets
+import shutil
+import ssl
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from tarfile import TarError
+from typing import IO, cast
+
+from collapipe.credentials.dialing import host_and_port
+from collapipe.deployment.run_archive import unpack
+from collapipe.deployment.server_folder import RUNS
+from collapipe.errors import CollaPipeError, LinkError, one_line
+
+_TIMEOUT_S = 60.0
+_FAILURES = CollaPipeError, OSError, HTTPException, TarError, KeyError, ValueError
+_LONGEST = 300
+
+
+def bring(home: Path, connection: str, run_id: str, run_dir: Path) -> None:
+    """Bring a run that has ended from the server at ``connection`` of Flower's configuration in
+    ``home``, unless the server wrote to this very folder. What happened is printed: how the run
+    ended is another matter."""
+    try:
+        with closing(_dialled(home, connection)) as server:
+            count = _bring(server, run_id, run_dir)
+    except _FAILURES as error:
+        why = one_line(f"{type(error).__name__}: {error}")
+        print(f"folder       is where the server wrote it, not brought here: {why}", flush=True)
+        return
+    if count is not None:
+        print(f"brought      {count} files from the server's machine to {run_dir}", flush=True)
+
+
+def _dialled(home: Path, connection: str) -> HTTPSConnection:
+    told = tomllib.loads((home / "config.toml").read_text())["superlink"][connection]
+    host, port = host_and_port(told["address"])
+    context = ssl.create_default_context(cafile=told.get("root-certificates"))
+    return HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+
+
+def _bring(server: HTTPSConnection, run_id: str, run_dir: Path) -> int | None:
+    """How many files came; None: they are here."""
+    with _marked(run_dir) as mark:
+        server.request("GET", f"{RUNS}{run_id}?{mark}")
+        answer = server.getresponse()
+    if answer.status == HTTPStatus.NO_CONTENT:
+        return None
+    if answer.status != HTTPStatus.OK:
+        said = answer.read(_LONGEST).decode(errors="replace")
+        raise LinkError(f"the server answers {answer.status}: {said}")
+    with tempfile.TemporaryDirectory(prefix=f".{run_dir.name}.", dir=run_dir.parent) as partial:
+        count = unpack(cast(IO[bytes], answer), Path(partial))
+        for each in sorted(Path(partial).iterdir()):
+            _move(each, run_dir / each.name)
+    return count
+
+
+@contextmanager
+def _marked(run_dir: Path) -> Iterator[str]:
+    """A file that the server finds where it wrote to this very folder; its name."""
+    mark = run_dir / f".{secrets.token_hex(16)}"
+    mark.touch()
+    try:
+        yield mark.name
+    finally:
+        mark.unlink()
+
+
+def _move(found: Path, target: Path) -> None:
+    """In the place of what a run that goes on has left here before."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    found.rename(target)

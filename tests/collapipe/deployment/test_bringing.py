@@ -1,0 +1,149 @@
+"""A run's folder comes whole from another machine, and from nowhere else."""
+
+import io
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from collapipe.deployment import run_archive
+from collapipe.deployment.bringing import bring
+from collapipe.deployment.flower import free_port
+from collapipe.deployment.run_archive import pack, unpack
+from collapipe.deployment.server_folder import CONNECTION, ServerFolder, create
+from collapipe.errors import ConfigError, StorageError
+from server_app.superlink import NodesAlone
+
+RUN = "18446744073709551615"
+
+
+@contextmanager
+def serving(folder: ServerFolder) -> Iterator[None]:
+    """The guard before no SuperLink, with the server's certificate."""
+    options = uvicorn.Config(
+        NodesAlone(Starlette(), folder),
+        port=folder.settings().port,
+        ssl_keyfile=str(folder.key),
+        ssl_certfile=str(folder.certificate),
+        log_level="critical",
+        ws="none",
+    )
+    server = uvicorn.Server(options)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[ServerFolder]:
+    """A server that knows the folder of a run, ``there``."""
+    made = create(tmp_path / "f", ["berlin"], "127.0.0.1", free_port(), free_port())
+    made.note_run(RUN, a_run(tmp_path / "there"))
+    with serving(made):
+        yield made
+
+
+def a_run(folder: Path) -> Path:
+    for name in ("metrics.jsonl", "model/model.safetensors", "checkpoints/000002/state.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode() * 1000)
+    (folder / "empty").touch()
+    (folder / ".lock").touch()
+    (folder / "checkpoints" / "latest").symlink_to("000002")
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """Files and folders by their names; the link as what it leads to."""
+    found = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    return {name: path.read_bytes() if path.is_file() else None for path, name in found.items()}
+
+
+def test_a_run_is_brought_and_replaces_what_it_went_on_from(
+    folder: ServerFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "here"
+    (here / "checkpoints" / "000001").mkdir(parents=True)
+    (here / "metrics.jsonl").write_text("shorter")
+    (here / "report.html").write_text("mine")
+    bring(folder.flower_home, CONNECTION, RUN, here)
+    assert "brought      4 files" in capsys.readouterr().out
+    expected = content(tmp_path / "there") | {"report.html": b"mine"}
+    assert content(here) == {name: what for name, what in expected.items() if name != ".lock"}
+    assert (here / "checkpoints" / "latest").readlink() == Path("000002")
+    assert {path.name for path in tmp_path.iterdir()} == {"f", "there", "here"}
+
+
+def test_a_folder_that_is_the_servers_stays_as_it_is(
+    folder: ServerFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(tmp_path / "there")
+    bring(folder.flower_home, CONNECTION, RUN, tmp_path / "there")
+    assert (capsys.readouterr().out, content(tmp_path / "there")) == ("", before)
+
+
+@pytest.mark.parametrize("fault", ["cut", "link", "unknown", "gone"])
+def test_nothing_comes_where_not_all_of_it_can(
+    fault: str, folder: ServerFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    there, here, run, name = tmp_path / "there", tmp_path / "here", RUN, CONNECTION
+    here.mkdir()
+    if fault == "cut":  # while it is sent, after a first part of it
+        whole = run_archive._content
+
+        def cut(path: Path, size: int) -> Iterator[bytes]:
+            if path.name == "model.safetensors":
+                raise StorageError("cut")
+            return whole(path, size)
+
+        monkeypatch.setattr(run_archive, "_content", cut)
+    elif fault == "link":
+        (there / "model" / "elsewhere").symlink_to("/etc/passwd")
+    elif fault == "unknown":
+        run = "7"
+    else:
+        name = "another"
+    bring(folder.flower_home, name, run, here)
+    assert "not brought here" in capsys.readouterr().out
+    assert [*here.iterdir()] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"f", "there", "here"}
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "link/elsewhere"])
+def test_an_archive_writes_nowhere_else(name: str, tmp_path: Path) -> None:
+    archive, target = io.BytesIO(), tmp_path / "target"
+    with tarfile.open(fileobj=archive, mode="w") as members:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "../"
+        if name.startswith("link"):
+            members.addfile(link)
+        members.addfile(tarfile.TarInfo(name))
+    archive.seek(0)
+    target.mkdir()
+    with pytest.raises((tarfile.TarError, ConfigError)):
+        unpack(archive, target)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_an_archive_is_no_larger_than_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = b"".join(pack(a_run(tmp_path / "there")))
+    unpack(io.BytesIO(archive), tmp_path / "whole")
+    for limit, value in (("_MOST_BYTES", len(archive) // 2), ("_MOST_MEMBERS", 4)):
+        with monkeypatch.context() as patch, pytest.raises(StorageError):
+            patch.setattr(run_archive, limit, value)
+            unpack(io.BytesIO(archive), tmp_path / limit)
