@@ -32,7 +32,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 import collapipe
-from client_app.arrival import message_taken
+from client_app.arrival import message_taken, taken_s
 from client_app.figures import count_message, count_round
 from client_app.kept_store import KeptStore
 from collapipe.errors import one_line
@@ -79,22 +79,21 @@ class Messages:
             try:
                 # The last of these is the server's code, which is not used.
                 message, context, run, _ = pull_task_input(client)
-                began = time.monotonic()
                 kind = message.metadata.message_type
                 if not context.state:  # as after a restart
                     context.state.update(records.pack_kept(*self.kept.read(context.run_id)))
                 go_back(self.kept, message, context)
                 reply = _answered(app, message, context, f"{run.fab_id} {run.fab_version}")
-                taken_s, failed = time.monotonic() - began, _has_failed(reply)
+                seconds, failed = time.perf_counter() - taken_s(), _has_failed(reply)
                 answered = None if failed else records.content_bytes(reply.content)
-                count_message(kind, taken_s, records.content_bytes(message.content), answered)
+                count_message(kind, seconds, records.content_bytes(message.content), answered)
                 more = ", failed" if failed else ""
                 if kind == records.TRAIN and not failed:
                     report = records.unpack(records.UnitReply, reply.content).report
                     assert report is not None  # as the answer to a round has one
                     count_round(report)
                     more = f", the first micro-batch after {report.seconds[START]:.2f} s"
-                _log.info("%s: %.1f s%s", kind, taken_s, more)
+                _log.info("%s: %.1f s%s", kind, seconds, more)
                 if kind in _CHANGING and not failed:
                     kept = records.unpack_kept(context.state)
                     self.kept.write(context.run_id, *kept, after_round=kind == records.TRAIN)

@@ -8,7 +8,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from collapipe import config
 from collapipe.config import Settings
-from collapipe.deployment.server_folder import own_folder
 from collapipe.errors import CollaPipeError, ConfigError, printable
 from collapipe.runs.failure import write_failure
 from server_app.grid import make_prompt
@@ -22,8 +21,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run a whole training, as Flower calls it."""
     settings = config.load(context.run_config)
-    if (server := own_folder()) is not None:
-        server.note_run(str(context.run_id), Path(settings.run_dir))
     try:
         _train(grid, settings, str(context.run_config.get("resume", "")) or None)
     except CollaPipeError as error:

@@ -59,7 +59,10 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked():
         checkpoint, server = None, own_folder()
-        places = Places(signed=partial(signed_names, server)) if server else Places()
+        places = Places()
+        if server is not None:
+            server.note_run(str(grid.run.run_id), folder.path)
+            places = Places(signed=partial(signed_names, server))
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)
