@@ -8,7 +8,7 @@ from collapipe.config import Settings
 from collapipe.errors import DataError
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.report import UnitsEvaluation
-from collapipe.runs.rows import load_test, load_validation
+from collapipe.runs.rows import load_server_rows
 from collapipe.tasks.evaluation import Evaluation, Evaluator, mean_evaluation
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -49,8 +49,8 @@ class RunEvaluator:
         self._settings, self._tokenizer = settings, tokenizer
         self._on_server: dict[Split, Evaluator] = {}
         if settings.evaluation.on_server:
-            self._on_server["test"] = self._evaluator("test", load_test(settings))
-            self._on_server["validation"] = self._evaluator("validation", load_validation(settings))
+            for split, rows in load_server_rows(settings).items():
+                self._on_server[split] = self._evaluator(split, rows)
 
     def evaluate(self, split: Split, strategy: CollaPipeStrategy) -> Evaluated:
         """The strategy's model as it is by now. Raises ``NonFiniteLossError`` where it diverged on

@@ -16,7 +16,7 @@ from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
-from collapipe.runs.rows import load_test, load_validation, make_tokenizer, tells_words
+from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
 from server_app.checkpoints.resumption import (
@@ -75,7 +75,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         if tokenizer is None:
             tokenizer = make_tokenizer(settings, told.values())
         if settings.evaluates_on_server:
-            _ = load_validation(settings), load_test(settings)  # what cannot be read is said now
+            load_server_rows(settings)  # what cannot be read is said now
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)

@@ -138,7 +138,7 @@ def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> Non
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["on_units"]["rows"] == {"0": 3, "1": 3}
     planned = [*told[:-1], f"hydra.run.dir={tmp_path / 'planned'}", "framework.train=false"]
-    with patch("server_app.training.load_validation") as opened:  # units may have read the file
+    with patch("server_app.training.load_server_rows") as opened:  # units may have read the file
         train(grid_of(planned, [{}, {}]), load_overrides(planned))
     assert not opened.called
     with pytest.raises(ConfigError, match=r"data\.validation_file is not set.*where=units"):

@@ -40,6 +40,9 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
     quieten()
     overrides = with_folder(config.own_overrides(overrides, config_file))
     settings = config.load_overrides(overrides)
+    if _leaves_evaluation(settings):
+        overrides = [*overrides, "evaluation.where=units"]
+        settings = config.load_overrides(overrides)
     chosen = _is_set("hydra.run.dir", overrides)
     folder = unused_folder(Path(settings.run_dir), chosen)
     try:
@@ -49,6 +52,15 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
             folder.rmdir()
         raise
     return folder
+
+
+def _leaves_evaluation(settings: Settings) -> bool:
+    """Whether ``evaluation.where=auto`` is ``units``, which of the hub's data sets no option tells,
+    but their splits."""
+    from collapipe.runs.rows import draws_held_out  # which takes seconds
+
+    automatic = settings.tree["evaluation"]["where"] == "auto" and settings.evaluates_on_server
+    return automatic and settings.data.name is not None and draws_held_out(settings)
 
 
 def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None:
@@ -190,7 +202,7 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
     from collapipe.deployment.submitting import submit
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
-    from collapipe.runs.rows import load_shard, load_test, load_validation
+    from collapipe.runs.rows import load_server_rows, load_shard
 
     deployed = settings.runtime.name == "deployment"
     # What is wrong with folders and data is said here, before Flower has started anything.
@@ -199,7 +211,7 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
             for unit in range(settings.federation.num_units):
                 load_shard(settings, unit)
         if settings.evaluates_on_server:
-            _ = load_validation(settings), load_test(settings)
+            load_server_rows(settings)
     run_dir, units = Path(settings.run_dir), settings.federation.num_units
     with app_folder() as app:
         if deployed:

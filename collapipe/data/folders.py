@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,12 +20,16 @@ Rows: TypeAlias = Dataset | Callable[[], Dataset]
 
 
 class Splits:
-    """A task's rows. ``train`` is divided into the units' shards, the others stay on the server.
+    """A task's rows. ``train`` is divided into the units' shards, the others stay on the server,
+    but for those that are ``drawn`` from training rows.
 
     What is given as a function is read when it is first used: who needs one split opens no other.
     """
 
-    def __init__(self, train: Rows, validation: Rows, test: Rows) -> None:
+    def __init__(
+        self, train: Rows, validation: Rows, test: Rows, *, drawn: Collection[str] = ()
+    ) -> None:
+        self.drawn = drawn
         self._rows: dict[str, Rows] = {"train": train, "validation": validation, "test": test}
 
     @property

@@ -2,11 +2,14 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
-from datasets import Dataset, DatasetDict, load_dataset_builder
+from datasets import Dataset, DatasetBuilder, load_dataset_builder
 from datasets.config import REPOCARD_FILENAME, REPOYAML_FILENAME
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 from datasets.packaged_modules.arrow.arrow import Arrow
@@ -22,15 +25,17 @@ from yaml import safe_load
 from collapipe.errors import ConfigError, DataError, one_line
 
 _log = logging.getLogger(__name__)
+Opened: TypeAlias = Callable[[], Dataset]
 _ID = re.compile(r"(?!buckets/)(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
 _SAFE = Arrow, Cache, Csv, Json, Parquet, Text  # others unpickle, or open files of any kind
 _MOST_FILES = 200_000  # datasets looks through a folder tens of times
 _SPLITS = {"train": ("train",), "validation": ("validation", "valid", "dev"), "test": ("test",)}
 
 
-def hub_rows(name: str, config: str | None, label: str | None) -> dict[str, Dataset]:
+def hub_rows(name: str, config: str | None, label: str | None) -> dict[str, Opened]:
     """Rows of each split of ``data.name``: an id of the hub (``owner/name``, or a name alone) or a
-    folder. Splits whose labels (column ``label``) are all kept secret are left out.
+    folder. Splits whose labels (column ``label``) are all kept secret are left out; to know that,
+    splits are opened that are not trained on, and no other.
 
     Raises ``ConfigError`` for a name or a dataset that could run code, ``DataError`` for one that
     cannot be read or has no training rows.
@@ -47,15 +52,16 @@ def hub_rows(name: str, config: str | None, label: str | None) -> dict[str, Data
             f"{name}: has no split train, only {', '.join(hub)}; choose another data.config, or "
             "write its rows to a file and set data.train_file=FILE"
         )
-    secret = [split for split in there if split != "train" and _is_secret(there[split], label)]
+    secret = [split for split in there if split != "train" and _is_secret(there[split](), label)]
     for split in secret:
         _log.warning("%s: %s has no labels, they are kept secret, and is not used", name, split)
     return {split: rows for split, rows in there.items() if split not in secret}
 
 
-def load(place: str, name: str, config: str | None) -> DatasetDict:
-    """The dataset at ``place``, which messages call ``name``."""
-    try:
+def load(place: str, name: str, config: str | None) -> dict[str, Opened]:
+    """The splits of the dataset at ``place``, which messages call ``name``. Their files are all
+    brought and made ready; a split is opened when it is called."""
+    with _told(name):
         _check_card(place, name)
         builder = load_dataset_builder(place, config)
         if not isinstance(builder, _SAFE):
@@ -64,7 +70,19 @@ def load(place: str, name: str, config: str | None) -> DatasetDict:
                 f"data.name={name}: holds files of kind {type(builder).__name__}, read are {kinds}"
             )
         builder.download_and_prepare()
-        return builder.as_dataset()
+        return {str(split): partial(_opened, builder, split, name) for split in builder.info.splits}
+
+
+def _opened(builder: DatasetBuilder, split: str, name: str) -> Dataset:
+    with _told(name):
+        return builder.as_dataset(split)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Raise ``DataError`` for whatever the library raises."""
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:  # no network, no such name or configuration: all kinds

@@ -46,7 +46,7 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
                 "it, or give each unit rows of its own: an owner's file"
             )
         with _quiet():
-            found = hub[split] if hub else read_file(Path(where[split]), f"data.{split}_file")
+            found = hub[split]() if hub else read_file(Path(where[split]), f"data.{split}_file")
             return standard(found, names, where[split])
 
     @cache
@@ -57,7 +57,8 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
     def held_out(split: str) -> Dataset:
         return cut()[split] if split in missing else rows(split)
 
-    return Splits(lambda: cut()["train"], *(partial(held_out, s) for s in ("validation", "test")))
+    others = (partial(held_out, split) for split in ("validation", "test"))
+    return Splits(lambda: cut()["train"], *others, drawn=missing)
 
 
 def _files(data: DataSettings) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collapipe.config.settings import build
 from collapipe.data.folders import Splits
 from collapipe.data.shards import part, shard
 from collapipe.data.sources import read
-from collapipe.errors import ConfigError, NoRowsError
+from collapipe.errors import ConfigError, DataError, NoRowsError
 from collapipe.seeds import derive
 from collapipe.tasks.text_task import check_listed, in_order
 from collapipe.text.tokenizer import Tokenizer
@@ -28,15 +28,32 @@ _BYTES, _FEDERATED = "bytes", "federated"  # tokenisers that nobody brings
 
 
 def load_validation(settings: Settings) -> Dataset:
-    """Rows on which the server evaluates between rounds. Raises ``DataError``, as all here do."""
+    """Rows to evaluate on between rounds. Raises ``DataError``, as all here do."""
     with _loading:
         return _first(_splits(settings).validation, settings.data.max_eval_samples)
 
 
 def load_test(settings: Settings) -> Dataset:
-    """Rows on which the server evaluates in the end."""
+    """Rows to evaluate on in the end."""
     with _loading:
         return _first(_splits(settings).test, settings.data.max_eval_samples)
+
+
+def load_server_rows(settings: Settings) -> dict[Split, Dataset]:
+    """What the server of a run evaluates on. Raises ``DataError`` also where these rows would be
+    drawn from those that units train on."""
+    if draws_held_out(settings):
+        raise DataError(
+            f"data.name={settings.data.name}: has no rows to validate on or none to test on, and "
+            "the server opens no training rows to draw any from them; set evaluation.where=units"
+        )
+    return {"validation": load_validation(settings), "test": load_test(settings)}
+
+
+def draws_held_out(settings: Settings) -> bool:
+    """Whether rows to evaluate on are drawn from training rows."""
+    with _loading:
+        return bool(_splits(settings).drawn)
 
 
 def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None:

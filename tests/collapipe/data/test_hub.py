@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
+from collapipe.cli import run
+from collapipe.config import Settings, load_overrides
 from collapipe.data.sources import read
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, DataError
+from collapipe.runs.rows import load_held_out, load_server_rows
 from collapipe.sections import DataSettings
 
 
@@ -127,3 +130,51 @@ def test_a_folder_of_rows_is_loaded(here: Path) -> None:
         )
         splits = read(DataSettings(name=f"./{name}", config="a"), ("text",), 0)
         assert len(splits.train) == 24
+
+
+def a_dataset(folder: Path, *splits: str) -> Path:
+    """A folder laid out like one of the hub, of thirty rows a split."""
+    folder.mkdir()
+    rows = "".join(f"row {number},{'ab'[number % 2]}\n" for number in range(30))
+    for split in splits:
+        (folder / f"{split}.csv").write_text(f"text,label\n{rows}")
+    return folder
+
+
+def test_rows_to_evaluate_on_are_opened_without_those_trained_on(here: Path) -> None:
+    data = DataSettings(name=str(a_dataset(here / "mine", "train", "validation", "test")))
+    assert len(read(data, ("text", "label"), 0).train) == 30
+    (trained_on,) = (here.parent / "cache").rglob("*-train.arrow")
+    trained_on.unlink()
+    left = read(data, ("text", "label"), 0)
+    assert [len(left.validation), len(left.test)] == [30, 30]
+    with pytest.raises(DataError, match=r"data\.name="):
+        _ = left.train
+
+
+@pytest.mark.parametrize(
+    ("splits", "where"), [(("validation", "test"), "auto"), (("test",), "units"), ((), "units")]
+)
+def test_units_evaluate_where_the_hub_has_no_other_rows(
+    here: Path, monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...], where: str
+) -> None:
+    """The run is told so; a server that is told otherwise opens no training rows for it."""
+    started = list[tuple[list[str], Settings]]()
+    monkeypatch.setattr(run, "start", lambda *told: started.append(told))
+    name = a_dataset(here / "mine", "train", *splits)
+    told = [
+        *("task=classification", "model=huggingface", "model.family=bert", f"data.name={name}"),
+        *("federation.num_units=2", f"hydra.run.dir={here / 'run'}"),
+    ]
+    run.run_job(told)
+    ((overrides, settings),) = started
+    assert settings.tree["evaluation"]["where"] == where
+    assert load_overrides(overrides).evaluation == settings.evaluation
+    on_server = load_overrides([*told, "evaluation.where=server"])
+    if where == "units":
+        held = [load_held_out(settings, unit, "validation") for unit in range(2)]
+        assert [len(each) for each in held if each is not None] == [2, 1]
+        with pytest.raises(DataError, match=r"data\.name=.*evaluation\.where=units"):
+            load_server_rows(on_server)
+    else:
+        assert [len(rows) for rows in load_server_rows(on_server).values()] == [30, 30]

@@ -4,14 +4,16 @@ import gzip
 import json
 import logging
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
 
 from collapipe.data import hub as hub_module
 from collapipe.data.columns import standard
@@ -262,11 +264,16 @@ def test_each_split_is_read_when_it_is_used(tmp_path: Path) -> None:
     assert len(read(absent, ["text"], 0).test) == 2
 
 
+def opened(rows: Mapping[str, Dataset]) -> dict[str, Callable[[], Dataset]]:
+    """As the hub's splits are, when they are called."""
+    return {name: partial(rows.__getitem__, name) for name in rows}
+
+
 def hub(monkeypatch: pytest.MonkeyPatch, **splits: str) -> Splits:
     """What comes of a hub with these splits, of ten rows each."""
     rows = {name: Dataset.from_dict({"text": [text] * 10}) for name, text in splits.items()}
     asked = ("hf://datasets/owner/set", "owner/set", "plain")
-    monkeypatch.setattr(hub_module, "load", lambda *name: {asked: DatasetDict(rows)}[name])
+    monkeypatch.setattr(hub_module, "load", lambda *name: {asked: opened(rows)}[name])
     return read(DataSettings(name="owner/set", config="plain"), ["text"], 0)
 
 
@@ -296,7 +303,7 @@ def test_a_split_with_secret_labels_is_drawn_instead(
         name: Dataset.from_dict({"text": ["a"] * len(ids), "label": ids}, features=features)
         for name, ids in splits.items()
     }
-    monkeypatch.setattr(hub_module, "load", lambda *_: DatasetDict(rows))
+    monkeypatch.setattr(hub_module, "load", lambda *_: opened(rows))
     data = DataSettings(name="owner/set")
     assert len(read(data, ["text"], 0).test) == 4
     rows["validation"] = rows["validation"].select([0])
