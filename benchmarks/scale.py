@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -94,15 +95,13 @@ def measured(
 
 def _watch(pid: int, peak: list[int]) -> None:
     """The resident memory of the largest process of a run, and of the largest worker."""
-    try:
-        root = psutil.Process(pid)
-        while root.is_running():
+    root = psutil.Process(pid)
+    while root.is_running():
+        with suppress(psutil.Error):  # one of them has ended
             for each in (root, *root.children(recursive=True)):
                 worker = " ".join(each.cmdline()).startswith(_WORKER)
                 peak[worker] = max(peak[worker], each.memory_info().rss)
-            time.sleep(0.2)
-    except psutil.Error:
-        return
+        time.sleep(0.2)
 
 
 def planned(units: int) -> list[float]:

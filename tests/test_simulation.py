@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,13 +29,12 @@ def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_proc
         assert {each.stat().st_mode & 0o777 for each in kept} == {0o600}
         remove(folder, **options)
 
-    monkeypatch.setattr(simulation.shutil, "rmtree", removed)
+    monkeypatch.setattr(simulation, "shutil", SimpleNamespace(rmtree=removed))
     local, simulated = tmp_path / "local", tmp_path / "simulated"
     run_job([*TWO_NODES, "federation.rounds=3", f"hydra.run.dir={local}"])
     run_job([*TWO_NODES, "federation.rounds=2", "runtime=simulation", f"hydra.run.dir={simulated}"])
     assert len(kept) == 2
     assert not any(each.exists() for each in kept)
-    monkeypatch.undo()
     resume_run(simulated, ["federation.rounds=3", "runtime=local"], None, [])
     expected, found = weights(local), weights(simulated)
     assert expected.keys() == found.keys()
