@@ -6,7 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
-from optim.allocation.matching import Matching, min_cost_matching, missing_cost
+from optim.allocation.matching import Matching, min_cost_matching
 from optim.allocation.options import Choice, OptionTable, option_table, round_solution
 from optim.convergence import gamma_changes
 from optim.problem import Bools, Floats, Ints, RoundProblem, RoundSolution
@@ -133,16 +133,14 @@ def match_channels(uploads: Floats, drift: Floats, drift_weight: float) -> Match
     An infinite upload: no pair. Whoever has no channel has the paper's virtual one. The longest
     upload is a threshold: below each there is an assignment problem of the drift alone.
     """
-    possible = np.isfinite(uploads)
-    missing = missing_cost(np.where(possible, drift, 0.0), min(drift.shape))
-    found = min_cost_matching(np.where(possible, drift, missing), missing)
+    found = min_cost_matching(np.where(np.isfinite(uploads), drift, np.inf))
     best, least, size = found, math.inf, len(found)
     while size and len(found) == size:
         cost = _auxiliary(found, uploads, drift, drift_weight)
         if cost < least:
             best, least = found, cost
         longest = uploads[found.units, found.channels].max()
-        found = min_cost_matching(np.where(uploads < longest, drift, missing), missing)
+        found = min_cost_matching(np.where(uploads < longest, drift, np.inf))
     return best
 
 

@@ -7,95 +7,101 @@ import numpy as np
 
 from optim.allocation.options import FrontPoints, OptionTable
 from optim.problem import Bools, Floats, Ints, RoundProblem
-from optim.radio.channel import Fading, required_snr, upload_time
+from optim.radio.channel import Fading, required_snr
 
 _ROUNDING = 1e-9
 
 
 class PowerCurves:
-    """Feasible options, ordered by unit, channel, payload and point.
+    """What loads cost on each of J channels: a payload of a unit behind a point of its front.
 
-    An option costs Y·(S + p(D)) and what its ρ adds to the drift.
+    On a channel it costs Y·(S + p(D)) and what its ρ adds to the drift.
 
     A deadline has to be kept on two lines: once the first micro-batch is through, what is left of
     the uploads follows the pipeline's pace, or the pipeline that of the uploads. Whichever asks for
     the higher rate decides.
 
-    ``options`` are places among all units, channels, payloads and points, of which there are
-    ``shape``; ``figures`` all attributes from ``finish_s`` on, [15, O]: one array, since a search
-    takes some of the options over and over.
+    ``loads`` are places among all intervals of deadlines, of which a search has several at once,
+    all units, payloads and points, of which there are ``shape``: ascending. ``figures`` are theirs
+    on any channel, [9, R, 1], and ``links`` on each, [6, R, J].
     """
 
     def __init__(
-        self, options: Ints, shape: tuple[int, ...], figures: Floats, fading: Fading
+        self, loads: Ints, shape: tuple[int, ...], figures: Floats, links: Floats, fading: Fading
     ) -> None:
-        self.options, self.shape, self.figures, self.fading = options, shape, figures, fading
+        self.loads, self.shape, self.figures, self.links = loads, shape, figures, links
+        self.fading = fading
         (
-            self.finish_s,  # the first deadline that an option can keep, at full power
             self.enter_s,  # outside these deadlines another of the front is better, with as many
             self.leave_s,  # segments at most
             self.segments,
             self.error_costs,
+            self.queues,  # Y of the unit
+            self.latency_s,  # of its point of the front: the first line begins then
+            self.nat_bits,  # (z/m + θ)·ln 2: the nats that are sent until the deadline
+            self.passed_s,  # Σ: when the second line begins
+            self.all_nat_bits,  # (z + θ)·ln 2
+        ) = figures
+        (
+            self.finish_s,  # the first deadline that can be kept, at full power; infinite: none
             self.floors_w,  # the least power that C11 allows
             self.limits_w,  # p̄
-            self.queues,  # Y of the unit
             self.snr_per_watt,  # a
-            self.latency_s,  # of its point of the front: the first line begins then
-            self.nat_seconds,  # (z/m + θ)·ln 2/B: the nats that a hertz sends until the deadline
-            self.fastest_s,  # at full power, too short for the latency to tell it from 0
-            self.passed_s,  # Σ: when the second line begins
-            self.all_nat_seconds,  # (z + θ)·ln 2/B
-            self.all_fastest_s,
-        ) = figures
-        pairs = options // (shape[2] * shape[3])
-        self.starts = _starts(pairs)  # of the options of each pair (n, j)
-        self.pairs = pairs[self.starts]  # n·J + j
+            self.bandwidth_hz,
+            self.most_nats,  # in a second, at full power
+        ) = links
+        self.intervals = loads // math.prod(shape)
+        self.starts = _starts(loads // math.prod(shape[1:]))  # of the loads of a unit
 
     def __len__(self) -> int:
-        return len(self.options)
+        return len(self.loads)
 
     @property
     def places(self) -> tuple[Ints, ...]:
-        """Unit n, channel j, payload q and place in the unit's front of each option."""
-        return tuple(np.unravel_index(self.options, self.shape))
+        """Unit n, payload q and place in the unit's front of each load."""
+        return tuple(np.unravel_index(self.loads % math.prod(self.shape), self.shape))
 
     def take(self, which: Bools | Ints) -> "PowerCurves":
-        """Some of the options."""
-        return PowerCurves(self.options[which], self.shape, self.figures[:, which], self.fading)
+        """Some of the loads."""
+        figures, links = self.figures[:, which], self.links[:, which]
+        return PowerCurves(self.loads[which], self.shape, figures, links, self.fading)
 
-    def within(self, start_s: float, stop_s: float) -> "PowerCurves":
-        """Those that can be of use from a deadline up to, and without, another."""
-        if not len(self):
-            return self
-        # An option with fewer segments that is always in time may cost less even at full power.
-        always = np.where(self.finish_s <= start_s, self.segments + self.limits_w, np.inf)
-        starts = _starts(self.options // self.shape[3])  # of those of a payload: ρ is the same
-        sizes = np.diff(starts, append=len(self))
-        enough = np.repeat(np.minimum.reduceat(always, starts), sizes)
-        useful = (self.enter_s < stop_s) & (start_s < self.leave_s)
-        return self.take(useful & (self.finish_s < stop_s) & (self.segments <= enough))
+    def on(self, which: Ints, channels: Ints) -> "PowerCurves":
+        """Some of the loads, each on one channel alone."""
+        figures, links = self.figures[:, which], self.links[:, which, channels, np.newaxis]
+        return PowerCurves(self.loads[which], self.shape, figures, links, self.fading)
 
-    def at(self, deadline_s: float) -> "PowerCurves":
-        """Those that can keep one deadline, and are of use for it."""
-        useful = (self.enter_s <= deadline_s) & (deadline_s <= self.leave_s)
-        return self.take(useful & (self.finish_s <= deadline_s))
+    def among(self, which: Ints, intervals: Ints) -> "PowerCurves":
+        """Some of the loads, as those of other intervals, in the order of these."""
+        size, figures, links = math.prod(self.shape), self.figures[:, which], self.links[:, which]
+        loads = self.loads[which] % size + intervals * size
+        return PowerCurves(loads, self.shape, figures, links, self.fading)
+
+    def useful(self, start_s: Floats | float, stop_s: Floats | float) -> Bools:
+        """Which can be of use on some channel from a deadline up to, and without, another, [R].
+
+        Broadcast: of deadlines [E, 1] it is [E, R].
+        """
+        enter, leave, finish = self.enter_s[:, 0], self.leave_s[:, 0], self.finish_s.min(axis=1)
+        return np.asarray((enter < stop_s) & (start_s < leave) & (finish < stop_s))
 
     def costs(self, power_w: Floats) -> Floats:
-        """What the options add to the drift with these powers."""
+        """What the loads add to the drift with these powers, [R, J]."""
         return np.asarray(self.queues * (self.segments + power_w) + self.error_costs)
 
     def power(self, deadline_s: Floats | float) -> tuple[Floats, Floats]:
-        """The least p that finishes by the deadline, or by each option's own; and dp/dD.
+        """The least p that finishes by the deadline, broadcast over [R, J]; and dp/dD.
 
         p(D) falls and is convex for D from ``finish_s`` on.
         """
-        sends = self.all_nat_seconds > 0
-        left = np.maximum(deadline_s - self.latency_s, self.fastest_s)
-        all_left = np.maximum(deadline_s - self.passed_s, self.all_fastest_s)
+        sends = self.all_nat_bits > 0
+        # What is left may be too short for the latency to tell it from 0.
+        left = np.maximum(deadline_s - self.latency_s, self.nat_bits / self.most_nats)
+        all_left = np.maximum(deadline_s - self.passed_s, self.all_nat_bits / self.most_nats)
         left, all_left = np.where(sends, left, 1.0), np.where(sends, all_left, 1.0)
-        first, second = self.nat_seconds / left, self.all_nat_seconds / all_left
+        first, second = self.nat_bits / left, self.all_nat_bits / all_left
         seconds = np.where(first > second, left, all_left)
-        nats = np.where(sends, np.maximum(first, second), 1.0)
+        nats = np.where(sends, np.maximum(first, second) / self.bandwidth_hz, 1.0)
         snr, growth = required_snr(nats, self.fading)
         power = snr / self.snr_per_watt
         slope = -growth * nats / (seconds * self.snr_per_watt)
@@ -103,41 +109,53 @@ class PowerCurves:
         slope = np.where(power > self.floors_w, slope, 0.0)
         return np.minimum(np.maximum(power, self.floors_w), self.limits_w), slope
 
+    @property
+    def bends_s(self) -> Floats:
+        """When both lines ask for the same rate, [R, 1]; NaN where one always decides."""
+        later = self.all_nat_bits - self.nat_bits
+        bends = self.all_nat_bits * self.latency_s - self.nat_bits * self.passed_s
+        decided = np.full(later.shape, np.nan)
+        return np.asarray(np.divide(bends, later, out=decided, where=later > 0))
+
 
 def _starts(groups: Ints) -> Ints:
     """Where each group of equal numbers begins; of none at all at 0."""
     return np.concatenate([[0], np.flatnonzero(groups[1:] != groups[:-1]) + 1])[: len(groups)]
 
 
-def feasible_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
-    """All feasible options of the problem."""
-    pairs, of, finish = options.pairs, options.points, options.finish_s.transpose(2, 3, 0, 1)
-    places = np.flatnonzero(np.isfinite(finish))
-    units, channels, payloads, points = each = np.unravel_index(places, finish.shape)
-    at = payloads, units, channels
-    point, link = of.at(points, units), pairs.at(*at)
-    share = 1 / point.num_micro_batches
-    activation_bits = link.upload_bits - link.model_bits
-    first_bits = activation_bits * share + link.model_bits
-    rates = link.rates(options.limits_w[at])
-    nats_per_bit = math.log(2) / link.bandwidth_hz
+def power_curves(problem: RoundProblem, options: OptionTable, loads: Ints) -> PowerCurves:
+    """Some of the problem's loads on each channel."""
+    num_payloads, num_points, num_units, _ = options.finish_s.shape
+    shape = num_units, num_payloads, num_points
+    units, payloads, points = np.unravel_index(loads % math.prod(shape), shape)
+    pairs, at, of_points = options.pairs, (payloads, units), (payloads, points, units)
+    point = options.points.at(points, units)
+    model_bits, upload_bits = pairs.model_bits[..., 0][at], pairs.upload_bits[..., 0][at]
+    activation_bits = upload_bits - model_bits
+    first_bits = activation_bits / point.num_micro_batches + model_bits
     figures = (
-        finish[each],
-        *_useful(point, activation_bits, link.model_bits),
+        *_useful(point, activation_bits, model_bits),
         point.segments,
-        options.error_costs[payloads, units, 0],
-        options.floors_w[payloads, points, units, channels],
-        options.limits_w[at],
+        options.error_costs[(*at, 0)],
         np.array(problem.queues)[units],
-        link.snr_per_watt,
         point.latency_s,
-        first_bits * nats_per_bit,
-        upload_time(first_bits, rates),
+        first_bits * math.log(2),
         point.latency_s - (point.num_micro_batches - 1) * point.slowest_s,
-        link.upload_bits * nats_per_bit,
-        upload_time(link.upload_bits, rates),
+        upload_bits * math.log(2),
     )
-    return PowerCurves(places, finish.shape, np.array(figures), pairs.fading)
+    finish, bandwidth = options.finish_s[of_points], pairs.bandwidth_hz[at]
+    feasible, rates = np.isfinite(finish), pairs.rates(options.limits_w)[at]
+    links = (
+        finish,
+        options.floors_w[of_points],
+        options.limits_w[at],
+        np.where(feasible, pairs.snr_per_watt[at], 1.0),
+        bandwidth,
+        np.where(feasible, rates * math.log(2), bandwidth),
+    )
+    return PowerCurves(
+        loads, shape, np.array(figures)[..., np.newaxis], np.array(links), pairs.fading
+    )
 
 
 def _useful(
@@ -153,7 +171,7 @@ def _useful(
 
 
 def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
-    """Each point of a front on one channel that has the best figures of all that are feasible.
+    """All feasible loads on one channel that has the best figures of all.
 
     Without fading, which only asks for more power: the costs are bounds for all channels.
     """
@@ -170,4 +188,5 @@ def relaxed_curves(problem: RoundProblem, options: OptionTable) -> PowerCurves:
         floors_w=options.floors_w.min(axis=3, keepdims=True),
         finish_s=options.finish_s.min(axis=3, keepdims=True),
     )
-    return feasible_curves(problem, one_channel)
+    feasible = np.isfinite(one_channel.finish_s[..., 0]).transpose(2, 0, 1)
+    return power_curves(problem, one_channel, np.flatnonzero(feasible))

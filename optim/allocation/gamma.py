@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optim.allocation.matching import Matching, min_cost_matching, missing_cost
+from optim.allocation.matching import Matching, min_cost_matching
 from optim.allocation.options import Choice, OptionTable
 from optim.convergence import gamma_changes, idle_gamma
 from optim.problem import Floats, Ints, RoundProblem
@@ -88,11 +88,7 @@ class _Search:
     def round(self, deadline_s: float) -> _MatchedRound:
         """The cheapest of the largest rounds by the deadline; of equal costs the first payload."""
         costs = np.where(self.finish_s <= deadline_s, self.costs, np.inf)
-        least = costs.min(axis=0)
-        found = np.isfinite(least)
-        # Of these costs alone: what is missing must not dwarf them, or they are lost to rounding.
-        missing = missing_cost(least[found], min(least.shape))
-        matching = min_cost_matching(np.where(found, least, missing), missing)
+        matching = min_cost_matching(costs.min(axis=0))
         points = costs[:, matching.units, matching.channels].argmin(axis=0)
         finish = self.finish_s[points, matching.units, matching.channels]
         makespan = float(finish.max(initial=0.0))

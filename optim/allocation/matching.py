@@ -21,33 +21,29 @@ class Matching:
         return len(self.units)
 
 
-def missing_cost(costs: Floats, most_pairs: int) -> float:
-    """What stands for a missing pair beside these costs, in matchings of up to ``most_pairs``.
+def min_cost_matching(costs: Floats) -> Matching:
+    """The cheapest of the largest matchings; ``costs`` [N, J], infinite where there is no pair.
 
-    High enough that no sum of costs pays for one pair less.
+    The assignment problem asks for full matchings, so missing pairs take part and are dropped from
+    the answer: at a price so high that no sum of costs pays for one pair less, but no higher, or
+    costs are lost to rounding.
     """
-    return 2.0 * (most_pairs + 1) * float(np.abs(costs).max(initial=0.0)) or 1.0
+    found = np.isfinite(costs)
+    largest = float(np.abs(costs[found]).max(initial=0.0))
+    missing = 2.0 * (min(costs.shape) + 1) * largest or 1.0
+    units, channels = linear_sum_assignment(np.where(found, costs, missing))
+    real = found[units, channels]
+    units, channels = units[real], channels[real]
+    return Matching(units, channels, float(costs[units, channels].sum()))
 
 
-def min_cost_matching(costs: Floats, missing: float) -> Matching:
-    """The cheapest of the largest matchings; ``costs`` [N, J], ``missing`` where there is no pair.
-
-    The assignment problem asks for full matchings, so missing pairs take part at their high price
-    and are dropped from the answer.
-    """
-    units, channels = linear_sum_assignment(costs)
-    picked = costs[units, channels]
-    real = picked < missing
-    if not real.all():
-        units, channels, picked = units[real], channels[real], picked[real]
-    return Matching(units, channels, float(picked.sum()))
-
-
-def bottleneck(times: Floats) -> float:
-    """The least time by which a largest matching of the pairs can be made; infinite: no pair."""
+def bottleneck(times: Floats) -> tuple[float, int]:
+    """The least time by which a largest matching of the pairs can be made, and its size; times
+    [N, J] are infinite where there is no pair."""
     ordered = np.unique(times[np.isfinite(times)])
 
     def matched(time: float) -> int:
-        return len(min_cost_matching(np.where(times <= time, 0.0, 1.0), 1.0))
+        return len(min_cost_matching(np.where(times <= time, 0.0, np.inf)))
 
-    return float(ordered[bisect_left(ordered, matched(ordered[-1]), key=matched)])
+    most = matched(ordered[-1])
+    return float(ordered[bisect_left(ordered, most, key=matched)]), most

@@ -1,209 +1,209 @@
 """The round under drift ``paper`` (eq. 32), to 1e-9: branch and bound over deadlines.
 
-Power costs here, so that each unit sends as slowly as the deadline D allows: an option's cost
-Y·(S + p(D)) falls with D and is convex. For fixed options V·D + ΣY·(S + p) has one valley. Over an
+Power costs here, so that each unit sends as slowly as the deadline D allows: a load's cost
+Y·(S + p(D)) falls with D and is convex. For fixed loads V·D + ΣY·(S + p) has one valley. Over an
 interval of deadlines every cost lies above its tangent, and the matching of tangents is concave in
-D: the lesser of its two ends bounds the interval. Tangents at the best deadline found settle wide
-intervals, since its own slopes add up to nothing.
+D: the lesser of its two ends bounds the interval. Tangents beside the best deadline found settle
+wide intervals, since its own slopes add up to nothing.
 """
 
-import heapq
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import brentq
 
-from optim.allocation.curves import PowerCurves, feasible_curves, relaxed_curves
-from optim.allocation.matching import Matching, bottleneck, min_cost_matching, missing_cost
+from optim.allocation.curves import PowerCurves, power_curves, relaxed_curves
+from optim.allocation.intervals import DeadlineIntervals
+from optim.allocation.matching import Matching, bottleneck, min_cost_matching
 from optim.allocation.options import Choice, OptionTable
 from optim.problem import Floats, Ints, RoundProblem
 
-# Spans are dropped whose bound is within this of the best round, relative.
+# Intervals are dropped whose bound is within this of the best round, relative.
 _TOLERANCE = 1e-10
-_INTERVALS = 32
+_TURNS, _INTERVALS = 2, 32
+_BOTH_SIDES = np.array([1 - 1e-15, 1 + 1e-15])
 
 
 def allocate_paper_drift(problem: RoundProblem, options: OptionTable, stop_at: float) -> Choice:
     """The best choice, or the best found when ``time.perf_counter()`` passes ``stop_at``."""
-    finish = options.finish_s.min(axis=(0, 1))
-    search = DeadlineSearch(problem.options.drift_weight, finish.shape)
-    first = bottleneck(finish)
-    curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
-    best, bound = search.best(curves, relaxed, first, stop_at)
+    first, most = bottleneck(options.finish_s.min(axis=(0, 1)))
+    curves_of = partial(power_curves, problem, options)
+    search = DeadlineSearch(problem.options.drift_weight, most, curves_of)
+    best, bound = search.best(relaxed_curves(problem, options), first, stop_at)
     powers, _ = best.curves.power(best.deadline_s)
-    units, channels, payloads, points = best.curves.places
-    return Choice(units, channels, payloads, points, powers, bound)
+    units, payloads, points = best.curves.places
+    return Choice(units, best.channels, payloads, points, powers[:, 0], bound)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowRound:
-    """Options that form a matching, the deadline that is best for them, and V·D + their costs."""
+    """Loads, each on one channel, the deadline that is best for them, and V·D + their costs."""
 
     curves: PowerCurves
+    channels: Ints
     deadline_s: float
     value: float
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DeadlineInterval:
-    """Deadlines from ``start_s`` up to, and without, ``stop_s``, and a bound of their values."""
-
-    bound: float
-    start_s: float
-    stop_s: float
-    curves: PowerCurves = field(compare=False)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DeadlineSearch:
-    """Branch and bound for weight V and N×J pairs."""
+    """Branch and bound for weight V and rounds of ν units; ``curves_of`` places of loads."""
 
     weight: float
-    shape: tuple[int, ...]
-    seen: set[bytes] = field(default_factory=set)
+    most: int
+    curves_of: Callable[[Ints], PowerCurves]
 
-    def best(
-        self, curves: PowerCurves, relaxed: PowerCurves, first_s: float, stop_at: float
-    ) -> tuple[SlowRound, float]:
+    def best(self, relaxed: PowerCurves, first_s: float, stop_at: float) -> tuple[SlowRound, float]:
         """The best round, and a bound of all. No round is done before ``first_s``."""
-        best, edges, drifts = self.prepared(curves, relaxed, first_s)
-        curves = curves.within(edges[0], np.nextafter(edges[-1], np.inf))
-        bounds = (self.weight * edges[:-1] + drifts[1:]).tolist()
-        ends = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
-        intervals = [
-            DeadlineInterval(bound, *end, curves) for bound, end in zip(bounds, ends, strict=True)
-        ]
-        heapq.heapify(intervals)
+        best, intervals = self.prepared(relaxed, first_s)
         least = best.value  # of intervals that are too short to be split
-        while intervals and intervals[0].bound < best.value * (1 - _TOLERANCE):
-            if time.perf_counter() >= stop_at:
-                break
-            interval = heapq.heappop(intervals)
-            parts = list(_parts(interval, best.deadline_s))
-            if not parts:
-                least = min(least, interval.bound)
-            for part in parts:
-                bound, best = self.bound(part, best, len(best.curves))
-                heapq.heappush(intervals, replace(part, bound=max(bound, interval.bound)))
-        return best, min([best.value, least, *(interval.bound for interval in intervals[:1])])
+        while len(intervals) and time.perf_counter() < stop_at:
+            best, intervals = self.bounded(best, intervals)
+            middle = intervals.middles(best.deadline_s)
+            long = (intervals.start_s < middle) & (middle < intervals.stop_s)
+            alive = intervals.bounds < best.value * (1 - _TOLERANCE)
+            least = min([least, *intervals.bounds[alive & ~long]])
+            intervals = intervals.parts(alive & long, middle)
+        return best, min([best.value, least, *intervals.bounds])
 
-    def prepared(
-        self, curves: PowerCurves, relaxed: PowerCurves, first_s: float
-    ) -> tuple[SlowRound, Floats, Floats]:
-        """A good round, deadlines around all better ones, and bounds of the drift by each."""
-        costs = curves.costs(curves.floors_w)
-        floor = self.match(curves, costs)
-        best = self.valley(curves.take(self.cheapest(curves, costs, floor)))
-        edges = drifts = np.zeros(0)
-        # The second time for a range that the first one has shortened.
-        for _ in range(2):
-            last = max((best.value - floor.cost) / self.weight, first_s)
-            edges = np.linspace(first_s, last, _INTERVALS + 1)
-            drifts = _relaxed_drift(relaxed, edges, len(floor))
-            guess = float(edges[(self.weight * edges + drifts).argmin()])
-            best = min(best, self.round_at(curves, guess), key=lambda each: each.value)
-        return best, edges, drifts
+    def prepared(self, relaxed: PowerCurves, first_s: float) -> tuple[SlowRound, DeadlineIntervals]:
+        """A good round, and intervals of deadlines around all better ones."""
+        # Worse than any: none is found yet.
+        best = SlowRound(relaxed, np.zeros(0, dtype=np.intp), first_s, math.inf)
+        edges = np.array([first_s, math.inf])
+        for _ in range(_TURNS):
+            bounds, forced = self.relaxed_bounds(relaxed, edges)
+            guess = min(edges[bounds.argmin() + 1], max(first_s, relaxed.finish_s.max()))
+            best = self.round_at(guess, relaxed, best)
+            needed = forced < best.value
+            if needed.any():
+                edges = self.narrowed(edges, bounds, best.value)
+                relaxed = relaxed.take(np.flatnonzero(needed.any(axis=0)))
+        bounds, forced = self.relaxed_bounds(relaxed, edges)
+        interval, load = np.nonzero(forced < best.value)
+        curves = self.curves_of(relaxed.among(load, interval).loads)
+        return best, DeadlineIntervals(edges[:-1], edges[1:], bounds, curves)
 
-    def round_at(self, curves: PowerCurves, deadline_s: float) -> SlowRound:
-        """The options that are cheapest at a deadline, at the deadline that is best for them."""
-        early = curves.at(deadline_s)
-        powers, _ = early.power(deadline_s)
-        costs = early.costs(powers)
-        return self.valley(early.take(self.cheapest(early, costs, self.match(early, costs))))
+    def narrowed(self, edges_s: Floats, bounds: Floats, value: float) -> Floats:
+        """Edges around all deadlines whose rounds may be below a value.
 
-    def bound(
-        self, interval: DeadlineInterval, best: SlowRound, cardinality: int
-    ) -> tuple[float, SlowRound]:
-        """A bound of all rounds in the interval; and the better of ``best`` and one found.
-
-        Tangents are taken at the interval's end, but at its start if the best deadline is close
-        before it, for the options that can keep that.
+        In an interval no drift is below its bound less V·D at its start: a deadline so late that
+        V·D makes up for the rest is none of them.
         """
-        curves = interval.curves
-        base = np.full(len(curves), interval.stop_s)
-        if 0 <= interval.start_s - best.deadline_s < interval.stop_s - interval.start_s:
-            base[curves.finish_s <= interval.start_s] = interval.start_s
+        alive = np.flatnonzero(bounds < value)
+        start, stop = edges_s[alive[-1]], edges_s[alive[-1] + 1]
+        last = min(stop, start + (value - bounds[alive[-1]]) / self.weight)
+        return np.linspace(edges_s[alive[0]], last, _INTERVALS + 1)
+
+    def relaxed_bounds(self, relaxed: PowerCurves, edges_s: Floats) -> tuple[Floats, Floats]:
+        """A bound of all rounds between each two edges, [E]; and of those with a load, [E, R].
+
+        The ν units that cost least, on whatever channels, at the later edge: no cost rises with the
+        deadline. A load's own bound has its unit among them, at the load's cost: instead of the
+        unit's cheapest load or, if the unit was not among them, instead of the ν-th. Where that is
+        no lower than the value of a round, no better round has the load.
+        """
+        start, stop = edges_s[:-1, np.newaxis], edges_s[1:, np.newaxis]
+        interval, load = np.nonzero(relaxed.useful(start, stop))
+        of = relaxed.take(load)
+        powers, _ = of.power(stop[interval])
+        costs = np.full((len(stop), len(relaxed)), np.inf)
+        costs[interval, load] = of.costs(powers)[:, 0]
+        least = np.minimum.reduceat(costs, relaxed.starts, axis=1)
+        cheapest = np.partition(least, self.most - 1, axis=1)[:, : self.most]
+        bounds = self.weight * edges_s[:-1] + cheapest.sum(axis=1)
+        spared = np.minimum(least, cheapest[:, -1:])
+        sizes = np.diff(relaxed.starts, append=len(relaxed))
+        with np.errstate(invalid="ignore"):  # no ν units: infinite less infinite
+            forced = bounds[:, np.newaxis] + (costs - np.repeat(spared, sizes, axis=1))
+        return bounds, forced
+
+    def round_at(self, deadline_s: float, relaxed: PowerCurves, best: SlowRound) -> SlowRound:
+        """The better of ``best`` and, of these loads, those that are cheapest at a deadline."""
+        useful = relaxed.useful(deadline_s, np.nextafter(deadline_s, np.inf))
+        curves = self.curves_of(relaxed.loads[useful])
+        powers, _ = curves.power(deadline_s)
+        costs = np.where(curves.finish_s <= deadline_s, curves.costs(powers), np.inf)
+        (matching,) = _matchings(curves, costs, 1)
+        if len(matching) < self.most:
+            return best
+        return self.valley(best, *_cheapest(curves, costs, matching))
+
+    def bounded(
+        self, best: SlowRound, intervals: DeadlineIntervals
+    ) -> tuple[SlowRound, DeadlineIntervals]:
+        """The better of ``best`` and a round found; the intervals with bounds of their rounds.
+
+        A load's tangent is taken at the interval's base or, if it cannot keep that, at the first
+        deadline that it can: nothing before is asked of it.
+        """
+        curves, of = intervals.curves, intervals.curves.intervals
+        start, stop = intervals.start_s[of, np.newaxis], intervals.stop_s[of, np.newaxis]
+        base = np.clip(curves.finish_s, intervals.bases(best.deadline_s)[of, np.newaxis], stop)
         powers, slopes = curves.power(base)
         costs, slopes = curves.costs(powers), curves.queues * slopes
-        values = []
-        for end in (interval.stop_s, interval.start_s):
+        costs = np.where(curves.finish_s < stop, costs, np.inf)
+        bounds = np.full(len(intervals), np.inf)
+        for end_s, end in (intervals.stop_s, stop), (intervals.start_s, start):
             tangents = costs + slopes * (end - base)
-            matching = self.match(curves, tangents)
-            if len(matching) < cardinality:
-                return math.inf, best
-            values.append(self.weight * end + matching.cost)
-            if values[-1] < best.value * (1 - _TOLERANCE):
-                best = self.improved(best, curves, self.cheapest(curves, tangents, matching))
-        # At its end every option costs least, so that V·start + the drift there is a bound too.
-        bound = max(min(values), values[0] - self.weight * (interval.stop_s - interval.start_s))
-        return bound, best
+            found = _matchings(curves, tangents, len(intervals))
+            values = self.weight * end_s + [each.cost for each in found]
+            values[[len(each) < self.most for each in found]] = np.inf
+            bounds = np.minimum(bounds, values)
+            lowest = int(values.argmin())
+            if values[lowest] < best.value * (1 - _TOLERANCE):
+                best = self.valley(best, *_cheapest(curves, tangents, found[lowest]))
+        return best, replace(intervals, bounds=np.maximum(bounds, intervals.bounds))
 
-    def improved(self, best: SlowRound, curves: PowerCurves, chosen: Ints) -> SlowRound:
-        """The better of ``best`` and the chosen options at their best deadline."""
-        key = curves.options[chosen].tobytes()
-        if key in self.seen:
-            return best
-        self.seen.add(key)
-        return min(best, self.valley(curves.take(chosen)), key=lambda each: each.value)
+    def valley(self, best: SlowRound, chosen: PowerCurves, channels: Ints) -> SlowRound:
+        """The better of ``best`` and fixed loads at their best deadline, where V + Σ Y·dp/dD
+        changes its sign.
 
-    def match(self, curves: PowerCurves, costs: Floats) -> Matching:
-        """The cheapest of the largest matchings, of each pair its cheapest option."""
-        if not len(curves):
-            return Matching(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp), 0.0)
-        least = np.minimum.reduceat(costs, curves.starts)
-        missing = missing_cost(least, min(self.shape))
-        pairs = np.full(self.shape, missing)
-        pairs.flat[curves.pairs] = least
-        return min_cost_matching(pairs, missing)
+        At a bend of p it may do so in a leap, for which a search of roots takes long: these are
+        tried first.
+        """
 
-    def cheapest(self, curves: PowerCurves, costs: Floats, matching: Matching) -> Ints:
-        """The options that the matching's costs are of."""
-        pairs = matching.units * self.shape[1] + matching.channels
-        found, stops = np.searchsorted(curves.pairs, pairs), np.append(curves.starts, len(curves))
-        ranges = zip(curves.starts[found].tolist(), stops[found + 1].tolist(), strict=True)
-        chosen = [start + costs[start:stop].argmin() for start, stop in ranges]
-        return np.array(chosen, dtype=np.intp)
+        def slope(deadline_s: Floats | float) -> Floats:
+            _, slopes = chosen.power(deadline_s)
+            return np.asarray(self.weight + (chosen.queues * slopes).sum(axis=0))
 
-    def valley(self, chosen: PowerCurves) -> SlowRound:
-        """Fixed options at their best deadline, where V + Σ Y·dp/dD changes its sign."""
-        low = high = float(chosen.finish_s.max())
-        step = max(high - float(chosen.latency_s.min()), float(np.spacing(high)))
-        while self.slope(chosen, high) < 0:
+        low = chosen.finish_s.max()
+        bends = chosen.bends_s * _BOTH_SIDES
+        tried = np.append(low, np.unique(bends[bends > low]))
+        place = int(np.searchsorted(slope(tried), 0.0))
+        low, high = tried[max(place - 1, 0)], tried[min(place, len(tried) - 1)]
+        step = max(high - chosen.latency_s.min(), np.spacing(high))
+        while slope(high)[0] < 0:
             low, high, step = high, high + step, 2 * step
         if high > low:
-            high = brentq(lambda deadline: self.slope(chosen, deadline), low, high, xtol=1e-300)
+            high = brentq(lambda each: slope(each)[0], low, high, xtol=1e-300)
         powers, _ = chosen.power(high)
         cost = float(chosen.costs(powers).sum())
-        return SlowRound(chosen, high, self.weight * high + cost)
-
-    def slope(self, chosen: PowerCurves, deadline_s: float) -> float:
-        """d/dD of V·D and the costs of the options."""
-        return self.weight + float(chosen.queues @ chosen.power(deadline_s)[1])
+        found = SlowRound(chosen, channels, float(high), self.weight * float(high) + cost)
+        return min(best, found, key=lambda each: each.value)
 
 
-def _parts(interval: DeadlineInterval, deadline_s: float) -> Iterator[DeadlineInterval]:
-    """The interval's halves, or its parts beside the best deadline; none if too short."""
-    middle = (interval.start_s + interval.stop_s) / 2
-    if interval.start_s < deadline_s < interval.stop_s:
-        middle = deadline_s
-    if not interval.start_s < middle < interval.stop_s:
-        return
-    for start, stop in ((interval.start_s, middle), (middle, interval.stop_s)):
-        yield DeadlineInterval(interval.bound, start, stop, interval.curves.within(start, stop))
+def _matchings(curves: PowerCurves, costs: Floats, count: int) -> list[Matching]:
+    """Of each of so many intervals the cheapest of the largest matchings of its units and channels;
+    units by their place among ``starts``, costs [R, J] infinite where infeasible."""
+    least = np.minimum.reduceat(costs, curves.starts) if len(curves) else costs
+    edges = np.searchsorted(curves.intervals[curves.starts], np.arange(count + 1)).tolist()
+    each = [min_cost_matching(least[start:stop]) for start, stop in pairwise(edges)]
+    return [replace(of, units=of.units + start) for of, start in zip(each, edges, strict=False)]
 
 
-def _relaxed_drift(relaxed: PowerCurves, deadlines_s: Floats, cardinality: int) -> Floats:
-    """A bound of the drift by each deadline: the ν units that cost least, on whatever channels."""
-    deadlines = deadlines_s[:, np.newaxis]
-    useful = (relaxed.enter_s <= deadlines) & (deadlines <= relaxed.leave_s)
-    edge, option = np.nonzero(useful & (relaxed.finish_s <= deadlines))
-    of = relaxed.take(option)
-    powers, _ = of.power(deadlines_s[edge])
-    costs = np.full(useful.shape, np.inf)
-    costs[edge, option] = of.costs(powers)
-    least = np.minimum.reduceat(costs, relaxed.starts, axis=1)
-    cheapest: Floats = np.partition(least, cardinality - 1, axis=1)[:, :cardinality]
-    return np.asarray(cheapest.sum(axis=1))
+def _cheapest(curves: PowerCurves, costs: Floats, matching: Matching) -> tuple[PowerCurves, Ints]:
+    """The loads that a matching is of, and their channels."""
+    units, channels, stops = (
+        matching.units,
+        matching.channels,
+        np.append(curves.starts, len(curves)),
+    )
+    ranges = zip(stops[units].tolist(), stops[units + 1].tolist(), channels.tolist(), strict=True)
+    chosen = [start + costs[start:stop, channel].argmin() for start, stop, channel in ranges]
+    return curves.on(np.array(chosen, dtype=np.intp), channels), channels

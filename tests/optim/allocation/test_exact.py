@@ -1,6 +1,7 @@
 """The joint round against enumeration; what it answers holds; what cannot be done is explained."""
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from typing import Literal
@@ -11,11 +12,12 @@ from scipy.optimize import linear_sum_assignment
 
 from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.state import Channel, Uplink
-from optim.allocation.curves import feasible_curves, relaxed_curves
+from optim.allocation.curves import power_curves, relaxed_curves
 from optim.allocation.exact import exact_allocation
+from optim.allocation.intervals import DeadlineIntervals
 from optim.allocation.matching import bottleneck
 from optim.allocation.options import option_table
-from optim.allocation.paper_drift import DeadlineInterval, DeadlineSearch
+from optim.allocation.paper_drift import DeadlineSearch
 from optim.problem import Partition, RoundOptions, RoundProblem, RoundSolution
 from tests.optim import rounds
 from tests.optim.refutation import verify_round
@@ -230,31 +232,38 @@ def test_paper_drift_is_within_a_fine_grid_of_deadlines(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_no_deadline_of_a_span_is_below_its_bound(seed: int) -> None:
-    """Which the search prunes by; with the best deadline before, at and after the span."""
+def test_no_deadline_is_below_the_bounds_of_its_interval(seed: int) -> None:
+    """Which the search prunes by; with the best deadline before, at and after the intervals."""
     rng = np.random.default_rng(seed)
     problem = clusters(rng, "paper")
     options = option_table(problem)
-    search = DeadlineSearch(problem.options.drift_weight, options.limits_w.shape[1:])
-    curves, relaxed = feasible_curves(problem, options), relaxed_curves(problem, options)
-    first = bottleneck(options.finish_s.min(axis=(0, 1)))
-    best, edges, drifts = search.prepared(curves, relaxed, first)
-    for edge, drift in zip(edges, drifts, strict=True):
-        assert paper_value(problem, edge) - search.weight * edge >= drift * (1 - 1e-12)
+    first, most = bottleneck(options.finish_s.min(axis=(0, 1)))
+    curves_of = functools.partial(power_curves, problem, options)
+    search = DeadlineSearch(problem.options.drift_weight, most, curves_of)
+    relaxed = relaxed_curves(problem, options)
+    edges = np.sort(first + np.append(0, 10 ** rng.uniform(-2, 2.3, 30)))
+    start, stop = edges[:-1], edges[1:]
+    least = np.array(
+        [
+            min(paper_value(problem, each) for each in np.linspace(*ends, 25, endpoint=False))
+            for ends in zip(start, stop, strict=True)
+        ]
+    )
+    bounds, forced = search.relaxed_bounds(relaxed, edges)
+    assert (bounds <= least * (1 + 1e-12)).all()
+    # A load whose own bound is above the least value is in no round that has it.
+    interval, load = np.nonzero(forced <= least[:, np.newaxis])
+    curves = curves_of(relaxed.among(load, interval).loads)
+    assert 0 < len(curves) < len(relaxed) * len(bounds) / 2
+    best, _ = search.prepared(relaxed, first)
     tight = 0
-    for _ in range(30):
-        start = float(rng.uniform(edges[0], edges[-1]))
-        stop = start + float(10 ** rng.uniform(-2, 1.5))
-        deadline = float(rng.choice([start - 1e-3, start, stop, start - 50, stop + 50]))
-        span = DeadlineInterval(0.0, start, stop, curves.within(start, stop))
+    for deadline in (start[5] - 1e-3, start[5], stop[20], first, edges[-1] + 50):
         # Against a round that nothing improves on.
         other = dataclasses.replace(best, deadline_s=deadline, value=-math.inf)
-        bound, _ = search.bound(span, other, len(best.curves))
-        inside = np.linspace(start, stop, 25, endpoint=False)
-        least = min(paper_value(problem, each) for each in inside)
-        assert bound <= least * (1 + 1e-12)
-        tight += bound >= least * (1 - 1e-3)
-    assert tight > 5
+        _, found = search.bounded(other, DeadlineIntervals(start, stop, bounds, curves))
+        assert (found.bounds <= least * (1 + 1e-12)).all()
+        tight += (found.bounds >= least * (1 - 1e-3)).sum()
+    assert tight > 50
 
 
 @pytest.mark.parametrize("drift", ["gamma", "paper"])
@@ -389,17 +398,6 @@ def test_nothing_to_send(drift: str, fading: str) -> None:
     (given,) = exact_allocation(problem).allocations
     assert given.upload_s == 0
     assert given.power_w == (0.0 if drift == "paper" else 0.2)
-
-
-def test_no_options_are_none() -> None:
-    """Of an empty matching the cheapest options are an index, though of nothing."""
-    problem = lone(Uplink(0.2, 50.0, 1e6, 0.0, (1e-10,)), 1.0, 1.0)
-    curves = feasible_curves(problem, option_table(problem))
-    search = DeadlineSearch(0.1, (1, 1))
-    empty = curves.take(np.zeros(len(curves), dtype=bool))
-    assert not len(
-        empty.take(search.cheapest(empty, np.zeros(0), search.match(empty, np.zeros(0))))
-    )
 
 
 def lone(
