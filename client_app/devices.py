@@ -153,7 +153,7 @@ class DevicePipeline:
     def pipeline(self, embedding: Part, head: PipelineHead) -> Pipeline:
         """Embedding and head around the devices' segments."""
         m = self._plan.num_micro_batches
-        head.on_answer(self._segments.wake)
+        head.on_answer(self._segments.arrived)
         return Pipeline(m, embedding, self._segments, head, self._timer)
 
     def report(self, report: ClusterReport) -> ClusterReport:

@@ -4,9 +4,8 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import grpc
 import torch
@@ -15,27 +14,26 @@ from torch import Tensor
 from client_app.rounding import ActivationMeter
 from collapipe import cancellation
 from collapipe.batch import Batch
-from collapipe.errors import BrokenLinkError, LinkError, WireError
+from collapipe.errors import BrokenLinkError, LinkError, RefusedLinkError, WireError
 from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead, scattered
 from collapipe.sections import LinkSettings
 from collapipe.wire import frames
 from collapipe.wire.compression import FLOAT32, decode, encode
+from collapipe.wire.dialing import CHANNEL_OPTIONS, start_stream
 from collapipe.wire.feedback import ChangeCoder
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, channel_options, credentials
+from collapipe.wire.link import METHOD, credentials
 from collapipe.wire.messages import LinkAddress
+from collapipe.wire.streams import FrameStream
 
+_PEER = "decoder link"
 _POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
 _AGAIN_S = 0.2  # between two attempts to open a stream again
-_BROKEN = {
-    *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED),
-    *(grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL),
-}
 
 
 @functools.lru_cache(maxsize=2)
-def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
+def _channel(link: LinkAddress) -> grpc.Channel:
     """A connection that outlives the round, for its handshake costs more than a small round.
 
     Certificates and keys are those of one run; a channel of an earlier run closes when the cache
@@ -44,10 +42,7 @@ def _channel(link: LinkAddress, max_message_bytes: int) -> grpc.Channel:
     credentials = grpc.ssl_channel_credentials(
         link.server_certificate, link.unit_key, link.unit_certificate
     )
-    options = [
-        *channel_options(max_message_bytes),
-        ("grpc.ssl_target_name_override", link.server_name),
-    ]
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", link.server_name)]
     return grpc.secure_channel(link.address, credentials, options=options)
 
 
@@ -60,64 +55,6 @@ class LinkPrecisions:
     gradient: str = FLOAT32
     coder: ChangeCoder | None = None
     meter: ActivationMeter | None = None
-
-
-class _RefusedError(LinkError):
-    """The round is over, or was never this unit's: dialling again does not help."""
-
-
-class _Stream:
-    """One gRPC stream to the decoder: frames out, frames or the error that ended it in, which
-    ``take`` puts into ``incoming``."""
-
-    def __init__(
-        self,
-        link: LinkAddress,
-        unit: int,
-        max_message_bytes: int,
-        take: Callable[["_Stream", Frame | Exception], None],
-    ) -> None:
-        self._take, self._address = take, link.address
-        self.incoming: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
-        self.bytes_in = 0
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        channel = _channel(replace(link, token=""), max_message_bytes)
-        self._call = channel.stream_stream(METHOD)(
-            iter(self._outgoing.get, None), metadata=credentials(unit, link.token)
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True, name="decoder-link")
-        self._reader.start()
-
-    def send(self, data: bytes) -> None:
-        """Return at once."""
-        self._outgoing.put(data)
-
-    def close(self) -> None:
-        """End it, and its thread."""
-        self._outgoing.put(None)
-        self._call.cancel()
-        self._reader.join(timeout=5)
-
-    def _read(self) -> None:
-        put = partial(self._take, self)
-        try:
-            for data in self._call:
-                self.bytes_in += len(data)
-                put(frames.decode(data))
-        except grpc.RpcError as error:
-            code = error.code()
-            if code == grpc.StatusCode.UNIMPLEMENTED:
-                put(_RefusedError("decoder link: refused: no open round has this unit's token"))
-            kind = BrokenLinkError if code in _BROKEN else LinkError
-            told = f"decoder link: {code.name}: {error.details()}"
-            if code == grpc.StatusCode.UNAVAILABLE and not self.bytes_in:
-                told += f"; the server is dialled at {self._address}, which is link.advertise or "
-                told += "else link.host there"
-            put(kind(told))
-        except WireError as error:
-            put(error)
-        else:
-            put(LinkError("decoder link: the server ended the stream early"))
 
 
 class DecoderLink:
@@ -146,10 +83,10 @@ class DecoderLink:
         self._step = 0
         self._answers: dict[int, tuple[float, Tensor]] = {}
         self._submitted: dict[int, tuple[Tensor, Tensor]] = {}  # what was sent, and its rows
-        self._said: list[bytes] = []  # of the step under way
+        self._said: list[Frame] = []  # of the step under way
         self._answered = set[int]()
         self._opened_again = False
-        self._on_answer: Callable[[], None] | None = None
+        self._arrived = threading.Event()
 
     def __enter__(self) -> "DecoderLink":
         self._stream = self._opened()
@@ -170,7 +107,7 @@ class DecoderLink:
         self._send(FrameKind.BEGIN, 0, torch.tensor([len(micro_batches), target_tokens]))
 
     def submit(self, micro_batch: int, hidden: Tensor) -> None:
-        """Return as soon as gRPC has the frame."""
+        """Return at once; the frame waits for its turn."""
         batch, how = self._micro_batches[micro_batch], self._precisions
         read = self._rows.of(batch.mask, batch.targets)
         sent = hidden.detach().cpu()[read]
@@ -187,7 +124,7 @@ class DecoderLink:
         self._send(FrameKind.ACTIVATION, micro_batch, *parts, batch.mask, batch.targets)
 
     def ready(self, micro_batch: int) -> bool:
-        while micro_batch not in self._answers and not self._stream.incoming.empty():
+        while micro_batch not in self._answers and self._stream.waiting():
             if frame := self._taken(FrameKind.GRADIENT):
                 self._keep(frame)
         return micro_batch in self._answers
@@ -197,8 +134,8 @@ class DecoderLink:
             self._keep(self._receive(FrameKind.GRADIENT))
         return self._answers.pop(micro_batch)
 
-    def on_answer(self, call: Callable[[], None]) -> None:
-        self._on_answer = call
+    def on_answer(self, arrived: threading.Event) -> None:
+        self._arrived = self._stream.arrived = arrived
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         """The server steps its decoder by the same norms."""
@@ -222,15 +159,21 @@ class DecoderLink:
         self._send(FrameKind.BYE, 0)
         self._receive(FrameKind.BYE)
 
-    def _opened(self) -> _Stream:
-        return _Stream(self._link, self._unit, self._settings.max_message_bytes, self._take)
+    def _opened(self) -> FrameStream:
+        stream = FrameStream(_PEER, self._settings.max_message_bytes, self._arrived)
+        channel = _channel(replace(self._link, token=""))
+        start_stream(stream, channel, METHOD, credentials(self._unit, self._link.token))
+        return stream
 
     def _send(self, kind: FrameKind, micro_batch: int, *tensors: Tensor) -> None:
-        data = frames.encode(Frame(kind, self._round, self._step, micro_batch, tensors))
+        frame = Frame(kind, self._round, self._step, micro_batch, tensors)
         if self._again_s:
-            self._said.append(data)
-        self.bytes_up += len(data)
-        self._stream.send(data)
+            self._said.append(frame)
+        self._say(frame)
+
+    def _say(self, frame: Frame) -> None:
+        self.bytes_up += frames.num_bytes([(each.dtype, each.shape) for each in frame.tensors])
+        self._stream.send(frame)
 
     def _receive(self, expected: FrameKind) -> Frame:
         while (frame := self._taken(expected)) is None:
@@ -238,74 +181,77 @@ class DecoderLink:
         return frame
 
     def _taken(self, expected: FrameKind) -> Frame | None:
-        """What comes next; None: another stream was opened instead, where nothing may be due."""
-        received = self._next(self._stream, expected)
-        if isinstance(received, BrokenLinkError) and self._again_s:
-            return self._reopened(received)
-        if isinstance(received, Exception):
-            self._stream.incoming.put(received)  # the next one to ask gets the same answer
-            raise received
-        return received
+        """What comes next, if it is ``expected``; None: what is known already, or another stream
+        was opened instead, where nothing may be due."""
+        try:
+            frame = self._next()
+        except BrokenLinkError as broken:
+            if not self._again_s:
+                raise
+            return self._reopened(broken)
+        if self._known(frame):
+            return None
+        if frame.kind != expected or frame.step != self._step:
+            raise WireError(
+                f"the decoder answered {frame.kind.name} of step {frame.step}; "
+                f"expected {expected.name} of step {self._step}"
+            )
+        return frame
 
-    def _next(self, stream: _Stream, expected: FrameKind) -> Frame | Exception:
-        """What comes next, if it is what is ``expected``, or why nothing comes."""
+    def _next(self) -> Frame:
         while True:
             cancellation.check()
             try:
-                received = stream.incoming.get(timeout=_POLL_S)
+                return self._stream.receive(_POLL_S)
             except queue.Empty:
                 continue
-            if isinstance(received, Frame) and (
-                received.kind != expected or received.step != self._step
-            ):
-                raise WireError(
-                    f"the decoder answered {received.kind.name} of step {received.step}; "
-                    f"expected {expected.name} of step {self._step}"
-                )
-            return received
+            except LinkError as error:
+                raise self._explained(error) from None
+
+    def _explained(self, error: LinkError) -> LinkError:
+        """The same, with what it means here."""
+        if isinstance(error, RefusedLinkError):
+            return RefusedLinkError(f"{_PEER}: refused: no open round has this unit's token")
+        if grpc.StatusCode.UNAVAILABLE.name in str(error) and not self._stream.bytes_in:
+            where = f"{self._link.address}, which is link.advertise or else link.host there"
+            return BrokenLinkError(f"{error}; the server is dialled at {where}")
+        return error
 
     def _known(self, frame: Frame) -> bool:
         """Whether a second stream answers what the first one has answered."""
         same = frame.kind == FrameKind.GRADIENT and frame.step == self._step
         return same and frame.micro_batch in self._answered and self._opened_again
 
-    def _take(self, stream: "_Stream", received: Frame | Exception) -> None:
-        """Of a stream's thread. What is known already is no news, or who waits for news would wait
-        for ever."""
-        if isinstance(received, Frame) and self._known(received):
-            return
-        stream.incoming.put(received)
-        if self._on_answer is not None:
-            self._on_answer()
-
     def _reopened(self, broken: BrokenLinkError) -> Frame | None:
         """Open another stream, and say again what the step under way has said. The norms that the
         server answered with, where it had done the step and its answer was lost."""
-        deadline, cause = time.monotonic() + self._again_s, str(broken)
+        deadline = time.monotonic() + self._again_s
         while time.monotonic() < deadline:
             self._bytes_in += self._stream.bytes_in
             self._stream.close()
             self._stream, self._opened_again = self._opened(), True
-            self._stream.send(frames.encode(Frame(FrameKind.RESUME, self._round, self._step, 0)))
-            came = self._next(self._stream, FrameKind.RESUME)
-            if isinstance(came, Frame):
-                return self._resumed(came)
-            if isinstance(came, _RefusedError):
-                raise came
-            time.sleep(_AGAIN_S)
-        raise LinkError(f"{cause}; not back within link.reconnect_s={self._again_s:g}")
+            self._stream.send(Frame(FrameKind.RESUME, self._round, self._step, 0))
+            try:
+                return self._resumed(self._next())
+            except RefusedLinkError:
+                raise
+            except LinkError:  # also while the server has not seen that the first one broke
+                time.sleep(_AGAIN_S)
+        raise LinkError(f"{broken}; not back within link.reconnect_s={self._again_s:g}")
 
     def _resumed(self, came: Frame) -> Frame | None:
-        if len(came.tensors) != 1 or came.tensors[0].shape != (2,):
+        if came.kind != FrameKind.RESUME or [each.shape for each in came.tensors] != [(2,)]:
             raise WireError("the decoder does not say which step was the last")
         last, own = came.tensors[0].tolist()
-        norms_sent = bool(self._said) and frames.decode(self._said[-1]).kind == FrameKind.NORMS
+        norms_sent = bool(self._said) and self._said[-1].kind == FrameKind.NORMS
         if last == self._step and norms_sent:
             own_norm = torch.tensor([own], dtype=torch.float64)
             return Frame(FrameKind.NORMS, self._round, self._step, 0, (own_norm,))
-        for data in self._said:
-            self.bytes_up += len(data)
-            self._stream.send(data)
+        for frame in self._said:
+            if frame.kind == FrameKind.NORMS:  # would overtake activations: all were answered
+                for _ in self._answered:
+                    self._next()
+            self._say(frame)
         return None
 
     def _keep(self, frame: Frame) -> None:

@@ -63,6 +63,10 @@ class BrokenLinkError(LinkError):
     """A stream ended, though nobody meant it to: it may be opened again."""
 
 
+class RefusedLinkError(LinkError):
+    """There is nothing for this caller at the other end: dialling again does not help."""
+
+
 class StageError(CollaPipeError):
     """A device of the cluster is gone, or cannot go on."""
 

@@ -324,7 +324,7 @@ class LoraSettings(AdapterSettings):
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """The decoder link: where the server listens and is dialled, and the largest message."""
+    """The decoder link: where the server listens and is dialled, and the largest frame."""
 
     host: str
     port: Annotated[int, Field(ge=0, le=65535)]

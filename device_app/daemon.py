@@ -18,10 +18,9 @@ from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError, LinkError
 from collapipe.torch_device import CPU
-from collapipe.wire.dialing import MESSAGE_BYTES, Dialer, open_stream
+from collapipe.wire.dialing import SERVER_OPTIONS, Dialer, accept_stream, open_stream
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP
-from collapipe.wire.link import channel_options
 from collapipe.wire.segments import (
     BEFORE,
     BEHIND,
@@ -86,11 +85,7 @@ class Daemon:
         self._server = grpc.server(
             self._threads,
             maximum_concurrent_rpcs=_STREAMS,
-            options=[
-                *channel_options(MESSAGE_BYTES),
-                ("grpc.so_reuseport", 0),
-                ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
-            ],
+            options=SERVER_OPTIONS,
         )
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, self._methods(credentials)),)
@@ -153,7 +148,8 @@ class Daemon:
             self._work = work = threading.Thread(target=session.run, daemon=True)
             work.start()
             try:
-                yield from self._carried(stream, messages, context)
+                accept_stream(stream, messages, context)
+                yield from stream.outgoing()
             finally:  # also where gRPC gives the call up in the middle
                 work.join()
 
@@ -172,7 +168,8 @@ class Daemon:
             session.attach(side, stream)
         except LinkError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
-        yield from self._carried(stream, messages, context)
+        accept_stream(stream, messages, context)
+        yield from stream.outgoing()
 
     def _probe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answers.probed(context):
@@ -180,20 +177,9 @@ class Daemon:
             stream.on_close(context.cancel)  # also where the caller does not read
             work = threading.Thread(target=echo, args=(stream,), daemon=True)
             work.start()
-            yield from self._carried(stream, messages, context)
+            accept_stream(stream, messages, context)
+            yield from stream.outgoing()
             work.join()
-
-    def _carried(
-        self,
-        stream: FrameStream,
-        messages: Iterator[bytes],
-        context: grpc.ServicerContext,
-    ) -> Iterator[bytes]:
-        """Both ways of a stream that was accepted."""
-        context.send_initial_metadata(())
-        threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
-        context.add_callback(stream.close)
-        yield from stream.outgoing()
 
     @contextmanager
     def _occupied(self, session: Session, context: grpc.ServicerContext) -> Iterator[None]:

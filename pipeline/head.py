@@ -1,6 +1,7 @@
 """What stands behind the last segment: (micro-batch, activation) → loss, gradient."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -29,8 +30,8 @@ class PipelineHead(Protocol):
     def answer(self, micro_batch: int) -> Answer:
         """Loss of the micro-batch and gradient of its activation; waits for them."""
 
-    def on_answer(self, call: Callable[[], None]) -> None:
-        """Call ``call`` whenever an answer has come, if answers come by themselves."""
+    def on_answer(self, arrived: threading.Event) -> None:
+        """Set ``arrived`` whenever an answer has come, if answers come by themselves."""
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:
         """Tell the head the parts' squared gradient norms, and get its own."""
@@ -66,7 +67,7 @@ class LocalHead:
     def answer(self, micro_batch: int) -> Answer:
         return self._answers.pop(micro_batch)
 
-    def on_answer(self, call: Callable[[], None]) -> None:
+    def on_answer(self, arrived: threading.Event) -> None:
         """They do not: ``submit`` computes them."""
 
     def exchange_norms(self, squared_norms: Sequence[float]) -> list[float]:

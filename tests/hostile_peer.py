@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from collapipe.errors import LinkError, WireError
-from collapipe.wire.dialing import MESSAGE_BYTES
+from collapipe.wire.dialing import CHANNEL_OPTIONS
 from collapipe.wire.frames import Frame, FrameKind, encode
-from collapipe.wire.link import channel_options
 from collapipe.wire.segments import (
     CONTROL,
     HOP,
@@ -84,7 +83,7 @@ class HostileUnit:
     troubles: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.channel = grpc.insecure_channel(self.address, channel_options(MESSAGE_BYTES))
+        self.channel = grpc.insecure_channel(self.address, CHANNEL_OPTIONS)
 
     def __enter__(self) -> "HostileUnit":
         return self

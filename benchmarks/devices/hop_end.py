@@ -18,9 +18,8 @@ import grpc
 
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
-from collapipe.wire.dialing import MESSAGE_BYTES
+from collapipe.wire.dialing import CHANNEL_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import channel_options
 from collapipe.wire.segments import HOP
 from collapipe.wire.streams import FrameStream
 
@@ -30,7 +29,7 @@ MOST = 2**30
 
 def main() -> None:
     host, credentials = sys.argv[1:]
-    server = grpc.server(futures.ThreadPoolExecutor(2), options=channel_options(MESSAGE_BYTES))
+    server = grpc.server(futures.ThreadPoolExecutor(2), options=CHANNEL_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(_stream)
     service, _, method = HOP.removeprefix("/").partition("/")
     server.add_generic_rpc_handlers(
@@ -46,11 +45,9 @@ def main() -> None:
 
 
 def _stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-    context.send_initial_metadata(())
     stream = FrameStream("hop", MOST)
-    threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
     threading.Thread(target=_reply, args=(stream,), daemon=True).start()
-    context.add_callback(stream.close)
+    accept_stream(stream, messages, context)
     yield from stream.outgoing()
 
 

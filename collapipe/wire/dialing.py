@@ -1,20 +1,39 @@
-"""How a stream of frames is opened to another machine."""
+"""How a stream of frames is opened to another machine, and served to one."""
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import cause, dial, host_and_port, require_loopback
-from collapipe.errors import LinkError, one_line
-from collapipe.wire.link import channel_options
-from collapipe.wire.streams import PIECE_BYTES, FrameStream
+from collapipe.errors import LinkError
+from collapipe.wire.streams import PIECE_BYTES, FrameStream, broken
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
-MESSAGE_BYTES = PIECE_BYTES + 1024
+_MESSAGE_BYTES = PIECE_BYTES + 1024
+CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
+    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),  # a unit dials its server, also where HTTP has a proxy
+    ("grpc.keepalive_time_ms", 2000),  # a dead peer is noticed in seconds
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),  # pings that a busy machine held back come together
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 20_000),  # also how long connecting may take
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+SERVER_OPTIONS = (
+    *CHANNEL_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +49,10 @@ class Dialer:
     def channel(self, device: str, address: str) -> grpc.Channel:
         """A connection to ``device``. Raises ``LinkError`` where another one is at ``address``,
         ``ConfigError`` where it would be neither encrypted nor on this machine."""
-        options = channel_options(MESSAGE_BYTES)
         if self.credentials is not None:
-            return dial(self.credentials, address, device, options, self.timeout_s)
+            return dial(self.credentials, address, device, CHANNEL_OPTIONS, self.timeout_s)
         require_loopback(address)
-        return grpc.insecure_channel(address, options=options)
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
 
     def fault(self, device: str, address: str) -> str | None:
         """Why the device does not answer within seconds; None: it does."""
@@ -66,10 +84,7 @@ def open_stream(
 ) -> FrameStream:
     """A stream that the other end has accepted. Raises ``LinkError`` where it does not."""
     stream = FrameStream(peer, max_bytes, arrived)
-    call = channel.stream_stream(method)(
-        stream.outgoing(), metadata=tuple(metadata), wait_for_ready=False
-    )
-    stream.on_close(call.cancel)
+    call = start_stream(stream, channel, method, metadata)
     accepted = threading.Event()
 
     def wait() -> None:  # for good where the call ends at a bad moment: gRPC does not say so here
@@ -81,11 +96,32 @@ def open_stream(
         call.cancel()
     if not call.is_active():
         stream.close()
-        raise LinkError(f"{peer}: {call.code().name}: {one_line(call.details())}")
+        raise broken(peer, call)
+    return stream
+
+
+def start_stream(
+    stream: FrameStream,
+    channel: grpc.Channel,
+    method: str,
+    metadata: Sequence[tuple[str, str]],
+) -> grpc.Call:
+    """Open a stream that ends where the other end does not accept it."""
+    call = channel.stream_stream(method)(stream.outgoing(), metadata=tuple(metadata))
+    stream.on_close(call.cancel)
 
     def take_in() -> None:
         stream.feed(call)
         stream.close()  # which ends gRPC's thread that waits for what is sent
 
-    threading.Thread(target=take_in, daemon=True, name=f"from {peer}").start()
-    return stream
+    threading.Thread(target=take_in, daemon=True, name=f"from {stream.peer}").start()
+    return call
+
+
+def accept_stream(
+    stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
+) -> None:
+    """Tell the caller, and take in what it sends; the handler yields what is ``outgoing``."""
+    context.send_initial_metadata(())
+    threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
+    context.add_callback(stream.close)

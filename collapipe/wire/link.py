@@ -1,5 +1,5 @@
-"""What both ends of the decoder link share: a gRPC method that carries frames, its options, tokens
-and certificates. Those are made for one run at its start, sent through Flower and never stored; a
+"""What both ends of the decoder link share: a gRPC method that carries frames, tokens and
+certificates. Those are made for one run at its start, sent through Flower and never stored; a
 deployed server's own takes the place of one."""
 
 from collections.abc import Mapping
@@ -16,25 +16,6 @@ METHOD = "/collapipe.DecoderLink/Train"
 SERVER_NAME, UNIT_NAME = "decoder.collapipe", "unit.collapipe"
 _AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
 _VALID = timedelta(days=30)
-
-
-def channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Options of both ends: a dead peer is noticed in seconds, a message has a limit."""
-    return [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.enable_http_proxy", 0),  # a unit dials its server, also where HTTP has a proxy
-        ("grpc.keepalive_time_ms", 2000),
-        ("grpc.keepalive_timeout_ms", 2000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-        ("grpc.http2.max_ping_strikes", 0),  # pings that a busy machine held back come together
-        ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 20_000),  # also how long connecting may take
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
 
 
 def credentials(unit: int, token: str) -> tuple[tuple[str, str], ...]:

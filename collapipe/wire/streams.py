@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import grpc
 
-from collapipe.errors import LinkError, WireError, one_line
+from collapipe.errors import BrokenLinkError, LinkError, RefusedLinkError, WireError, one_line
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 
@@ -19,25 +19,32 @@ _MORE, _LAST = 0, 1  # first byte of a piece
 _PART = 2  # added to it: a piece of a part, between whose pieces other frames may come
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
 _SLOW = FrameKind.PART, FrameKind.MOMENTS
+_ENDS = {
+    grpc.StatusCode.UNIMPLEMENTED: RefusedLinkError,
+    **dict.fromkeys((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), BrokenLinkError),
+    **dict.fromkeys((grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), BrokenLinkError),
+}
 
 
 class FrameStream:
     """One end of a stream. gRPC sends what ``outgoing`` yields; a thread of the owner runs
     ``feed`` on what gRPC receives.
 
-    ``arrived`` is set whenever there is something to ``receive``, or all was sent. A frame of more
-    than ``max_bytes``, which the owner may change, ends the stream, as do one that is damaged and
-    activations beyond the ``WINDOW``. Frames that wait have together no more bytes than that, or
-    there is only one: ``feed`` takes in the next one when there is room. Parts, which may take a
-    slow link many seconds, wait for all other frames, piece by piece. ``on_sent`` is called once
-    gRPC has taken all pieces of an activation or a gradient; what ``accepts`` does not is dropped.
+    ``arrived`` is set whenever there is something to ``receive``, or all was sent; the owner may
+    set another event in its place. A frame of more than ``max_bytes``, which the owner may change,
+    ends the stream, as do one that is damaged and activations beyond the ``WINDOW``. Frames that
+    wait have together no more bytes than that, or there is only one: ``feed`` takes in the next one
+    when there is room. Frames that need no credit may overtake activations and gradients. Parts,
+    which may take a slow link many seconds, wait for all other frames, piece by piece. ``on_sent``
+    is called once gRPC has taken all pieces of an activation or a gradient; what ``accepts`` does
+    not is dropped.
     """
 
     def __init__(self, peer: str, max_bytes: int, arrived: threading.Event | None = None) -> None:
         self.peer, self.max_bytes = peer, max_bytes
-        self.bytes_out = self.bytes_in = 0
+        self.bytes_out = self.bytes_in = 0  # of what comes but for credits
         self.heard = time.monotonic()  # when the last piece came
-        self._arrived = arrived or threading.Event()
+        self.arrived = arrived or threading.Event()
         self._changed = threading.Condition()
         self._incoming: deque[tuple[Frame, int]] = deque()  # with their bytes
         self._ended: LinkError | WireError | None = None
@@ -80,7 +87,7 @@ class FrameStream:
         with self._changed:
             self._unmade -= len(self._parts)
             self._parts.clear()
-        self._arrived.set()
+        self.arrived.set()
 
     def all_made(self) -> bool:
         """Whether all parts have been made, or never will: ``arrived`` is set then."""
@@ -124,13 +131,13 @@ class FrameStream:
         if self._cancel is not None:
             self._cancel()
 
-    def outgoing(self) -> Iterator[bytes]:
-        """Messages for gRPC."""
-        for message in self._messages():
+    def outgoing(self, until: Callable[[], bool] | None = None) -> Iterator[bytes]:
+        """Messages for gRPC: all, or those that may go before ``until`` has become true."""
+        for message in self._messages(until or (lambda: False)):
             self.bytes_out += len(message) - 1
             yield message
             if not self.backlog()[0]:
-                self._arrived.set()
+                self.arrived.set()
 
     def on_close(self, cancel: Callable[[], object]) -> None:
         """``close`` calls ``cancel`` as well."""
@@ -141,16 +148,15 @@ class FrameStream:
         ended: LinkError | WireError = LinkError(f"{self.peer}: ended the stream")
         try:
             for data in self._joined(messages):
-                self.bytes_in += len(data)
                 self._take(frames.decode(data), len(data))
         except WireError as error:
             ended = WireError(f"{self.peer}: {error}")
         except Exception as error:  # gRPC's, a doorkeeper's, or no memory
-            ended = LinkError(f"{self.peer}: {reason(error)}")
+            ended = broken(self.peer, error)
         with self._changed:
             self._ended = ended
             self._changed.notify_all()
-        self._arrived.set()
+        self.arrived.set()
 
     def _take(self, frame: Frame, size: int) -> None:
         """Keep a frame, once there is room for it."""
@@ -158,6 +164,7 @@ class FrameStream:
             if frame.kind == FrameKind.CREDIT:
                 self._credit = min(self._credit + 1, WINDOW)
             else:
+                self.bytes_in += size
                 ahead = sum(each.kind in _COUNTED for each, _ in self._incoming)
                 if frame.kind in _COUNTED and ahead == WINDOW:
                     raise WireError(f"{frame.kind.name}: {WINDOW} wait here already, and no more")
@@ -167,18 +174,18 @@ class FrameStream:
                     return
                 self._incoming.append((frame, size))
             self._changed.notify_all()
-        self._arrived.set()
+        self.arrived.set()
 
     def _has_room(self, size: int) -> bool:
         kept = sum(each for _, each in self._incoming)
         return not kept or (kept + size <= self.max_bytes and len(self._incoming) < _MOST_WAITING)
 
-    def _messages(self) -> Iterator[bytes]:
+    def _messages(self, until: Callable[[], bool]) -> Iterator[bytes]:
         part: Iterator[bytes] = iter(())
         while True:
             if (piece := next(part, None)) is not None:
                 yield piece
-            found = self._next(under_way=piece is not None)
+            found = self._next(until, under_way=piece is not None)
             if found is None:
                 if piece is None:
                     return
@@ -195,11 +202,13 @@ class FrameStream:
         finally:
             with self._changed:
                 self._unmade -= 1
-            self._arrived.set()
+            self.arrived.set()
 
-    def _next(self, under_way: bool) -> Frame | Callable[[], Frame] | None:
-        """What is to be sent next, a part as what makes it; None: nothing any more, or with a part
-        ``under_way`` that."""
+    def _next(
+        self, until: Callable[[], bool], under_way: bool
+    ) -> Frame | Callable[[], Frame] | None:
+        """What is to be sent next, a part as what makes it; None: nothing any more, nothing yet
+        and ``until`` is true, or with a part ``under_way`` that."""
         with self._changed:
             while True:
                 if self._urgent:
@@ -213,6 +222,8 @@ class FrameStream:
                     return None
                 if self._parts:
                     return self._parts.popleft()
+                if until():
+                    return None
                 self._changed.wait()
 
     def _joined(self, messages: Iterable[bytes]) -> Iterator[bytearray]:
@@ -253,6 +264,12 @@ def _pieces(frame: Frame) -> Iterator[bytes]:
         piece.append(buffer[start:])
         room -= len(buffer) - start
     yield b"".join((bytes([lane | _LAST]), *piece))
+
+
+def broken(peer: str, error: Exception) -> LinkError:
+    """What a stream to ``peer`` ended with, as the kind of error that its code is."""
+    kind = _ENDS.get(error.code(), LinkError) if isinstance(error, grpc.Call) else LinkError
+    return kind(f"{peer}: {reason(error)}")
 
 
 def reason(error: Exception) -> str:

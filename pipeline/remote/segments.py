@@ -1,6 +1,7 @@
 """The encoder's segments on devices, which go on without those that are lost."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -91,9 +92,10 @@ class RemoteSegments:
         with self._timer.phase(PIPELINE):
             self._recovering(work)
 
-    def wake(self) -> None:
-        """Who waits for devices looks whether the head can go on."""
-        self._placed.arrived.set()
+    @property
+    def arrived(self) -> threading.Event:
+        """Once it is set, who waits for devices looks whether the head can go on."""
+        return self._placed.arrived
 
     @property
     def lost(self) -> Collection[str]:

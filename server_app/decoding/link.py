@@ -21,17 +21,11 @@ import torch
 
 from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
-from collapipe.wire import frames
+from collapipe.wire.dialing import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import (
-    METHOD,
-    SERVER_NAME,
-    UNIT_NAME,
-    channel_options,
-    read_credentials,
-    self_signed,
-)
+from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, read_credentials, self_signed
 from collapipe.wire.messages import LinkAddress
+from collapipe.wire.streams import FrameStream
 from server_app.decoding.decoder import DecoderSession
 
 _CLOSE_S = 2.0  # for streams to end when the link closes
@@ -40,9 +34,12 @@ Metadata = Sequence[tuple[str, str]]
 
 
 @dataclass
-class _Stream:
+class _Claim:
+    """A session, and the one stream that may have it."""
+
     context: grpc.ServicerContext
     session: DecoderSession
+    stream: FrameStream
     left: threading.Event = field(default_factory=threading.Event)
     active: float = field(default_factory=time.monotonic)
 
@@ -82,19 +79,17 @@ class DecoderLinkServer:
         certified: tuple[bytes, bytes] | None = None,
     ) -> None:
         self._sessions: dict[str, DecoderSession] = {}
-        self._streams: dict[str, _Stream] = {}
+        self._claims: dict[str, _Claim] = {}
         self._lock = threading.RLock()  # ``_find`` takes it, too
-        self._max_sessions, self._frame_timeout_s = max_sessions, settings.frame_timeout_s
+        self._settings, self._max_sessions = settings, max_sessions
         self._closed = threading.Event()
         key, certificate = certified or self_signed()
         unit_key, unit_certificate = self_signed(UNIT_NAME)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
             options=[
-                *channel_options(settings.max_message_bytes),
-                ("grpc.so_reuseport", 0),
+                *SERVER_OPTIONS,
                 ("grpc.max_concurrent_streams", 2 * max_sessions),  # of one connection
-                ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
             ],
         )
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
@@ -134,46 +129,42 @@ class DecoderLinkServer:
     def close(self) -> None:
         """Forget all sessions and end their streams; none is in its session any more on return."""
         with self._lock:
-            streams = list(self._streams.values())
+            claims = list(self._claims.values())
             self._sessions.clear()
-            self._streams.clear()
-        for stream in streams:
-            stream.context.cancel()
-        for stream in streams:
-            stream.left.wait()
+            self._claims.clear()
+        for claim in claims:
+            claim.context.cancel()
+        for claim in claims:
+            claim.left.wait()
 
     def _serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            with self._claimed(context) as stream:
-                for message in messages:
-                    stream.active = time.monotonic()
-                    answer = _answer(stream.session, frames.decode(message))
-                    stream.active = time.monotonic()
-                    if answer is not None:
-                        yield frames.encode(answer)
-                    if stream.session.complete:
-                        return
+            with self._claimed(context) as claim:
+                accept_stream(claim.stream, messages, context)
+                yield from _obeyed(claim)
         except LinkError as error:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except CollaPipeError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     @contextmanager
-    def _claimed(self, context: grpc.ServicerContext) -> Iterator["_Stream"]:
+    def _claimed(self, context: grpc.ServicerContext) -> Iterator[_Claim]:
         """The session that the caller's token opens, for one stream only."""
         with self._lock:
             token = self._find(context.invocation_metadata())
-            if token is None or token in self._streams:
+            if token is None or token in self._claims:
                 raise LinkError("this token's stream was opened already, or its round is over")
-            stream = self._streams[token] = _Stream(context, self._sessions[token])
+            session = self._sessions[token]
+            stream = FrameStream(f"unit {session.unit}", self._settings.max_message_bytes)
+            claim = self._claims[token] = _Claim(context, session, stream)
         try:
-            yield stream
+            yield claim
         finally:
-            stream.session.abandon()
+            session.abandon()
             with self._lock:  # the unit may dial again
-                if self._streams.get(token) is stream and not stream.session.complete:
-                    del self._streams[token]
-            stream.left.set()
+                if self._claims.get(token) is claim and not session.complete:
+                    del self._claims[token]
+            claim.left.set()
 
     def _find(self, metadata: Metadata) -> str | None:
         """The caller's token, if it is that of an open session of the caller's unit."""
@@ -189,11 +180,31 @@ class DecoderLinkServer:
         """End streams that are silent in the middle of a step, which may keep others waiting."""
         while not self._closed.wait(_WATCH_S):
             with self._lock:
-                streams = list(self._streams.values())
-            for stream in streams:
-                silent_s = time.monotonic() - stream.active
-                if stream.session.in_step and silent_s > self._frame_timeout_s:
-                    stream.context.cancel()
+                claims = list(self._claims.values())
+            for claim in claims:
+                silent_s = time.monotonic() - claim.active
+                if claim.session.in_step and silent_s > self._settings.frame_timeout_s:
+                    claim.context.cancel()
+
+
+def _obeyed(claim: _Claim) -> Iterator[bytes]:
+    """What is sent to a unit, whose frames are obeyed in between: gRPC's thread computes, too."""
+    session, stream = claim.session, claim.stream
+    while claim.context.is_active() and not session.complete:
+        yield from stream.outgoing(until=stream.waiting)
+        try:
+            frame = stream.receive()
+        except LinkError:  # the unit is gone
+            return
+        claim.active = time.monotonic()
+        if frame.kind == FrameKind.BEGIN and (left := stream.backlog()[1]):
+            raise WireError(f"a step begins, but {left} gradients of the last one are not taken")
+        answer = _answer(session, frame)
+        claim.active = time.monotonic()
+        if answer is not None:
+            stream.send(answer)
+    stream.close()
+    yield from stream.outgoing()
 
 
 def _answer(session: DecoderSession, frame: Frame) -> Frame | None:

@@ -126,6 +126,20 @@ def test_credits_cost_nothing_and_buy_no_more_than_the_window() -> None:
     stream.close()
 
 
+def test_who_answers_in_between_sends_what_may_go_and_no_more() -> None:
+    """One thread for both: it goes on where something has come, and ends where all is said."""
+    stream = FrameStream("peer", 10**6)
+    for _ in range(WINDOW + 1):
+        stream.send(ACTIVATION)
+    stream.send(LARGE)
+    fed(stream, pieces(SMALL)).join(20)
+    assert len(list(stream.outgoing(until=stream.waiting))) == WINDOW + 1
+    assert stream.backlog() == (0, 1)
+    assert stream.receive(5).kind == SMALL.kind
+    with pytest.raises(LinkError):
+        stream.receive(5)
+
+
 @pytest.mark.parametrize(
     "messages",
     [

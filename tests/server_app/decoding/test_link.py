@@ -1,6 +1,7 @@
 """The decoder link: who is heard, what is refused, and that the round goes on."""
 
 import math
+import queue
 import socket
 import ssl
 import threading
@@ -27,16 +28,17 @@ from collapipe.models.sent_rows import RowsRead
 from collapipe.models.transformer import TransformerSpec
 from collapipe.wire import frames
 from collapipe.wire.compression import decode
+from collapipe.wire.dialing import CHANNEL_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.link import (
     METHOD,
     SERVER_NAME,
     UNIT_NAME,
-    channel_options,
     credentials,
     self_signed,
 )
 from collapipe.wire.messages import LinkAddress
+from collapipe.wire.streams import PIECE_BYTES, WINDOW, FrameStream
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
 
@@ -203,6 +205,34 @@ def test_a_closed_round_ends_the_stream_that_is_in_it(server: DecoderLinkServer)
             link.answer(0)
 
 
+def test_a_closed_round_computes_nothing_more_of_what_has_come(server: DecoderLinkServer) -> None:
+    mine, asked, go_on = session(0), threading.Semaphore(0), threading.Event()
+    answer = mine.part.answer
+
+    def slow(*arguments: Any) -> tuple[float, torch.Tensor]:
+        asked.release()
+        assert go_on.wait(60)
+        return answer(*arguments)
+
+    mine.part.answer = slow  # type: ignore[method-assign]
+    with DecoderLink(server.open(mine), 0, 3, ONCE, ROWS) as link:
+        link.begin(DropoutKey(0, 0, 4), [batch()] * 2, 2 * batch().num_targets)
+        for number in range(2):
+            link.submit(number, torch.ones(2, 3, 8))
+        assert asked.acquire(timeout=60)
+        (claim,) = server._claims.values()
+        while not claim.stream.waiting():
+            time.sleep(0.01)
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        while claim.context.is_active():
+            time.sleep(0.01)
+        go_on.set()
+        closing.join(60)
+    assert not closing.is_alive()
+    assert not asked.acquire(blocking=False)
+
+
 def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> None:
     mine = session(0)
     with pytest.raises(LinkError, match="after 1 of 2 steps"):
@@ -211,7 +241,12 @@ def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> 
 
 
 def good(kind: FrameKind, *tensors: torch.Tensor, step: int = 4, micro_batch: int = 0) -> bytes:
-    return frames.encode(Frame(kind, 3, step, micro_batch, tensors))
+    return piece(frames.encode(Frame(kind, 3, step, micro_batch, tensors)))
+
+
+def piece(data: bytes) -> bytes:
+    """A frame that travels in one."""
+    return b"\1" + data
 
 
 HIDDEN, MASK, TARGETS = torch.ones(6, 8), torch.ones(2, 3) > 0, torch.ones(2, 2).long()
@@ -223,9 +258,14 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
-        ([b"nonsense"], "truncated"),
+        ([b"nonsense"], "no piece of a frame"),
+        ([piece(b"nonsense")], "truncated"),
+        ([b"\0" * 2**19] * 3, "more than 1,048,576 bytes"),
         ([BEGIN[:-1]], "header says"),
-        ([frames.encode(Frame(FrameKind.BEGIN, 2, 4, 0, (torch.tensor([1, 4]),)))], "of round 2"),
+        (
+            [piece(frames.encode(Frame(FrameKind.BEGIN, 2, 4, 0, (torch.tensor([1, 4]),))))],
+            "of round 2",
+        ),
         ([good(FrameKind.BEGIN, torch.tensor([1, 4]), step=9)], "expected 4"),
         ([good(FrameKind.BEGIN, torch.tensor([1.0, 4.0]))], "two whole numbers"),
         ([good(FrameKind.BEGIN, torch.tensor([0, 4]))], "0 micro-batches"),
@@ -307,7 +347,8 @@ def test_rows_that_the_unit_has_not_end_the_stream_and_are_not_remembered(
             iter([BEGIN, frame]), metadata=credentials(0, address.token)
         )
         with pytest.raises(grpc.RpcError) as refused:
-            next(call)
+            for _ in call:
+                pass
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert says in refused.value.details()
     assert mine.coder is not None and not mine.coder.arrived.rows
@@ -316,13 +357,88 @@ def test_rows_that_the_unit_has_not_end_the_stream_and_are_not_remembered(
 def test_a_message_beyond_the_limit_is_refused(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     with (
-        pytest.raises(LinkError, match="RESOURCE_EXHAUSTED"),
+        pytest.raises(LinkError, match=r"INVALID_ARGUMENT: .* more than 1,048,576 bytes"),
         DecoderLink(address, 0, 3, replace(ONCE, max_message_bytes=2**30), ROWS) as link,
     ):
         ids = torch.full((1, LIMIT // 16), 5)
         link.begin(DropoutKey(0, 0, 4), [Batch(ids, ids != 0, ids[:, :2])], 2)
         link.submit(0, torch.ones(1, LIMIT // 16, 8))
         link.answer(0)
+
+
+def test_streams_that_are_refused_leave_room_on_their_connection() -> None:
+    """One connection has two streams a session; what each was refused for is remembered."""
+    with DecoderLinkServer(ONCE, 1) as server:
+        mine, errors = session(0), list[LinkError]()
+        address = server.open(mine)
+        for _ in range(8):
+            with DecoderLink(address, 0, 3, ONCE, ROWS) as link:
+                link.begin(DropoutKey(0, 0, 9), [batch()], batch().num_targets)
+                with pytest.raises(LinkError, match="INVALID_ARGUMENT: step 9 begins") as refused:
+                    link.answer(0)
+            errors.append(refused.value)
+        train_round(address, 0)
+        assert mine.complete
+
+
+def test_tensors_travel_in_pieces_both_ways(server: DecoderLinkServer) -> None:
+    """The micro-batch has more bytes than a message of gRPC may have, and comes as it was sent."""
+    mine = decoder_session(0, 3, "task.max_length=4000", "model.dim=64")
+    mine.part.answer = lambda hidden, *others: (0.0, 2 * hidden)  # type: ignore[method-assign]
+    ids = torch.full((1, 3600), 5)
+    hidden = torch.randn(1, 3600, 64)
+    assert PIECE_BYTES < hidden.nbytes < LIMIT
+    with DecoderLink(server.open(mine), 0, 3, ONCE, ROWS) as link:
+        link.begin(DropoutKey(0, 0, 4), [Batch(ids, ids != 0, ids[:, :2])], 2)
+        link.submit(0, hidden)
+        assert torch.equal(link.answer(0)[1], 2 * hidden)
+
+
+def test_gradients_that_a_unit_does_not_take_are_kept_for_one_step(
+    server: DecoderLinkServer,
+) -> None:
+    """It says nothing of the first ones, so the last one waits; another step would add to it."""
+    address = server.open(decoder_session(0, 3, "task.max_length=5", "batch_size=8"))
+    said = queue.SimpleQueue[bytes | None]()
+    with dial(address) as channel:
+        call = channel.stream_stream(METHOD)(
+            iter(said.get, None), metadata=credentials(0, address.token)
+        )
+        said.put(good(FrameKind.BEGIN, torch.tensor([WINDOW + 1, 4 * WINDOW + 4])))
+        for number in range(WINDOW + 1):
+            said.put(good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS, micro_batch=number))
+            next(call)  # that it may send another
+            if number < WINDOW:
+                next(call)
+        said.put(END)
+        assert frames.decode(next(call)[1:]).kind == FrameKind.NORMS
+        said.put(good(FrameKind.BEGIN, torch.tensor([1, 4]), step=5))
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+        said.put(None)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "1 gradients" in refused.value.details()
+
+
+def test_a_unit_that_sends_nothing_but_pieces_without_end_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("server_app.decoding.link._WATCH_S", 0.05)
+    settings = link_settings(max_message_bytes=LIMIT, frame_timeout_s=0.5)
+    with DecoderLinkServer(settings, 1) as server:
+        address, over = server.open(session(0)), threading.Event()
+
+        def dribble() -> Iterator[bytes]:
+            yield BEGIN
+            while not over.wait(0.05):
+                yield b"\0"
+
+        with dial(address) as channel:
+            call = channel.stream_stream(METHOD)(dribble(), metadata=credentials(0, address.token))
+            with pytest.raises(grpc.RpcError) as ended:
+                next(call)
+            over.set()
+    assert ended.value.code() == grpc.StatusCode.CANCELLED
 
 
 def test_a_unit_that_falls_silent_in_a_step_is_given_up() -> None:
@@ -424,17 +540,23 @@ def test_a_second_answer_to_a_micro_batch_is_refused_by_the_unit() -> None:
 def impostor(*answers: Frame) -> Iterator[LinkAddress]:
     """A server that gives all of these answers to a stream's first activation."""
 
-    def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        left = answers
-        for message in messages:
-            if frames.decode(message).kind == FrameKind.ACTIVATION:
-                yield from map(frames.encode, left)
-                left = ()
+    def serve(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        stream = FrameStream("the unit", LIMIT)
+
+        def answer() -> None:
+            while stream.receive().kind != FrameKind.ACTIVATION:
+                continue
+            for each in answers:
+                stream.send(each)
+
+        threading.Thread(target=answer, daemon=True).start()
+        accept_stream(stream, messages, context)
+        yield from stream.outgoing()
 
     key, certificate = self_signed()
     # the link's own options: with gRPC's the server ends a connection for its pings
-    server = grpc.server(ThreadPoolExecutor(2), options=channel_options(LIMIT))
-    handler = grpc.stream_stream_rpc_method_handler(answer)
+    server = grpc.server(ThreadPoolExecutor(2), options=CHANNEL_OPTIONS)
+    handler = grpc.stream_stream_rpc_method_handler(serve)
     service, method = METHOD.strip("/").split("/")
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {method: handler}),)

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 
 import grpc
 
-from collapipe.wire.link import SERVER_NAME, channel_options, self_signed
+from collapipe.wire.dialing import CHANNEL_OPTIONS
+from collapipe.wire.link import SERVER_NAME, self_signed
 
 DELAY_S = 0.3  # for each packet of the handshake
 
@@ -18,7 +19,7 @@ def test_a_connection_may_take_seconds() -> None:
     """gRPC gives up an attempt after its least reconnect backoff."""
     key, certificate = self_signed()
     with echo_server(key, certificate) as port, slow_proxy(port) as address:
-        options = [*channel_options(2**16), ("grpc.ssl_target_name_override", SERVER_NAME)]
+        options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
         credentials = grpc.ssl_channel_credentials(certificate)
         with grpc.secure_channel(address, credentials, options=options) as channel:
             assert channel.unary_unary("/service/echo")(b"ping") == b"ping"
