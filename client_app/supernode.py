@@ -38,6 +38,7 @@ from client_app.kept_store import KeptStore
 from collapipe.errors import one_line
 from collapipe.report import START
 from collapipe.wire import records
+from collapipe.wire.flower_waits import wait_briefly
 from collapipe.wire.messages import Failure
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Messages:
 
     def answer(self, app: ClientApp) -> None:
         """Answer one after another with ``app``, for good."""
+        wait_briefly()
         auth = SuperExecAuthHttpInterceptor(
             master_secret=self.secret, protected_methods=frozenset({_ACQUIRE})
         )

@@ -17,6 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from collapipe.cancellation import cancellable
 from collapipe.wire import kept_file
+from collapipe.wire.flower_waits import wait_briefly
 
 _log = logging.getLogger(__name__)
 _RUN_ID, _SERVER_NODE_ID = 1, 1
@@ -141,6 +142,7 @@ def make_prompt(grid: Grid) -> Grid:
     is. For a node that is gone, or that a message cannot be sent to, Flower answers itself: in its
     own name, or not at all.
     """
+    wait_briefly()
 
     def send_and_receive(
         messages: Iterable[Message], *, timeout: float | None = None

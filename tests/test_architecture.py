@@ -117,6 +117,7 @@ EDGES = {
     ),
     # Flower's own inside, which may move
     "flwr.supercore": (
+        "collapipe/wire/flower_waits.py",
         "client_app/supernode.py",
         "client_app/supernode_process.py",
         "server_app/grid.py",

@@ -1,0 +1,18 @@
+"""How long Flower waits for what of a message is still on its way.
+
+It hands a message out before all of it has come, and who asks for a part that has not waits a
+second, then two. No option of Flower's says how long: its functions' own defaults are replaced.
+"""
+
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
+
+_FIRST_S = 0.05  # each further wait is twice as long
+
+
+def wait_briefly() -> None:
+    """In this process."""
+    for pull in (pull_objects, pull_and_inflate_object_from_tree):
+        pull.__kwdefaults__["initial_backoff"] = _FIRST_S

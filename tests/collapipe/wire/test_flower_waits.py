@@ -1,0 +1,43 @@
+"""Flower's own waits are short, wherever a version of it has them."""
+
+import time
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
+
+from collapipe.wire.flower_waits import wait_briefly
+
+PULLS = pull_objects, pull_and_inflate_object_from_tree
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    with patch.dict(PULLS[0].__kwdefaults__), patch.dict(PULLS[1].__kwdefaults__):
+        yield
+
+
+def test_flower_has_the_waits_that_are_replaced() -> None:
+    assert all("initial_backoff" in pull.__kwdefaults__ for pull in PULLS)
+    wait_briefly()
+    assert [pull.__kwdefaults__["initial_backoff"] for pull in PULLS] == [0.05, 0.05]
+
+
+def test_what_is_on_its_way_is_asked_for_again_soon() -> None:
+    answers = [ObjectUnavailableError("a"), b"there"]
+
+    def asked(_: str) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    wait_briefly()
+    began = time.monotonic()
+    assert pull_objects(["a"], asked) == {"a": b"there"}
+    assert time.monotonic() - began < 0.7  # Flower's own first wait is 0.8 s or more
