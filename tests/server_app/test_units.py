@@ -1,6 +1,9 @@
 """Who takes part: as many nodes as units, each of which tells its own number."""
 
+import gc
 import json
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +34,24 @@ def test_flower_has_not_moved_what_the_grid_needs() -> None:
     (node,) = grid.get_node_ids()
     message = Message(RecordDict(), node, "query.state")
     assert message.metadata.run_id == TaskIdentity.run_id
+
+
+def test_a_grid_remembers_no_reply() -> None:
+    """It may have a model in it, and there is one for each node."""
+
+    def answering(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    grid = InlineGrid(answering, 1, {"overrides": ""})  # type: ignore[arg-type]
+    (node,) = grid.get_node_ids()
+    replies = [*grid.send_and_receive([Message(RecordDict(), node, "query.state")])]
+    for thread in threading.enumerate():
+        if thread.name == "unit-0":
+            thread.join()
+    (reply,) = map(weakref.ref, replies)
+    del replies
+    gc.collect()
+    assert reply() is None
 
 
 WORDS = "\x1b[31mred\n" + "x" * 9999
