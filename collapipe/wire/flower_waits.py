@@ -15,4 +15,6 @@ _FIRST_S = 0.05  # each further wait is twice as long
 def wait_briefly() -> None:
     """In this process."""
     for pull in (pull_objects, pull_and_inflate_object_from_tree):
-        pull.__kwdefaults__["initial_backoff"] = _FIRST_S
+        defaults = pull.__kwdefaults__
+        assert defaults is not None  # or Flower has moved, which a test tells
+        defaults["initial_backoff"] = _FIRST_S
