@@ -185,7 +185,7 @@ def test_empty_split_and_missing_folder(folder: Path) -> None:
 def test_hub_columns_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a root, the languages name the hub's columns."""
     rows = ROWS.rename_columns({"source": "de", "target": "en"})
-    splits = {"nobody/tiny": dict.fromkeys(("train", "validation", "test"), rows)}
+    splits = {"nobody/tiny": dict.fromkeys(("train", "validation", "test"), lambda: rows)}
     monkeypatch.setattr(hub, "load", lambda place, name, config: splits[name])
     assert corpus(None).splits(0).validation.to_dict() == ROWS.to_dict()
 

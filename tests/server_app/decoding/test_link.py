@@ -402,7 +402,7 @@ def test_gradients_that_a_unit_does_not_take_are_kept_for_one_step(
     said = queue.SimpleQueue[bytes | None]()
     with dial(address) as channel:
         call = channel.stream_stream(METHOD)(
-            iter(said.get, None), metadata=credentials(0, address.token)
+            iter(said.get, None), metadata=credentials(0, address.token), timeout=60
         )
         said.put(good(FrameKind.BEGIN, torch.tensor([WINDOW + 1, 4 * WINDOW + 4])))
         for number in range(WINDOW + 1):
@@ -434,7 +434,9 @@ def test_a_unit_that_sends_nothing_but_pieces_without_end_is_silent(
                 yield b"\0"
 
         with dial(address) as channel:
-            call = channel.stream_stream(METHOD)(dribble(), metadata=credentials(0, address.token))
+            call = channel.stream_stream(METHOD)(
+                dribble(), metadata=credentials(0, address.token), timeout=60
+            )
             with pytest.raises(grpc.RpcError) as ended:
                 next(call)
             over.set()
