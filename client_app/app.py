@@ -199,8 +199,8 @@ def train(message: Message, context: Context) -> RecordDict:
     with cancellable(request.timeout_s):
         unit, kept = _control_unit(context), _kept(context)
         precision = settings.compression.of(request.plan.uplink).upload
-        start, changes = weights, settings.compression.upload != FLOAT32 or stage
-        if changes:  # which training makes where the weights are
+        start = weights
+        if stage or settings.compression.upload != FLOAT32:  # training changes weights in place
             start = {name: tensor.clone() for name, tensor in weights.items()}
         with _reading:  # units of one process share what is read
             fixed = _cached_weights(tuple(_setup(context).frozen.items()), unit.device)

@@ -27,7 +27,7 @@ class _Squares:
     lost: Mapping[Precision, float]
 
     @classmethod
-    def of(cls, tensor: Tensor, by_chance: bool, stands_for: int = 1) -> "_Squares":
+    def of(cls, tensor: Tensor, by_chance: bool, stands_for: float = 1.0) -> "_Squares":
         """Of as many tensors as ``tensor`` stands for."""
         lost = {each: stands_for * squared_error(tensor, each, by_chance) for each in _ROUNDED}
         return cls(stands_for * float(tensor.double().square().sum()), lost)
@@ -80,5 +80,7 @@ def measured(
 
 def _sampled(change: Tensor) -> _Squares:
     """Of a change, rounded to the nearest; of a large matrix rows that are evenly apart."""
-    apart = max(1, change.numel() // _SAMPLED) if change.dim() > 1 else 1
-    return _Squares.of(change[::apart] if apart > 1 else change, False, apart)
+    if change.dim() < 2 or change.numel() < 2 * _SAMPLED:
+        return _Squares.of(change, by_chance=False)
+    sample = change[:: change.numel() // _SAMPLED]
+    return _Squares.of(sample, by_chance=False, stands_for=len(change) / len(sample))

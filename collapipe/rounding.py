@@ -20,9 +20,12 @@ class RoundingErrors:
     upload: Mapping[Precision, _Error] = field(default_factory=dict)
 
     def updated(self, measured: "RoundingErrors") -> "RoundingErrors":
-        """With what was measured later in place of what it was measured for."""
+        """With what was measured later in place of what it was measured for; float32 is exact,
+        whatever a unit says."""
+        exact: dict[Precision, float] = {"float32": 0.0}
         return RoundingErrors(
-            {**self.activation, **measured.activation}, {**self.upload, **measured.upload}
+            {**self.activation, **measured.activation, **exact},
+            {**self.upload, **measured.upload, **exact},
         )
 
 

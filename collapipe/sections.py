@@ -13,6 +13,7 @@ from collapipe.plan import UplinkPlan
 from collapipe.rounding import RoundingErrors
 from collapipe.state import Precision
 
+_LEAST_ERROR = 1e-15  # ρ that is none
 _MONTH_S = 30 * 24 * 3600.0
 _WILDCARDS = "0.0.0.0", "::", "[::]"  # noqa: S104 - to refuse them as addresses to dial
 
@@ -232,10 +233,12 @@ class CompressionSettings:
     ) -> float:
         """ρ of what is sent in these precisions. The errors of both add up: what rounding takes
         from an upload counts, though error feedback gives it back later. A precision that is set,
-        not chosen, counts as exact; nothing is worse than nothing sent, whose ρ is 1."""
+        not chosen, counts as exact, and so does what no float32 would show; nothing is worse than
+        nothing sent, whose ρ is 1."""
         of_activation = errors.activation[activation] if self.activation == "auto" else 0.0
         of_upload = errors.upload[upload] if self.upload == "auto" else 0.0
-        return min(of_activation + of_upload, 1.0)
+        error = min(of_activation + of_upload, 1.0)
+        return error if error > _LEAST_ERROR else 0.0
 
 
 @dataclass(frozen=True)

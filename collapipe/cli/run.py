@@ -57,10 +57,12 @@ def run_job(overrides: Sequence[str] = (), config_file: Path | None = None) -> P
 def _leaves_evaluation(settings: Settings) -> bool:
     """Whether ``evaluation.where=auto`` is ``units``, which of the hub's data sets no option tells,
     but their splits."""
+    automatic = settings.tree["evaluation"]["where"] == "auto" and settings.evaluates_on_server
+    if not automatic or settings.data.name is None:
+        return False
     from collapipe.runs.rows import draws_held_out  # which takes seconds
 
-    automatic = settings.tree["evaluation"]["where"] == "auto" and settings.evaluates_on_server
-    return automatic and settings.data.name is not None and draws_held_out(settings)
+    return draws_held_out(settings)
 
 
 def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None:

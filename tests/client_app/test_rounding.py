@@ -79,6 +79,21 @@ def test_rows_that_stand_for_all_tell_nearly_as_much(monkeypatch: pytest.MonkeyP
     assert sampled == pytest.approx(whole, rel=0.2)
 
 
+def test_a_matrix_of_few_long_rows_counts_as_often_as_it_has_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    end = {
+        "wide": torch.randn(2, 3000, generator=generator),
+        "tall": torch.randn(3000, 2, generator=generator),
+    }
+    start = {name: torch.zeros_like(each) for name, each in end.items()}
+    whole = measured(compression("auto", "float32"), None, start, end, {}).upload
+    monkeypatch.setattr("client_app.rounding._SAMPLED", 600)
+    sampled = measured(compression("auto", "float32"), None, start, end, {}).upload
+    assert sampled == pytest.approx(whole, rel=0.2)
+
+
 def test_what_is_not_chosen_or_did_not_change_has_no_error() -> None:
     start, end = weights(1), weights(2)
     assert measured(compression("int4", "float32"), None, start, end, {}) == RoundingErrors()

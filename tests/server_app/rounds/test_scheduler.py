@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from collapipe.errors import ConfigError, InfeasibleRoundError
 from collapipe.report import ClusterReport
 from collapipe.rounding import BENCHMARKED, RoundingErrors
 from collapipe.seeds import derive
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Precision, Uplink
 from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
@@ -254,6 +254,18 @@ def test_what_units_measured_of_rounding_is_planned_with(tmp_path: Path) -> None
     first, _ = own.decide(4).request.clusters
     assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 0.375]
     assert own.state.reported == offered(tmp_path).state.reported  # what units told stays
+
+
+@pytest.mark.parametrize("error", [1e-300, 1e-19, 0.0, 1e17])
+def test_no_error_that_a_unit_tells_ends_the_run(tmp_path: Path, error: float) -> None:
+    """Nor that it takes float32 for inexact."""
+    own = offered(tmp_path)
+    told = dict.fromkeys(get_args(Precision), error)
+    report = ClusterReport(0, (1.0,), 1, 1, rounding=RoundingErrors(told, told))
+    own.end(own.decide(1), {0: 1.0}, {}, 0.0, reports={0: report})
+    first, _ = own.decide(2).request.clusters
+    assert [p.activation for p in first.uplink.payloads] == ["float32", "int4"]
+    assert [p.gradient_error for p in first.uplink.payloads] == [0.0, 1.0 if error > 1 else 0.0]
 
 
 def test_a_precision_is_chosen_by_what_the_unit_measured(tmp_path: Path) -> None:
