@@ -1,6 +1,7 @@
 """The decoder link's client: the server's decoder as the head of this cluster's pipeline."""
 
 import functools
+import logging
 import queue
 import threading
 import time
@@ -27,6 +28,7 @@ from collapipe.wire.link import METHOD, credentials
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.streams import FrameStream
 
+_log = logging.getLogger(__name__)
 _PEER = "decoder link"
 _POLL_S = 0.1  # between two looks at cancellation while waiting for the decoder
 _AGAIN_S = 0.2  # between two attempts to open a stream again
@@ -75,8 +77,7 @@ class DecoderLink:
         rows: RowsRead,
         precisions: LinkPrecisions = LinkPrecisions(),
     ) -> None:
-        self.bytes_up = 0
-        self._bytes_in = 0
+        self.bytes_up = self.bytes_down = 0  # each frame once, also where it had to be said again
         self._link, self._unit, self._settings = link, unit, settings
         self._round, self._rows, self._precisions = round_, rows, precisions
         self._again_s = 0.0 if precisions.coder else settings.reconnect_s
@@ -94,10 +95,6 @@ class DecoderLink:
 
     def __exit__(self, *_: object) -> None:
         self._stream.close()
-
-    @property
-    def bytes_down(self) -> int:
-        return self._bytes_in + self._stream.bytes_in
 
     def begin(self, key: DropoutKey, micro_batches: Sequence[Batch], target_tokens: int) -> None:
         self._step, self._key, self._micro_batches = key.step, key, micro_batches
@@ -169,10 +166,7 @@ class DecoderLink:
         frame = Frame(kind, self._round, self._step, micro_batch, tensors)
         if self._again_s:
             self._said.append(frame)
-        self._say(frame)
-
-    def _say(self, frame: Frame) -> None:
-        self.bytes_up += frames.num_bytes([(each.dtype, each.shape) for each in frame.tensors])
+        self.bytes_up += frames.size(frame)
         self._stream.send(frame)
 
     def _receive(self, expected: FrameKind) -> Frame:
@@ -183,19 +177,21 @@ class DecoderLink:
     def _taken(self, expected: FrameKind) -> Frame | None:
         """What comes next, if it is ``expected``; None: what is known already, or another stream
         was opened instead, where nothing may be due."""
+        frame: Frame | None
         try:
             frame = self._next()
         except BrokenLinkError as broken:
             if not self._again_s:
                 raise
-            return self._reopened(broken)
-        if self._known(frame):
+            frame = self._reopened(broken)
+        if frame is None or self._known(frame):
             return None
         if frame.kind != expected or frame.step != self._step:
             raise WireError(
                 f"the decoder answered {frame.kind.name} of step {frame.step}; "
                 f"expected {expected.name} of step {self._step}"
             )
+        self.bytes_down += frames.size(frame)
         return frame
 
     def _next(self) -> Frame:
@@ -225,9 +221,9 @@ class DecoderLink:
     def _reopened(self, broken: BrokenLinkError) -> Frame | None:
         """Open another stream, and say again what the step under way has said. The norms that the
         server answered with, where it had done the step and its answer was lost."""
+        _log.warning("%s; it is opened again, and goes on with step %d", broken, self._step)
         deadline = time.monotonic() + self._again_s
         while time.monotonic() < deadline:
-            self._bytes_in += self._stream.bytes_in
             self._stream.close()
             self._stream, self._opened_again = self._opened(), True
             self._stream.send(Frame(FrameKind.RESUME, self._round, self._step, 0))
@@ -251,7 +247,7 @@ class DecoderLink:
             if frame.kind == FrameKind.NORMS:  # would overtake activations: all were answered
                 for _ in self._answered:
                     self._next()
-            self._say(frame)
+            self._stream.send(frame)
         return None
 
     def _keep(self, frame: Frame) -> None:

@@ -124,6 +124,11 @@ def num_bytes(layouts: Sequence[Layout]) -> int:
     return _up(head) + sum(_up(_size(layout)) for layout in layouts)
 
 
+def size(frame: Frame) -> int:
+    """Length of the encoded frame."""
+    return num_bytes([(each.dtype, tuple(each.shape)) for each in frame.tensors])
+
+
 def _layouts(data: bytes | bytearray, count: int) -> tuple[list[Layout], int]:
     """Dtypes and shapes, and where the tensors' bytes begin."""
     layouts: list[Layout] = []

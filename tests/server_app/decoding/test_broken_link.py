@@ -138,14 +138,20 @@ def wait_until(condition: Callable[[], bool], come: threading.Event) -> None:
         come.clear()
 
 
-def trained(cut_at: tuple[int, str] | None, *options: str) -> tuple[list[float], Tensors, bool]:
-    """A round of two steps, the wire cut once; losses, the head's weights, whether it was done."""
+Outcome = tuple[list[float], tuple[int, int], Tensors, bool]
+
+
+def trained(cut_at: tuple[int, str] | None, *options: str) -> Outcome:
+    """A round of two steps, the wire cut once; losses, bytes up and down, the head's weights,
+    whether it was done."""
     session = decoder_session(0, 3, "task.max_length=5", *options)
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         address = replace(server.open(session), address=wire.address)
         how = LinkPrecisions(session.activation, session.gradient)
-        losses = _round(DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how), wire, cut_at)
-    return losses, {k: each.clone() for k, each in session.part.weights().items()}, session.complete
+        link = DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how)
+        losses = _round(link, wire, cut_at)
+    weights = {k: each.clone() for k, each in session.part.weights().items()}
+    return losses, (link.bytes_up, link.bytes_down), weights, session.complete
 
 
 def _round(link: DecoderLink, wire: Wire, cut_at: tuple[int, str] | None) -> list[float]:
@@ -184,11 +190,11 @@ def same_first_weights() -> None:
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_a_cut_changes_nothing(point: str, precision: str) -> None:
     options = f"compression.activation={precision}", f"compression.gradient={precision}"
-    losses, weights, complete = trained(None, *options)
+    losses, sent, weights, complete = trained(None, *options)
     torch.manual_seed(0)
-    again, same, also = trained((5, point), *options)
+    again, sent_again, same, also = trained((5, point), *options)
     assert complete and also
-    assert again == losses
+    assert (again, sent_again) == (losses, sent)
     assert all(torch.equal(each, same[name]) for name, each in weights.items())
 
 
@@ -202,7 +208,7 @@ def test_norms_whose_answer_was_lost_are_not_a_second_step() -> None:
             wires.pop().cut()
         return own
 
-    losses, weights, _ = trained(None)
+    losses, sent, weights, _ = trained(None)
     torch.manual_seed(0)
     session = decoder_session(0, 3, "task.max_length=5")
     real = session.finish_step
@@ -210,9 +216,10 @@ def test_norms_whose_answer_was_lost_are_not_a_second_step() -> None:
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         wires.append(wire)
         address = replace(server.open(session), address=wire.address)
-        again = _round(DecoderLink(address, 0, 3, SETTINGS, RowsRead("real")), wire, None)
+        link = DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"))
+        again = _round(link, wire, None)
     assert not wires and session.complete
-    assert again == losses
+    assert (again, (link.bytes_up, link.bytes_down)) == (losses, sent)
     assert all(torch.equal(each, session.part.weights()[name]) for name, each in weights.items())
 
 
