@@ -16,7 +16,7 @@ from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import build_optimizer, step_at
+from collapipe.models.optimizer import Optimizer
 from collapipe.models.split import SplitModel
 from collapipe.runs.model import initial_model
 from collapipe.runs.rows import build_tokenizer, load_shards
@@ -67,7 +67,7 @@ class Ordinary:
     ) -> None:
         """Train; ``each_step`` and ``each_batch`` are told what was done."""
         settings = self.settings
-        optimizer = build_optimizer(settings.optimizer, self.model.parameters())
+        optimizer = Optimizer(settings.optimizer, self.model)
         for step, batches in self.batches(unions):
             self.model.train()
             for batch in batches:
@@ -77,7 +77,7 @@ class Ordinary:
                 loss.backward()
                 if settings.optimizer.clip_norm is not None:
                     clip_grad_norm_(self.model.parameters(), settings.optimizer.clip_norm)
-                step_at(settings.optimizer.rate(step, settings.federation.total_steps), optimizer)
+                optimizer.step(settings.optimizer.rate(step, settings.federation.total_steps))
                 each_batch(batch.num_targets, time.perf_counter() - start)
             each_step(step, float(loss.detach()))
 

@@ -28,15 +28,8 @@ from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.activation_store import ActivationStore, activation_folder
 from collapipe.models.cut import rows_behind
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import (
-    HeadPart,
-    Part,
-    build_optimizer,
-    load_optimizer_state,
-    optimizer_state,
-    select,
-    step_at,
-)
+from collapipe.models.optimizer import Optimizer
+from collapipe.models.part import HeadPart, Part, select
 from collapipe.models.sent_rows import RowsRead
 from collapipe.models.split import (
     EMBEDDING,
@@ -83,8 +76,8 @@ class UnsplitTrainer:
     ) -> None:
         model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
         self._model = model.to(device).train()
-        self._optimizer = build_optimizer(settings, self._model.parameters())
-        load_optimizer_state(self._model, self._optimizer, state)
+        self._optimizer = Optimizer(settings, self._model)
+        self._optimizer.load_state(state)
         self.timer = PhaseTimer()
 
     def run(self, batch: Batch, key: DropoutKey) -> float:
@@ -104,7 +97,7 @@ class UnsplitTrainer:
         if not math.isfinite(norm):
             raise NonFiniteLossError(f"the gradients' norm is {norm}")
         with self.timer.phase("step"):
-            step_at(rate, self._optimizer)
+            self._optimizer.step(rate)
         return norm**2
 
     def weights(self) -> Tensors:
@@ -113,7 +106,7 @@ class UnsplitTrainer:
 
     def optimizer_state(self) -> Tensors:
         """The optimiser's state by the weights' names."""
-        return optimizer_state(self._model, self._optimizer)
+        return self._optimizer.state()
 
 
 Trainer = Pipeline | UnsplitTrainer  # the cluster's pipeline, or the unit alone

@@ -16,7 +16,8 @@ from collapipe.credentials.credentials import load
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
-from collapipe.models.part import Part, state_like
+from collapipe.models.optimizer import state_like
+from collapipe.models.part import Part
 from collapipe.models.split import ModelSpec, block_name, training_names
 from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.report import ClusterReport, DeviceReport

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import LinkError, WireError, one_line
-from collapipe.models.part import build_optimizer
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
     BEFORE,
@@ -129,9 +128,6 @@ class Session:
         self.control.drop_parts()  # of a plan that was given up
         self.control.accepts = partial(self._accepts, frame.epoch)
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
-        # torch imports its compiler with the first optimiser: seconds on a small or busy device,
-        # longer than any action, so that it is none
-        build_optimizer(description.optimizer, ())
         with self._busy():
             self.held = self.hold(description, earlier)
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)

@@ -18,7 +18,8 @@ from collapipe.credentials.credentials import load
 from collapipe.errors import RoundFailedError
 from collapipe.models.description import describe
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import HeadPart, Part, clip_scale, state_like
+from collapipe.models.optimizer import state_like
+from collapipe.models.part import HeadPart, Part, clip_scale
 from collapipe.models.split import EMBEDDING, HEAD, ModelSpec, SplitModel, block_name, build_empty
 from collapipe.models.transformer import TransformerSpec
 from collapipe.plan import ClusterPlan, SegmentPlan, Span

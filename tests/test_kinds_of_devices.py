@@ -21,13 +21,8 @@ from collapipe.models.activation_store import ActivationStore
 from collapipe.models.cut import cut_at
 from collapipe.models.dropout import DropoutKey, drawing_from, dropout
 from collapipe.models.lora import LoraSpec
-from collapipe.models.part import (
-    HeadPart,
-    Part,
-    build_optimizer,
-    load_optimizer_state,
-    optimizer_state,
-)
+from collapipe.models.optimizer import Optimizer
+from collapipe.models.part import HeadPart, Part
 from collapipe.models.split import HEAD, Head, ModelSpec, SplitModel, build_empty
 from collapipe.models.stem import StemSpec
 from collapipe.models.transformer import TransformerSpec
@@ -250,11 +245,11 @@ FAULTS: dict[str, Callable[[Tensor], object]] = {
 def stepped(x: Tensor, step: Tensor) -> None:
     """An optimiser whose state is on the CPU."""
     weight = nn.Parameter(x)
-    optimizer = build_optimizer(SETTINGS, [weight])
-    moments = {"exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
-    optimizer.state[weight] |= {"step": step, **moments}
+    optimizer = Optimizer(SETTINGS, nn.ParameterList([weight]))
+    moments = {"0/exp_avg": torch.zeros_like(x), "0/exp_avg_sq": torch.zeros_like(x)}
+    optimizer._state |= {"0/step": step, **moments}
     weight.grad = torch.ones_like(x)
-    optimizer.step()
+    optimizer.step(0.1)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -279,8 +274,7 @@ def test_dropout_goes_on_on_each_device(second: torch.device) -> None:
 def test_a_state_follows_its_weights(second: torch.device) -> None:
     """To their device, the number of steps too, and back."""
     module = nn.Linear(3, 2).to(second)
-    optimizer = build_optimizer(SETTINGS, module.parameters())
-    state = {"bias/step": torch.ones(()), "bias/exp_avg": torch.ones(2)}
-    load_optimizer_state(module, optimizer, state)
-    assert {each.device for each in optimizer.state[module.bias].values()} == {second}
-    assert {each.device for each in optimizer_state(module, optimizer).values()} == {CPU}
+    optimizer = Optimizer(SETTINGS, module)
+    optimizer.load_state({"bias/step": torch.ones(()), "bias/exp_avg": torch.ones(2)})
+    assert {each.device for each in optimizer._state.values()} == {second}
+    assert {each.device for each in optimizer.state().values()} == {CPU}

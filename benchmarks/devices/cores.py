@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from benchmarks.devices.cluster import CLIP, RATE, SEED, add_sizes, daemons, ours, work
 from benchmarks.devices.sides import Side, about, ratio, save, turns
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import build_optimizer, step_at
+from collapipe.models.optimizer import Optimizer
 from collapipe.models.split import SplitModel, build_empty
 from pipeline.head import LocalHead
 from pipeline.inline import inline_pipeline
@@ -68,13 +68,13 @@ def _loop(made: Work) -> Side:
     """Iterations of one model, one optimiser, the batch as a whole."""
     weights = {name: each.clone() for name, each in made.start.items()}
     model = build_empty(lambda: SplitModel(made.spec, made.vocabulary), weights).train()
-    optimizer = build_optimizer(made.optimizer, model.parameters())
+    optimizer = Optimizer(made.optimizer, model)
 
     def iterate() -> None:
         torch.set_num_threads(os.cpu_count() or 1)
         loss = model.loss(made.batch, DropoutKey(SEED, 0, 0)) / made.batch.num_targets
         loss.backward()
         clip_grad_norm_(model.parameters(), CLIP)
-        step_at(RATE, optimizer)
+        optimizer.step(RATE)
 
     return iterate

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from collapipe.batch import Batch
 from collapipe.config import Settings
 from collapipe.models.dropout import DropoutKey
-from collapipe.models.part import build_optimizer, step_at
+from collapipe.models.optimizer import Optimizer
 from collapipe.models.split import SplitModel
 from collapipe.wire.compression import decode, encode
 
@@ -79,13 +79,13 @@ def update_of(
     """What a unit would send that begins with the weights of ``start`` and an optimiser that
     remembers nothing, and takes a step with each of ``batches``, at ``optimizer.lr``."""
     model, how = copy.deepcopy(start).train(), settings.optimizer
-    optimizer = build_optimizer(how, model.parameters())
+    optimizer = Optimizer(how, model)
     for step, batch in enumerate(batches):
         loss = model.loss(batch, DropoutKey(settings.seed, 0, step)) / batch.num_targets
         loss.backward()  # type: ignore[no-untyped-call]
         if how.clip_norm is not None:
             clip_grad_norm_(model.parameters(), how.clip_norm)
-        step_at(how.lr, optimizer)
+        optimizer.step(how.lr)
     before = dict(start.named_parameters())
     changes = {
         name: (weight - before[name]).detach()

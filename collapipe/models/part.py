@@ -6,7 +6,7 @@ parts together step exactly as one optimiser over the unsplit model would.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,75 +14,11 @@ from torch.nn.utils import get_total_norm
 
 from collapipe.errors import NonFiniteLossError
 from collapipe.models.dropout import drawing_from
+from collapipe.models.optimizer import Optimizer
 from collapipe.models.split import Head
 from collapipe.sections import OptimizerSettings
 from collapipe.tensors import Tensors
 from collapipe.torch_device import CPU
-
-
-def build_optimizer(
-    settings: OptimizerSettings, parameters: Iterable[nn.Parameter]
-) -> torch.optim.Optimizer:
-    """The optimiser that ``settings`` name; its rate is set anew for every step.
-
-    It holds what trains of ``parameters``, which may be nothing.
-    """
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    groups = [{"params": trainable}]  # torch refuses an empty list, not an empty group
-    options: Any = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": True}
-    if settings.name == "sgd":
-        return torch.optim.SGD(groups, momentum=settings.momentum, **options)
-    betas = settings.beta1, settings.beta2
-    return torch.optim.AdamW(groups, betas=betas, eps=settings.eps, **options)
-
-
-def step_at(rate: float, optimizer: torch.optim.Optimizer) -> None:
-    """Step with learning rate ``rate``, then forget the gradients."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def moments(settings: OptimizerSettings) -> tuple[str, ...]:
-    """What the optimiser remembers of a weight once it has stepped, each of the weight's shape."""
-    if settings.name == "sgd":
-        return ("momentum_buffer",) if settings.momentum else ()
-    return "exp_avg", "exp_avg_sq"
-
-
-def state_like(settings: OptimizerSettings, weights: Mapping[str, Tensor]) -> Tensors:
-    """Tensors without values, as ``optimizer_state`` has them of weights that all have stepped."""
-    like: Tensors = {}
-    for name, weight in weights.items():
-        empty = torch.empty_like(weight, device="meta")
-        like |= {f"{name}/{key}": empty for key in moments(settings)}
-        if settings.name == "adamw":
-            like[f"{name}/step"] = torch.empty((), device="meta")
-    return like
-
-
-def optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """State tensors by the names of the parameters they belong to, ``weight/exp_avg``; on the CPU,
-    wherever these are."""
-    return {
-        f"{name}/{key}": value.cpu()
-        for name, parameter in module.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
-
-
-def load_optimizer_state(
-    module: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]
-) -> None:
-    """Continue from what ``optimizer_state`` returned; names unknown to ``module`` are left out."""
-    parameters = dict(module.named_parameters())
-    for key, value in state.items():
-        name, _, quantity = key.rpartition("/")
-        if name in parameters:
-            parameter = parameters[name]
-            optimizer.state[parameter][quantity] = value.to(parameter.device, copy=True)
 
 
 def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float:
@@ -110,12 +46,12 @@ class Part:
     ) -> None:
         self.name, self.device = name, device
         self.module = module.to(device).train()
-        self._optimizer = build_optimizer(settings, module.parameters())
+        self._optimizer = Optimizer(settings, self.module)
         self.load_optimizer_state(state or {})
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what ``optimizer_state`` returned, of any parts."""
-        load_optimizer_state(self.module, self._optimizer, select(state, self.name))
+        self._optimizer.load_state(select(state, self.name))
 
     def squared_norm(self) -> float:
         """Squared L2 norm of the part's gradient."""
@@ -128,11 +64,11 @@ class Part:
             for parameter in self.module.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-        step_at(rate, self._optimizer)
+        self._optimizer.step(rate)
 
     def forget_gradients(self) -> None:
         """Drop what was accumulated."""
-        self._optimizer.zero_grad()
+        self._optimizer.forget_gradients()
 
     def weights(self) -> Tensors:
         """Weights by their names in the whole model, on the CPU."""
@@ -141,7 +77,7 @@ class Part:
 
     def optimizer_state(self) -> Tensors:
         """Optimiser state by the same names, ``blocks.3.norm.weight/exp_avg``."""
-        return prefixed(self.name, optimizer_state(self.module, self._optimizer))
+        return prefixed(self.name, self._optimizer.state())
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -9,7 +9,7 @@ from flwr.app import Message, RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import WireError
-from collapipe.models.part import state_like
+from collapipe.models.optimizer import state_like
 from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport

@@ -17,13 +17,9 @@ from collapipe.models.dropout import DropoutKey, drawing_from
 from collapipe.models.part import (
     HeadPart,
     Part,
-    build_optimizer,
     clip_scale,
-    load_optimizer_state,
-    optimizer_state,
     prefixed,
     select,
-    step_at,
 )
 from collapipe.models.transformer import Decoder, TransformerSpec
 from collapipe.sections import OptimizerSettings
@@ -137,47 +133,6 @@ def test_loaded_state_is_a_copy() -> None:
     second.step(0.1, 1.0)
     assert_equal(state, kept)
     assert not torch.equal(second.optimizer_state()["head.bias/exp_avg"], kept["head.bias/exp_avg"])
-
-
-def test_unknown_state_is_left_out() -> None:
-    """Of weights that the module has not."""
-    module = linear()
-    optimizer = build_optimizer(SETTINGS[0], module.parameters())
-    load_optimizer_state(module, optimizer, {"scale/exp_avg": torch.ones(2)})
-    assert optimizer_state(module, optimizer) == {}
-
-
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_optimisers_have_the_settings_numbers(name: str) -> None:
-    """Every one of them."""
-    settings = optimizer_settings(
-        name, lr=0.3, momentum=0.7, beta1=0.8, beta2=0.95, eps=1e-5, weight_decay=0.02
-    )
-    optimizer = build_optimizer(settings, linear().parameters())
-    group = optimizer.param_groups[0]
-    assert type(optimizer) is (torch.optim.AdamW if name == "adamw" else torch.optim.SGD)
-    expected = (
-        {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-5, "weight_decay": 0.02, "amsgrad": False}
-        if name == "adamw"
-        else {"lr": 0.3, "momentum": 0.7, "weight_decay": 0.02, "dampening": 0, "nesterov": False}
-    )
-    assert {key: group[key] for key in expected} == expected
-
-
-def test_a_rate_is_for_every_group() -> None:
-    """And for this step alone, whose gradients are forgotten."""
-    left, right = linear(0), linear(1)
-    optimizer = torch.optim.SGD(left.parameters(), lr=1.0)
-    optimizer.add_param_group({"params": right.parameters(), "lr": 5.0})
-    for rate in (0.25, 0.5):
-        for module in (left, right):
-            give_gradients(module, 0)
-        before = deepcopy([(module.bias.detach(), module.bias.grad) for module in (left, right)])
-        step_at(rate, optimizer)
-        for module, (bias, gradient) in zip((left, right), before, strict=True):
-            assert gradient is not None
-            torch.testing.assert_close(module.bias.detach(), bias - rate * gradient)
-            assert module.bias.grad is None
 
 
 def test_a_step_scales_gradients_and_forgets_them() -> None:

@@ -19,7 +19,8 @@ from sections import optimizer_settings
 
 from collapipe import __version__, config
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.models.part import build_optimizer, clip_scale, step_at
+from collapipe.models.optimizer import Optimizer
+from collapipe.models.part import clip_scale
 from collapipe.plan import RoundPlan
 from collapipe.report import ClusterCost, RoundCost, RoundReport, Score
 from collapipe.reproduction import fig06, training
@@ -264,13 +265,13 @@ def test_summed_gradients_take_the_step_that_the_scaled_optimiser_takes(size: fl
     ends = []
     for options, factor in ((settings, m), (scaled, 1)):
         weights = torch.nn.Parameter(torch.zeros(5))
-        optimizer = build_optimizer(options, [weights])
+        optimizer = Optimizer(options, torch.nn.ParameterList([weights]))
         for mean in means:
             gradient = factor * mean
             weights.grad = gradient * clip_scale(
                 [float(gradient.square().sum())], options.clip_norm
             )
-            step_at(0.1, optimizer)
+            optimizer.step(0.1)
         ends.append(weights.detach())
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-6)
 

@@ -1,0 +1,93 @@
+"""Steps are those of torch's optimisers, to the last bit."""
+
+import pytest
+import torch
+from sections import optimizer_settings
+from torch import nn
+
+from collapipe.models.optimizer import Optimizer, moments, state_like
+from collapipe.sections import OptimizerSettings
+
+ADAMW = optimizer_settings(
+    "adamw", lr=0.3, beta1=0.8, beta2=0.95, eps=1e-5, weight_decay=0.02, momentum=0.7
+)
+MOMENTUM = optimizer_settings("sgd", lr=0.3, momentum=0.7, weight_decay=0.02)
+SGD = optimizer_settings("sgd", lr=0.3, momentum=0.0, weight_decay=0.02)
+each_kind = pytest.mark.parametrize("settings", [ADAMW, MOMENTUM, SGD], ids=["adamw", "sgd", "0"])
+
+
+def torchs(settings: OptimizerSettings, module: nn.Module) -> torch.optim.Optimizer:
+    """The same numbers."""
+    weights, decay = list(module.parameters()), settings.weight_decay
+    if settings.name == "sgd":
+        how = {"lr": 9.0, "momentum": settings.momentum, "weight_decay": decay}
+        return torch.optim.SGD(weights, **how, fused=True)  # type: ignore[arg-type]
+    betas = settings.beta1, settings.beta2
+    return torch.optim.AdamW(weights, 9.0, betas, eps=settings.eps, weight_decay=decay, fused=True)
+
+
+def modules(count: int) -> list[nn.Module]:
+    """The same small one, of which something is frozen and something never used."""
+    made = []
+    for _ in range(count):
+        torch.manual_seed(0)
+        made.append(
+            nn.ModuleDict({"a": nn.Linear(5, 7), "b": nn.LayerNorm(7), "c": nn.Linear(1, 1)})
+        )
+        made[-1].get_parameter("b.weight").requires_grad_(False)
+    return list(made)
+
+
+def forward(module: nn.Module, step: int) -> None:
+    """Gradients that depend on the weights."""
+    assert isinstance(module, nn.ModuleDict)
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(3, 5, generator=generator)
+    module["b"](module["a"](x)).square().mean().backward()
+
+
+@each_kind
+def test_steps_and_state_are_torchs(settings: OptimizerSettings) -> None:
+    """Each at its own rate, and gradients are forgotten."""
+    mine, theirs = modules(2)
+    optimizer, oracle = Optimizer(settings, mine), torchs(settings, theirs)
+    for step, rate in enumerate((0.1, 0.5, 0.0, 0.2)):
+        forward(mine, step)
+        forward(theirs, step)
+        oracle.param_groups[0]["lr"] = rate
+        oracle.step()
+        oracle.zero_grad()
+        optimizer.step(rate)
+        assert all(weight.grad is None for weight in mine.parameters())
+    for name, weight in mine.named_parameters():
+        assert torch.equal(weight, theirs.get_parameter(name)), name
+    expected = {
+        f"{name}/{key}": each
+        for name, weight in theirs.named_parameters()
+        for key, each in oracle.state.get(weight, {}).items()
+        if each is not None
+    }
+    assert optimizer.state().keys() == expected.keys()
+    assert all(torch.equal(each, expected[key]) for key, each in optimizer.state().items())
+
+
+@each_kind
+def test_a_state_is_as_it_is_said_to_be(settings: OptimizerSettings) -> None:
+    """Before there is one."""
+    (module,) = modules(1)
+    optimizer = Optimizer(settings, module)
+    forward(module, 0)
+    optimizer.step(0.1)
+    stepped = {n: p for n, p in module.named_parameters() if n in ("a.weight", "a.bias", "b.bias")}
+    like = state_like(settings, stepped)
+    found = {key: (each.shape, each.dtype) for key, each in optimizer.state().items()}
+    assert found == {key: (each.shape, each.dtype) for key, each in like.items()}
+    assert {key.rpartition("/")[2] for key in found} - {"step"} == set(moments(settings))
+
+
+def test_unknown_state_is_left_out() -> None:
+    """Of weights that the module has not, or that are frozen."""
+    (module,) = modules(1)
+    optimizer = Optimizer(ADAMW, module)
+    optimizer.load_state({"scale/exp_avg": torch.ones(2), "b.weight/exp_avg": torch.ones(7)})
+    assert optimizer.state() == {}
