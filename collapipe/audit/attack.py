@@ -126,9 +126,11 @@ def _recoveries(
     )
     pooled = condition.reads == "first"
     known = _known(held.public, public, pooled)
+    seed = derive(held.settings.seed, "audit", "learned")
     attacks: dict[Attack, Inverter] = {
+        "softmax": inverters.softmax(known, size, seed),
         "linear": inverters.linear(known, table),
-        "learned": inverters.learned(known, table, derive(held.settings.seed, "audit", "learned")),
+        "learned": inverters.learned(known, table, seed),
     }
     if whole:
         attacks["most frequent"] = inverters.most_frequent(known, size)

@@ -14,10 +14,11 @@ from collapipe.state import Precision
 _COLOURS = {
     "most frequent": "#8c8c8c",
     "nearest": "#4c97cf",
+    "softmax": "#2a9d6f",
     "linear": "#08306b",
     "learned": "#c8641a",
 }
-_MARKS = {"most frequent": "", "nearest": "^", "linear": "o", "learned": "s"}
+_MARKS = {"most frequent": "", "nearest": "^", "softmax": "v", "linear": "o", "learned": "s"}
 _LINES = {"trained": "-", "frozen": "--"}
 _PANELS = {
     "blocks": "encoder blocks between text and server",

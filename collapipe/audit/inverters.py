@@ -6,7 +6,7 @@ of a text, where it is the text's first row, which a head pools.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ Inverter = Callable[[Tensor, Tensor, Tensor], Tensor]
 _CHUNK = 1024  # tokens that are scored at a time
 _RIDGE, _RIDGE_OF_TEXTS = 1e-2, 1.0  # of the mean square of a feature
 _STEPS, _AT_ONCE, _RATE, _SHARPNESS, _WIDTH = 150, 256, 1e-3, 60.0, 512
+_TOKENS_AT_ONCE, _RATE_OF_SOFTMAX = 1024, 2e-2
 _PART = 0.1  # of what the layer gives: it moves slowly from the linear map
 
 
@@ -90,22 +91,37 @@ def linear(public: Public, table: Tensor) -> Inverter:
     return lambda activations, places, tokens: (activations @ weight + offset) @ table[tokens].T
 
 
+def softmax(public: Public, size: int, seed: int) -> Inverter:
+    """A linear classifier over the tokens of the public text; it never guesses another one."""
+    known, column = torch.unique(public.ids, return_inverse=True)
+    numbered, rows = replace(public, ids=column), len(public.activations)
+    at_once = max(1, _TOKENS_AT_ONCE * rows // len(column))
+    prior, correction = _priors(column.bincount(), at_once * len(column) / rows)
+    mean, deviation = public.activations.mean(0), public.activations.std()
+    weight = torch.zeros(len(known), len(mean), requires_grad=True)
+
+    def loss(drawn: Tensor) -> Tensor:
+        tokens, shares = numbered.batch(drawn)
+        logits = (public.activations[drawn] - mean) / deviation @ weight[tokens].T
+        return functional.cross_entropy(logits + (prior + correction)[tokens], shares)
+
+    _fit([weight], loss, rows, at_once, _RATE_OF_SOFTMAX, seed)
+    every = torch.zeros(size, len(mean)).index_copy_(0, known, weight / deviation)
+    offset = torch.full((size,), -torch.inf).index_copy_(0, known, prior)
+    return lambda activations, places, tokens: (
+        (activations - mean) @ every[tokens].T + offset[tokens]
+    )
+
+
 def learned(public: Public, table: Tensor, seed: int) -> Inverter:
     """A layer of ReLU beside the ``linear`` map, if that is to a direction, and the tokens'
-    frequencies as a prior.
-
-    It is trained to tell the tokens of a batch apart. A frequent token stands in nearly every
-    batch and a rare one in few, which its score is corrected for (sampled softmax: Jean et al.
-    2015).
-    """
+    frequencies as a prior; trained to tell the tokens of a batch apart."""
     if not public.pooled:
         weight, offset = _ridge(public.activations, table[public.ids], _RIDGE)
+    rows = len(public.activations)
     counts = public.ids.bincount(minlength=len(table)) + 1.0
-    prior = (counts / counts.sum()).log()
-    at_once = _AT_ONCE * len(public.ids) / len(public.activations)  # tokens of a batch
-    in_batch = (-torch.expm1(-at_once * prior.exp())).log()
+    prior, correction = _priors(counts, _AT_ONCE * len(public.ids) / rows)
     mean, deviation = public.activations.mean(0), public.activations.std()
-    generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         first = nn.Linear(public.activations.shape[1], _WIDTH)
@@ -118,18 +134,12 @@ def learned(public: Public, table: Tensor, seed: int) -> Inverter:
         moved: Tensor = _PART * net((activations - mean) / deviation)
         return moved if public.pooled else moved + activations @ weight + offset
 
-    optimiser = torch.optim.AdamW(net.parameters(), _RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _STEPS)
-    for _ in range(_STEPS):
-        drawn = torch.randperm(len(public.activations), generator=generator)[:_AT_ONCE]
+    def loss(drawn: Tensor) -> Tensor:
         tokens, shares = public.batch(drawn)
         logits = out(public.activations[drawn]) @ (_SHARPNESS * table[tokens]).T
-        logits = logits + (prior - in_batch)[tokens]
-        optimiser.zero_grad()
-        functional.cross_entropy(logits, shares).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        schedule.step()
-    net.requires_grad_(False)
+        return functional.cross_entropy(logits + (prior + correction)[tokens], shares)
+
+    _fit([*net.parameters()], loss, rows, _AT_ONCE, _RATE, seed)
     return lambda activations, places, tokens: (
         out(activations) @ (_SHARPNESS * table[tokens]).T + prior[tokens]
     )
@@ -145,6 +155,36 @@ def best(inverter: Inverter, activations: Tensor, places: Tensor, size: int, cou
         scores, kept = scores.topk(min(count, scores.shape[1]), 1)
         found = found.gather(1, kept)
     return found
+
+
+def _priors(counts: Tensor, at_once: float) -> tuple[Tensor, Tensor]:
+    """Log frequencies of tokens, and what corrects the score of each in a batch of so many: a
+    frequent one stands in nearly every batch and a rare one in few (sampled softmax: Jean et al.
+    2015)."""
+    prior = (counts / counts.sum()).log()
+    return prior, -(-torch.expm1(-at_once * prior.exp())).log()
+
+
+def _fit(
+    weights: list[Tensor],
+    loss: Callable[[Tensor], Tensor],
+    rows: int,
+    at_once: int,
+    rate: float,
+    seed: int,
+) -> None:
+    """Minimise the ``loss`` of ``at_once`` of the rows in each step, drawn by ``seed``."""
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.AdamW(weights, rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _STEPS)
+    for _ in range(_STEPS):
+        drawn = torch.randperm(rows, generator=generator)[:at_once]
+        optimiser.zero_grad()
+        loss(drawn).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        schedule.step()
+    for weight in weights:
+        weight.requires_grad_(False)
 
 
 def _ridge(inputs: Tensor, outputs: Tensor, strength: float) -> tuple[Tensor, Tensor]:

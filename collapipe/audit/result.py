@@ -14,7 +14,7 @@ from collapipe.state import Precision
 from collapipe.validation import dotted, rule
 
 JSON_FILE, PICTURE = "audit.json", "audit.png"  # in the run's folder
-Attack = Literal["most frequent", "nearest", "linear", "learned"]
+Attack = Literal["most frequent", "nearest", "softmax", "linear", "learned"]
 State = Literal["frozen", "trained"]
 """Which weights made the activations: the run's first ones, without dropout, as a frozen encoder
 sends; or its last ones, with dropout, as units send in training."""

@@ -72,7 +72,7 @@ def test_it_is_written_printed_shown_and_the_same_again(
         "real",
         "float32",
     )
-    assert len(found.of(found.sent)) == 4
+    assert len(found.of(found.sent)) == 5
     cuts = {each.condition.blocks for each in found.recoveries}
     assert cuts == set(range(BLOCKS + 1))
     nearest = next(each for each in found.recoveries if each.attack == "nearest")
@@ -123,7 +123,7 @@ def test_of_a_pooled_row_tokens_are_found_in_any_order_and_who_sends_nothing_is_
     assert found is not None
     assert (found.sends, found.sent.reads, found.sent.blocks) == (False, "first", 2)
     pooled = found.of(found.sent)
-    assert len(pooled) == 4
+    assert len(pooled) == 5
     assert all(0 < each.all_tokens.value < 1 for each in pooled if each.attack != "nearest")
     assert "server gets none" in " ".join(out.split())
 

@@ -12,6 +12,7 @@ from collapipe.audit.inverters import (
     linear,
     most_frequent,
     nearest,
+    softmax,
     table_of,
 )
 from collapipe.audit.texts import Encoder, travelled
@@ -41,6 +42,7 @@ def attacks(encoder: Encoder, known: Public) -> dict[str, Inverter]:
     table = table_of(encoder, SIZE)
     return {
         "nearest": nearest(encoder),
+        "softmax": softmax(known, SIZE, 0),
         "linear": linear(known, table),
         "learned": learned(known, table, 0),
     }
@@ -87,6 +89,16 @@ def test_a_batch_s_shares_are_those_of_its_activations() -> None:
     tokens, shares = known.batch(torch.tensor([2, 0]))
     assert tokens.tolist() == [5, 7]
     assert torch.allclose(shares, torch.tensor([[1, 0], [1 / 3, 2 / 3]]))
+
+
+def test_a_softmax_names_no_token_that_is_not_in_the_public_text(encoder: Encoder) -> None:
+    tokens = torch.arange(SIZE)
+    public, places = tokens[: SIZE // 2], torch.zeros(SIZE, dtype=torch.long)
+    known = Public(encoder.embed(public[:, None])[:, 0], public, torch.arange(len(public)))
+    activations = encoder.embed(tokens[:, None])[:, 0]
+    guesses = best(softmax(known, SIZE, 0), activations, places, SIZE, 1)[:, 0]
+    assert guesses[: len(public)].equal(public)
+    assert set(guesses.tolist()) <= set(public.tolist())
 
 
 @pytest.mark.parametrize("noise", [0.5, 2.0])
