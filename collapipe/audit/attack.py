@@ -189,11 +189,15 @@ def _targets(settings: Settings) -> str:
 
 
 def _hidden(settings: Settings) -> str:
-    """What the server gets in place of single updates, in a sentence; empty where it gets these."""
-    if not settings.privacy.secure_aggregation:
-        return ""
-    noise = " with their noise" if settings.privacy.noise_by == "units" else ""
-    return f"This run's units mask theirs: the server gets sums alone{noise}."
+    """What the run's masks and noise keep from the server, in sentences; empty without either."""
+    chosen, told, what = settings.privacy, list[str](), "updates"
+    if chosen.secure_aggregation:
+        told.append("This run's units mask theirs: the server gets sums alone.")
+        what = "sums"
+    if chosen.noise_multiplier:
+        when = "with" if chosen.noise_by == "units" else "before"
+        told.append(f"The server sees {what} {when} this run's noise, {chosen.noise_multiplier:g}.")
+    return " ".join(told)
 
 
 def _generator(held: Material, *purpose: str) -> torch.Generator:

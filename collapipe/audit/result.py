@@ -64,14 +64,14 @@ class Recovery:
 @dataclass(frozen=True, slots=True)
 class UpdateCondition:
     """What the server had: a unit's change of the weights ``state`` after ``steps`` with ``rows``
-    each, with normal noise of ``noise_multiplier`` times its norm on every weight, then rounded to
-    ``precision``."""
+    each, clipped as the run clips, with normal noise on every weight of ``noise_multiplier`` times
+    the norm that it is clipped to, or else its own, then rounded to ``precision``."""
 
     state: State
     rows: _Count
     steps: _Count
     precision: Precision
-    noise_multiplier: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+    noise_multiplier: Annotated[float, Field(ge=0, le=1e9)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Audit:
 
     ``version`` is CollaPipe's that audited, ``configuration`` the run's. Units ``send`` activations
     as ``sent`` says, or would if heads were on the server. ``targets`` says in a sentence what
-    becomes of these, ``hidden`` what keeps single updates from the server, if anything. ``updates``
-    is empty where nothing of them is attacked; ``membership`` is None where training rows are their
+    becomes of these, ``hidden`` what the run's masks and noise keep from the server. ``updates`` is
+    empty where nothing of them is attacked; ``membership`` is None where training rows are their
     owners' alone.
     """
 

@@ -32,14 +32,16 @@ def update_recoveries(
 ) -> Iterator[list[UpdateRecovery]]:
     """What updates tell that units would make of ``model``, for each of ``NUM_SIZES`` sizes of a
     round: one step with a few rows, with some of them in each precision and with noise, too; and
-    the run's own. Empty where no weight that an attack goes by trains and is sent."""
+    the run's own. Each also with the run's noise. Empty where no weight that an attack goes by
+    trains and is sent."""
     settings = held.settings
     attacked = Attacked.of(settings, model, held.tokenizer.vocabulary.num_labels)
     precision = settings.compression.upload
     one = UpdateCondition(state, 1, 1, "float32" if precision == "auto" else precision)
     own = replace(one, rows=settings.batch_size, steps=settings.federation.local_steps)
+    noise = settings.privacy.noise_multiplier
     for size in [*(replace(one, rows=rows) for rows in _ROWS), own]:
-        conditions = [size]
+        conditions = [size, replace(size, noise_multiplier=noise)]
         if size.rows == _VARIED and size.steps == 1:  # of which there are many rounds
             conditions += [replace(size, precision=each) for each in get_args(Precision)]
             conditions += [replace(size, noise_multiplier=each) for each in _NOISE_MULTIPLIERS]

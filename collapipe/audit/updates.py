@@ -53,31 +53,33 @@ class Attacked:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Changes of the weights that are attacked, and the ``norm`` of all that train."""
+    """Changes of the weights that are attacked, and the ``bound`` that noise is a multiple of:
+    what the run clips to, or else the norm of all that train."""
 
     embedding: Tensor | None
     bias: Tensor | None
-    norm: float
+    bound: float
 
     def arrived(self, precision: str, noise: float, generator: torch.Generator) -> "Update":
-        """With normal noise of the standard deviation ``noise``·norm, and rounded as uploads."""
+        """With normal noise of the standard deviation ``noise``·bound, and rounded as uploads."""
 
         def arrives(change: Tensor | None) -> Tensor | None:
             if change is None:
                 return None
             if noise:
                 drawn = torch.randn(change.shape, generator=generator)
-                change = change + noise * self.norm * drawn
+                change = change + noise * self.bound * drawn
             return decode(encode(change, precision), change.shape, precision, change.dtype)
 
-        return Update(arrives(self.embedding), arrives(self.bias), self.norm)
+        return Update(arrives(self.embedding), arrives(self.bias), self.bound)
 
 
 def update_of(
     start: SplitModel, settings: Settings, attacked: Attacked, batches: Sequence[Batch]
 ) -> Update:
     """What a unit would send that begins with the weights of ``start`` and an optimiser that
-    remembers nothing, and takes a step with each of ``batches``, at ``optimizer.lr``."""
+    remembers nothing, and takes a step with each of ``batches``, at ``optimizer.lr``; clipped as
+    the run clips, with ``privacy.clip_quantile`` to the first norm."""
     model, how = copy.deepcopy(start).train(), settings.optimizer
     optimizer = Optimizer(how, model)
     for step, batch in enumerate(batches):
@@ -92,8 +94,10 @@ def update_of(
         for name, weight in model.named_parameters()
         if weight.requires_grad
     }
-    norm = float(nn.utils.get_total_norm(changes.values()))
+    norm, most = float(nn.utils.get_total_norm(changes.values())), settings.privacy.clip_norm
+    factor = 1.0 if most is None else most / max(most, norm)
     embedding, bias = (
-        None if name is None else changes[name] for name in (attacked.embedding, attacked.bias)
+        None if name is None else factor * changes[name]
+        for name in (attacked.embedding, attacked.bias)
     )
-    return Update(embedding, bias, norm)
+    return Update(embedding, bias, norm if most is None else most)

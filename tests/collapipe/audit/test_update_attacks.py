@@ -1,6 +1,7 @@
 """What an update tells: exact where gradients are, nothing where it is drowned or not sent."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import federated
@@ -14,7 +15,7 @@ from collapipe.audit.attack import _hidden
 from collapipe.audit.material import Material
 from collapipe.audit.result import UpdateRecovery
 from collapipe.audit.update_attacks import update_recoveries
-from collapipe.audit.updates import Attacked
+from collapipe.audit.updates import Attacked, update_of
 from collapipe.config import load_overrides
 
 LABELLED = (
@@ -69,25 +70,49 @@ def test_words_that_were_read_are_told_exactly_and_a_row_s_label(
             assert each.labels.value == 1 > each.usual_labels.value
 
 
+CLIPPED = ("privacy.clip_norm=0.1", "federation.weighting=uniform")
+PRIVATE = (*CLIPPED, "federation.max_update_norm=null", "privacy.noise_multiplier=1000")
+MASKED = (*PRIVATE, "privacy.secure_aggregation=true", "federation.checkpoint_every=0")
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ((), ""),
-        (("privacy.clip_norm=1", "privacy.secure_aggregation=true"), "sums alone."),
-        (
-            (
-                *("privacy.clip_norm=1", "privacy.secure_aggregation=true"),
-                *("privacy.noise_multiplier=1", "privacy.noise_by=units"),
-            ),
-            "with their noise.",
-        ),
+        ((), ("", "")),
+        (PRIVATE, ("updates before", "")),
+        (MASKED, ("sums before", "sums alone")),
+        ((*MASKED, "privacy.noise_multiplier=0"), ("", "sums alone")),
+        ((*MASKED, "privacy.noise_by=units"), ("sums with", "sums alone")),
     ],
 )
-def test_it_says_where_the_server_gets_no_single_update(more: tuple[str, ...], told: str) -> None:
-    options = "federation.weighting=uniform", "federation.max_update_norm=null"
-    keeps = "federation.checkpoint_every=0"
-    found = _hidden(load_overrides([*LABELLED, *options, keeps, *more]))
-    assert found.endswith(told) and bool(found) == bool(told)
+def test_it_says_whether_the_server_gets_single_updates_and_before_the_noise(
+    more: tuple[str, ...], told: tuple[str, str]
+) -> None:
+    found = _hidden(load_overrides([*LABELLED, *more]))
+    assert all(each in found for each in told) and bool(found) == any(told)
+    assert ("noise" in found) == bool(told[0])
+
+
+@pytest.mark.usefixtures("_few_rounds")
+def test_a_private_run_s_noise_is_tried_on_updates_as_long_as_it_clips(tmp_path: Path) -> None:
+    material = held(tmp_path, *PRIVATE, "optimizer=sgd", "optimizer.lr=10")
+    drowned = [each for each in recovered(material) if each.condition.noise_multiplier == 1000]
+    assert {each.condition.rows for each in drowned} == {1, 4, 16, material.settings.batch_size}
+    assert all(each.tokens is not None and each.tokens.value < 0.9 for each in drowned)
+
+    settings, free = material.settings, load_overrides([*LABELLED, "optimizer.lr=10"])
+    attacked = Attacked.of(settings, material.model, 4)
+    batches = [material.examples.batch(range(4))]
+    clipped, whole = (
+        update_of(material.model, replace(each, optimizer=settings.optimizer), attacked, batches)
+        for each in (settings, free)
+    )
+    assert clipped.embedding is not None and whole.embedding is not None
+    assert clipped.bound == 0.1 < whole.bound
+    assert torch.allclose(clipped.embedding, whole.embedding * 0.1 / whole.bound)
+    noisy = clipped.arrived("float32", 3.0, torch.Generator().manual_seed(0)).embedding
+    assert noisy is not None
+    assert float((noisy - clipped.embedding).std()) == pytest.approx(0.3, rel=0.05)
 
 
 @pytest.mark.usefixtures("_few_rounds")
