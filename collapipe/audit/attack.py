@@ -1,14 +1,13 @@
 """A run's audit: which conditions are measured, and every attack under each of them."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import TypeVar, get_args
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from torch import Tensor
 
 from collapipe import __version__
@@ -58,18 +57,29 @@ def audit(held: Material) -> Audit:
         sends=settings.server_has_heads,
         sent=sent,
         targets=_targets(settings),
-        recoveries=_all(cuts, "activations", len(encoders) * (blocks + 1)),
-        updates=_all(rounds, "updates", len(models) * NUM_SIZES),
+        recoveries=_all(cuts, "fitting attacks behind block", models, range(blocks + 1)),
+        updates=_all(rounds, "attacking updates of size", models, range(1, NUM_SIZES + 1)),
         membership=membership_of(settings, held.model, held.tokenizer, held.unit),
         hidden=_hidden(settings),
     )
 
 
-def _all(found: Iterator[list[T]], what: str, total: int) -> tuple[T, ...]:
-    """With a bar on a terminal's standard error."""
-    quiet = not sys.stderr.isatty()
-    steps = track(found, what, total, console=Console(stderr=True), disable=quiet)
-    return tuple(chain.from_iterable(steps))
+def _all(
+    found: Iterator[list[T]], what: str, states: Iterable[State], numbers: range
+) -> tuple[T, ...]:
+    """Name each step before it is taken: beside a bar on a terminal's standard error, elsewhere on
+    a line of its own."""
+    console, results = Console(stderr=True, highlight=False), list[T]()
+    steps = [f"{what} {n} of {numbers[-1]}, {state} weights" for state in states for n in numbers]
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(steps))
+        for step in steps:
+            bar.update(task, description=step)
+            if not console.is_terminal:
+                console.print(step, soft_wrap=True)
+            results += next(found)
+            bar.advance(task)
+    return tuple(results)
 
 
 def _sent_by(settings: Settings, blocks: int) -> Condition:

@@ -59,8 +59,10 @@ def test_it_is_written_printed_shown_and_the_same_again(
     run: Path, runs: Path, command: Command
 ) -> None:
     arguments = "audit", run, "--public", runs / "public.txt", "--rows", 9
-    status, out, _ = command(*arguments)
-    assert status == 0
+    status, out, err = command(*arguments)
+    assert status == 0, err
+    steps = [line.split()[0] for line in err.splitlines()]
+    assert (steps.count("fitting"), steps.count("attacking")) == (2 * (BLOCKS + 1), 2 * 4)
     first, picture = (run / JSON_FILE).read_bytes(), (run / PICTURE).read_bytes()
     assert picture.startswith(b"\x89PNG")
     found = read_audit(run)
