@@ -12,7 +12,7 @@ ATTACKS: tuple[Attack, ...] = get_args(Attack)
 _BASELINE: Attack = "most frequent"
 _SHOWN = [attack for attack in ATTACKS if attack != _BASELINE]
 COLUMNS = ("", *_SHOWN, "rare tokens")  # the last one of the best attack
-_SENT = {
+SENT = {
     "first": "each text's pooled row",
     "labelled": "the rows of labelled tokens",
     "real": "all tokens' rows",
@@ -22,7 +22,7 @@ _GROUPS: dict[str, Callable[[Condition], str]] = {
     "blocks": lambda each: counted(each.blocks, "block"),
     "precision": lambda each: each.precision,
     "noise": lambda each: f"noise {each.noise:g}",
-    "reads": lambda each: _SENT[each.reads],
+    "reads": lambda each: SENT[each.reads],
 }
 TITLES = {
     "blocks": "By encoder blocks between text and server, all tokens' rows",
@@ -41,15 +41,15 @@ def headline(found: Audit) -> str:
             "what it would get if heads were on it."
         )
     behind = counted(sent.blocks, "block")
-    return f"The server gets {_SENT[sent.reads]} behind {behind}, {sent.precision}."
+    return f"The server gets {SENT[sent.reads]} behind {behind}, {sent.precision}."
 
 
 def baseline(found: Audit) -> str:
     """What is recovered without an attack, in a sentence."""
     shares = {
-        _SENT[
+        SENT[
             each.condition.reads
-        ]: f"{percent(each.all_tokens)} % with {_SENT[each.condition.reads]}"
+        ]: f"{percent(each.all_tokens)} % with {SENT[each.condition.reads]}"
         for each in found.recoveries
         if each.attack == _BASELINE
     }

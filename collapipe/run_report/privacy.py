@@ -1,20 +1,25 @@
 """What the run's server could read, as ``collapipe audit`` has measured it."""
 
-from collapipe.audit.result import Audit, Recovery, read_audit
+from string import ascii_letters
+
+from collapipe.audit.result import Attack, Audit, Condition, Recovery, read_audit
 from collapipe.audit.sections import (
     ATTACKS,
     COLUMNS,
+    SENT,
     UPDATE_COLUMNS,
     UPDATE_TITLE,
     baseline,
     chosen,
     headline,
     membership_text,
+    percent,
     tables,
     update_rows,
     updates_text,
 )
-from collapipe.run_report.charts import Point, Series, lines
+from collapipe.run_report.charts import Kind, Point, Series, lines, rows, stacked
+from collapipe.run_report.drawing import colour
 from collapipe.run_report.html import Markup, charts, join, note, table, tag
 from collapipe.runs.reading import Run
 
@@ -24,7 +29,7 @@ def privacy(run: Run) -> Markup | None:
     found = read_audit(run.folder)
     if found is None:
         return None
-    rows = update_rows(found)
+    updates = update_rows(found)
     told = (
         f"{found.rows} validation rows with {found.tokens:,} tokens, attacked with "
         f"{found.public_rows:,} public rows by CollaPipe {found.version}. Tables have percent of "
@@ -33,22 +38,30 @@ def privacy(run: Run) -> Markup | None:
     )
     return join(
         tag("p", f"{headline(found)} {baseline(found)}"),
-        charts(_curves(found, "blocks", "encoder blocks"), _curves(found, "noise", "noise")),
+        charts(
+            _curves(found, "blocks", "encoder blocks"),
+            _curves(found, "precision", "bits of a number"),
+            _curves(found, "noise", "noise"),
+        ),
+        _bars(found),
         *(table(["weights", *COLUMNS[1:]], cells, title) for title, cells in tables(found)),
-        *([table(["weights", *UPDATE_COLUMNS[1:]], rows, UPDATE_TITLE)] if rows else []),
+        *([table(["weights", *UPDATE_COLUMNS[1:]], updates, UPDATE_TITLE)] if updates else []),
         tag("p", f"{found.targets} Updates: {updates_text(found)}."),
         tag("p", f"Membership: {membership_text(found)}."),
         note(told),
     )
 
 
+def _trained(found: Audit, field: str, attack: Attack) -> list[Recovery]:
+    """What an attack recovers of what the trained model sends, by ``field``."""
+    every = chosen(found, field)
+    return [r for r in every if (r.attack, r.condition.state) == (attack, "trained")]
+
+
 def _curves(found: Audit, field: str, across: str) -> Markup:
-    """What each attack recovers of what the trained model sends."""
     series = []
     for style, attack in enumerate(ATTACKS):
-        each = [
-            r for r in chosen(found, field) if (r.attack, r.condition.state) == (attack, "trained")
-        ]
+        each = _trained(found, field, attack)
         if len(each) > 1:
             series.append(_series(attack, style, field, each))
     return lines(f"Tokens recovered by {across}", across, "%", series, zero=True)
@@ -56,8 +69,28 @@ def _curves(found: Audit, field: str, across: str) -> Markup:
 
 def _series(name: str, style: int, field: str, recoveries: list[Recovery]) -> Series:
     points, band = list[Point](), []
-    for each in sorted(recoveries, key=lambda r: float(getattr(r.condition, field))):
-        x, share = float(getattr(each.condition, field)), each.all_tokens
+    for each in sorted(recoveries, key=lambda r: _place(r.condition, field)):
+        x, share = _place(each.condition, field), each.all_tokens
         points.append((x, 100 * share.value))
         band.append((x, 100 * share.low, 100 * share.high))
     return Series(name, style, points, band=band)
+
+
+def _place(condition: Condition, field: str) -> float:
+    """On the axis: a precision's bits stand in its name."""
+    return float(str(getattr(condition, field)).strip(ascii_letters))
+
+
+def _bars(found: Audit) -> Markup | None:
+    """By rows sent; None where all tokens' rows are."""
+    bars = [
+        stacked(
+            f"{SENT[each.condition.reads]}, {attack}",
+            [(Kind("", f"fill {colour(style)}"), 100 * each.all_tokens.value)],
+            percent(each.all_tokens),
+        )
+        for style, attack in enumerate(ATTACKS)
+        for each in _trained(found, "reads", attack)
+    ]
+    more = found.sent.reads in ("first", "labelled")
+    return rows("Tokens recovered by rows sent", "%", bars, wide=True) if more else None

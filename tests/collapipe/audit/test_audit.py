@@ -16,8 +16,10 @@ from collapipe.audit.attack import audit
 from collapipe.audit.inverters import Public
 from collapipe.audit.material import Material
 from collapipe.audit.result import JSON_FILE, PICTURE, read_audit
+from collapipe.audit.sections import percent
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
+from collapipe.run_report.privacy import _place, _trained
 from collapipe.runs.model import load_model
 
 Command = Callable[..., tuple[int, str, str]]
@@ -88,6 +90,16 @@ def test_it_is_written_printed_shown_and_the_same_again(
     command("report", run)
     page = Page((run / "report.html").read_text())
     assert ["trained, int8" in row[0] for row in page.cells if row].count(True) == 1
+    assert charts_of_recovery(page) == {"encoder blocks", "bits of a number", "noise"}
+    bits = _trained(found, "precision", "linear")
+    assert sorted(_place(each.condition, "precision") for each in bits) == [4, 6, 8, 16, 32]
+
+
+def charts_of_recovery(page: Page) -> set[str]:
+    """By what."""
+    start = "Tokens recovered by "
+    labels = [each.get("aria-label") or "" for each in page.tags("svg")]
+    return {each.removeprefix(start) for each in labels if each.startswith(start)}
 
 
 def test_what_is_fitted_depends_on_public_rows_alone(
@@ -128,6 +140,11 @@ def test_of_a_pooled_row_tokens_are_found_in_any_order_and_who_sends_nothing_is_
     assert len(pooled) == 5
     assert all(0 < each.all_tokens.value < 1 for each in pooled if each.attack != "nearest")
     assert "server gets none" in " ".join(out.split())
+    command("report", run)
+    page = Page((run / "report.html").read_text())
+    assert "rows sent" in charts_of_recovery(page)
+    (share,) = [percent(each.all_tokens) for each in pooled if each.attack == "linear"]
+    assert share in page.texts
 
 
 @pytest.fixture
