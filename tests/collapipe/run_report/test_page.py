@@ -20,6 +20,7 @@ from made_run import (
 from report_page import Page
 
 from collapipe.formatting import seconds
+from collapipe.run_report.learning import EPSILON, Curve
 from collapipe.run_report.units import drifts
 from collapipe.runs.reading import read_run
 
@@ -61,6 +62,20 @@ def test_all_sections_are_there_and_linked(run: Path, report: Callable[..., Page
     for axis in ("rounds", "samples", "seconds"):
         assert {f"Loss against {axis}", f"BLEU against {axis}"} <= set(labels)
     assert all(labels) and len(set(labels)) == len(labels)
+
+
+def test_a_private_run_s_epsilon_is_drawn_round_by_round(
+    run: Path, report: Callable[..., Page]
+) -> None:
+    charts = {
+        f"Privacy of a unit, ε of all rounds so far against {axis}"
+        for axis in ("rounds", "samples", "seconds")
+    }
+    assert not charts & {each.get("aria-label") for each in report(run).tags("svg")}
+    write_lines(run, [{**line, "epsilon": 0.5 * line["round"]} for line in made_lines(20)])
+    assert charts <= {each.get("aria-label") for each in report(run).tags("svg")}
+    points = Curve("ε", 0, [read_run(run)], EPSILON).series("round").points
+    assert points == [(n, 0.5 * n) for n in range(1, 21)]
 
 
 def test_the_page_says_what_is_modelled(run: Path, report: Callable[..., Page]) -> None:
