@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -388,7 +389,7 @@ class CollaPipeStrategy(Strategy):
         frozen_bytes, self._units.frozen_bytes = self._units.frozen_bytes, 0
         request, state = now.decision.request, self._scheduler.state
         account = tuple(self._private.rounds) if self._private else ()
-        training = self._training_state
+        training = partial(self._training_state, report.round)
         return RoundResult(
             report, request, seconds, state, self.model, frozen_bytes, training, account
         )
@@ -409,12 +410,14 @@ class CollaPipeStrategy(Strategy):
             unit: ActivationMemory.unpack(tensors, dim, dtype)
             for unit, tensors in training.activations.items()
         }
-        self._units.restore(training.units)
+        self._scheduler.update_states(self._units.restore(training.units))
 
-    def _training_state(self) -> TrainingState:
+    def _training_state(self, round_: int) -> TrainingState:
         model, heads = self.model, self._heads.states
         optimizer = model.server_optimizer.state
-        kept = self._units.kept(self._scheduler.excluded)
+        kept, failures = self._units.kept(self._scheduler.excluded)
+        missed = self._units.attendance.end_round(round_, failures, ())
+        self._scheduler.update_states(missed)  # as one that misses a round
         memories = self._heads.memories
         activations = {unit: memory.pack() for unit, memory in memories.items()}
         weights, own, norms = model.weights, model.own_models, self._screen.past
