@@ -104,12 +104,15 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
     file.write_text("name: paris\ndata: {train_file: rows.csv, label_column: topic}\n")
     told = overrides(tmp_path)
     with only_units_open(mine, theirs) as opened:
-        train(grid_of(told, [{"data": str(mine)}, {"owner": str(file)}]), load_overrides(told))
+        train(
+            grid_of(told, [{"data": str(mine), "name": "rome"}, {"owner": str(file)}]),
+            load_overrides(told),
+        )
         assert opened == {str(mine): {"unit-0"}, str(theirs): {"unit-1"}}
     shards = json.loads((tmp_path / "run" / "shards.json").read_text())
     assert shards["labels"] == ["a", "b"]
     assert shards["shards"] == [
-        {"unit": 0, "rows": 30, "labels": {"a": 15, "b": 15}},
+        {"unit": 0, "rows": 30, "labels": {"a": 15, "b": 15}, "name": "rome"},
         {"unit": 1, "rows": 20, "labels": {"a": 10, "b": 10}, "name": "paris"},
     ]
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
