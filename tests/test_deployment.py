@@ -107,6 +107,7 @@ class Losing(InlineGrid):
         return app(message, context)
 
 
+@pytest.mark.timeout(90)
 def test_a_federation_on_flower_ends_where_one_in_this_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
     assert not json.loads(told.read())["admitted"]
     with pytest.raises(HTTPError, match="401"):
         urllib.request.urlopen(f"https://127.0.0.1:{port}/v1/fleet/x", b"unsigned", context=context)
+    assert (folder.flower_home / "superlink.log").read_text().count("127.0.0.1 is refused") == 2
 
 
 def overrides(folder: Path) -> list[str]:
