@@ -39,7 +39,7 @@ from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.replies import received, trained
 from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
-from server_app.rounds.screening import UpdateScreen, bounded, capped
+from server_app.rounds.screening import BELIEVED, UpdateScreen, bounded, capped
 from server_app.rounds.secure_sum import SecureSum
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Units
@@ -302,7 +302,8 @@ class CollaPipeStrategy(Strategy):
         """The replies of the units that finished, and why the others of the plan did not.
 
         Raises ``NonFiniteLossError`` where the server saw that a head diverged, and what ends the
-        run where no unit finished.
+        run where no unit finished; not in a masked round, which is skipped: one unit that lies can
+        have all others refuse it.
         """
         plan = now.decision.plan
         came_from = {message.metadata.src_node_id: message for message in replies}
@@ -324,7 +325,7 @@ class CollaPipeStrategy(Strategy):
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
         if diverged := self._heads.diverged():
             raise NonFiniteLossError(diverged)
-        if plan.clusters and len(failures) == len(plan.clusters):
+        if now.masked is None and plan.clusters and len(failures) == len(plan.clusters):
             raise _nobody_finished(plan.round, failures)
         return finished, failures
 
@@ -370,9 +371,9 @@ class CollaPipeStrategy(Strategy):
         moved: float,
     ) -> RoundObservation:
         """What estimates are made of; a figure that is far from the others' does not change it."""
-        factor = self._settings.federation.max_update_norm
+        factor = self._settings.federation.max_update_norm or BELIEVED
         norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
-        squared_norm = np.mean(bounded(norms, factor and factor**2))
+        squared_norm = np.mean(bounded(norms, factor**2))
         loss = np.average(bounded([*losses.values()], factor), weights=[*shares.values()])
         return RoundObservation(float(squared_norm), float(loss), moved)
 
