@@ -59,6 +59,12 @@ class LinkError(CollaPipeError):
     """A link to another machine broke, was refused or was closed."""
 
 
+class RefusedUnitError(LinkError):
+    """The server knows no such unit: to start it again does not help before it is admitted."""
+
+    exit_status = 4
+
+
 class BrokenLinkError(LinkError):
     """A stream ended, though nobody meant it to: it may be opened again."""
 

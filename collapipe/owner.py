@@ -204,7 +204,8 @@ def _read(node_config: Mapping[str, Any]) -> tuple[OwnerSection, Path]:
         return read_owner(file), file.parent
     path = Path(str(node_config[_SHORT]))
     option = "root" if path.is_dir() else "train_file"
-    return OwnerSection.model_validate({"data": {option: str(path)}}), Path()
+    told = {"data": {option: str(path)}, "name": node_config.get("name")}
+    return OwnerSection.model_validate(told), Path()
 
 
 def _own_radio(owner: OwnerSection, folder: Path) -> str:

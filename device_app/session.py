@@ -36,6 +36,7 @@ from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
 
 ALIVE_S = 1.0  # between two signs of life
+_IMPORTS_S = 60.0  # libraries of a kind of model may take so long on a small or busy device
 _AFTER_STEP = FrameKind.BEGIN, FrameKind.STATE
 _MOST_UNSENT = 64  # answers that the control unit has not taken: then it is not obeyed
 _log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Session:
         self.control.drop_parts()  # of a plan that was given up
         self.control.accepts = partial(self._accepts, frame.epoch)
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
-        with self._busy():
+        with self._busy(after_s=_IMPORTS_S):
             self.held = self.hold(description, earlier)
         self.control.max_bytes = max(self.control.max_bytes, self.held.part_bytes)
         span = description.span
@@ -254,9 +255,9 @@ class Session:
         self.control.send(Frame(FrameKind.FAILED, round_, step, 0, (packed(trouble),), epoch))
 
     @contextmanager
-    def _busy(self) -> Iterator[None]:
-        """Work that is no action: signs of life say for how long."""
-        self._busy_since = time.monotonic()
+    def _busy(self, after_s: float = 0.0) -> Iterator[None]:
+        """Work that is no action: signs of life say for how long, less ``after_s``."""
+        self._busy_since = time.monotonic() + after_s
         try:
             yield
         finally:
@@ -288,7 +289,7 @@ class Session:
     def _signs_of_life(self, done: threading.Event) -> None:
         while not done.wait(ALIVE_S):
             since = self._busy_since
-            busy_s = 0.0 if since is None else time.monotonic() - since
+            busy_s = 0.0 if since is None else max(0.0, time.monotonic() - since)
             alive = torch.tensor(busy_s, dtype=torch.float64)
             if self.control.backlog()[0] < 2 * _MOST_UNSENT:
                 self.control.send(Frame(FrameKind.ALIVE, 0, 0, 0, (alive,)))

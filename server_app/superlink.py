@@ -10,10 +10,10 @@ the options of ``flower-superlink`` and ends with the process PARENT.
 
 import ipaddress
 import json
+import logging
 import re
 import sys
 from base64 import b64decode
-from collections.abc import Container
 from typing import Any
 
 import flwr
@@ -34,7 +34,9 @@ from collapipe.credentials.keys import UNREADABLE, fingerprint
 from collapipe.deployment.run_archive import pack
 from collapipe.deployment.server_folder import ADMITTED, NODES, RUNS, ServerFolder, own_folder
 from collapipe.errors import ConfigError
+from server_app.refusals import Refusals
 
+_log = logging.getLogger(__name__)
 _FLEET = "/v1/fleet/"
 _METRICS = "/metrics"
 _NUMBER, _MARK = re.compile(r"[0-9]{1,20}"), re.compile(r"\.[0-9a-f]{32}")
@@ -46,20 +48,22 @@ class NodesAlone:
 
     Tells who knows the fingerprint of a unit's key whether the unit is among the nodes that
     ``folder`` has, and which versions are here. On this machine it hands out the metrics of the
-    last round, and folders of runs: who may submit runs could read them anyhow.
+    last round, and folders of runs: who may submit runs could read them anyhow. The log says once
+    of each stranger that it was refused.
     """
 
     def __init__(self, app: ASGIApp, folder: ServerFolder) -> None:
-        self._app, self._folder = app, folder
+        self._app, self._folder, self._refusals = app, folder, Refusals(_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         answer: ASGIApp = self._app
         if scope["type"] == "http" and path.startswith(ADMITTED):
-            answer = JSONResponse(self._told(path.removeprefix(ADMITTED)))
+            answer = JSONResponse(self._told(scope, path.removeprefix(ADMITTED)))
         elif scope["type"] == "http" and path.startswith(_FLEET):
-            answer = self._refusal(Headers(scope=scope)) or self._app
+            answer = self._refusal(scope, Headers(scope=scope)) or self._app
         elif scope["type"] != "lifespan" and not _is_own(scope):
+            self._refusals.note(_host(scope), "it asks for more than units need")
             answer = PlainTextResponse("only on the SuperLink's own machine", 403)
         elif path == _METRICS:
             metrics = self._folder.metrics
@@ -69,12 +73,15 @@ class NodesAlone:
             answer = _run(self._folder, path.removeprefix(RUNS), mark)
         await answer(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> PlainTextResponse | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
         """Before anything is read of a request but its head."""
         known = self._known()
         if known is None:  # which nodes take for a reason to try again
             return PlainTextResponse("units are being admitted", 503)
-        if not _is_signed(headers, known):
+        key = _shown(headers)
+        if key is None or fingerprint(key) not in known or not _has_signed(key, headers):
+            shown = "no key of a unit" if key is None else f"key {fingerprint(key)}"
+            self._refusals.note(_host(scope), f"{shown}, which is not admitted or signed nothing")
             return PlainTextResponse("not an admitted unit", 401)
         length = headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > _MOST_BYTES:
@@ -86,10 +93,12 @@ class NodesAlone:
         nodes = self._folder.flower_home / NODES
         return dict(json.loads(nodes.read_text())) if nodes.exists() else None
 
-    def _told(self, key: str) -> dict[str, object]:
+    def _told(self, scope: Scope, key: str) -> dict[str, object]:
         """``admitted`` is None while the server starts."""
         versions = {"collapipe": collapipe.__version__, "flwr": flwr.__version__}
         known = self._known()
+        if known is not None and key not in known:
+            self._refusals.note(_host(scope), f"key {key} is not admitted")
         return {**versions, "admitted": None if known is None else key in known}
 
 
@@ -107,12 +116,18 @@ def _run(folder: ServerFolder, number: str, mark: str) -> Response:
         return PlainTextResponse(str(error), 409)
 
 
-def _is_signed(headers: Headers, known: Container[str]) -> bool:
-    """Whether one of the ``known`` keys signed the request's time; Flower compares that time."""
+def _shown(headers: Headers) -> EllipticCurvePublicKey | None:
+    """The key that a request shows, which need not be its sender's."""
     try:
         key = load_pem_public_key(b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]))
-        if not isinstance(key, EllipticCurvePublicKey) or fingerprint(key) not in known:
-            return False
+    except (KeyError, *UNREADABLE):
+        return None
+    return key if isinstance(key, EllipticCurvePublicKey) else None
+
+
+def _has_signed(key: EllipticCurvePublicKey, headers: Headers) -> bool:
+    """Whether the key signed the request's time; Flower compares that time."""
+    try:
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER])
         key.verify(signature, headers[TIMESTAMP_HEADER].encode(), ECDSA(SHA256()))
     except (KeyError, *UNREADABLE):
@@ -120,9 +135,14 @@ def _is_signed(headers: Headers, known: Container[str]) -> bool:
     return True
 
 
-def _is_own(scope: Scope) -> bool:
+def _host(scope: Scope) -> str:
     client = scope.get("client")
-    return client is not None and ipaddress.ip_address(client[0]).is_loopback
+    return str(client[0]) if client else ""
+
+
+def _is_own(scope: Scope) -> bool:
+    host = _host(scope)
+    return bool(host) and ipaddress.ip_address(host).is_loopback
 
 
 def main() -> None:

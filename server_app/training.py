@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -74,6 +74,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         told = units.rows(tokenizer is None)
         if tokenizer is None:
             tokenizer = make_tokenizer(settings, told.values())
+        # all units' words may be as large as the model
+        told = {unit: replace(reply, words={}) for unit, reply in told.items()}
         if settings.evaluates_on_server:
             load_server_rows(settings)  # what cannot be read is said now
         if checkpoint is not None:

@@ -59,7 +59,7 @@ class Units:
     frozen_bytes: int = 0
     arrived: dict[int, int] = field(default_factory=dict)
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
-    _owed: dict[int, Kept] = field(default_factory=dict)  # to units that were not there to restore
+    _owed: dict[int, Kept] = field(default_factory=dict)  # to units that are yet to be restored
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
 
     def __post_init__(self) -> None:
@@ -78,7 +78,8 @@ class Units:
         contents = dict.fromkeys(nodes, records.pack(RowsRequest(words)))
         answers = self._ask(records.ROWS, contents, partial(records.unpack, RowsReply))
         self._place(answers, set())
-        told, causes = _apart(answers)
+        told, failures = _apart(answers)
+        causes = [*failures.values()]
         for failure in causes:
             if failure.kind in _OF_ALL:
                 raise ConfigError(failure.message)
@@ -128,9 +129,13 @@ class Units:
             _log.warning("a node that came is left out: %s: %s", failure.kind, failure.message)
         due = [unit for unit in excluded if unit not in told and self.attendance.due(unit, round_)]
         known = {self.nodes[unit]: unit for unit in due if unit in self.nodes and unit not in gone}
-        for node, reply in self._states(known, known, _AGAIN_S).items():
-            if isinstance(reply, StateReply) and reply.unit == known[node]:
-                told[reply.unit] = reply.state
+        answers: dict[int, StateReply | Failure] = {
+            node: reply
+            for node, reply in self._states(known, known, _AGAIN_S).items()
+            if isinstance(reply, StateReply) and reply.unit == known[node]
+        }
+        self._send_owed(answers)
+        told |= {reply.unit: reply.state for reply in _apart(answers)[0].values()}
         for unit in {*known.values(), *told}:
             self.attendance.asked(unit, round_, answered=unit in told)
         return told
@@ -151,33 +156,33 @@ class Units:
         answers = self._ask(kind, of_nodes, unpack, timeout_s)
         return {unit: answers[self.nodes[unit]] for unit in contents}
 
-    def kept(self, excluded: Collection[int]) -> dict[int, Kept]:
-        """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones,
-        nor of one that is gone, which the log says.
-
-        Raises ``RoundFailedError`` or ``WireError`` where one does not tell, or what it tells makes
-        a file that cannot be read.
+    def kept(self, excluded: Collection[int]) -> tuple[dict[int, Kept], dict[int, Failure]]:
+        """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones.
+        And why others do not tell, or tell what makes a file that cannot be read, as the log says.
         """
         contents = {
             unit: records.pack(KeepRequest(self.arrived.get(unit, 0)))
             for unit in self.nodes
             if unit not in excluded
         }
-        kept = self._exchange(records.KEEP, contents)
-        for unit, groups in kept.items():
-            for name, tensors in groups.items():
-                if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
-                    raise WireError(
-                        f"unit {unit} keeps {name[:80]!r}, which no checkpoint can hold"
-                    )
-        return kept
+        kept, failures = _apart(self.ask(records.KEEP, contents, _unpack_kept))
+        self._warn("the checkpoint has what it kept by the one before", failures)
+        return kept, failures
 
-    def restore(self, kept: Mapping[int, Kept]) -> None:
-        """Let every unit go on from what it kept then, be it nothing; one that is missing does when
-        it comes. Raises ``RoundFailedError`` where one cannot."""
-        self._owed = {unit: each for unit, each in kept.items() if unit not in self.nodes}
+    def restore(self, kept: Mapping[int, Kept]) -> dict[int, Failure]:
+        """Let every unit go on from what it kept then, be it nothing; one that is missing or fails
+        does when it answers again. Why each failed, which the log says.
+
+        Raises ``RoundFailedError`` where all do.
+        """
         contents = {unit: records.pack_groups(kept.get(unit, {})) for unit in self.nodes}
-        self._exchange(records.RESTORE, contents)
+        done, failures = _apart(self.ask(records.RESTORE, contents, records.unpack_groups))
+        if not done:
+            raise RoundFailedError(f"no unit goes on: {_each(failures.values())}")
+        self._warn("it goes on when it answers again", failures)
+        self._owed = {unit: each for unit, each in kept.items() if unit not in done}
+        self._owed |= {unit: kept.get(unit, {}) for unit in failures}
+        return failures
 
     def _introduce(
         self, gone: Collection[int]
@@ -195,11 +200,11 @@ class Units:
         self._tell_places(answers)
         self._send_frozen(answers)
         self._send_owed(answers)
-        told, causes = _apart(answers)
+        told, failures = _apart(answers)
         for node, answer in told.items():
             self._strangers.remove(node)
             self.nodes[answer.unit] = node
-        return {answer.unit: answer.state for answer in told.values()}, causes
+        return {answer.unit: answer.state for answer in told.values()}, [*failures.values()]
 
     def _place(self, answers: dict[int, Numbered | Failure], taken: set[int]) -> None:
         """Let each answer be of the unit whose place the node has, and make a failure of it where
@@ -248,7 +253,7 @@ class Units:
             self.frozen_bytes += len(contents) * records.num_bytes(tensors)
 
     def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
-        """Let units that come only now go on from what they kept; as ``_send_frozen``."""
+        """Let units that answer only now go on from what they kept; as ``_send_frozen``."""
         back = {
             node: reply.unit
             for node, reply in answers.items()
@@ -272,17 +277,10 @@ class Units:
         }
         return self._ask(records.STATE, contents, records.unpack_state, timeout_s)
 
-    def _exchange(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, Kept]:
-        """Send each unit its content; the groups of tensors that each that is there answers."""
-        came = dict[int, Kept]()
-        for unit, answer in self.ask(kind, contents, records.unpack_groups).items():
-            if not isinstance(answer, Failure):
-                came[unit] = answer
-            elif answer.kind == ABSENT:
-                _log.warning("unit %d is gone: %s is without it (%s)", unit, kind, answer.message)
-            else:
-                raise RoundFailedError(f"unit {unit}: {answer.message}")
-        return came
+    def _warn(self, so: str, failures: Mapping[int, Failure]) -> None:
+        for unit, failure in failures.items():
+            told = self.places.called(unit), so, failure.kind, failure.message
+            _log.warning("%s: %s (%s: %s)", *told)
 
     def _ask(
         self,
@@ -304,10 +302,19 @@ class Units:
         return {node: answers.get(node, silence) for node in contents}
 
 
-def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], list[Failure]]:
-    """Each node's answer, and why others have none."""
-    told = {node: each for node, each in answers.items() if not isinstance(each, Failure)}
-    return told, [each for each in answers.values() if isinstance(each, Failure)]
+def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, Failure]]:
+    """The answers, and why others have none."""
+    told = {key: each for key, each in answers.items() if not isinstance(each, Failure)}
+    return told, {key: each for key, each in answers.items() if isinstance(each, Failure)}
+
+
+def _unpack_kept(content: RecordDict) -> Kept:
+    """Groups of tensors. Raises ``WireError`` also where no checkpoint can hold them."""
+    groups = records.unpack_groups(content)
+    for name, tensors in groups.items():
+        if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
+            raise WireError(f"keeps {name[:80]!r}, which no checkpoint can hold")
+    return groups
 
 
 def _each(failures: Iterable[Failure]) -> str:

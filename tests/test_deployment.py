@@ -203,6 +203,7 @@ def refuse_strangers(folder: ServerFolder, port: int) -> None:
     assert not json.loads(told.read())["admitted"]
     with pytest.raises(HTTPError, match="401"):
         urllib.request.urlopen(f"https://127.0.0.1:{port}/v1/fleet/x", b"unsigned", context=context)
+    assert (folder.flower_home / "superlink.log").read_text().count("127.0.0.1 is refused") == 2
 
 
 def overrides(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from federated import run, weights
-from flwr.app import Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from lying import Lying
 from resumed import World, differing, outcome, tensors
 from torch import Tensor
@@ -19,6 +20,7 @@ from client_app.app import app as client_app
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.secure_aggregation.masks import Words
+from collapipe.secure_aggregation.messages import SharesReply
 from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
 from collapipe.tensors import Tensors
 from collapipe.wire import records
@@ -41,6 +43,8 @@ MASKED = (
     "federation.checkpoint_every=1",
 )
 Spoil = Callable[[Message, Context], bool]
+Secret = tuple[bytes, ...]
+WINDOW = 64  # bytes of an update, each of which is looked for
 
 
 class Watched:
@@ -90,14 +94,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, list[Words]]:
-    """A masked run, what the server got in it, and the units' words before masks."""
-    folder, client, secret = tmp_path_factory.mktemp("masked") / "run", Watched(), list[Words]()
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, list[Secret]]:
+    """A masked run, what the server got in it, and each unit's update before masks as bytes: its
+    words packed and as they are, and its change."""
+    folder, client, secret = tmp_path_factory.mktemp("masked") / "run", Watched(), list[Secret]()
     real = Quantiser.quantise
 
     def quantise(self: Quantiser, change: np.ndarray, *how: Any) -> Words:
-        secret.append(real(self, change, *how).copy())
-        return secret[-1].copy()
+        floats = np.array(change, np.float32).tobytes()
+        words = real(self, change, *how)
+        secret.append((self.pack(words).tobytes(), words.tobytes(), floats))
+        return words
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Quantiser, "quantise", quantise)
@@ -106,7 +113,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watched, li
 
 
 def test_a_masked_run_ends_where_the_plain_one_does(
-    plain: dict[str, Tensor], watched: tuple[Path, Watched, list[Words]]
+    plain: dict[str, Tensor], watched: tuple[Path, Watched, list[Secret]]
 ) -> None:
     folder, *_ = watched
     assert 0 < apart(plain, weights(folder)) <= bound("float32")
@@ -115,21 +122,43 @@ def test_a_masked_run_ends_where_the_plain_one_does(
     assert line["skipped"] is None
 
 
+def said(content: RecordDict) -> bytes:
+    """All that a message says, numbers as float32."""
+    parts = list[bytes]()
+    for record in content.values():
+        for value in record.values():
+            if isinstance(value, Array):
+                parts.append(value.data)
+            elif isinstance(value, bytes):
+                parts.append(value)
+            elif isinstance(value, list) and not isinstance(value[0], str):
+                parts.append(np.array(value, np.float32).tobytes())
+            else:
+                parts.append(str(value).encode())
+    return b"".join(parts)
+
+
+def tells(content: RecordDict, secret: Secret) -> bool:
+    """Whether any part of an update is in a message; what looks alike everywhere is none."""
+    text = said(content)
+    starts = ((form, i) for form in secret for i in range(0, len(form) - WINDOW, WINDOW))
+    windows = (form[i : i + WINDOW] for form, i in starts)
+    return any(each in text for each in windows if len(set(each)) > 4)
+
+
 def test_nothing_that_the_server_got_is_an_update(
-    watched: tuple[Path, Watched, list[Words]],
+    watched: tuple[Path, Watched, list[Secret]],
 ) -> None:
     """Every message of the run: what is in it, and that no bytes of it are a unit's."""
     folder, client, secret = watched
     total = sum(each.numel() for each in weights(folder).values())
     quantiser = Quantiser(total, BOUND, LEVELS["float32"], 3)
     assert len(secret) == 3
-    updates = [quantiser.pack(words).tobytes() for words in secret]
     arrays = dict[tuple[str, str], int]()
     for kind, _, reply in client.replies:
         assert not {*reply.content} & {Failure.__name__}
+        assert not any(tells(reply.content, each) for each in secret)
         for group, record in reply.content.array_records.items():
-            (array,) = record.values()
-            assert all(update[i : i + 64] not in array.data for update in updates for i in (0, 999))
             for name in records.unpack_tensors(record):
                 arrays[kind, f"{group}/{name}"] = arrays.get((kind, f"{group}/{name}"), 0) + 1
     assert arrays == {("train", "weights/masked"): 3}
@@ -144,23 +173,35 @@ def test_nothing_that_the_server_got_is_an_update(
     assert lines(folder)[0]["bytes_up"] == sent + 3 * quantiser.num_bytes
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [("compression=int8", "adapter=lora"), ("compression=bfloat16",)],
-    ids=lambda overrides: overrides[0].replace("=", "_"),
-)
-def test_few_bits_are_enough(
-    tmp_path: Path, plain: dict[str, Tensor], overrides: tuple[str, ...]
+def test_an_update_would_be_found_wherever_it_was(
+    watched: tuple[Path, Watched, list[Secret]],
 ) -> None:
-    if len(overrides) > 1:
-        plain = run(tmp_path / "plain", *PLAIN, *overrides[1:])
-    masked = run(tmp_path / "masked", *MASKED, *overrides)
-    precision = overrides[0].partition("=")[2]
+    """Otherwise the test above would show nothing."""
+    _, client, secret = watched
+    words, _, change = secret[0]
+    floats = np.frombuffer(change, np.float32)
+    planted: list[ArrayRecord | ConfigRecord | MetricRecord] = [
+        ConfigRecord({"bytes": words[1000:1200]}),
+        ConfigRecord({"floats": floats[100:200].tolist()}),
+        MetricRecord({"floats": floats[300:400].tolist()}),
+        ArrayRecord({"array": Array(floats[:100])}),
+    ]
+    for record in planted:
+        content = RecordDict(dict(client.replies[-1][2].content))
+        content["more"] = record
+        assert tells(content, secret[0])
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_few_bits_of_adapters_are_enough(tmp_path: Path, precision: str) -> None:
+    plain = run(tmp_path / "plain", *PLAIN, "adapter=lora")
+    options = "adapter=lora", f"compression={precision}"
+    masked = run(tmp_path / "masked", *MASKED, *options)
     assert 0 < apart(plain, masked) <= bound(precision)
 
 
 def test_a_unit_that_is_gone_before_masks_are_taken_off_changes_nothing(
-    tmp_path: Path, watched: tuple[Path, Watched, list[Words]]
+    tmp_path: Path, watched: tuple[Path, Watched, list[Secret]]
 ) -> None:
     client = Watched(lost(records.UNMASK, 2))
     found = run(tmp_path / "run", *MASKED, client=client)  # type: ignore[arg-type]
@@ -200,6 +241,27 @@ def test_a_round_below_the_threshold_is_skipped_and_says_why(tmp_path: Path) -> 
     assert found
 
 
+def test_a_liar_that_all_others_refuse_ends_no_run(tmp_path: Path) -> None:
+    """Its sealed shares cannot be opened, and it is gone then: nobody trains."""
+
+    def lying(message: Message, context: Context) -> Message:
+        if int(context.node_config["partition-id"]) != 1:
+            return client_app(message, context)
+        if message.metadata.message_type == records.TRAIN:
+            raise OSError("the battery is empty")
+        reply = client_app(message, context)
+        if message.metadata.message_type == records.MASK_SHARES:
+            told = records.unpack(SharesReply, reply.content)
+            sealed = {unit: bytes(len(each)) for unit, each in told.sealed.items()}
+            reply.content = records.pack(replace(told, sealed=sealed))
+        return reply
+
+    run(tmp_path / "run", *MASKED, "federation.rounds=2", client=lying)  # type: ignore[arg-type]
+    for line in lines(tmp_path / "run"):
+        assert line["units"] == [] and "privacy.threshold" in str(line["skipped"])
+        assert {*line["failures"]} == {"0", "1", "2"}  # type: ignore[misc]
+
+
 def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units_part(
     tmp_path: Path,
 ) -> None:
@@ -237,7 +299,7 @@ NOISY = ("privacy.noise_multiplier=0.5", "privacy.noise_by=units", "privacy.nois
 
 
 def test_the_units_noise_is_in_the_sum_that_the_server_learns(
-    tmp_path: Path, watched: tuple[Path, Watched, list[Words]]
+    tmp_path: Path, watched: tuple[Path, Watched, list[Secret]]
 ) -> None:
     """Of each of three units that of a whole sum, for two must finish, and each knows its own."""
     folder, _, _ = watched

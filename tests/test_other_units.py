@@ -30,7 +30,9 @@ class Federation:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.words = folder, dict[str, int]()  # that each has told last
-        self.late = set[str]()  # who is not there until the run has begun
+        self.late = dict[
+            str, tuple[str, int]
+        ]()  # who answers this question with such an error, once
         self.leaves = dict[str, int]()  # who is gone from which round on
         held = written(folder / "held.csv", 8)
         own = f"data.validation_file={held}", f"data.test_file={held}"
@@ -47,9 +49,10 @@ class Federation:
             place = int(context.node_config["partition-id"])
             name, number = list(there.items())[place]
             kind = message.metadata.message_type
-            if name in self.late and kind == records.STATE:
-                self.late.remove(name)
-                return Message(Error(5, "not there"), reply_to=message)
+            asked, code = self.late.get(name, ("", 0))
+            if asked == kind:
+                del self.late[name]
+                return Message(Error(code, "not there"), reply_to=message)
             if kind == records.TRAIN and self.leaves.get(name, 9) <= int(message.metadata.group_id):
                 return Message(Error(5, "not there"), reply_to=message)
             context.node_config.update({"owner": str(files[place]), "partition-id": number})
@@ -121,14 +124,20 @@ def test_a_run_goes_on_with_other_units(
     assert "goes on after round 3" in last and "missing: bob" not in last and "new:" not in last
 
 
-def test_a_unit_that_comes_after_the_start_goes_on_from_what_it_kept(
-    first: tuple[Federation, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    "late",
+    [(records.STATE, 5), (records.RESTORE, 5), (records.RESTORE, 0)],
+    ids=["not there", "goes", "fails"],
+)
+def test_a_unit_that_answers_after_the_start_goes_on_from_what_it_kept(
+    first: tuple[Federation, Path], tmp_path: Path, late: tuple[str, int]
 ) -> None:
-    """Not there when the run goes on, but before its first round: as one that was."""
+    """Not when the run goes on, but before its first round: as one that did at once."""
     federation, whole = first
     again = shutil.copytree(whole, tmp_path / "again", symlinks=True)
-    federation.late = {"bob"}
+    federation.late = {"bob": late}
     federation.run(again, {"ann": 0, "bob": 1}, "000002")
+    assert not federation.late
     assert finished(again) == [[0, 1]] * 4
     assert differing(tensors(again), tensors(whole)) == []
 

@@ -20,6 +20,7 @@ from flwr.app import Context, Message
 
 from client_app.app import app
 from collapipe import owner
+from collapipe.cli.run import run_job
 from collapipe.config import load_overrides
 from collapipe.credentials.credentials import request
 from collapipe.credentials.keys import fingerprint
@@ -103,12 +104,15 @@ def test_a_federation_trains_on_rows_that_the_server_cannot_open(tmp_path: Path)
     file.write_text("name: paris\ndata: {train_file: rows.csv, label_column: topic}\n")
     told = overrides(tmp_path)
     with only_units_open(mine, theirs) as opened:
-        train(grid_of(told, [{"data": str(mine)}, {"owner": str(file)}]), load_overrides(told))
+        train(
+            grid_of(told, [{"data": str(mine), "name": "rome"}, {"owner": str(file)}]),
+            load_overrides(told),
+        )
         assert opened == {str(mine): {"unit-0"}, str(theirs): {"unit-1"}}
     shards = json.loads((tmp_path / "run" / "shards.json").read_text())
     assert shards["labels"] == ["a", "b"]
     assert shards["shards"] == [
-        {"unit": 0, "rows": 30, "labels": {"a": 15, "b": 15}},
+        {"unit": 0, "rows": 30, "labels": {"a": 15, "b": 15}, "name": "rome"},
         {"unit": 1, "rows": 20, "labels": {"a": 10, "b": 10}, "name": "paris"},
     ]
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -127,6 +131,14 @@ def test_nor_does_the_server_open_them_where_units_are_simulated(tmp_path: Path)
     train(grid_of(told, [{"data": str(half)} for half in halves]), load_overrides(told))
     here, there = weights(tmp_path / "run"), weights(tmp_path / "owned" / "run")
     assert [name for name in here if not torch.equal(here[name], there[name])] == []
+
+
+def test_nor_does_the_process_that_starts_a_simulation(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.csv", 30)
+    told = overrides(tmp_path, f"data.train_file={file}", "runtime=simulation")
+    with only_units_open(file), patch("collapipe.cli.simulation.run_simulation") as started:
+        run_job(told)
+    assert started.called
 
 
 def test_nor_where_there_are_no_other_rows_to_evaluate_on(tmp_path: Path) -> None:

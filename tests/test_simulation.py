@@ -12,7 +12,7 @@ from federated import TINY, weights
 from collapipe.cli import simulation
 from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
-from collapipe.errors import DataError
+from collapipe.errors import ConfigError
 
 TWO_NODES = (*TINY, "federation.num_units=2", "model.dropout=0.1", "optimizer.decay=constant")
 TWO_NODES += ("federation.checkpoint_every=1", "compression=int4", "compression.gradient=int6")
@@ -43,9 +43,18 @@ def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_proc
     assert (summary["rounds_completed"], summary["status"]) == (3, "completed")
 
 
-def test_what_is_wrong_with_the_data_is_said_before_flower_starts(tmp_path: Path) -> None:
-
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["data.root=empty"], "has neither"),
+        (["data.train_file=rows.xls", "evaluation.where=units"], "the suffix must be"),
+    ],
+)
+def test_what_is_wrong_with_the_data_is_said_before_flower_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], fault: str
+) -> None:
     (tmp_path / "empty").mkdir()
-    options = ["task=multi30k", f"data.root={tmp_path / 'empty'}", f"hydra.run.dir={tmp_path}/run"]
-    with pytest.raises(DataError, match="has neither"):
-        run_job(["runtime=simulation", *options])
+    (tmp_path / "rows.xls").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=fault):
+        run_job(["runtime=simulation", "task=multi30k", f"hydra.run.dir={tmp_path}/run", *options])

@@ -204,14 +204,14 @@ def _run_on_flower(overrides: Sequence[str], settings: Settings, resume: str | N
     from collapipe.deployment.submitting import submit
     from collapipe.runs.failure import take_failure
     from collapipe.runs.folder import RunFolder
-    from collapipe.runs.rows import load_server_rows, load_shard
+    from collapipe.runs.rows import check_source, load_server_rows
 
     deployed = settings.runtime.name == "deployment"
-    # What is wrong with folders and data is said here, before Flower has started anything.
+    # What is wrong with folders and the server's rows is said here, before Flower has started
+    # anything; units read their own rows alone.
     with RunFolder(Path(settings.run_dir), resumed=resume is not None).locked():
         if not deployed:
-            for unit in range(settings.federation.num_units):
-                load_shard(settings, unit)
+            check_source(settings)
         if settings.evaluates_on_server:
             load_server_rows(settings)
     run_dir, units = Path(settings.run_dir), settings.federation.num_units

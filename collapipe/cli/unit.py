@@ -22,7 +22,7 @@ from collapipe.credentials.keys import openssh
 from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import ConfigError, LinkError
+from collapipe.errors import ConfigError, LinkError, RefusedUnitError
 from collapipe.owner_file import OwnerSection
 
 _SECRETS = "key", "secret"
@@ -34,7 +34,8 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     """Answer the server's messages until an interrupt; Prometheus may ask on this machine.
 
     Raises ``ConfigError`` for a file that does not say all that a deployed unit needs, and
-    ``LinkError`` where the server refuses the unit, with what ``deploy check`` finds wrong.
+    ``LinkError`` where something else bars the unit, with what ``deploy check`` finds wrong:
+    ``RefusedUnitError`` where the server does not know it.
     """
     file = file.resolve()
     owner, own = read_unit(file)
@@ -63,7 +64,8 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
     while True:
         for each in check_unit(file):
             if each.error and each.bars:
-                raise LinkError(f"{owner.name} takes no part: {each.what}: {each.error}")
+                kind = RefusedUnitError if each.refused else LinkError
+                raise kind(f"{owner.name} takes no part: {each.what}: {each.error}")
             if each.error:
                 print(f"{owner.name}: {each.what}: {each.error}", flush=True)
         why = _dial(file, owner, own, (port, secret), started)

@@ -27,14 +27,9 @@ _SUFFIXES = (*_DIALECTS, ".json", ".jsonl", ".txt")
 def read_file(path: Path, option: str) -> Dataset:
     """All rows, in memory; blank lines of a text are left out.
 
-    Raises ``ConfigError`` for a suffix that is not known, ``DataError`` for what cannot be read.
+    Raises ``DataError`` for what cannot be read, and as ``check_file``.
     """
-    suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
-    if suffix not in _SUFFIXES:
-        known = ", ".join(_SUFFIXES)
-        raise ConfigError(f"{option}={path}: the suffix must be one of {known}, and .gz behind it")
-    if not path.is_file():
-        raise DataError(f"{option}={path}: there is no such file; correct the path")
+    suffix = check_file(path, option)
     if suffix in _DIALECTS:
         rows = _read_csv(path, _DIALECTS[suffix])
     elif suffix == ".txt":
@@ -45,6 +40,20 @@ def read_file(path: Path, option: str) -> Dataset:
     if len(rows) == 0:
         raise DataError(f"{path}: has no rows; add some, or set another {option}")
     return rows
+
+
+def check_file(path: Path, option: str) -> str:
+    """The suffix that says what is in the file, which is not opened.
+
+    Raises ``ConfigError`` for one that is not known, ``DataError`` where there is no such file.
+    """
+    suffix = (Path(path.stem) if path.suffix == ".gz" else path).suffix.lower()
+    if suffix not in _SUFFIXES:
+        known = ", ".join(_SUFFIXES)
+        raise ConfigError(f"{option}={path}: the suffix must be one of {known}, and .gz behind it")
+    if not path.is_file():
+        raise DataError(f"{option}={path}: there is no such file; correct the path")
+    return suffix
 
 
 def _whole(path: Path) -> str:

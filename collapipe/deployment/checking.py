@@ -33,12 +33,14 @@ _CLOCKS_DIFFER_S = 300.0  # beyond which Flower refuses a node's signature
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What was looked at, and what was found; an ``error`` says what is wrong, and the way out.
-    A unit can take part all the same, or will be able to, where it does not ``bar`` it."""
+    A unit can take part all the same, or will be able to, where it does not ``bar`` it; the server
+    has ``refused`` it where somebody must admit it first."""
 
     what: str
     found: str = ""
     error: str | None = None
     bars: bool = True
+    refused: bool = False
 
 
 def check_unit(file: Path) -> Iterator[Finding]:
@@ -123,7 +125,8 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
         yield Finding("key", error="the server starts and admits units; try again", bars=False)
         return
     unknown = "the server does not know the unit's key; has it signed the request, is it serving?"
-    yield Finding("key", "admitted", None if told["admitted"] else unknown)
+    admitted = bool(told["admitted"])
+    yield Finding("key", "admitted", None if admitted else unknown, refused=not admitted)
 
 
 def _link_port(port: int) -> Finding:

@@ -4,12 +4,14 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datasets import Dataset
 
 from collapipe.config import Settings
 from collapipe.config.settings import build
+from collapipe.data.files import check_file
 from collapipe.data.folders import Splits
 from collapipe.data.shards import part, shard
 from collapipe.data.sources import read
@@ -68,6 +70,15 @@ def load_held_out(settings: Settings, unit: int, split: Split) -> Dataset | None
             return None
         mine = rows if _is_owners(settings) else _held_out_part(settings, rows, unit)
         return mine if len(mine) else None
+
+
+def check_source(settings: Settings) -> None:
+    """Raise ``ConfigError`` or ``DataError`` where it can be told that there are no training rows
+    without opening them."""
+    with _loading:
+        _splits(settings)
+    if (file := settings.data.train_file) is not None:
+        check_file(Path(file), "data.train_file")
 
 
 def load_shard(settings: Settings, unit: int) -> Dataset:

@@ -178,9 +178,9 @@ def write_checkpoint(
     """Write a checkpoint every ``federation.checkpoint_every`` rounds, and after the last one, so
     that a run that is complete can be given more.
 
-    The round's lines and weights must be in the folder. A unit that is away has in it what it kept
-    by the checkpoint before. Where a unit does not tell what it keeps,
-    or sends more than a file can hold, or the disk is full, the run goes on without.
+    The round's lines and weights must be in the folder. A unit that is away, or does not tell what
+    it keeps, has in it what it kept by the checkpoint before. Where units send more than a file can
+    hold, or the disk is full, the run goes on without.
     """
     federation, round_ = settings.federation, result.report.round
     every = federation.checkpoint_every

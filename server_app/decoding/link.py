@@ -8,6 +8,7 @@ that was done.
 """
 
 import hmac
+import logging
 import secrets
 import threading
 import time
@@ -27,7 +28,9 @@ from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, read_credentials
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.streams import FrameStream
 from server_app.decoding.decoder import DecoderSession
+from server_app.refusals import Refusals
 
+_log = logging.getLogger(__name__)
 _CLOSE_S = 2.0  # for streams to end when the link closes
 _WATCH_S = 1.0
 Metadata = Sequence[tuple[str, str]]
@@ -48,16 +51,22 @@ class _Claim:
 class _TokenCheck(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Refuses strangers on gRPC's own thread, where they take no worker from the units.
 
-    To them there is no such method: they get UNIMPLEMENTED.
+    To them there is no such method: they get UNIMPLEMENTED. The log says it once of each unit that
+    they call themselves.
     """
 
     handler: grpc.RpcMethodHandler
     find: Callable[[Metadata], str | None]
+    refusals: Refusals = field(default_factory=lambda: Refusals(_log))
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """The handler of a call; None: there is no such method."""
-        known = call.method == METHOD and self.find(call.invocation_metadata)
-        return self.handler if known else None
+        if call.method == METHOD and self.find(call.invocation_metadata):
+            return self.handler
+        unit, _ = read_credentials(dict(call.invocation_metadata))
+        who = f"a stream of unit {unit}" if unit else "a stream of no unit"
+        self.refusals.note(who, "no open round has its token")
+        return None
 
 
 class DecoderLinkServer:

@@ -42,8 +42,8 @@ class RoundResult:
     """A round that is over: its report, what it was planned from, and wall time of its phases.
 
     ``model`` is None where nothing was trained. ``frozen_bytes`` of weights that do not train were
-    sent since the last round. ``training_state`` asks the units for what they keep, and raises
-    ``RoundFailedError`` or ``WireError``. ``account`` has the rounds that ε counts.
+    sent since the last round. ``training_state`` asks the units for what they keep. ``account`` has
+    the rounds that ε counts.
     """
 
     report: RoundReport

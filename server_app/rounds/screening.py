@@ -12,6 +12,9 @@ from collapipe.wire.messages import Failure
 
 OUTLYING = "OutlyingUpdate"
 """The kind of failure of a unit whose update is not averaged."""
+BELIEVED = 10.0
+"""So many times the median of the units' is the most that one's loss, or gradient norm, counts for
+where ``federation.max_update_norm`` says nothing."""
 _MAJORITY = 3  # so many units can outvote one
 _REMEMBERED = 5  # norms of each unit
 
@@ -52,10 +55,8 @@ class UpdateScreen:
         return [] if past is None else [float(each) for each in past]
 
 
-def bounded(values: Sequence[float], factor: float | None) -> list[float]:
-    """Values ≥ 0, cut to ``factor`` times their median; None: as they are."""
-    if factor is None:
-        return list(values)
+def bounded(values: Sequence[float], factor: float) -> list[float]:
+    """Values ≥ 0, cut to ``factor`` times their median."""
     most = factor * median_low(values)
     return [min(each, most) for each in values]
 

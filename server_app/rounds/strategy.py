@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.replies import received, trained
 from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
-from server_app.rounds.screening import UpdateScreen, bounded, capped
+from server_app.rounds.screening import BELIEVED, UpdateScreen, bounded, capped
 from server_app.rounds.secure_sum import SecureSum
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Units
@@ -301,7 +302,8 @@ class CollaPipeStrategy(Strategy):
         """The replies of the units that finished, and why the others of the plan did not.
 
         Raises ``NonFiniteLossError`` where the server saw that a head diverged, and what ends the
-        run where no unit finished.
+        run where no unit finished; not in a masked round, which is skipped: one unit that lies can
+        have all others refuse it.
         """
         plan = now.decision.plan
         came_from = {message.metadata.src_node_id: message for message in replies}
@@ -323,7 +325,7 @@ class CollaPipeStrategy(Strategy):
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
         if diverged := self._heads.diverged():
             raise NonFiniteLossError(diverged)
-        if plan.clusters and len(failures) == len(plan.clusters):
+        if now.masked is None and plan.clusters and len(failures) == len(plan.clusters):
             raise _nobody_finished(plan.round, failures)
         return finished, failures
 
@@ -369,9 +371,9 @@ class CollaPipeStrategy(Strategy):
         moved: float,
     ) -> RoundObservation:
         """What estimates are made of; a figure that is far from the others' does not change it."""
-        factor = self._settings.federation.max_update_norm
+        factor = self._settings.federation.max_update_norm or BELIEVED
         norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
-        squared_norm = np.mean(bounded(norms, factor and factor**2))
+        squared_norm = np.mean(bounded(norms, factor**2))
         loss = np.average(bounded([*losses.values()], factor), weights=[*shares.values()])
         return RoundObservation(float(squared_norm), float(loss), moved)
 
@@ -388,7 +390,7 @@ class CollaPipeStrategy(Strategy):
         frozen_bytes, self._units.frozen_bytes = self._units.frozen_bytes, 0
         request, state = now.decision.request, self._scheduler.state
         account = tuple(self._private.rounds) if self._private else ()
-        training = self._training_state
+        training = partial(self._training_state, report.round)
         return RoundResult(
             report, request, seconds, state, self.model, frozen_bytes, training, account
         )
@@ -409,12 +411,14 @@ class CollaPipeStrategy(Strategy):
             unit: ActivationMemory.unpack(tensors, dim, dtype)
             for unit, tensors in training.activations.items()
         }
-        self._units.restore(training.units)
+        self._scheduler.update_states(self._units.restore(training.units))
 
-    def _training_state(self) -> TrainingState:
+    def _training_state(self, round_: int) -> TrainingState:
         model, heads = self.model, self._heads.states
         optimizer = model.server_optimizer.state
-        kept = self._units.kept(self._scheduler.excluded)
+        kept, failures = self._units.kept(self._scheduler.excluded)
+        missed = self._units.attendance.end_round(round_, failures, ())
+        self._scheduler.update_states(missed)  # as one that misses a round
         memories = self._heads.memories
         activations = {unit: memory.pack() for unit, memory in memories.items()}
         weights, own, norms = model.weights, model.own_models, self._screen.past

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from federated import settings_of, train
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from resumed import differing
 
 from client_app.app import app
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app.attendance import ABSENT, SILENT, Attendance
+from server_app.checkpoints.file import CheckpointFolder, flat
 from server_app.grid import InlineGrid
 
 GONE = {1: Failure(ABSENT, "gone")}
@@ -50,9 +52,11 @@ class Moving(InlineGrid):
         super().__init__(app, 3, run_config)
         self.gone, self.turn, self.asked = set[int](), turn, list[int]()
         self.leaves_at = ""  # node 3, while it is asked this
+        self.code: int | None = 5  # of the error that answers for who is gone; None: nothing does
 
     def get_node_ids(self) -> Iterable[int]:
-        return [node for node in super().get_node_ids() if node not in self.gone]
+        left = self.gone if self.code == 5 else ()
+        return [node for node in super().get_node_ids() if node not in left]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -66,7 +70,9 @@ class Moving(InlineGrid):
         away = [each for each in messages if each.metadata.dst_node_id in self.gone]
         there = [each for each in messages if each not in away]
         replies = list(super().send_and_receive(there, timeout=timeout))
-        error = Error(5, "node is unavailable")
+        if self.code is None:
+            return replies
+        error = Error(self.code, "node is unavailable")
         return replies + [Message(error, reply_to=each) for each in away]
 
     def restart(self, node: int, as_node: int) -> None:
@@ -111,9 +117,29 @@ def test_a_unit_that_comes_late_takes_part_from_the_next_round(tmp_path: Path) -
     assert units == [[0, 1], [0, 1], [0, 1, 2]]
 
 
-def test_a_node_that_goes_while_a_checkpoint_is_written_ends_no_run(tmp_path: Path) -> None:
-    def turn(grid: Moving, round_: int) -> None:
-        grid.leaves_at = records.KEEP
+@pytest.mark.parametrize(
+    ("code", "asked"), [(5, 1), (None, 2), (0, 3)], ids=["gone", "silent", "an error"]
+)
+def test_a_unit_that_does_not_tell_what_it_keeps_costs_nobody_else_a_checkpoint(
+    tmp_path: Path, code: int | None, asked: int
+) -> None:
+    """Which has what it kept by the one before. Who does not answer is left out of rounds."""
 
-    units, _ = rounds_of(tmp_path, turn, "federation.rounds=2")
-    assert units == [[0, 1, 2], [0, 2]]
+    def turn(grid: Moving, round_: int) -> None:
+        if round_ == 2:
+            grid.code, grid.leaves_at = code, records.KEEP
+            grid.asked.clear()
+
+    options = "federation.rounds=3", "federation.keep=3"
+    units, grid = rounds_of(tmp_path, turn, *options)
+    assert units == [[0, 1, 2], [0, 1, 2], [0, 2]]
+    # of its second round, of the checkpoint, and perhaps of its state, or of its last two
+    assert grid.asked.count(3) == 1 + asked
+    folder = CheckpointFolder(tmp_path)
+    first, *later = (flat(folder.read(name).training) for name in folder.names())
+    old = [name for name in first if name.startswith("units.1.")]
+    assert old and len(later) == 2
+    for each in later:
+        changed = differing(each, first)
+        assert not {*old} & {*changed}
+        assert any(name.startswith("units.0.") for name in changed)

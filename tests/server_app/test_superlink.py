@@ -1,6 +1,7 @@
 """Of the SuperLink other machines reach what admitted units need, and whether a unit may come."""
 
 import json
+import logging
 from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from collapipe.credentials.keys import fingerprint, make_key
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
+from server_app import refusals
 from server_app.records.prometheus import write_metrics
 from server_app.superlink import NodesAlone
 
@@ -92,6 +94,32 @@ def test_of_strangers_nothing_but_the_head_is_read(
     client = dialled_from(host, tmp_path)
     answer = client.post(FLEET, content=b"abc", headers=head)
     assert answer.status_code == 401 and "Flower" not in answer.text
+
+
+def test_who_is_refused_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client, key = dialled_from("192.0.2.7", tmp_path), fingerprint(STRANGER.public_key())
+    for _ in range(2):
+        client.post(FLEET, headers=signed())
+        assert caplog.messages == []
+    for _ in range(2):
+        client.post(FLEET, headers=signed(STRANGER, STRANGER))
+        client.post(FLEET)
+        client.post(CONTROL)
+        client.get(f"/collapipe/admitted/{key}")
+        client.get("/collapipe/admitted/%1b[31m%0a")
+    assert len(caplog.messages) == 5
+    assert sum(key in line for line in caplog.messages) == 2
+    assert all("192.0.2.7" in line and line.isprintable() for line in caplog.messages)
+
+
+def test_no_more_strangers_are_named_than_a_log_can_take(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "_MOST", 3)
+    some = refusals.Refusals(logging.getLogger("any"))
+    for number in range(9):
+        some.note(f"host {number}", "no key")
+    assert len(caplog.messages) == 3 and caplog.messages[2].endswith("not named any more")
 
 
 def test_a_request_has_a_length_that_flower_would_send(tmp_path: Path) -> None:

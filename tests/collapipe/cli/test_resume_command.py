@@ -189,7 +189,7 @@ def _other_names(message: Message) -> Message:
     ("told", "why"),
     [(_no_answer, "no"), (_other_names, "keeps 'a.b/c', which no checkpoint can hold")],
 )
-def test_a_unit_that_does_not_tell_costs_a_checkpoint_and_no_more(
+def test_a_unit_that_does_not_tell_is_named_and_no_more(
     world: World,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -207,10 +207,12 @@ def test_a_unit_that_does_not_tell_costs_a_checkpoint_and_no_more(
 
     run_dir = world.run(tmp_path / "run", client=odd)
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "completed"
-    assert CheckpointFolder(run_dir).names() == []
-    (line,) = [each for each in caplog.messages if each.startswith("round 2: ")]
-    assert line.startswith("round 2: no checkpoint is written: unit 1")
-    assert line.endswith(why)
+    checkpoints = CheckpointFolder(run_dir)
+    assert [[*checkpoints.read(name).training.units] for name in checkpoints.names()] == [[0]] * 3
+    lines = [each for each in caplog.messages if each.startswith("unit 1: ")]
+    assert len(lines) == 3 and all(line.endswith(f"{why})") for line in lines)
+    world.run(run_dir, "000002")  # from nothing, as one that is new
+    assert json.loads((run_dir / "summary.json").read_text())["rounds_completed"] == 3
 
 
 def test_more_than_a_file_can_hold_costs_a_checkpoint_and_no_more(

@@ -13,7 +13,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.checking import Finding
 from collapipe.deployment.flower import Flower
 from collapipe.deployment.server_folder import create
-from collapipe.errors import LinkError
+from collapipe.errors import RefusedUnitError
 
 
 def test_a_unit_dials_again_until_the_server_refuses_it(
@@ -28,7 +28,7 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
         [
             [Finding("server", error="does not answer", bars=False)],
             [Finding("key", "admitted")],
-            [Finding("key", error="is unknown")],
+            [Finding("key", error="is unknown", refused=True)],
         ]
     )
     started = list[str]()
@@ -43,7 +43,7 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
     monkeypatch.setattr(unit, "_start_answering", lambda address, *_: started.append(address))
     monkeypatch.setattr(unit, "check_unit", lambda _: next(found))
     monkeypatch.setattr(unit, "_PAUSE_S", 0.0)
-    with pytest.raises(LinkError, match="berlin takes no part: key: is unknown"):
+    with pytest.raises(RefusedUnitError, match="berlin takes no part: key: is unknown"):
         unit.run_unit(own / "unit.yaml", None)
     said = capsys.readouterr().out
     assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1

@@ -2,15 +2,11 @@
 
 import io
 import tarfile
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
+from served import serving
 
 from collapipe.deployment import run_archive
 from collapipe.deployment.bringing import bring
@@ -18,32 +14,8 @@ from collapipe.deployment.flower import free_port
 from collapipe.deployment.run_archive import pack, unpack
 from collapipe.deployment.server_folder import CONNECTION, ServerFolder, create
 from collapipe.errors import ConfigError, StorageError
-from server_app.superlink import NodesAlone
 
 RUN = "18446744073709551615"
-
-
-@contextmanager
-def serving(folder: ServerFolder) -> Iterator[None]:
-    """The guard before no SuperLink, with the server's certificate."""
-    options = uvicorn.Config(
-        NodesAlone(Starlette(), folder),
-        port=folder.settings().port,
-        ssl_keyfile=str(folder.key),
-        ssl_certfile=str(folder.certificate),
-        log_level="critical",
-        ws="none",
-    )
-    server = uvicorn.Server(options)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture

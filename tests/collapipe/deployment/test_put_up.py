@@ -28,8 +28,15 @@ from collapipe.deployment.server_folder import (
 )
 from collapipe.deployment.serving import _Nodes, admissible, keys, signed_names
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import CollaPipeError, ConfigError
+from collapipe.errors import (
+    CollaPipeError,
+    ConfigError,
+    InfeasibleRoundError,
+    RefusedUnitError,
+    RoundFailedError,
+)
 from collapipe.owner_file import read_owner
+from collapipe.runs.failure import write_failure
 from collapipe.wire.messages import Failure, RowsReply
 from server_app.places import Places
 from server_app.units import Units
@@ -66,6 +73,8 @@ def test_all_that_is_needed_is_written_and_no_secret_leaves(
             writable == ["ReadWritePaths=-/etc/collapipe/kept"]
             and "ProtectSystem=strict" in service
         )
+        hopeless = f"{ConfigError.exit_status} {RefusedUnitError.exit_status}"
+        assert f"RestartPreventExitStatus={hopeless}" in service
     services = yaml.safe_load((where / "compose.yaml").read_text())["services"]
     server = services["server"]
     assert server["ports"] == ["9000:9000", "8001:8001"]
@@ -117,6 +126,39 @@ def test_a_deployed_run_reads_the_servers_rows_where_it_evaluates_alone(
     else:
         start(options, load_overrides(options))
     assert submitted == (["there"] if where == "units" else [])
+
+
+@pytest.mark.parametrize(
+    ("told", "raised"),
+    [
+        (None, RoundFailedError("the run failed")),
+        (RoundFailedError("every unit failed"), RoundFailedError("every unit failed")),
+        (ConfigError("too few nodes"), ConfigError("too few nodes")),
+        (InfeasibleRoundError("no plan"), RoundFailedError("no plan")),
+    ],
+    ids=["nothing", "a round", "an option", "another"],
+)
+def test_a_deployed_run_that_fails_ends_with_the_servers_words_and_status(
+    told: CollaPipeError | None,
+    raised: CollaPipeError,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def submit(federation: str, app_dir: Path, run_dir: Path, *_: object) -> bool:
+        if told is not None:
+            write_failure(run_dir, told)
+        return False
+
+    monkeypatch.setattr(submitting, "submit", submit)
+    options = [
+        "runtime=deployment",
+        "runtime.federation=there",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    ]
+    with pytest.raises(type(raised), match=str(raised)) as failed:
+        start(options, load_overrides(options))
+    assert failed.value.exit_status == (told or raised).exit_status
+    assert not (tmp_path / "run" / "failure.json").exists()
 
 
 def test_a_run_takes_what_the_folder_says_unless_told_otherwise(tmp_path: Path) -> None:

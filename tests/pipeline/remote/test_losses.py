@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from planted_faults import Fault, planted
 from collapipe.errors import LinkError, RoundFailedError
 from collapipe.wire.streams import FrameStream
 from device_app.daemon import Daemon
+from device_app.held_segment import HeldSegment
 
 NAMES = [device_name(k) for k in range(3)]
 PLAN = plan_of(NAMES, (1, 2, 1))
@@ -70,6 +72,25 @@ def test_a_fault_at_any_kind_changes_nothing(
         with planted([fault]):
             assert Work().remote(PLAN, there).equals(expected)  # type: ignore[arg-type]
         assert fault.seen >= fault.number
+
+
+@pytest.mark.parametrize(("may_take_s", "lost"), [(60.0, 0), (0.0, 1)])
+def test_who_imports_libraries_for_long_does_not_hang(
+    may_take_s: float, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment's kind of model may need some, which take a small device long; not for ever."""
+    real = Daemon._hold
+
+    def slow(self: Daemon, *arguments: Any) -> HeldSegment:
+        if self is there[1]:
+            time.sleep(4.5)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Daemon, "_hold", slow)
+    monkeypatch.setattr("device_app.session._IMPORTS_S", may_take_s)
+    work = Work(hung_s=1.5)
+    with daemons(3) as there, work.segments(PLAN, there) as segments:
+        assert len(segments.lost) == lost
 
 
 def test_a_fault_changes_nothing_where_hops_are_relayed(expected: object) -> None:

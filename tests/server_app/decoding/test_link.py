@@ -129,6 +129,28 @@ def test_a_server_that_is_not_there_is_told_with_the_option(server: DecoderLinkS
         train_round(nowhere, 0)
 
 
+@pytest.mark.parametrize(
+    "parts", [("token",), ("token", "unit_key", "unit_certificate")], ids=["token", "all of it"]
+)
+def test_what_another_run_gave_its_unit_opens_no_stream(
+    server: DecoderLinkServer, parts: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token alone is refused and said once; without a key of this run none is heard."""
+    mine = session(0)
+    address = server.open(mine)
+    with DecoderLinkServer(link_settings(max_message_bytes=LIMIT), 1) as another:
+        theirs = another.open(session(0))
+        stranger = replace(address, **{part: getattr(theirs, part) for part in parts})
+        for _ in range(2):
+            with pytest.raises(LinkError):
+                train_round(stranger, 0)
+    said = [line for line in caplog.messages if "stream of unit 0 is refused" in line]
+    assert len(said) == (len(parts) == 1)
+    assert theirs.token not in caplog.text
+    train_round(address, 0)
+    assert mine.complete
+
+
 @pytest.mark.parametrize("token", ["", "guessed"])
 def test_a_stream_without_the_token_is_refused_and_the_round_goes_on(
     server: DecoderLinkServer, token: str

@@ -1,0 +1,52 @@
+"""What a unit is told that asks its server before it takes part."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from served import serving
+
+from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.member import Role
+from collapipe.deployment import checking
+from collapipe.deployment.flower import free_port
+from collapipe.deployment.server_folder import NODES, create
+from collapipe.deployment.serving import keys
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("none", []),
+        ("clock 200", [("clock", False, False)]),
+        ("clock -400", [("clock", True, False)]),
+        ("version", [("version", False, False)]),
+        ("key starting", [("key", False, False)]),
+        ("key unknown", [("key", True, True)]),
+        ("authority", [("server", True, False)]),
+    ],
+)
+def test_what_is_wrong_and_whether_it_bars_the_unit(
+    fault: str,
+    expected: list[tuple[str, bool, bool]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ports = free_port(), free_port()
+    folder, another = (create(tmp_path / n, ["berlin"], "127.0.0.1", *ports) for n in "ab")
+    own = folder.root / "units" / "berlin"
+    AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 300, own / "credentials")
+    (own / "train.csv").touch()
+    what, _, how = fault.partition(" ")
+    if how != "starting":
+        known = {} if how == "unknown" else {keys(folder)["berlin"]: "17"}
+        (folder.flower_home / NODES).write_text(json.dumps(known))
+    if what == "clock":
+        there = datetime.now(UTC) - timedelta(seconds=int(how))
+        monkeypatch.setattr(checking, "parsedate_to_datetime", lambda _: there)
+    elif what == "version":
+        monkeypatch.setattr(checking, "__version__", "0")
+    with serving(another if what == "authority" else folder):
+        wrong = [each for each in checking.findings(own / "unit.yaml") if each.error]
+    assert [(each.what, each.bars, each.refused) for each in wrong] == expected
