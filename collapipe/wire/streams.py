@@ -153,6 +153,7 @@ class FrameStream:
             ended = WireError(f"{self.peer}: {error}")
         except Exception as error:  # gRPC's, a doorkeeper's, or no memory
             ended = broken(self.peer, error)
+            error.__traceback__ = None  # else gRPC's call, which raises itself, holds itself
         with self._changed:
             self._ended = ended
             self._changed.notify_all()

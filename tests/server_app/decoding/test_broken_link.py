@@ -1,10 +1,12 @@
 """A link that breaks is opened again, and the round goes on behind the last step that was done."""
 
+import gc
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -221,6 +223,29 @@ def test_norms_whose_answer_was_lost_are_not_a_second_step() -> None:
     assert not wires and session.complete
     assert (again, (link.bytes_up, link.bytes_down)) == (losses, sent)
     assert all(torch.equal(each, session.part.weights()[name]) for name, each in weights.items())
+
+
+def test_streams_of_earlier_rounds_leave_the_connection_to_those_of_the_next() -> None:
+    """It may hold twice as many as there are units, and Python looks for cycles now and then."""
+    settings = link_settings(reconnect_s=0)  # what is refused ends the test
+
+    def take_part(session: DecoderSession) -> list[float]:
+        link = DecoderLink(server.open(session), session.unit, 3, settings, RowsRead("real"))
+        return _round(link, wire, None)
+
+    gc.disable()
+    try:
+        with (
+            DecoderLinkServer(settings, 2) as server,
+            wire_to(server) as wire,
+            ThreadPoolExecutor(2) as units,
+        ):
+            for _ in range(20):
+                sessions = [decoder_session(unit, 3, "task.max_length=5") for unit in range(2)]
+                assert len([*units.map(take_part, sessions)]) == 2
+                server.close()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
