@@ -95,20 +95,25 @@ def test_it_says_whether_the_server_gets_single_updates_and_before_the_noise(
 
 @pytest.mark.usefixtures("_few_rounds")
 def test_a_private_run_s_noise_is_tried_on_updates_as_long_as_it_clips(tmp_path: Path) -> None:
-    material = held(tmp_path, *PRIVATE, "optimizer=sgd", "optimizer.lr=10")
+    """Of a model that no noise has touched, whose updates tell all without it."""
+    plain = held(tmp_path, "optimizer=sgd", "optimizer.lr=10", "federation.local_steps=1")
+    privacy = load_overrides([*LABELLED, *PRIVATE]).privacy
+    material = replace(plain, settings=replace(plain.settings, privacy=privacy))
+    for each in recovered(material):
+        assert each.tokens is not None
+        if each.condition.precision == "float32" and each.condition.noise_multiplier in (0, 1000):
+            assert (each.tokens.value == 1) == (each.condition.noise_multiplier == 0)
     drowned = [each for each in recovered(material) if each.condition.noise_multiplier == 1000]
     assert {each.condition.rows for each in drowned} == {1, 4, 16, material.settings.batch_size}
-    assert all(each.tokens is not None and each.tokens.value < 0.9 for each in drowned)
 
-    settings, free = material.settings, load_overrides([*LABELLED, "optimizer.lr=10"])
-    attacked = Attacked.of(settings, material.model, 4)
+    attacked = Attacked.of(material.settings, plain.model, 4)
     batches = [material.examples.batch(range(4))]
     clipped, whole = (
-        update_of(material.model, replace(each, optimizer=settings.optimizer), attacked, batches)
-        for each in (settings, free)
+        update_of(plain.model, each.settings, attacked, batches) for each in (material, plain)
     )
     assert clipped.embedding is not None and whole.embedding is not None
     assert clipped.bound == 0.1 < whole.bound
+    assert whole.embedding.count_nonzero()
     assert torch.allclose(clipped.embedding, whole.embedding * 0.1 / whole.bound)
     noisy = clipped.arrived("float32", 3.0, torch.Generator().manual_seed(0)).embedding
     assert noisy is not None

@@ -43,8 +43,9 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
     monkeypatch.setattr(unit, "_start_answering", lambda address, *_: started.append(address))
     monkeypatch.setattr(unit, "check_unit", lambda _: next(found))
     monkeypatch.setattr(unit, "_PAUSE_S", 0.0)
-    with pytest.raises(RefusedUnitError, match="berlin takes no part: key: is unknown"):
+    with pytest.raises(RefusedUnitError, match="berlin takes no part: key: is unknown") as refused:
         unit.run_unit(own / "unit.yaml", None)
+    assert refused.value.exit_status == 4  # as docs say, which systemd does not start again
     said = capsys.readouterr().out
     assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1
     assert len(started) == 1

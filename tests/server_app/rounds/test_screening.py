@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from federated import run
+from federated import rewritten, run
+from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from lying import Lie, Lying
 
+from client_app.app import app as client_app
 from collapipe.privacy.clipping import update_norm
 from collapipe.tensors import Tensors
+from collapipe.wire.records import TRAIN
 from server_app.rounds.global_model import trimmed_mean
 from server_app.rounds.screening import UpdateScreen, bounded, capped
 
@@ -106,6 +109,27 @@ def test_no_share_is_above_the_cap(tokens: list[int], most: float) -> None:
 
 def test_figures_far_from_the_others_are_cut() -> None:
     assert bounded([1.0, 2.0, 1e99], 10.0) == [1.0, 2.0, 20.0]
+
+
+@pytest.mark.parametrize("limit", ["10", "null"])
+def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
+    limit: str, tmp_path: Path
+) -> None:
+    """Also where no norms of updates are compared, as with noise."""
+
+    def lying(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if message.metadata.message_type == TRAIN and context.node_config["partition-id"] == 1:
+            with rewritten(reply) as told:
+                for figures in (told["report"]["losses"], told["report"]["squared_norms"]):
+                    figures[:] = [1e30] * len(figures)
+        return reply
+
+    option = f"federation.max_update_norm={limit}"
+    run(tmp_path / "run", option, client=lying)  # type: ignore[arg-type]
+    last = lines(tmp_path / "run")[-1]
+    assert last["units"] == [0, 1, 2] and last["train_loss"] > 1e29
+    assert 0 < last["estimates"]["gradient_bound"] < 1e3
 
 
 @given(st.integers(1, 6))
