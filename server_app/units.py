@@ -180,8 +180,8 @@ class Units:
         if not done:
             raise RoundFailedError(f"no unit goes on: {_each(failures.values())}")
         self._warn("it goes on when it answers again", failures)
-        self._owed = {unit: each for unit, each in kept.items() if unit not in done}
-        self._owed |= {unit: kept.get(unit, {}) for unit in failures}
+        owed = (kept.keys() | failures.keys()) - done.keys()
+        self._owed = {unit: kept.get(unit, {}) for unit in owed}
         return failures
 
     def _introduce(

@@ -133,3 +133,27 @@ def test_no_run_begins_without_any_unit(tmp_path: Path) -> None:
     with pytest.raises(RoundFailedError) as failed:
         run(tmp_path, client=nonsense)  # type: ignore[arg-type]
     assert str(failed.value).count("WireError") == 1
+
+
+def test_a_unit_that_was_not_restored_forgets_later_even_where_it_had_kept_nothing() -> None:
+    """It may keep something of rounds that the run goes back behind."""
+    restored = list[tuple[object, list[str]]]()
+
+    def client(message: Message, context: Context) -> Message:
+        unit = int(context.node_config["partition-id"])
+        if message.metadata.message_type == records.STATE:
+            return Message(records.pack(records.UnitReply(unit, "none")), reply_to=message)
+        restored.append((unit, [*records.unpack_groups(message.content)]))
+        failed = Failure("DeviceError", "busy") if len(restored) < 3 and unit == 1 else None
+        content = records.pack(failed) if failed else records.pack_groups({})
+        return Message(content, reply_to=message)
+
+    grid = InlineGrid(client, 2, {"overrides": ""})  # type: ignore[arg-type]
+    asked = units.Units(grid, federation_settings(num_units=2))
+    asked.nodes = dict(enumerate(grid.get_node_ids()))
+    assert [*asked.restore({0: {"optimizer": {}}})] == [1]
+    assert sorted(restored) == [(0, ["optimizer"]), (1, [])]
+    asked.ask_again(1, {1})
+    assert restored[2:] == [(1, [])]
+    asked.ask_again(2, {1})
+    assert len(restored) == 3
