@@ -6,7 +6,8 @@ The same SuperLink with TLS and node keys for both, three units, in turns: ``col
 which trains a step of a model of two tiny blocks, and Flower's SuperNode, whose app returns as many
 arrays of as many bytes. Prints the medians, the ratio with a 95 % interval over the turns, and what
 CollaPipe's units say: how long they worked for a round, how long after a round's message its first
-micro-batch began, and what their first message took. Writes ``deployed_round.json``.
+micro-batch began, and what their first message took; then the same of rounds whose updates are
+masked, against rounds as they are. Writes ``deployed_round.json``.
 """
 
 import argparse
@@ -51,6 +52,13 @@ MODEL = [
     "federation.eval_every=99999",
     "federation.checkpoint_every=0",
 ]
+MASKED = [
+    "privacy=private",
+    "privacy.secure_aggregation=true",
+    "privacy.noise_multiplier=0",
+    "privacy.max_epsilon=null",
+    "optimizer.state=reset",
+]
 
 
 def main() -> None:
@@ -60,24 +68,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    seconds: dict[str, list[float]] = {"collapipe": [], "stock": []}
+    seconds: dict[str, list[float]] = {"collapipe": [], "masked": [], "stock": []}
     told: dict[str, list[float]] = {"worked": [], "first": [], "later": [], "message": []}
     with tempfile.TemporaryDirectory() as root:
         folder = put_up(Path(root))
         for turn in range(arguments.turns):
             with running(folder, "collapipe"):
-                seconds["collapipe"].append(collapipe_round(folder, turn, arguments.rounds))
+                run_dir = folder.root / f"run-{turn}"
+                seconds["collapipe"].append(collapipe_round(folder, run_dir, arguments.rounds))
             for unit in UNITS:
                 add_told(told, (folder.root / "units" / unit / "collapipe.log").read_text())
+            with running(folder, "collapipe"):
+                run_dir = folder.root / f"masked-{turn}"
+                masked = collapipe_round(folder, run_dir, arguments.rounds, *MASKED)
+                seconds["masked"].append(masked)
             with running(folder, "stock"):
                 seconds["stock"].append(stock_round(folder, arguments.rounds))
             print(*(f"{name} {each[-1]:.2f} s" for name, each in seconds.items()), flush=True)
-    ratios = np.array(seconds["collapipe"]) / np.array(seconds["stock"])
-    half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / len(ratios) ** 0.5
-    print(
-        f"ratio {ratios.mean():.2f}, 95 % interval {ratios.mean() - half:.2f}–"
-        f"{ratios.mean() + half:.2f} over {len(ratios)} turns of {arguments.rounds} rounds"
-    )
+    for first, second in (("collapipe", "stock"), ("masked", "collapipe")):
+        ratios = np.array(seconds[first]) / np.array(seconds[second])
+        half = stats.t.ppf(0.975, len(ratios) - 1) * ratios.std(ddof=1) / len(ratios) ** 0.5
+        print(
+            f"{first} / {second} {ratios.mean():.2f}, 95 % interval {ratios.mean() - half:.2f}–"
+            f"{ratios.mean() + half:.2f} over {len(ratios)} turns of {arguments.rounds} rounds"
+        )
     for what, each in told.items():
         print(f"{what}: {statistics.median(each):.2f} s in the median, {max(each):.2f} s at most")
     result = {"seconds": seconds, "told": told, "machine": machine()}
@@ -134,13 +148,12 @@ def running(folder: ServerFolder, side: str) -> Iterator[None]:
             process.wait()
 
 
-def collapipe_round(folder: ServerFolder, turn: int, rounds: int) -> float:
+def collapipe_round(folder: ServerFolder, run_dir: Path, rounds: int, *options: str) -> float:
     """Median seconds from the end of a round to the end of the next."""
-    run_dir = folder.root / f"run-{turn}"
     rows = folder.root.parent / "rows.csv"
     files = [f"data.{each}_file={rows}" for each in ("validation", "test")]
     own = ["runtime=deployment", f"runtime.federation={folder.root}", f"hydra.run.dir={run_dir}"]
-    run_job([*MODEL, *files, *own, f"federation.rounds={rounds}"])
+    run_job([*MODEL, *files, *own, *options, f"federation.rounds={rounds}"])
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return float(np.median(np.diff([json.loads(line)["wall_s"] for line in lines])))
 
