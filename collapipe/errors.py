@@ -1,5 +1,7 @@
 """One tree of errors. Each message is one line: what, where, the value, and the way out."""
 
+from collections.abc import Iterable
+
 
 class CollaPipeError(Exception):
     """Root of every error that CollaPipe raises on purpose; ends the command with status 1."""
@@ -90,7 +92,7 @@ class NonFiniteLossError(CollaPipeError):
 
 
 class RoundFailedError(CollaPipeError):
-    """Every unit of a round failed; the message names the cause of each."""
+    """Every unit of a round failed; the message names a few and their causes."""
 
 
 class StorageError(CollaPipeError):
@@ -98,6 +100,7 @@ class StorageError(CollaPipeError):
 
 
 _MOST = 400  # characters of what others say
+_FEW = 3  # causes that a line names
 
 
 def printable(text: str) -> str:
@@ -110,3 +113,10 @@ def one_line(said: object) -> str:
     exception without words its kind."""
     line = printable(str(said)) or (type(said).__name__ if isinstance(said, Exception) else "")
     return line if len(line) <= _MOST else f"{line[:_MOST]} …"
+
+
+def few_of(causes: Iterable[str]) -> str:
+    """Those that differ, but for how many more there are than a few: a thousand may fail alike."""
+    told = [*dict.fromkeys(causes)]
+    more = [f"and {len(told) - _FEW} more"] if len(told) > _FEW else []
+    return "; ".join([*told[:_FEW], *more])

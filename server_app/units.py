@@ -12,7 +12,7 @@ from typing import TypeVar
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from collapipe.errors import ConfigError, DataError, RoundFailedError, WireError, one_line
+from collapipe.errors import ConfigError, DataError, RoundFailedError, WireError, few_of, one_line
 from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
@@ -318,7 +318,7 @@ def _unpack_kept(content: RecordDict) -> Kept:
 
 
 def _each(failures: Iterable[Failure]) -> str:
-    return "; ".join(dict.fromkeys(f"{each.kind}: {each.message}" for each in failures))
+    return few_of(f"{each.kind}: {each.message}" for each in failures)
 
 
 def _connected(grid: Grid, federation: FederationSettings) -> list[int]:

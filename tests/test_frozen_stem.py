@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,6 +132,26 @@ def test_an_activation_of_another_row_is_none(tmp_path: Path) -> None:
     file.replace(other)
     assert store.load(rows[0]) is store.load(rows[1]) is None
     assert not list((tmp_path / "store").iterdir())
+
+
+def test_units_with_the_same_rows_read_and_write_at_once(
+    tmp_path: Path, caplog: LogCaptureFixture
+) -> None:
+    """Each with a new store in every round, which counts the files that are there."""
+    rows = [(torch.tensor([n]), torch.full((100_000,), float(n))) for n in range(8)]
+
+    def unit(number: int) -> None:
+        for round_ in range(20):
+            store = ActivationStore(tmp_path / f"store {round_ % 5}", 10**9)
+            for ids, activation in rows:
+                found = store.load(ids)
+                assert found is None or torch.equal(found, activation)
+                store.keep(ids, activation)
+
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor() as units:
+        assert [*units.map(unit, range(4))] == [None] * 4
+    assert caplog.text == ""
+    assert all(len([*folder.iterdir()]) == len(rows) for folder in tmp_path.iterdir())
 
 
 def test_no_more_than_its_bytes_are_kept(tmp_path: Path, uncached: dict[str, Tensor]) -> None:

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import logging
+import os
 import platform
+import tempfile
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -73,21 +75,39 @@ class ActivationStore:
         try:
             if self._left is None:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._left = self._limit_bytes - sum(
-                    each.stat().st_size for each in self.folder.iterdir()
-                )
+                self._left = self._limit_bytes - _size(self.folder)
             if len(data) <= self._left:
                 self._left -= len(data)
-                file.write_bytes(data)  # read in part, it has another digest
+                _write(file, data)
         except OSError as error:
             self._left = 0
-            with suppress(OSError):
-                file.unlink()
             _log.warning("%s: no more activations are kept in this round (%s)", file, error)
 
     def _file(self, ids: Tensor) -> Path:
         row = hashlib.sha256(ids.cpu().contiguous().numpy().data).hexdigest()
         return self.folder / f"{row}.safetensors"
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files there, while others write."""
+    size = 0
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # it has its name by now
+            size += file.stat().st_size
+    return size
+
+
+def _write(file: Path, data: bytes) -> None:
+    """At once, for a unit that has the same row may read it meanwhile."""
+    number, name = tempfile.mkstemp(dir=file.parent, prefix=".")
+    partial = Path(name)
+    try:
+        with os.fdopen(number, "wb") as stream:
+            stream.write(data)
+        partial.replace(file)
+    except OSError:
+        partial.unlink()
+        raise
 
 
 def _check(file: Path, activation: Tensor) -> Tensor:

@@ -15,7 +15,13 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
-from collapipe.errors import CollaPipeError, NonFiniteLossError, RoundFailedError, StorageError
+from collapipe.errors import (
+    CollaPipeError,
+    NonFiniteLossError,
+    RoundFailedError,
+    StorageError,
+    few_of,
+)
 from collapipe.models.split import frozen_names
 from collapipe.privacy.accounting import Draw
 from collapipe.privacy.clipping import update_norm
@@ -464,5 +470,5 @@ def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeE
     for common in (NonFiniteLossError, StorageError):
         if all(failure.kind == common.__name__ for failure in failures.values()):
             return common(next(iter(failures.values())).message)
-    causes = "; ".join(f"unit {unit}: {f.kind}: {f.message}" for unit, f in failures.items())
+    causes = few_of(f"unit {unit}: {f.kind}: {f.message}" for unit, f in sorted(failures.items()))
     return RoundFailedError(f"round {round_}: every unit failed: {causes}")

@@ -125,11 +125,15 @@ def test_a_unit_that_cannot_be_cancelled_holds_up_only_itself(
     assert [thread.daemon for thread in stuck] == [True]
 
 
-def test_a_round_without_any_unit_ends_the_run_with_every_cause(tmp_path: Path) -> None:
+def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path) -> None:
+    """Of a thousand units the line would fill a terminal."""
+    faulty = Faulty(explode, {*range(5)}, {2})
+    five = "federation.num_units=5", "channel.num_channels=5", "strategy=all"
     with pytest.raises(RoundFailedError) as failed:
-        run(tmp_path / "run", client=Faulty(explode, {0, 1, 2}, {2}))  # type: ignore[arg-type]
-    for unit in range(3):
-        assert f"unit {unit}: ClientApp: ValueError: the battery is empty" in str(failed.value)
+        run(tmp_path / "run", *five, client=faulty)  # type: ignore[arg-type]
+    cause = "ClientApp: ValueError: the battery is empty"
+    causes = "; ".join(f"unit {unit}: {cause}" for unit in range(3))
+    assert str(failed.value) == f"round 2: every unit failed: {causes}; and 2 more"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["rounds_completed"] == 1
