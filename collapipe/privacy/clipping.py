@@ -1,45 +1,45 @@
 """A unit's update, and its norm, which clipping bounds."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from collapipe.tensors import Tensors
 
+_AT_ONCE = 2**15  # weights: what is made of so many stays in a processor's cache
+
 
 def update_norm(trained: Tensors, sent: Tensors) -> float:
-    """‖θₙ(t+1) − θ(t)‖₂ over the weights that a unit returned."""
-    return _norm(change for _, change in _changes(trained, sent))
+    """‖θₙ(t+1) − θ(t)‖₂ over the weights that a unit returned; whole numbers and truth values have
+    no part in it."""
+    names = (name for name, tensor in trained.items() if tensor.is_floating_point())
+    changes = (change for name in names for change in _changes(trained[name], sent[name]))
+    return math.hypot(*(float(torch.linalg.vector_norm(change)) for change in changes))
 
 
-def clipped_update(trained: Tensors, sent: Tensors, most: float) -> Tensors:
-    """The change θₙ(t+1) − θ(t) as float64, scaled such that its norm is ``most`` at most.
+def add_clipped_update(total: Tensors, trained: Tensors, sent: Tensors, most: float) -> float:
+    """Add the change θₙ(t+1) − θ(t) to ``total``, scaled such that its norm is ``most`` at most.
 
-    Whole numbers and truth values have no part in it. Weights must be finite.
+    ``total`` has those weights that are real numbers, as float64, each in the order of memory.
+    Weights must be finite. Returns the norm before.
     """
-    change = dict(_changes(trained, sent))
-    length = norm(change)
-    if length > most:
-        factor = most / length
-        change = {name: tensor * factor for name, tensor in change.items()}
-    return change
+    length = update_norm(trained, sent)
+    factor = most / length if length > most else 1.0
+    for name, sums in total.items():
+        pieces = zip(_split(sums), _changes(trained[name], sent[name]), strict=True)
+        for piece, change in pieces:
+            piece.add_(change, alpha=factor)
+    return length
 
 
-def norm(tensors: Tensors) -> float:
-    """The Euclidean norm of all tensors as one vector."""
-    return _norm(tensors.values())
+def _changes(trained: Tensor, sent: Tensor) -> Iterator[Tensor]:
+    """In double precision: the difference of two large weights of single precision is none, and
+    squares of it would overflow."""
+    for after, before in zip(_split(trained), _split(sent), strict=True):
+        yield after.double() - before.double()
 
 
-def _norm(tensors: Iterable[Tensor]) -> float:
-    norms = (torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors)
-    return math.hypot(*map(float, norms))  # squares of single precision would overflow
-
-
-def _changes(trained: Tensors, sent: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """In double precision, for the difference of two large weights of single precision is none;
-    one after the other, for together they take twice the model's memory."""
-    for name, tensor in trained.items():
-        if tensor.is_floating_point():
-            yield name, tensor.double() - sent[name].double()
+def _split(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor.reshape(-1), _AT_ONCE)

@@ -8,7 +8,7 @@ import torch
 
 from collapipe.errors import CollaPipeError
 from collapipe.privacy.accounting import Draw, epsilon
-from collapipe.privacy.clipping import clipped_update, norm
+from collapipe.privacy.clipping import add_clipped_update
 from collapipe.privacy.noise import GaussianNoise
 from collapipe.sections import PrivacySettings
 from collapipe.tensors import Tensors
@@ -72,14 +72,10 @@ class PrivateMean:
 
     def summed(self, models: Collection[Tensors], sent: Tensors) -> ClippedSum:
         """Of the ``models`` that began at ``sent``."""
-        total = {name: torch.zeros_like(each, dtype=torch.float64) for name, each in _real(sent)}
-        within = 0
-        for model in models:
-            update = clipped_update(model, sent, self.clip_norm)
-            within += norm(update) < self.clip_norm * (1 - 1e-9)  # of a clipped one it is C
-            for name, change in update.items():
-                total[name] += change
-        return ClippedSum(total, len(models), within)
+        total = {name: torch.zeros(each.shape, dtype=torch.float64) for name, each in _real(sent)}
+        most = self.clip_norm
+        norms = [add_clipped_update(total, model, sent, most) for model in models]
+        return ClippedSum(total, len(models), sum(each < most for each in norms))
 
     def mean(self, summed: ClippedSum, sent: Tensors, seed: int) -> Tensors:
         """θ(t) + (Σ clipped updates + noise) / n of the n units whose models began at ``sent``.

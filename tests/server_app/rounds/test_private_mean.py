@@ -16,11 +16,11 @@ from resumed import World
 from client_app.app import app as client_app
 from collapipe.errors import ConfigError
 from collapipe.privacy.accounting import Draw, epsilon
-from collapipe.privacy.clipping import norm
+from collapipe.privacy.clipping import update_norm
 from collapipe.runs.folder import RunFolder
 from collapipe.sections import PrivacySettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app.attendance import ABSENT
@@ -53,7 +53,7 @@ def mean(private: PrivateMean, updates: list[list[float]], seed: int = 0) -> Ten
 
 
 def difference(one: Tensors, other: Tensors) -> float:
-    return norm({name: one[name].double() - other[name].double() for name in ("a", "b")})
+    return update_norm(one, other)
 
 
 def test_short_updates_without_noise_are_averaged() -> None:
@@ -224,7 +224,7 @@ def test_noise_is_of_the_systems_source_unless_asked(
     found = run(tmp_path / "run", "privacy=private", "federation.rounds=1")
     times = 4 * math.sqrt(sum(weight.numel() for weight in found.values())) / 3
     assert f"noise in the mean of 3 units is {times:,.0f} times as long" in capsys.readouterr().out
-    assert math.isfinite(norm({k: v for k, v in found.items() if v.is_floating_point()}))
+    assert not_finite(found) is None
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["privacy"]["noise"] == "the operating system's"
 
