@@ -13,14 +13,12 @@ from flwr.clientapp import ClientApp
 from client_app import evaluating
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
-from client_app.masked_update import masked_update
-from client_app.rounding import ActivationMeter, measured
+from client_app.training import ACTIVATIONS, KEPT, STEM, RoundInputs, run_round
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
-from collapipe.models.part import prefixed, select
-from collapipe.models.split import HEAD
+from collapipe.models.part import prefixed
 from collapipe.owner import (
     as_told,
     load_settings,
@@ -48,7 +46,6 @@ from collapipe.secure_aggregation.unit import (
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
-from collapipe.wire.compression import FLOAT32, compress_update
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 from collapipe.wire.kept_file import KeptFile
 from collapipe.wire.messages import (
@@ -64,10 +61,6 @@ from collapipe.wire.messages import (
 app = ClientApp()
 _reading = threading.Lock()
 _log = logging.getLogger(__name__)
-# groups of tensors; their file, or they themselves, are in the unit's state, as its setup is
-_KEPT = "optimizer", "residual", "stem", "activations", "last_activations"
-_OPTIMIZER, _RESIDUAL, _STEM, *_ACTIVATIONS = _KEPT
-_ROWS = "kept"  # the one tensor of the stem's account
 Handler = Callable[[Message, Context], Message]
 
 
@@ -127,7 +120,7 @@ def frozen(message: Message, context: Context) -> RecordDict:
 def keep(message: Message, context: Context) -> RecordDict:
     """What is kept here between rounds, for a checkpoint; where updates are masked nothing that is
     made of gradients, as an optimiser's memory is."""
-    told = (_STEM,) if _settings(context).privacy.secure_aggregation else _KEPT
+    told = (STEM,) if _settings(context).privacy.secure_aggregation else KEPT
     kept = _kept(context)
     return records.pack_groups({key: kept[key] for key in told if kept.get(key)})
 
@@ -137,9 +130,9 @@ def keep(message: Message, context: Context) -> RecordDict:
 def restore(message: Message, context: Context) -> RecordDict:
     """Replace what is kept here by what was kept at a checkpoint."""
     groups = records.unpack_groups(message.content)
-    if not groups.keys() <= set(_KEPT):
-        raise WireError(f"only {', '.join(_KEPT)} can be restored")
-    for key in groups.keys() & set(_ACTIVATIONS):
+    if not groups.keys() <= set(KEPT):
+        raise WireError(f"only {', '.join(KEPT)} can be restored")
+    for key in groups.keys() & set(ACTIVATIONS):
         _control_unit(context).activation_memory(groups[key])  # which raises where it cannot be
     _keep(context, groups)
     context.state.pop(Trained.__name__, None)
@@ -186,61 +179,31 @@ def unmask(message: Message, context: Context) -> RecordDict:
 @_answering
 @message_taken()
 def train(message: Message, context: Context) -> RecordDict:
-    """Run a round and keep the optimiser's state for the next."""
+    """Run a round, and keep what the next one goes on from."""
     request = records.unpack(TrainRequest, message.content)
     if request.link is not None:
         request = replace(request, link=trusted_link(request.link, context.node_config))
     weights = records.unpack_record(message.content, "weights")
-    settings = _settings(context)
-    stage = None
+    head_state = records.unpack_head_state(message.content)
+    settings, masks = _settings(context), None
     if settings.privacy.secure_aggregation:
         stage = records.take_stage(UnitWithShares, context.state)
+        masks = stage, records.unpack(MaskRequest, message.content)
     torch.set_num_threads(settings.pipeline.threads)
     with cancellable(request.timeout_s):
-        unit, kept = _control_unit(context), _kept(context)
-        precision = settings.compression.of(request.plan.uplink).upload
-        start = weights
-        if stage or settings.compression.upload != FLOAT32:  # training changes weights in place
-            start = {name: tensor.clone() for name, tensor in weights.items()}
+        unit, frozen = _control_unit(context), _setup(context).frozen
         with _reading:  # units of one process share what is read
-            fixed = _cached_weights(tuple(_setup(context).frozen.items()), unit.device)
-        whole, stem = {**fixed, **weights}, unit.stem_rows(kept.get(_STEM, {}).get(_ROWS))
-        frozen = _setup(context).frozen
-        state = kept.get(_OPTIMIZER, {}) | records.unpack_head_state(message.content)
-        coder = None
-        if settings.compression.feedback and request.link is not None:
-            coder = unit.change_coder(request, *(kept.get(key, {}) for key in _ACTIVATIONS))
-        meter = ActivationMeter() if settings.compression.activation == "auto" else None
-        reply, optimizer_state = unit.train(request, whole, state, stem, frozen, coder, meter)
-        end = {name: reply.weights[name] for name in weights}
-        if stage is not None:
-            shares = records.unpack(MaskRequest, message.content)
-            masked, sent = masked_update(stage, request, shares, start, end, settings)
-            residual, lacking = Tensors(), Tensors()
-        else:
-            lacking = kept.get(_RESIDUAL, {})
-            sent, residual = compress_update(start, end, lacking, precision)
-        found = measured(settings.compression, meter, start, end, lacking)
-        reply = replace(reply, report=replace(reply.report, rounding=found))
-        head_state: Tensors = {}
-        if settings.optimizer.state == "keep":
-            if settings.chooses_heads:  # the server keeps it, who says where it is needed next
-                head_state = prefixed(HEAD, select(optimizer_state, HEAD))
-                optimizer_state = {k: t for k, t in optimizer_state.items() if k not in head_state}
-            kept[_OPTIMIZER] = optimizer_state
-        if stem.kept.any():
-            kept[_STEM] = {_ROWS: torch.from_numpy(stem.kept)}
-        if coder is not None:  # whether the round counts, the next request says
-            memories = coder.known.pack(), coder.arrived.pack()
-            kept |= zip(_ACTIVATIONS, memories, strict=True)
-        kept[_RESIDUAL] = residual
+            fixed = _cached_weights(tuple(frozen.items()), unit.device)
+        kept = _kept(context)
+        given = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
+        done = run_round(unit, settings, given)
         cancellation.check()  # a round that the server has given up leaves no state
-        _keep(context, kept)
-    if stage is not None:
-        records.keep_stage(masked, context.state)
+        _keep(context, done.kept)
+    if done.masked is not None:
+        records.keep_stage(done.masked, context.state)
         context.state.update(records.pack(LastMasked(request.round)))
     context.state.update(records.pack(Trained(request.round)))
-    return records.pack_reply(replace(reply, weights=sent, head_state=head_state))
+    return records.pack_reply(done.reply)
 
 
 @app.evaluate()
@@ -296,7 +259,8 @@ def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
 
 
 def _kept(context: Context) -> dict[str, Tensors]:
-    """What the unit's last round left; nothing before the first."""
+    """What the unit's last round left, in its state or in a file that this names; nothing before
+    the first."""
     if KeptFile.__name__ in context.state:
         return records.unpack(KeptFile, context.state).read()
     return records.unpack_groups(context.state)
@@ -308,6 +272,6 @@ def _keep(context: Context, groups: Mapping[str, Tensors]) -> None:
         file.write(groups)
         context.state.update(records.pack(file))
         return
-    for key in _KEPT:
+    for key in KEPT:
         context.state.pop(key, None)
     context.state.update({key: records.pack_tensors(each) for key, each in groups.items() if each})
