@@ -58,22 +58,14 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # rounds are told in our own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked():
-        checkpoint, server = None, own_folder()
-        places = Places()
-        if server is not None:
-            server.note_run(str(grid.run.run_id), folder.path)
-            places = Places(signed=partial(signed_names, server))
+        places, checkpoint, known = _places(grid, folder), None, None
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)
             places.of.update(checkpoint.progress.names)
-        tokenizer = None
-        if checkpoint is not None and (folder.path / "model" / "tokenizer.json").exists():
-            tokenizer = read_tokenizer(folder.path / "model")  # of the units that there were then
-        units, console = Units(grid, settings.federation, places=places), Console()
-        told = units.rows(tokenizer is None)
-        if tokenizer is None:
-            tokenizer = make_tokenizer(settings, told.values())
+            known = _own_tokenizer(folder)
+        told = Units(grid, settings.federation, places=places).rows(known is None)
+        tokenizer = make_tokenizer(settings, told.values()) if known is None else known
         # all units' words may be as large as the model
         told = {unit: replace(reply, words={}) for unit, reply in told.items()}
         if settings.evaluates_on_server:
@@ -82,25 +74,16 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)
         folder.write_tokenizer(tokenizer)
-        for line in filter(None, (opening(settings, folder), budget_told(settings.privacy))):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
-            _log.warning(
-                "adapter=lora: the model's weights are random and stay so; begin with trained ones "
-                "by model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
-            )
-        if settings.privacy.noise_multiplier and tells_words(settings):
-            _log.warning(
-                "privacy: the tokeniser is made of units' words, which no noise covers, and stands "
-                "in model/; bring one: data.tokenizer=bytes, a folder or a hub's id"
-            )
-        history = History(time.perf_counter())
+        console, history = Console(), History(time.perf_counter())
+        lines = [opening(settings, folder), budget_told(settings.privacy)]
         if checkpoint is not None:
             history = checkpoint.progress.history
             history.start = time.perf_counter() - checkpoint.progress.wall_s
-            goes_on = f"goes on after round {checkpoint.progress.round}"
-            goes_on += others(checkpoint, told, places)
-            console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
+            missing = others(checkpoint, told, places)
+            lines.append(f"goes on after round {checkpoint.progress.round}{missing}")
+        for line in filter(None, lines):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _warn(settings)
         with summarised(folder, settings, history, console):
             write_shard_report(told, tokenizer.labels, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint, places)
@@ -108,6 +91,35 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
                 run.train(grid)
             else:
                 run.plan(grid)
+
+
+def _places(grid: Grid, folder: RunFolder) -> Places:
+    """Nobody's yet; on a federation's server, which notes the run, names are those of keys."""
+    server = own_folder()
+    if server is None:
+        return Places()
+    server.note_run(str(grid.run.run_id), folder.path)
+    return Places(signed=partial(signed_names, server))
+
+
+def _own_tokenizer(folder: RunFolder) -> Tokenizer | None:
+    """Of the units that there were when the run began."""
+    model = folder.path / "model"
+    return read_tokenizer(model) if (model / "tokenizer.json").exists() else None
+
+
+def _warn(settings: Settings) -> None:
+    """Of what is allowed, and hardly meant."""
+    if settings.adapter.name != "none" and settings.model.own_tokenizer is None:
+        _log.warning(
+            "adapter=lora: the model's weights are random and stay so; begin with trained ones "
+            "by model=huggingface model.name=FOLDER_OR_HUB_ID model.pretrained=true"
+        )
+    if settings.privacy.noise_multiplier and tells_words(settings):
+        _log.warning(
+            "privacy: the tokeniser is made of units' words, which no noise covers, and stands "
+            "in model/; bring one: data.tokenizer=bytes, a folder or a hub's id"
+        )
 
 
 @dataclass
