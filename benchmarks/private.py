@@ -52,15 +52,18 @@ def main() -> None:
     shared = [*options_of(arguments.kind, data, rounds), *PRIVATE, *arguments.overrides]
     print(json.dumps({"machine": machine(), "clip_norm": clip_norm, "overrides": shared}))
     clipped = [f"privacy.clip_norm={clip_norm}", "federation.max_update_norm=null"]
-    rules = {"none": [], "clipped": clipped}
+    rules: dict[str, tuple[float | None, list[str]]] = {
+        "none": (None, []),
+        "clipped": (None, clipped),
+    }
     for epsilon in epsilons:
         noise = dp_accounting.get_sigma_gaussian(epsilon, DELTA) * math.sqrt(rounds)
         told = [f"privacy.noise_multiplier={noise}", f"privacy.delta={DELTA}"]
-        rules[f"epsilon {epsilon:g}"] = [*clipped, *told]
+        rules[f"epsilon {epsilon:g}"] = epsilon, [*clipped, *told]
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in rules}
     for seed in arguments.seeds:
-        for name, own in rules.items():
-            runs[name].append(one := measured([*shared, *own, f"seed={seed}"]))
+        for name, (spent, own) in rules.items():
+            runs[name].append(one := measured([*shared, *own, f"seed={seed}"], spent))
             print(
                 f"seed {seed}, {name:<12} accuracy {one[0]:.4f}, membership {one[1]:.3f}",
                 flush=True,
@@ -93,14 +96,23 @@ def options_of(kind: str, data: Path, rounds: int) -> list[str]:
     return [f"experiment={kind}", *folders, *scale]
 
 
-def measured(overrides: list[str]) -> tuple[float, float]:
-    """Accuracy on the test rows after the last round, and the advantage of who knows the losses."""
+def measured(overrides: list[str], epsilon: float | None) -> tuple[float, float]:
+    """Accuracy on the test rows after the last round, and the advantage of who knows the losses.
+
+    Raises ``SystemExit`` where a unit missed a round, or the run has come to another ``epsilon``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         own = ["runtime=simulation", f"hydra.run.dir={run_dir}"]
         command = [sys.executable, "-m", "collapipe", "run", *overrides, *own]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summary = json.loads((run_dir / "summary.json").read_text())
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        if any(len(json.loads(line)["units"]) != UNITS for line in lines):
+            raise SystemExit(f"{overrides}: not all units finished every round")
+        spent = summary.get("privacy", {}).get("epsilon", math.inf)
+        if epsilon is not None and not math.isclose(spent, epsilon, rel_tol=0.01):
+            raise SystemExit(f"{overrides}: came to ε = {spent}, not {epsilon:g}")
         told = membership_of(*load_model(run_dir))
     assert told is not None  # the rows are here
     return float(summary["metric"]["value"]), told.advantage.value

@@ -154,6 +154,16 @@ def test_units_with_the_same_rows_read_and_write_at_once(
     assert all(len([*folder.iterdir()]) == len(rows) for folder in tmp_path.iterdir())
 
 
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    def interrupted(file: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ActivationStore(tmp_path / "store", 10_000).keep(torch.tensor([1]), torch.rand(2))
+    assert [*(tmp_path / "store").iterdir()] == []
+
+
 def test_no_more_than_its_bytes_are_kept(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
     limit = 8000
     found = run(tmp_path, *STEM, *ALONE, CACHED, f"adapter.cache_bytes={limit}")

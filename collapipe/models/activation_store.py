@@ -105,7 +105,7 @@ def _write(file: Path, data: bytes) -> None:
         with os.fdopen(number, "wb") as stream:
             stream.write(data)
         partial.replace(file)
-    except OSError:
+    except BaseException:  # an interrupt, too: nobody would remove it later
         partial.unlink()
         raise
 

@@ -56,6 +56,11 @@ def difference(one: Tensors, other: Tensors) -> float:
     return update_norm(one, other)
 
 
+def test_whole_numbers_have_no_part_in_a_sum() -> None:
+    private = private_mean(100.0)
+    assert private.summed([moved([1, 2, 3])], SENT).changes.keys() == {"a", "b"}
+
+
 def test_short_updates_without_noise_are_averaged() -> None:
     found = mean(private_mean(100.0), [[1, 2, 3], [3, 2, -5]])
     assert found["a"].tolist() == [3.0, 0.0] and found["b"].item() == -0.5
