@@ -62,13 +62,20 @@ def test_after_an_exact_upload_nothing_is_owed(
 
     monkeypatch.setattr(training, "compress_update", seen)
     monkeypatch.setattr(payloads, "PRECISIONS", ("float32", "int8"))
-    monkeypatch.setattr(training, "measured", lambda *_: RoundingErrors({}, {"int8": 2e-3}))
+    measured = list[bool]()
+
+    def looked_at(*given: Any) -> RoundingErrors:
+        measured.append(bool(given[4]))
+        return RoundingErrors({}, {"int8": 2e-3})
+
+    monkeypatch.setattr(training, "measured", looked_at)
     upload = ("compression.upload=auto", "channel.bandwidth_hz=[1e4,1e4]", "federation.rounds=6")
     run(tmp_path, *upload, "federation.num_units=1", "strategy.drift_weight=0.2")
     following = list(itertools.pairwise(calls))
     owes = {before: owed for (before, _), (_, owed) in following}
     assert owes == {"int8": True, "float32": False}
     assert ("float32", True) in calls  # it repaid something
+    assert measured == [owed for _, owed in calls]  # what is sent is what rounding is told of
 
 
 @pytest.mark.parametrize("strategy", [("strategy=even",), ("strategy=dssra_paper",)])
