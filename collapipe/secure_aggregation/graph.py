@@ -2,7 +2,7 @@
 
 Fewer than 20 units all do with one another. More stand in a ring, in an order that is drawn anew
 for every round, and each does with the nearest ones on both sides (the Harary graph on a random
-order of Bell et al. 2020, section 3.3): as many as make two failures improbable enough, so that
+order of Bell et al. 2020, section 3.3): as many as make three failures improbable enough, so that
 their number grows with the logarithm of the units' in the end.
 """
 
@@ -47,21 +47,30 @@ def neighbours(unit: int, order: Collection[int], threshold: float) -> frozenset
 
 @functools.lru_cache(maxsize=64)
 def _degree(units: int, threshold: float) -> int:
-    """The least even number of neighbours such that, with as many units gone as may be, any unit
-    lacks shares with probability 2⁻²⁰ at most; and with a fifth of the units colluding, any unit's
-    secrets are told with 2⁻⁴⁰ at most. Both are sums over all units."""
-    left, bad = units_needed(units, threshold), math.floor(_COLLUDING * units)
+    """The least even number of neighbours such that, with as many units gone as may be and a fifth
+    colluding, these probabilities hold, each a sum over all units or pairs of them: that a unit's
+    secrets cannot be restored is 2⁻²⁰ at most, that the colluding units know a secret 2⁻⁴⁰, and
+    that the masks of the others come apart into two sums 2⁻⁴⁰."""
+    left, colluding = units_needed(units, threshold), math.floor(_COLLUDING * units)
     for degree in range(2, units - 1, 2):
         need = degree // 2 + 1
         # a unit that is there has a share of its own; one that is gone has none
-        short = max(
+        unrestored = units * max(
             _drawn(units, left - 1, degree, range(need - 1)),
             _drawn(units, left, degree, range(need)),
         )
-        told = _drawn(units, bad, degree, range(need, degree + 1))
-        if units * short <= _MISSED and units * told <= _BROKEN:
+        known = units * _drawn(units, colluding, degree, range(need, degree + 1))
+        apart = _comes_apart(units, units - left + colluding, degree)
+        if unrestored <= _MISSED and known <= _BROKEN and apart <= _BROKEN:
             return degree
     return units - units % 2  # everybody: half of it reaches round the ring
+
+
+def _comes_apart(units: int, removed: int, degree: int) -> float:
+    """A bound of the probability that the ring falls into parts without the ``removed`` units: two
+    gaps do it that no pair of neighbours reaches across, of half a ``degree`` each."""
+    both = math.prod((removed - k) / (units - k) for k in range(min(degree, removed + 1)))
+    return math.comb(units, 2) * both
 
 
 def _drawn(units: int, marked: int, degree: int, found: range) -> float:

@@ -4,6 +4,7 @@ All of it is secret, and shown by no repr.
 """
 
 import secrets
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Self
 
@@ -103,8 +104,9 @@ class UnitWithShares:
         masks.add_mask(words, self.seed)
         for other, seed in seeds.items():
             masks.add_mask(words, seed, negative=unit > other)
-        units, need = tuple(sorted(session.keys)), session.units_needed
-        return MaskedUnit(unit, round_, units, need, held, self.own_share)
+        silent = session.neighbours(unit) - held.keys()  # they have shared no secret
+        units = session.keys.keys() - silent
+        return MaskedUnit(unit, round_, units, session.units_needed, held, self.own_share)
 
     def _opened(self, session: Session, sender: int, sealed: bytes) -> bytes:
         private, public, to = self.before.seal_key, session.keys[sender].seal, self.before.unit
@@ -118,25 +120,26 @@ class UnitWithShares:
 @dataclass(frozen=True, slots=True, repr=False)
 class MaskedUnit:
     """A unit that has sent its masked update: what it holds of its neighbours' secrets, a share of
-    the mask key and one of the self mask's seed each."""
+    the mask key and one of the self mask's seed each. ``units`` are those of the round but for
+    neighbours that shared no secret."""
 
     unit: Unit
     round: Round
-    units: tuple[Unit, ...]
+    units: Set[Unit]
     units_needed: int
     held: ByUnit[BothShares]
     own_share: Share
 
     def reveal(self, request: UnmaskRequest) -> UnmaskReply:
-        """One share of each neighbour. Raises ``WireError`` unless the survivors are units of this
-        round, each once, this one among them, and enough."""
+        """One share of each neighbour. Raises ``WireError`` unless the survivors are enough of this
+        round's ``units``, each once, this one among them."""
         _check_round(self.round, request.round)
         survivors = {*request.survivors}
-        odd = len(survivors) < len(request.survivors) or not survivors <= {*self.units}
+        odd = len(survivors) < len(request.survivors) or not survivors <= self.units
         if odd or self.unit not in survivors or len(survivors) < self.units_needed:
             raise WireError(
                 f"unit {self.unit} was told of {len(request.survivors)} survivors; expected "
-                f"{self.units_needed} … {len(self.units)} units of the round, this one among them"
+                f"{self.units_needed} … {len(self.units)} that shared their keys, this one included"
             )
         shares = {
             other: both[SHARE_BYTES:] if other in survivors else both[:SHARE_BYTES]

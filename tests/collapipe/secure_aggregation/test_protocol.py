@@ -158,6 +158,20 @@ def test_a_unit_answers_each_message_of_a_round_once_and_by_the_rules() -> None:
         first.share(Roster(1, {0: first.public}), THRESHOLD)
 
 
+@pytest.mark.parametrize("num_units", [4, 36])
+def test_a_unit_that_shared_no_secret_is_no_survivor(num_units: int) -> None:
+    """Else the sum would be of fewer than the threshold: all neighbours of such a one refuse."""
+    silent = num_units - 1
+    exchange = Exchange(num_units).share({silent}).mask(drawn(num_units))
+    refused = set[int]()
+    for unit, stage in exchange.with_masks.items():
+        with suppress(WireError):
+            stage.reveal(UnmaskRequest(1, (*exchange.masked,)[1:] + (0, silent)))
+            continue
+        refused.add(unit)
+    assert refused == exchange.session.neighbours(silent)
+
+
 def test_shares_of_other_rounds_senders_and_rosters_do_not_open() -> None:
     exchange = Exchange(3).share()
     stage, honest = exchange.with_shares[0], exchange.requests[0].sealed
