@@ -96,21 +96,23 @@ class Heads:
             return None
         return session.target_tokens if session.complete else 0
 
-    def diverged(self) -> str | None:
-        """Where a head saw a loss or a gradients' norm that is not finite; None: nowhere."""
-        return next((each.diverged for each in self._sessions.values() if each.diverged), None)
-
     def weights(self, unit: int) -> Tensors:
         """The head that the unit's session trained."""
         return self._sessions[unit].part.weights() if unit in self._sessions else {}
 
+    def own_weights(self, unit: int) -> Tensors:
+        """The same, where it is the unit's own."""
+        return {} if self._shared else self.weights(unit)
+
     def failure(self, unit: int) -> Failure | None:
-        """Why the head that the unit's session trained cannot be averaged; None: it can be."""
-        weights = {} if self._shared else self.weights(unit)
-        if (odd := not_finite(weights)) is None:
+        """Why what the unit's session trained cannot be averaged: it saw a loss or a norm that is
+        not finite, or has such weights; None: it can be."""
+        if (session := self._sessions.get(unit)) is None:
             return None
-        why = f"round {self._sessions[unit].round}: {odd} is NaN or infinite; lower optimizer.lr"
-        return Failure(NonFiniteLossError.__name__, why)
+        why, odd = session.diverged, not_finite(self.own_weights(unit))
+        if why is None and odd is not None:
+            why = f"round {session.round}: {odd} is NaN or infinite; lower optimizer.lr"
+        return None if why is None else Failure(NonFiniteLossError.__name__, why)
 
     def common_weights(self, finished: Collection[int]) -> Tensors:
         """A shared head; as it was at first if a unit failed, for its steps cannot be undone."""

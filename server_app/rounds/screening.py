@@ -55,10 +55,11 @@ class UpdateScreen:
         return [] if past is None else [float(each) for each in past]
 
 
-def bounded(values: Sequence[float], factor: float) -> list[float]:
-    """Values ≥ 0, cut to ``factor`` times their median."""
-    most = factor * median_low(values)
-    return [min(each, most) for each in values]
+def bounded(values: Sequence[float], factor: float, before: Sequence[float]) -> list[float]:
+    """Values, cut to 0 and ``factor`` times their median. Where they are fewer than three, those
+    of rounds ``before`` count for it, too."""
+    most = factor * median_low([*values, *before] if len(values) < _MAJORITY else values)
+    return [max(0.0, min(each, most)) for each in values]
 
 
 def capped(shares: Mapping[int, float], most: float) -> dict[int, float]:

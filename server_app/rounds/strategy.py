@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,13 +15,6 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
-from collapipe.errors import (
-    CollaPipeError,
-    NonFiniteLossError,
-    RoundFailedError,
-    StorageError,
-    few_of,
-)
 from collapipe.models.split import frozen_names
 from collapipe.privacy.accounting import Draw
 from collapipe.privacy.clipping import update_norm
@@ -35,11 +28,13 @@ from collapipe.wire.compression import upload_bytes
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import Failure, Split, TrainReply, TrainRequest
 from optim.baselines import RandomUnits
+from server_app.attendance import SILENT
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
 from server_app.rounds.chance import chance_counts
+from server_app.rounds.empty_rounds import EmptyRounds
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.replies import received, trained
@@ -64,6 +59,10 @@ class _Round:
     planned: float
     left: float
     masked: SecureSum | None = None
+
+    def skipped_for(self, why: str | None) -> Self:
+        """The same, with a cause why it came to nothing."""
+        return replace(self, decision=replace(self.decision, skipped=why))
 
 
 class CollaPipeStrategy(Strategy):
@@ -106,7 +105,7 @@ class CollaPipeStrategy(Strategy):
         if (clip_norm := settings.privacy.clip_norm) is not None:
             self._private = PrivateMean(settings.privacy, chance_counts(settings), clip_norm)
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
-        self._rounds_done = 0
+        self._rounds_done, self._empty_rounds = 0, EmptyRounds()
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
 
     def initial_arrays(self) -> ArrayRecord:
@@ -153,10 +152,10 @@ class CollaPipeStrategy(Strategy):
         """As ``Strategy.start``; ``timeout`` is ``federation.round_timeout_s`` unless given.
 
         Raises ``ConfigError`` or ``RoundFailedError`` where the nodes are not the run's units or
-        none of a round's finished, ``InfeasibleRoundError`` where a round has no plan and
-        ``federation.on_infeasible`` is ``stop``, ``NonFiniteLossError`` where the server saw that
-        training diverged or all units of a round say so, ``BudgetSpentError`` where a further round
-        would exceed ``privacy.max_epsilon``.
+        none of them finished (see ``EmptyRounds``), ``InfeasibleRoundError`` where a round has no
+        plan and ``federation.on_infeasible`` is ``stop``, ``NonFiniteLossError`` where all units'
+        training diverged or the model did, ``StorageError`` where no unit has room for what it
+        keeps, ``BudgetSpentError`` where a further round would exceed ``privacy.max_epsilon``.
         """
         settings, num_units = self._settings, self._settings.federation.num_units
         timeout_s = settings.federation.round_timeout_s if timeout is None else timeout
@@ -254,8 +253,15 @@ class CollaPipeStrategy(Strategy):
             if summed is None:
                 if self._private is not None and now.masked.unmasking:
                     self._private.spoilt()
-                decision = replace(now.decision, skipped=now.masked.skipped)
-                now, finished = replace(now, decision=decision), {}
+                now, finished = now.skipped_for(now.masked.skipped), {}
+        elif finished:
+            self._empty_rounds.clear()
+        elif failures:
+            round_, present = now.decision.plan.round, self._units.nodes.keys()
+            why = self._empty_rounds.add(
+                round_, failures, present - self._scheduler.excluded.keys()
+            )
+            now = now.skipped_for(why)
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None
@@ -305,12 +311,7 @@ class CollaPipeStrategy(Strategy):
     def _outcomes(
         self, now: _Round, replies: Iterable[Message]
     ) -> tuple[dict[int, TrainReply], dict[int, Failure]]:
-        """The replies of the units that finished, and why the others of the plan did not.
-
-        Raises ``NonFiniteLossError`` where the server saw that a head diverged, and what ends the
-        run where no unit finished; not in a masked round, which is skipped: one unit that lies can
-        have all others refuse it.
-        """
+        """The replies of the units that finished, and why the others of the plan did not."""
         plan = now.decision.plan
         came_from = {message.metadata.src_node_id: message for message in replies}
         outcomes = dict[int, TrainReply | Failure](now.masked.failures if now.masked else {})
@@ -323,16 +324,12 @@ class CollaPipeStrategy(Strategy):
             if message is not None and trained(message):
                 self._units.arrived[each.unit] = plan.round
             expected = now.masked.expected(sent) if now.masked else None
-            outcomes[each.unit] = received(message, each, sent, seen, request, settings, expected)
-            if isinstance(outcomes[each.unit], TrainReply):
-                outcomes[each.unit] = self._heads.failure(each.unit) or outcomes[each.unit]
+            came = received(message, each, sent, seen, request, settings, expected)
+            silent = isinstance(came, Failure) and came.kind == SILENT
+            outcomes[each.unit] = came if silent else self._heads.failure(each.unit) or came
         outcomes |= self._outlying(outcomes, now.sent)
         finished = {u: o for u, o in outcomes.items() if isinstance(o, TrainReply)}
         failures = {u: o for u, o in outcomes.items() if isinstance(o, Failure)}
-        if diverged := self._heads.diverged():
-            raise NonFiniteLossError(diverged)
-        if now.masked is None and plan.clusters and len(failures) == len(plan.clusters):
-            raise _nobody_finished(plan.round, failures)
         return finished, failures
 
     def _outlying(
@@ -342,7 +339,10 @@ class CollaPipeStrategy(Strategy):
         if not self._settings.framework.aggregate or self._screen.factor is None:
             return {}
         replies = {u: each for u, each in outcomes.items() if isinstance(each, TrainReply)}
-        norms = {u: update_norm(each.weights, sent[u]) for u, each in replies.items()}
+        norms = {
+            u: update_norm(each.weights | self._heads.own_weights(u), self.model.weights | sent[u])
+            for u, each in replies.items()
+        }
         return self._screen.outlying(norms)
 
     def _learn(
@@ -378,9 +378,12 @@ class CollaPipeStrategy(Strategy):
     ) -> RoundObservation:
         """What estimates are made of; a figure that is far from the others' does not change it."""
         factor = self._settings.federation.max_update_norm or BELIEVED
+        last = self._scheduler.state.observation
+        before = [last] if last else []
         norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
-        squared_norm = np.mean(bounded(norms, factor**2))
-        loss = np.average(bounded([*losses.values()], factor), weights=[*shares.values()])
+        squared_norm = np.mean(bounded(norms, factor**2, [each.squared_norm for each in before]))
+        told = bounded([*losses.values()], factor, [each.loss for each in before])
+        loss = np.average(told, weights=[*shares.values()])
         return RoundObservation(float(squared_norm), float(loss), moved)
 
     def _result(self, now: _Round, came: float, report: RoundReport) -> RoundResult:
@@ -464,11 +467,3 @@ class CollaPipeStrategy(Strategy):
                 for p in phases
             },
         }
-
-
-def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeError:
-    for common in (NonFiniteLossError, StorageError):
-        if all(failure.kind == common.__name__ for failure in failures.values()):
-            return common(next(iter(failures.values())).message)
-    causes = few_of(f"unit {unit}: {f.kind}: {f.message}" for unit, f in sorted(failures.items()))
-    return RoundFailedError(f"round {round_}: every unit failed: {causes}")

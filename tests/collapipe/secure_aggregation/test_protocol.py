@@ -166,7 +166,7 @@ def test_a_unit_that_shared_no_secret_is_no_survivor(num_units: int) -> None:
     refused = set[int]()
     for unit, stage in exchange.with_masks.items():
         with suppress(WireError):
-            stage.reveal(UnmaskRequest(1, (*exchange.masked,)[1:] + (0, silent)))
+            stage.reveal(UnmaskRequest(1, (*[*exchange.masked][1:], 0, silent)))
             continue
         refused.add(unit)
     assert refused == exchange.session.neighbours(silent)

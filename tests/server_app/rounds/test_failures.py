@@ -22,6 +22,7 @@ from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from pipeline.engine import Pipeline
 from server_app.decoding import heads
+from server_app.rounds.empty_rounds import EmptyRounds
 
 
 class Faulty:
@@ -205,6 +206,84 @@ def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: st
     assert len(first["units"]) == 2
     assert "pulled the plug" in str(first["failures"])
     assert second["units"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("factor", "kind", "options"),
+    [
+        (float("nan"), "NonFiniteLossError", ()),
+        (float("inf"), "NonFiniteLossError", ("decoder.mode=shared",)),
+        (float("nan"), "LinkError", ("compression.activation=int8",)),
+    ],
+)
+def test_hostile_activations_cost_their_unit_the_round(
+    tmp_path: Path, factor: float, kind: str, options: tuple[str, ...]
+) -> None:
+    """With the head on the server, which learns nothing from them: of unit 1 nothing stays."""
+    real = link.encode
+
+    def hostile(tensor: torch.Tensor, *how: object) -> tuple[torch.Tensor, ...]:
+        *quanta, last = real(tensor, *how)  # type: ignore[arg-type]
+        bad = "unit-1" in threading.current_thread().name
+        return (*quanta, last * factor if bad else last)
+
+    absent = run(tmp_path / "absent", *options, client=Faulty(explode, {1}, {1, 2}))  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "encode", hostile)
+        found = run(tmp_path / "run", *options)
+    for line in lines(tmp_path / "run"):
+        assert line["units"] == [0, 2]
+        assert line["failures"]["1"].startswith(kind)  # type: ignore[index]
+    shared = "decoder.mode=shared" in options  # then the order of steps is that of arrival
+    same = {name for name in absent if not shared or name.startswith("head.")}
+    assert all(torch.equal(found[name], absent[name]) for name in same)
+
+
+def test_a_head_that_moved_too_far_is_left_out_with_its_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = heads.Heads.weights
+
+    def far(self: heads.Heads, unit: int) -> dict[str, torch.Tensor]:
+        return {
+            name: tensor * (1e6 if unit == 1 else 1) for name, tensor in real(self, unit).items()
+        }
+
+    monkeypatch.setattr(heads.Heads, "weights", far)
+    run(tmp_path / "run")
+    for line in lines(tmp_path / "run"):
+        assert line["units"] == [0, 2]
+        assert line["failures"]["1"].startswith("OutlyingUpdate")  # type: ignore[index]
+
+
+ALONE = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=9"
+
+
+def test_a_unit_that_fails_alone_costs_a_round_and_not_the_run(tmp_path: Path) -> None:
+    run(tmp_path / "run", *ALONE, client=Faulty(explode, {1}, {*range(10)}))  # type: ignore[arg-type]
+    told = lines(tmp_path / "run")
+    chosen = [line["plan"]["clusters"][0]["unit"] for line in told]  # type: ignore[index]
+    assert {*chosen} == {0, 1, 2}
+    assert [line["units"] for line in told] == [[] if unit == 1 else [unit] for unit in chosen]
+    assert all(("unit 1: " in str(line["skipped"])) == (not line["units"]) for line in told)
+
+
+def test_units_that_all_fail_alone_end_the_run(tmp_path: Path) -> None:
+    begun = {*range(2, 10)}
+    with pytest.raises(RoundFailedError) as failed:
+        run(tmp_path / "run", *ALONE, client=Faulty(explode, {0, 1, 2}, begun))  # type: ignore[arg-type]
+    assert all(f"unit {unit}: ClientApp" in str(failed.value) for unit in range(3))
+    assert [bool(line["skipped"]) for line in lines(tmp_path / "run")][:2] == [False, True]
+
+
+def test_a_unit_that_is_always_chosen_and_fails_ends_the_run() -> None:
+    empty, failures = EmptyRounds(), {1: Failure("WireError", "it lies")}
+    for round_ in range(1, 10):
+        assert "it lies" in empty.add(round_, failures, {0, 1})
+    with pytest.raises(RoundFailedError):
+        empty.add(10, failures, {0, 1})
+    empty.clear()
+    assert empty.add(11, failures, {0, 1})
 
 
 def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -> None:

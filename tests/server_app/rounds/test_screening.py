@@ -108,7 +108,14 @@ def test_no_share_is_above_the_cap(tokens: list[int], most: float) -> None:
 
 
 def test_figures_far_from_the_others_are_cut() -> None:
-    assert bounded([1.0, 2.0, 1e99], 10.0) == [1.0, 2.0, 20.0]
+    assert bounded([1.0, 2.0, 1e99], 10.0, before=[1e99]) == [1.0, 2.0, 20.0]
+    assert bounded([-1e99, 2.0, 3.0], 10.0, before=[]) == [0.0, 2.0, 3.0]
+
+
+def test_of_few_units_the_round_before_has_a_say() -> None:
+    assert bounded([1e99], 10.0, before=[1.0]) == [10.0]
+    assert bounded([1e99, 2.0], 10.0, before=[1.0]) == [20.0, 2.0]
+    assert bounded([1e99], 10.0, before=[]) == [1e99]  # nobody has said anything else
 
 
 @pytest.mark.parametrize("limit", ["10", "null"])
