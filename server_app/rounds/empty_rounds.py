@@ -31,10 +31,9 @@ class EmptyRounds:
         """
         self._rounds += 1
         self._failures |= failures
-        error = _nobody_finished(round_, self._failures)
         if present <= self._failures.keys() or self._rounds >= _MOST:
-            raise error
-        return str(error).removeprefix(f"round {round_}: ")
+            raise _nobody_finished(round_, self._failures)
+        return "every unit failed"
 
     def clear(self) -> None:
         """A unit has finished a round."""

@@ -34,6 +34,7 @@ class ClippedSum:
 @dataclass
 class PrivateMean:
     """Makes a round's mean, and keeps the account of ``rounds``; ``by_chance`` as in ``epsilon``.
+    ``seen`` took part, and finished the last round that they were chosen for.
 
     With ``clip_quantile`` γ the clip norm follows C ← C·exp(−η_C·(b − γ)), in which b is the share
     of updates that were not clipped, counted with noise of its own (Andrew et al. 2021). Sum and
@@ -48,14 +49,15 @@ class PrivateMean:
     seen: set[int] = field(default_factory=set)
     _draw: Draw = field(init=False)  # of the round that is open
 
-    def begin(self, present: Collection[int], chosen: Collection[int], drawn: int) -> None:
-        """Open the round of the ``chosen`` units, of so many that were ``drawn``.
+    def begin(self, able: Collection[int], chosen: Collection[int], drawn: int) -> None:
+        """Open the round of the ``chosen`` units, of so many that were ``drawn`` of the ``able``.
 
-        Who was never chosen may be unable to take part, so that it does not make it less certain
-        whom the choice falls on. Raises ``BudgetSpentError`` where the round is one too many.
+        Who was never chosen, or failed when it was, may be unable to take part: it makes it no less
+        certain whom the choice falls on. Raises ``BudgetSpentError`` where the round is one too
+        many.
         """
         seen, most = self.seen.union(chosen), self.settings.max_epsilon
-        there = len(seen.intersection(present))
+        there = len(seen.intersection(able))
         draw = Draw(there, min(drawn, there))
         if most is not None and (then := self._epsilon([*self.rounds, draw])) > most:
             raise BudgetSpentError(

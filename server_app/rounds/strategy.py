@@ -231,11 +231,11 @@ class CollaPipeStrategy(Strategy):
 
     def _begin(self, private: PrivateMean, decision: RoundDecision) -> None:
         """Open the round in the account. Raises ``BudgetSpentError``."""
-        request, planner = decision.request, self._settings.planner
-        there = {each.unit for each in request.clusters} - self._scheduler.excluded.keys()
-        units = [each.unit for each in decision.plan.clusters]
-        drawn = planner.most(request) if isinstance(planner, RandomUnits) else len(units)
-        private.begin(there, units, drawn)
+        planner, chosen = self._settings.planner, {each.unit for each in decision.plan.clusters}
+        able, drawn = chosen, len(chosen)
+        if isinstance(planner, RandomUnits):
+            able, drawn = planner.able(decision.request), planner.most(decision.request)
+        private.begin(able, chosen, drawn)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -246,6 +246,8 @@ class CollaPipeStrategy(Strategy):
         del self._round  # and the weights that were sent
         self._heads.close()
         finished, failures = self._outcomes(now, replies)
+        if self._private is not None:
+            self._private.seen -= failures.keys()  # who fails once may always do so
         summed: ClippedSum | None = None
         if now.masked is not None:
             masked = {unit: reply.weights for unit, reply in finished.items()}

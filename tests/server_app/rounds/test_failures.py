@@ -265,7 +265,7 @@ def test_a_unit_that_fails_alone_costs_a_round_and_not_the_run(tmp_path: Path) -
     chosen = [line["plan"]["clusters"][0]["unit"] for line in told]  # type: ignore[index]
     assert {*chosen} == {0, 1, 2}
     assert [line["units"] for line in told] == [[] if unit == 1 else [unit] for unit in chosen]
-    assert all(("unit 1: " in str(line["skipped"])) == (not line["units"]) for line in told)
+    assert all(bool(line["skipped"]) == (not line["units"]) for line in told)
 
 
 def test_units_that_all_fail_alone_end_the_run(tmp_path: Path) -> None:
@@ -279,8 +279,8 @@ def test_units_that_all_fail_alone_end_the_run(tmp_path: Path) -> None:
 def test_a_unit_that_is_always_chosen_and_fails_ends_the_run() -> None:
     empty, failures = EmptyRounds(), {1: Failure("WireError", "it lies")}
     for round_ in range(1, 10):
-        assert "it lies" in empty.add(round_, failures, {0, 1})
-    with pytest.raises(RoundFailedError):
+        assert empty.add(round_, failures, {0, 1})
+    with pytest.raises(RoundFailedError, match="unit 1: WireError: it lies"):
         empty.add(10, failures, {0, 1})
     empty.clear()
     assert empty.add(11, failures, {0, 1})

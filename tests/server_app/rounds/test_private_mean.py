@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from federated import play, run, settings_of
+from federated import play, rewritten, run, settings_of
 from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,6 +159,52 @@ def test_a_unit_that_is_gone_is_none_that_might_have_been_chosen(tmp_path: Path)
 RANDOM = "privacy=private", "strategy=random", "federation.num_units=8", "strategy.num_scheduled=2"
 
 
+def test_a_unit_that_has_no_room_any_more_is_none_that_might_have_been_chosen(
+    tmp_path: Path,
+) -> None:
+    """All but unit 0 say so once they took part."""
+
+    def client(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if message.metadata.message_type == "train" and context.node_config["partition-id"]:
+            with rewritten(reply) as told:
+                state = json.loads(told["state"])
+                for device in state["devices"]:
+                    device["max_blocks"] = 0
+                told["state"] = json.dumps(state)
+        return reply
+
+    options = "privacy=private", "strategy=random", "strategy.num_scheduled=2"
+    options += "federation.num_units=6", "federation.rounds=5", "privacy.noise_seed=1"
+    play(tmp_path / "run", *options, client=client)  # type: ignore[arg-type]
+    with_room = {*range(6)}
+    chosen = [json.loads(line)["units"] for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    for draw, units in zip(
+        RunFolder(tmp_path / "run", resumed=True).account(), chosen, strict=True
+    ):
+        assert draw.chosen == min(2, draw.present)
+        assert draw.present <= len(with_room)
+        with_room -= {*units} - {0}
+    assert len(with_room) < 6
+
+
+def test_a_unit_that_always_fails_makes_a_choice_no_less_certain(tmp_path: Path) -> None:
+    """How many took part says whom the choice fell on."""
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_config["partition-id"]:
+            return Message(records.pack(Failure("WireError", "it lies")), reply_to=message)
+        return client_app(message, context)
+
+    options = "privacy=private", "strategy=random", "strategy.num_scheduled=1"
+    play(tmp_path / "run", *options, "federation.rounds=9", "privacy.noise_seed=1", client=client)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    chosen = [line["plan"]["clusters"][0]["unit"] for line in lines]
+    assert {*chosen} == {0, 1, 2}
+    account = RunFolder(tmp_path / "run", resumed=True).account()
+    assert account == [Draw(1, 1)] * chosen.count(0)
+
+
 def choices(tmp_path: Path, *overrides: str) -> list[tuple[int, ...]]:
     settings, _ = settings_of(tmp_path, [*RANDOM, *overrides])
     device = DeviceProfile("one", AffineLaw(0.0, 1e-3, 0.0, 0.0), max_blocks=9)
@@ -180,7 +226,7 @@ def test_nobody_who_guesses_the_seed_knows_a_choice_that_counts_as_chance(tmp_pa
     ("override", "counts"),
     [
         ("seed=1", True),
-        ("environment.fading=rayleigh", True),  # which decides on channels, of units that are drawn
+        ("environment.fading=rayleigh", False),
         ("strategy=all", False),
         ("environment=mobile", False),
         ("environment=jitter", False),
