@@ -175,8 +175,8 @@ class RoundReport:
     """One round as the server saw it; a line of ``metrics.jsonl``. Nobody trained by default, and
     older runs lack some of the fields.
 
-    ``skipped`` is the cause of a round that came to nothing: its ``plan`` has no clusters, or too
-    few units were left for a masked sum.
+    ``skipped`` is the cause of a round that came to nothing: its ``plan`` has no clusters, all
+    of its units failed, or too few were left for a masked sum.
     ``failures`` are the causes of units that were scheduled and did not finish, ``excluded`` of
     those that could not be planned with. Bytes up are activations of all local steps plus the
     upload, bytes down gradients plus the download. ``seconds`` are measured for each phase, names

@@ -152,6 +152,7 @@ class _Run:
                 ),
                 progress.step,
                 self.places,
+                self.folder.write_account,
             )
             if self.checkpoint is not None:
                 first = initial_model(self.settings, self.tokenizer)
@@ -199,8 +200,6 @@ class _Run:
         """Write down a round that is over, and a checkpoint if it is time."""
         federation, report = self.settings.federation, result.report
         seconds, number, evaluated = dict(result.seconds), report.round, Evaluated()
-        if report.epsilon is not None:  # before anybody sees the model
-            self.folder.write_account(result.account)
         progress.round(report, seconds["round"])
         if result.model is not None:
             if number % federation.eval_every == 0 or number == federation.rounds:

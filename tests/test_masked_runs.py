@@ -19,6 +19,7 @@ from torch import Tensor
 from client_app.app import app as client_app
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
+from collapipe.runs.folder import RunFolder
 from collapipe.secure_aggregation.masks import Words
 from collapipe.secure_aggregation.messages import SharesReply
 from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
@@ -293,6 +294,23 @@ def test_a_sum_that_is_spoilt_counts_where_the_server_is_not_trusted_with_it(
         (line,) = lines(folder)
         assert line["units"] == [] and "norm" in str(line["skipped"])
         assert (line["epsilon"] > 0) == counts  # type: ignore[operator]
+
+
+def test_a_run_that_is_broken_off_has_counted_the_sum_that_it_may_have_learned(
+    tmp_path: Path,
+) -> None:
+    """The server is gone when units begin to tell shares: ``account.json`` has the round by then,
+    and the round that is summed again on resume counts once more."""
+    folder, found = tmp_path / "run", list[int]()
+
+    def client(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == records.UNMASK:
+            found.append(len(RunFolder(folder, resumed=True).account()))
+        return client_app(message, context)
+
+    options = *MASKED, "federation.rounds=2", *NOISY
+    run(folder, *options, client=client)  # type: ignore[arg-type]
+    assert found == [1] * 3 + [2] * 3
 
 
 NOISY = ("privacy.noise_multiplier=0.5", "privacy.noise_by=units", "privacy.noise_seed=1")

@@ -4,7 +4,6 @@ All of it is secret, and shown by no repr.
 """
 
 import secrets
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import Self
 
@@ -105,7 +104,7 @@ class UnitWithShares:
         for other, seed in seeds.items():
             masks.add_mask(words, seed, negative=unit > other)
         silent = session.neighbours(unit) - held.keys()  # they have shared no secret
-        units = session.keys.keys() - silent
+        units = frozenset(session.keys) - silent
         return MaskedUnit(unit, round_, units, session.units_needed, held, self.own_share)
 
     def _opened(self, session: Session, sender: int, sealed: bytes) -> bytes:
@@ -125,7 +124,7 @@ class MaskedUnit:
 
     unit: Unit
     round: Round
-    units: Set[Unit]
+    units: frozenset[Unit]
     units_needed: int
     held: ByUnit[BothShares]
     own_share: Share

@@ -36,6 +36,7 @@ class History:
 
     start: float
     num_rounds: int = 0
+    skipped: int = 0  # of these, that came to nothing
     losses: list[float] = field(default_factory=list)
     clock_s: float = 0.0
     epsilon: float | None = None  # of all rounds, at privacy.delta
@@ -53,6 +54,7 @@ class History:
 
     def add(self, report: RoundReport) -> None:
         self.num_rounds += 1
+        self.skipped += report.skipped is not None
         self.clock_s, self.estimates = report.clock_s or 0.0, report.estimates
         self.uploads_counted &= all(cost.upload_s is not None for cost in report.costs.values())
         self.energy_j += report.energy_j or 0.0
@@ -94,6 +96,7 @@ def summarised(
             "test_loss": test.loss if test else None,
             "train_loss": {"first": losses[0], "last": losses[-1]} if losses else None,
             "rounds_completed": history.num_rounds,
+            "rounds_skipped": history.skipped,
             "samples": history.samples,
             **_private(history, settings),
             "wall_s": wall_s,
@@ -153,6 +156,8 @@ def _end_rows(history: History, settings: Settings, ended: str, wall_s: float) -
     rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
         rows["train loss"] = f"{history.losses[0]:.4f} → {history.losses[-1]:.4f}"
+    if history.skipped:
+        rows["skipped"] = f"{history.skipped} of these rounds came to nothing"
     if history.ended is not None:
         rows["ended early"] = history.ended
     if history.epsilon is not None:

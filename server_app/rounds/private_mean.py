@@ -96,16 +96,16 @@ class PrivateMean:
         if self.settings.clip_quantile is not None:
             share = (summed.within + count_deviation * float(source.draw(()))) / summed.units
             self.clip_norm *= math.exp(-_RATE * (share - self.settings.clip_quantile))
-        self.rounds.append(self._draw)
+        if self.settings.noise_by == "server":
+            self.count()
         return {
             name: (each + total[name] / summed.units).to(each.dtype) if name in total else each
             for name, each in sent.items()
         }
 
-    def spoilt(self) -> None:
-        """Count the round, of whose sum nothing came, where the server is not trusted with it."""
-        if self.settings.noise_by == "units":
-            self.rounds.append(self._draw)
+    def count(self) -> None:
+        """Put the open round into the account, before anybody sees what came of it."""
+        self.rounds.append(self._draw)
 
     def packed(self) -> Tensors:
         """All that lasts from round to round, for a checkpoint."""

@@ -1,13 +1,12 @@
 """What a round leaves: its result, and all that training has come to."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from collapipe.config import Settings
-from collapipe.privacy.accounting import Draw
 from collapipe.report import RoundReport
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors
@@ -42,8 +41,7 @@ class RoundResult:
     """A round that is over: its report, what it was planned from, and wall time of its phases.
 
     ``model`` is None where nothing was trained. ``frozen_bytes`` of weights that do not train were
-    sent since the last round. ``training_state`` asks the units for what they keep. ``account`` has
-    the rounds that ε counts.
+    sent since the last round. ``training_state`` asks the units for what they keep.
     """
 
     report: RoundReport
@@ -53,7 +51,6 @@ class RoundResult:
     model: GlobalModel | None = None
     frozen_bytes: int = 0
     training_state: Callable[[], TrainingState] = TrainingState
-    account: Sequence[Draw] = ()
 
 
 def dry_run(

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -38,8 +38,8 @@ class SecureSum:
     """The sum of the ``planned`` units' changes in one round.
 
     ``requests`` go with the ``train`` messages of the units that are ready for one, ``failures``
-    say why others are not, and ``skipped`` why the round is over, if it is. Once ``unmasking`` the
-    server may know the sum, though it is skipped. ``bytes_up`` and ``bytes_down`` are those of all
+    say why others are not, and ``skipped`` why the round is over, if it is. ``before_sum`` is
+    called before the server may learn the sum. ``bytes_up`` and ``bytes_down`` are those of all
     messages but the masked updates.
     """
 
@@ -50,15 +50,15 @@ class SecureSum:
         round_: int,
         planned: Sequence[int],
         clip_norm: float | None,
+        before_sum: Callable[[], None],
     ) -> None:
         assert clip_norm is not None  # or the options were refused
         self._settings, self._units, self._round = settings, units, round_
-        self._planned, self._bound = planned, clip_norm
+        self._planned, self._bound, self._before_sum = planned, clip_norm, before_sum
         self._need = max(2, units_needed(len(planned), settings.privacy.threshold))
         self.failures: dict[int, Failure] = {}
         self.requests: dict[int, RecordDict] = {}
         self.skipped: str | None = None
-        self.unmasking = False
         self.bytes_up = self.bytes_down = 0
 
     def open(self) -> None:
@@ -122,7 +122,7 @@ class SecureSum:
 
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
         self._check_enough(masked, "sent masked updates")
-        self.unmasking = True
+        self._before_sum()
         asked = dict.fromkeys(masked, records.pack(UnmaskRequest(self._round, tuple(masked))))
         revealed = self._asked(records.UNMASK, asked, UnmaskReply)
         for unit in masked.keys() - revealed.keys():

@@ -80,7 +80,8 @@ class CollaPipeStrategy(Strategy):
     on with a model of its own, and ``arrays`` is where all began.
 
     ``on_round`` is called after every round, ``on_step`` by the decoder link's threads after every
-    local step. ``places`` are those of units that the run knows by name already.
+    local step, ``on_account`` with the rounds that ε counts, before anybody sees what came of the
+    last one. ``places`` are those of units that the run knows by name already.
     """
 
     _units: Units  # of the last ``start``
@@ -95,8 +96,10 @@ class CollaPipeStrategy(Strategy):
         on_round: Callable[[RoundResult], None] = lambda result: None,
         on_step: OnStep = lambda unit, step, loss, samples: None,
         places: Places | None = None,
+        on_account: Callable[[Sequence[Draw]], None] = lambda rounds: None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
+        self._on_account = on_account
         self._tokenizer, self._places = tokenizer, places or Places()
         frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
@@ -123,8 +126,8 @@ class CollaPipeStrategy(Strategy):
         training: TrainingState,
         account: Sequence[Draw] = (),
     ) -> None:
-        """Let ``start`` go on after ``round_``: its first round is the next one. ``account`` as in
-        ``RoundResult``, of rounds after that one, too."""
+        """Let ``start`` go on after ``round_``: its first round is the next one. ``account`` as
+        ``on_account`` was told it, of rounds after that one, too."""
         self._rounds_done, self._checkpoint = round_, (scheduler, training)
         self.model.weights, self.model.own_models = training.weights, dict(training.own_models)
         self.model.server_optimizer.state = training.server_optimizer
@@ -207,7 +210,8 @@ class CollaPipeStrategy(Strategy):
         clip_norm = self._private.clip_norm if self._private else None
         masked: SecureSum | None = None
         if self._settings.privacy.secure_aggregation and clusters:
-            masked = SecureSum(self._settings, self._units, round_, [*models], clip_norm)
+            how = self._settings, self._units
+            masked = SecureSum(*how, round_, [*models], clip_norm, self._before_sum)
             masked.open()
         for cluster in clusters:
             unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
@@ -253,8 +257,6 @@ class CollaPipeStrategy(Strategy):
             masked = {unit: reply.weights for unit, reply in finished.items()}
             summed = now.masked.sum(masked, self.model.trained)
             if summed is None:
-                if self._private is not None and now.masked.unmasking:
-                    self._private.spoilt()
                 now, finished = now.skipped_for(now.masked.skipped), {}
         elif finished:
             self._empty_rounds.clear()
@@ -362,7 +364,19 @@ class CollaPipeStrategy(Strategy):
         start = self.model.trained
         summed = summed or self._private.summed(models.values(), start)
         mean = self._private.mean(summed, start, seed)
+        self._tell_account(self._private)
         return self.model.move(round_, mean)
+
+    def _before_sum(self) -> None:
+        """The server is about to learn a masked sum. Where the noise is the units', nobody is
+        trusted with more than that: the round counts, whatever comes of it."""
+        if self._private is not None and self._settings.privacy.noise_by == "units":
+            self._private.count()
+            self._tell_account(self._private)
+
+    def _tell_account(self, private: PrivateMean) -> None:
+        if private.settings.noise_multiplier:
+            self._on_account(private.rounds)
 
     def _shares(self, reports: Mapping[int, ClusterReport]) -> dict[int, float]:
         """Units' weights in the average, not normalised."""
@@ -400,11 +414,8 @@ class CollaPipeStrategy(Strategy):
         }
         frozen_bytes, self._units.frozen_bytes = self._units.frozen_bytes, 0
         request, state = now.decision.request, self._scheduler.state
-        account = tuple(self._private.rounds) if self._private else ()
         training = partial(self._training_state, report.round)
-        return RoundResult(
-            report, request, seconds, state, self.model, frozen_bytes, training, account
-        )
+        return RoundResult(report, request, seconds, state, self.model, frozen_bytes, training)
 
     def _load(self, arrays: ArrayRecord) -> None:
         """The model's weights are those of ``arrays``, which mostly they are already."""
