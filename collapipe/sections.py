@@ -14,6 +14,7 @@ from collapipe.rounding import RoundingErrors
 from collapipe.state import Precision
 
 _LEAST_ERROR = 1e-15  # ρ that is none
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # in clip norms; further ones overflow some account of it
 _MONTH_S = 30 * 24 * 3600.0
 _WILDCARDS = "0.0.0.0", "::", "[::]"  # noqa: S104 - to refuse them as addresses to dial
 
@@ -255,7 +256,7 @@ class PrivacySettings:
 
     clip_norm: Positive | None = None
     clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
-    noise_multiplier: NotNegative = 0.0
+    noise_multiplier: Annotated[float, Field(ge=0, le=_MOST_NOISE)] = 0.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Positive | None = None
     noise_seed: CountFrom0 | None = None
@@ -264,6 +265,11 @@ class PrivacySettings:
     threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3
 
     def __post_init__(self) -> None:
+        if 0 < self.noise_multiplier < _LEAST_NOISE:
+            raise ConfigError(
+                f"privacy.noise_multiplier={self.noise_multiplier:g}: promises nobody anything; "
+                f"set 0 for no noise, or {_LEAST_NOISE:g} … {_MOST_NOISE:g}"
+            )
         for option in ("noise_multiplier", "clip_quantile"):
             if getattr(self, option) and self.clip_norm is None:
                 raise ConfigError(
