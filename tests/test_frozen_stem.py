@@ -164,6 +164,17 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: Monkey
     assert [*(tmp_path / "store").iterdir()] == []
 
 
+def test_what_a_killed_writer_left_takes_no_room_for_ever(tmp_path: Path) -> None:
+    ids, activation = torch.arange(4), torch.zeros(2, 4)
+    left, written = tmp_path / ".left", tmp_path / ".written"
+    for partial in left, written:
+        partial.write_bytes(bytes(1000))
+    os.utime(left, (0, 0))
+    ActivationStore(tmp_path, limit_bytes=1900).keep(ids, activation)
+    assert not left.exists() and written.exists()
+    assert len([*tmp_path.glob("*.safetensors")]) == 1
+
+
 def test_no_more_than_its_bytes_are_kept(tmp_path: Path, uncached: dict[str, Tensor]) -> None:
     limit = 8000
     found = run(tmp_path, *STEM, *ALONE, CACHED, f"adapter.cache_bytes={limit}")

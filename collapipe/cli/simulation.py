@@ -11,6 +11,7 @@ Each of these starts a session of its own, and some outlive their parent; all of
 ``FLWR_HOME``, the temporary folder, and are found by it.
 """
 
+import math
 import os
 import secrets
 import shutil
@@ -123,12 +124,14 @@ class ProcessFamily:
 
     def signal(self, number: signal.Signals, name: str = "") -> None:
         """Send a signal to the members with this command and wait until they are gone."""
-        deadline = time.monotonic() + _GRACE_SECONDS
+        deadline = math.inf  # of a busy machine the first look alone may take longer
         asked: set[psutil.Process] = set()
         while (targets := self.named(name)) and time.monotonic() < deadline:
             for process in targets - asked:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
+            if not asked:
+                deadline = time.monotonic() + _GRACE_SECONDS
             asked |= targets
             time.sleep(_POLL_SECONDS)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import tempfile
+import time
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ from collapipe.wire.frozen_store import default_folder, digest
 
 _log = logging.getLogger(__name__)
 _ACTIVATION, _DIGEST = "activation", "sha256"
+_ABANDONED_S = 3600.0  # since a partial file was last written: a row takes no second
 _LIBRARIES = "collapipe", "torch", "transformers"
 
 
@@ -89,11 +91,15 @@ class ActivationStore:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files there, while others write."""
-    size = 0
+    """Bytes of all files there, while others write. What a writer that was killed left is gone."""
+    size, now = 0, time.time()
     for file in folder.iterdir():
         with suppress(FileNotFoundError):  # it has its name by now
-            size += file.stat().st_size
+            told = file.stat()
+            if file.name.startswith(".") and now - told.st_mtime > _ABANDONED_S:
+                file.unlink()
+            else:
+                size += told.st_size
     return size
 
 

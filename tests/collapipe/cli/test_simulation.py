@@ -5,8 +5,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from flwr.common.config import parse_config_args
 from hypothesis import given
@@ -88,6 +90,27 @@ def test_a_site_ends_its_own_processes_only() -> None:
         simulation.end_all(mine.home)
         assert process.poll() is None
         simulation.end_all(other.home)
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_look_that_takes_longer_than_the_grace_is_no_excuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a machine that is busy."""
+    real = simulation.ProcessFamily.named
+
+    def slow(family: simulation.ProcessFamily, name: str) -> set[psutil.Process]:
+        found = real(family, name)
+        time.sleep(0.2)
+        return found
+
+    monkeypatch.setattr(simulation.ProcessFamily, "named", slow)
+    monkeypatch.setattr(simulation, "_GRACE_SECONDS", 0.1)
+    with (
+        simulation._site() as mine,
+        subprocess.Popen(["sleep", "60"], env=mine.environment) as process,
+    ):
+        simulation.ProcessFamily(mine.home, None).signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
 
 
