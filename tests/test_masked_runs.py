@@ -20,6 +20,7 @@ from client_app.app import app as client_app
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
+from collapipe.secure_aggregation.graph import neighbours
 from collapipe.secure_aggregation.masks import Words
 from collapipe.secure_aggregation.messages import SharesReply
 from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
@@ -327,6 +328,34 @@ def test_the_units_noise_is_in_the_sum_that_the_server_learns(
     told = json.loads((tmp_path / "noisy" / "summary.json").read_text())["privacy"]
     assert told["epsilon"] > 1
     assert told["noise"] == "privacy.noise_seed=1"
+
+
+def test_few_bits_of_adapters_carry_the_noise_of_server_and_units(tmp_path: Path) -> None:
+    options = *MASKED, "adapter=lora", "compression=int8"
+    quiet = run(tmp_path / "quiet", *options)
+    for by, times in ("server", 1.0), ("units", math.sqrt(3)):  # two of three parts are enough
+        noise_by = f"privacy.noise_by={by}"
+        noisy = run(tmp_path / by, *options, *NOISY, noise_by)
+        moved = [name for name in sorted(quiet) if not torch.equal(noisy[name], quiet[name])]
+        assert all("lora" in name or name.startswith("head.") for name in moved)
+        noise = torch.cat([(noisy[name] - quiet[name]).flatten() for name in moved])
+        assert float(noise.std()) == pytest.approx(0.5 * BOUND * times / 3, rel=0.1)
+
+
+def test_many_units_share_masks_with_some_and_may_be_gone_at_any_stage(tmp_path: Path) -> None:
+    num_units, gone = 24, [lost(records.MASK_KEYS, 1, 2), lost(records.MASK_SHARES, 5, 6)]
+    gone += [lost("train", 9, 10), lost(records.UNMASK, 13, 14)]
+    options = f"federation.num_units={num_units}", "strategy=all", "batch_size=2"
+    client = Watched(lambda *told: any(each(*told) for each in gone))
+    masked = run(tmp_path / "masked", *MASKED, *options, client=client)  # type: ignore[arg-type]
+    left = [unit for unit in range(num_units) if unit not in {1, 2, 5, 6, 9, 10}]
+    assert lines(tmp_path / "masked")[0]["units"] == left
+    shares = [each for kind, _, each in client.replies if kind == records.MASK_SHARES]
+    sealed = [records.unpack(SharesReply, each.content).sealed for each in shares]
+    assert {len(each) for each in sealed} == {len(neighbours(0, range(22), 2 / 3))}
+    absent = Watched(lost("train", 1, 2, 5, 6, 9, 10))
+    plain = run(tmp_path / "plain", *PLAIN, *options, client=absent)  # type: ignore[arg-type]
+    assert 0 < apart(plain, masked) <= bound("float32")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from client_app.app import app as client_app
 from collapipe.privacy.clipping import update_norm
 from collapipe.tensors import Tensors
 from collapipe.wire.records import TRAIN
-from server_app.rounds.global_model import trimmed_mean
+from server_app.rounds.global_model import GlobalModel, trimmed_mean
 from server_app.rounds.screening import UpdateScreen, bounded, capped
 
 
@@ -137,6 +137,34 @@ def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
     last = lines(tmp_path / "run")[-1]
     assert last["units"] == [0, 1, 2] and last["train_loss"] > 1e29
     assert 0 < last["estimates"]["gradient_bound"] < 1e3
+
+
+def test_tokens_that_a_unit_makes_up_give_it_no_more_than_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a run whose heads are the units': no other has counted them."""
+
+    def lying(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if message.metadata.message_type == TRAIN and context.node_config["partition-id"] == 1:
+            with rewritten(reply) as told:
+                told["report"]["target_tokens"] = 480  # 2 steps of 6 rows of 40
+        return reply
+
+    found, real = list[dict[int, float]](), GlobalModel.learn
+
+    def learn(model: GlobalModel, round_: int, models: Any, shares: Any, common: Any) -> Any:
+        found.append(dict(shares))
+        return real(model, round_, models, shares, common)
+
+    monkeypatch.setattr(GlobalModel, "learn", learn)
+    options = "federation.num_units=5", "strategy=all", "decoder.mode=control_unit"
+    options += ("federation.max_share=1.2",)
+    run(tmp_path / "run", *options, client=lying)  # type: ignore[arg-type]
+    for shares in found:
+        assert shares[1] == max(shares.values())
+        assert shares[1] / sum(shares.values()) == pytest.approx(1.2 / 5)
+    assert len(found) == 2
 
 
 @given(st.integers(1, 6))
