@@ -36,7 +36,6 @@ class History:
 
     start: float
     num_rounds: int = 0
-    skipped: int = 0  # of these, that came to nothing
     losses: list[float] = field(default_factory=list)
     clock_s: float = 0.0
     epsilon: float | None = None  # of all rounds, at privacy.delta
@@ -51,6 +50,7 @@ class History:
     test_on_units: UnitsEvaluation | None = None
     rounds: Counter[int] = field(default_factory=Counter)  # that a unit finished
     plans: dict[int, ClusterPlan] = field(default_factory=dict)  # each unit's last
+    skipped: int = 0  # rounds of all that came to nothing; older checkpoints lack it
 
     def add(self, report: RoundReport) -> None:
         self.num_rounds += 1
