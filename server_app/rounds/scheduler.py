@@ -1,6 +1,5 @@
 """Decides every round from what units reported, and remembers what the next decision needs."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
@@ -33,11 +32,11 @@ from optim.problem import Latency
 from optim.radio.channel import Fading
 from optim.verify import verify_plan
 from server_app.rounds.chance import chance_counts
+from server_app.rounds.estimates import RoundObservation, estimate
 from server_app.world.environment import Environment, EnvironmentState
 
 Reported = ClusterState | Failure
 T = TypeVar("T")
-_LEAST_LOSS = 1e-30  # less tells of rounding, and the quotient of a norm by it may be infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +49,6 @@ class RoundDecision:
     cost: RoundCost
     skipped: str | None
     excluded: dict[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundObservation:
-    """What a round showed of the loss: the mean of ‖∇F‖² over the units' steps, the training loss,
-    F, and ‖θ(t+1) - θ(t)‖, by which the model moved."""
-
-    squared_norm: float
-    loss: float
-    moved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,21 +381,3 @@ def _next_error_queues(
         return queues if plan.clusters else spared
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
     return _updated(plan.error_queues, {unit: spared[unit] for unit in failed})
-
-
-def estimate(before: Estimates, last: RoundObservation | None, now: RoundObservation) -> Estimates:
-    """Estimates after a round, ``last`` being the round before it.
-
-    Norms tell |‖∇F(θ)‖ - ‖∇F(θ')‖| ≤ β·‖θ - θ'‖ (assumption 1 and the triangle inequality), and
-    ‖∇F‖² ≥ 2ξ(F - F*) (assumption 3), in which F* ≥ 0 for a cross-entropy. Gradients are those of
-    batches, so that their noise is in the estimates.
-    """
-    smoothness = before.smoothness
-    if last is not None and last.moved > 0:
-        change = abs(math.sqrt(now.squared_norm) - math.sqrt(last.squared_norm))
-        smoothness = max(smoothness or 0.0, change / last.moved)
-    curvature = before.curvature
-    if now.loss > _LEAST_LOSS:
-        shown = now.squared_norm / (2 * now.loss)
-        curvature = shown if curvature is None else min(curvature, shown)
-    return Estimates(max(before.gradient_bound or 0.0, now.squared_norm), smoothness, curvature)

@@ -16,17 +16,17 @@ from flwr.serverapp.strategy import Result, Strategy
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.models.split import frozen_names
+from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import Draw
 from collapipe.privacy.clipping import update_norm
-from collapipe.report import PIPELINE, ClusterReport, RoundReport, UnitsEvaluation
+from collapipe.report import ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.seeds import derive
 from collapipe.tensors import Tensors, chosen
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
-from collapipe.wire.compression import upload_bytes
 from collapipe.wire.feedback import ActivationMemory
-from collapipe.wire.messages import Failure, Split, TrainReply, TrainRequest
+from collapipe.wire.messages import Failure, LinkAddress, Split, TrainReply, TrainRequest
 from optim.baselines import RandomUnits
 from server_app.attendance import SILENT
 from server_app.decoding.decoder import OnStep
@@ -35,13 +35,15 @@ from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
 from server_app.rounds.chance import chance_counts
 from server_app.rounds.empty_rounds import EmptyRounds
+from server_app.rounds.estimates import observed
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.replies import received, trained
 from server_app.rounds.results import RoundResult, TrainingState
-from server_app.rounds.scheduler import RoundDecision, RoundObservation, Scheduler, SchedulerState
-from server_app.rounds.screening import BELIEVED, UpdateScreen, bounded, capped
+from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
+from server_app.rounds.screening import BELIEVED, UpdateScreen, capped
 from server_app.rounds.secure_sum import SecureSum
+from server_app.rounds.totals import totals
 from server_app.rounds.units_evaluation import evaluate_on_units
 from server_app.units import Units
 
@@ -193,51 +195,58 @@ class CollaPipeStrategy(Strategy):
         decision = self._scheduler.decide(round_)
         planned = time.perf_counter()
         self._load(arrays)
-        clusters = decision.plan.clusters
-        if self._private is not None and clusters:
+        plan, heads = decision.plan, self._heads
+        if self._private is not None and plan.clusters:
             self._begin(self._private, decision)
-        models = {cluster.unit: self.model.of_unit(cluster.unit) for cluster in clusters}
+        models = {each.unit: self.model.of_unit(each.unit) for each in plan.clusters}
         num_rows = {each.unit: each.num_samples for each in decision.request.clusters}
-        links = self._heads.open(round_, models, decision.plan.clusters, num_rows)
-        own, messages = self.model.own_models, []
-        sent, states = dict[int, Tensors](), dict[int, Tensors]()
-        on_unit = {each.unit: self._settings.unit_has_head(each.uplink) for each in clusters}
-        names = {has_head: self.model.names(has_head) for has_head in set(on_unit.values())}
-        common = {  # of units that go on with the average
-            has: records.pack_tensors(chosen(self.model.weights, names[has]))
-            for has in {has for unit, has in on_unit.items() if unit not in own}
-        }
-        clip_norm = self._private.clip_norm if self._private else None
-        masked: SecureSum | None = None
-        if self._settings.privacy.secure_aggregation and clusters:
-            how = self._settings, self._units
-            masked = SecureSum(*how, round_, [*models], clip_norm, self._before_sum)
-            masked.open()
-        for cluster in clusters:
-            unit, timeout_s = cluster.unit, self._settings.federation.round_timeout_s
-            has_head = on_unit[unit]
-            sent[unit] = chosen(models[unit], names[has_head])
-            link, last = links.get(unit), self._heads.remembered(unit).round
-            arrived = self._units.arrived.get(unit, 0)
-            request = TrainRequest(round_, cluster, timeout_s, link, last, clip_norm, arrived)
-            weights = records.pack_tensors(sent[unit]) if unit in own else common[has_head]
-            states[unit] = self._heads.states.get(unit, {}) if has_head else {}
+        links = heads.open(round_, models, plan.clusters, num_rows)
+        masked = self._masked(round_, [*models])
+        has_head = {each.unit: self._settings.unit_has_head(each.uplink) for each in plan.clusters}
+        sent = {u: chosen(models[u], self.model.names(has)) for u, has in has_head.items()}
+        states = {u: heads.states.get(u, {}) if has else {} for u, has in has_head.items()}
+        alike = {has: unit for unit, has in has_head.items() if unit not in self.model.own_models}
+        common = {has: records.pack_tensors(sent[unit]) for has, unit in alike.items()}
+        messages = list[Message]()
+        for each in plan.clusters:
+            unit = each.unit
+            if masked is not None and unit not in masked.requests:
+                continue  # it has failed, or the round is over
+            own = unit in self.model.own_models
+            weights = records.pack_tensors(sent[unit]) if own else common[has_head[unit]]
             state = records.pack_head_state(states[unit])
-            content, node = records.pack(request, weights=weights, **state), self._units.nodes[unit]
-            if masked is not None:
-                if unit not in masked.requests:
-                    continue  # it has failed, or the round is over
-                content.update(masked.requests[unit])
+            content = records.pack(self._request(round_, each, links), weights=weights, **state)
+            content.update(masked.requests[unit] if masked else {})
+            node = self._units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
         left = time.perf_counter()
         self._round = _Round(decision, sent, states, began, planned, left, masked)
         return messages
 
+    def _masked(self, round_: int, planned: Sequence[int]) -> SecureSum | None:
+        """The round's masked sum, for which units have made keys; None: updates travel plain."""
+        if not (self._settings.privacy.secure_aggregation and planned):
+            return None
+        clip_norm = self._private.clip_norm if self._private else None
+        how = self._settings, self._units
+        masked = SecureSum(*how, round_, planned, clip_norm, self._before_sum)
+        masked.open()
+        return masked
+
+    def _request(
+        self, round_: int, plan: ClusterPlan, links: Mapping[int, LinkAddress]
+    ) -> TrainRequest:
+        """What a unit is asked for, beside its weights."""
+        unit, timeout_s = plan.unit, self._settings.federation.round_timeout_s
+        last, arrived = self._heads.remembered(unit).round, self._units.arrived.get(unit, 0)
+        clip_norm = self._private.clip_norm if self._private else None
+        return TrainRequest(round_, plan, timeout_s, links.get(unit), last, clip_norm, arrived)
+
     def _begin(self, private: PrivateMean, decision: RoundDecision) -> None:
         """Open the round in the account. Raises ``BudgetSpentError``."""
         planner, chosen = self._settings.planner, {each.unit for each in decision.plan.clusters}
         able, drawn = chosen, len(chosen)
-        if isinstance(planner, RandomUnits):
+        if isinstance(planner, RandomUnits) and private.by_chance:
             able, drawn = planner.able(decision.request), planner.most(decision.request)
         private.begin(able, chosen, drawn)
 
@@ -276,8 +285,11 @@ class CollaPipeStrategy(Strategy):
             models = {u: each.weights | self._heads.weights(u) for u, each in finished.items()}
             moved = self._learn(now.decision.plan.round, models, shares, summed)
             if moved is not None:
-                observation = self._observation(reports, losses, shares, moved)
+                last = self._scheduler.state.observation
+                factor = self._settings.federation.max_update_norm or BELIEVED
+                observation = observed(reports, shares, moved, factor, last)
         self._heads.keep_states({unit: each.head_state for unit, each in finished.items()})
+        plans, compression = now.decision.plan.clusters, self._settings.compression
         report = self._scheduler.end(
             now.decision,
             losses,
@@ -290,7 +302,7 @@ class CollaPipeStrategy(Strategy):
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=train_loss,
             epsilon=self.epsilon,
-            **self._totals(finished, now),
+            **totals(finished, now.sent, now.head_states, plans, compression, now.masked),
         )
         if observation is not None:
             arrays = self._arrays = ArrayRecord(self.model.weights)
@@ -385,23 +397,6 @@ class CollaPipeStrategy(Strategy):
         shares = {u: 1.0 if uniform else float(r.target_tokens) for u, r in reports.items()}
         return capped(shares, federation.max_share)
 
-    def _observation(
-        self,
-        reports: Mapping[int, ClusterReport],
-        losses: Mapping[int, float],
-        shares: Mapping[int, float],
-        moved: float,
-    ) -> RoundObservation:
-        """What estimates are made of; a figure that is far from the others' does not change it."""
-        factor = self._settings.federation.max_update_norm or BELIEVED
-        last = self._scheduler.state.observation
-        before = [last] if last else []
-        norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
-        squared_norm = np.mean(bounded(norms, factor**2, [each.squared_norm for each in before]))
-        told = bounded([*losses.values()], factor, [each.loss for each in before])
-        loss = np.average(told, weights=[*shares.values()])
-        return RoundObservation(float(squared_norm), float(loss), moved)
-
     def _result(self, now: _Round, came: float, report: RoundReport) -> RoundResult:
         """What the round leaves, the wall time of its phases among it."""
         ended = time.perf_counter()
@@ -446,37 +441,3 @@ class CollaPipeStrategy(Strategy):
         weights, own, norms = model.weights, model.own_models, self._screen.past
         private = self._private.packed() if self._private else {}
         return TrainingState(weights, own, optimizer, heads, kept, activations, norms, private)
-
-    def _totals(self, finished: Mapping[int, TrainReply], now: _Round) -> dict[str, Any]:
-        """Fields of the round's report that are sums or means over units."""
-        reports = [reply.report for reply in finished.values()]
-        phases = sorted({phase for report in reports for phase in report.seconds})
-        plans = {each.unit: each for each in now.decision.plan.clusters}
-        down, up, compression = 0, 0, self._settings.compression
-        if now.masked is not None:
-            down, up = now.masked.bytes_down, now.masked.bytes_up
-        for unit, reply in finished.items():
-            sent, precision = now.sent[unit], compression.of(plans[unit].uplink).upload
-            down += records.num_bytes(sent) + reply.report.link_bytes_down
-            down += records.num_bytes(now.head_states[unit])
-            masked = now.masked and now.masked.num_bytes(sent)
-            up += (masked or upload_bytes(sent, precision)) + reply.report.link_bytes_up
-            up += records.num_bytes(reply.head_state)
-        return {
-            "samples": sum(report.samples for report in reports),
-            "target_tokens": sum(report.target_tokens for report in reports),
-            "bytes_up": up,
-            "bytes_down": down,
-            "pipeline_s": {
-                unit: r.report.seconds[PIPELINE]
-                for unit, r in finished.items()
-                if r.report.devices and PIPELINE in r.report.seconds
-            },
-            "devices": {unit: r.report.devices for unit, r in finished.items() if r.report.devices},
-            "traces": {unit: r.report.traces for unit, r in finished.items() if r.report.traces},
-            "events": {unit: r.report.events for unit, r in finished.items() if r.report.events},
-            "seconds": {
-                f"unit/{p}": sum(r.seconds.get(p, 0.0) for r in reports) / len(reports)
-                for p in phases
-            },
-        }

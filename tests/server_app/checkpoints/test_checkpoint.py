@@ -29,8 +29,9 @@ from server_app.checkpoints.file import (
     nested,
 )
 from server_app.records.summary import History
+from server_app.rounds.estimates import RoundObservation
 from server_app.rounds.results import TrainingState
-from server_app.rounds.scheduler import RoundObservation, SchedulerState
+from server_app.rounds.scheduler import SchedulerState
 from server_app.world.environment import DeviceCondition, EnvironmentState, UnitCondition
 from server_app.world.mobility import Walk
 

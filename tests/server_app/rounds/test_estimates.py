@@ -8,7 +8,7 @@ import pytest
 from federated import play
 
 from collapipe.state import Estimates
-from server_app.rounds.scheduler import RoundObservation, estimate
+from server_app.rounds.estimates import RoundObservation, estimate
 
 
 def test_a_quadratic_shows_its_constants() -> None:
