@@ -88,8 +88,10 @@ class MemoryBudget:
     def blocks(self, micro_batch_size: float, most: int) -> int:
         """How many fit, at most ``most``."""
         left = self.limit_bytes - self.segment_bytes
+        if left < 0:
+            return 0
         each = self.block_bytes + self.sample_bytes * math.ceil(micro_batch_size)
-        return most if left >= most * each else max(0, math.floor(left / each))
+        return most if left >= most * each else math.floor(left / each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from rich.console import Console
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
+from collapipe.errors import RoundFailedError
+from collapipe.formatting import counted
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
@@ -171,6 +173,11 @@ class _Run:
                 strategy.start(grid, arrays, federation.rounds - done)
             except BudgetSpentError as spent:
                 self.history.ended = str(spent)
+        if (skipped := self.history.skipped) and skipped == self.history.num_rounds:
+            raise RoundFailedError(
+                f"nothing was learned: {counted(skipped, 'round')} skipped, all that there were; "
+                "metrics.jsonl and the lines above say why"
+            )
         evaluated = evaluator.evaluate("test", strategy)
         self.history.test, self.history.test_on_units = evaluated.first, evaluated.units
         self.history.bytes_down += evaluated.bytes_down

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from client_app.app import app as client_app
 from collapipe.config import load_overrides
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.runs.folder import RunFolder
 from collapipe.secure_aggregation.graph import neighbours
 from collapipe.secure_aggregation.masks import Words
@@ -244,11 +245,13 @@ def test_a_round_below_the_threshold_is_skipped_and_says_why(tmp_path: Path) -> 
 
 
 def test_a_liar_that_all_others_refuse_ends_no_run(tmp_path: Path) -> None:
-    """Its sealed shares cannot be opened, and it is gone then: nobody trains."""
+    """Its sealed shares cannot be opened, and it is gone then: nobody trains for two rounds."""
+    asked = list[str]()
 
     def lying(message: Message, context: Context) -> Message:
-        if int(context.node_config["partition-id"]) != 1:
+        if int(context.node_config["partition-id"]) != 1 or asked.count(records.MASK_KEYS) > 2:
             return client_app(message, context)
+        asked.append(message.metadata.message_type)
         if message.metadata.message_type == records.TRAIN:
             raise OSError("the battery is empty")
         reply = client_app(message, context)
@@ -258,8 +261,10 @@ def test_a_liar_that_all_others_refuse_ends_no_run(tmp_path: Path) -> None:
             reply.content = records.pack(replace(told, sealed=sealed))
         return reply
 
-    run(tmp_path / "run", *MASKED, "federation.rounds=2", client=lying)  # type: ignore[arg-type]
-    for line in lines(tmp_path / "run"):
+    run(tmp_path / "run", *MASKED, "federation.rounds=3", client=lying)  # type: ignore[arg-type]
+    *spoilt, last = lines(tmp_path / "run")
+    assert last["units"] == [0, 1, 2]
+    for line in spoilt:
         assert line["units"] == [] and "privacy.threshold" in str(line["skipped"])
         assert {*line["failures"]} == {"0", "1", "2"}  # type: ignore[misc]
 
@@ -274,9 +279,17 @@ def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units
         return {name: each[1:] for name, each in trained.items()}
 
     told = list[dict[str, object]]()
-    for number, lie in enumerate((nonsense, short)):
-        run(tmp_path / str(number), *MASKED, client=Lying(lie, {1}))  # type: ignore[arg-type]
-        told += lines(tmp_path / str(number))
+    for lie, ends in (
+        (nonsense, pytest.raises(RoundFailedError, match="1 round skip")),
+        (
+            short,
+            nullcontext(),
+        ),
+    ):
+        folder = tmp_path / lie.__name__
+        with ends:
+            run(folder, *MASKED, client=Lying(lie, {1}))  # type: ignore[arg-type]
+        told += lines(folder)
     assert [line["units"] for line in told] == [[], [0, 2]]
     assert "norm" in str(told[0]["skipped"])
     assert told[1]["failures"].keys() == {"1"}  # type: ignore[attr-defined]
@@ -291,7 +304,8 @@ def test_a_sum_that_is_spoilt_counts_where_the_server_is_not_trusted_with_it(
     for by, counts in ("units", True), ("server", False):
         options = *MASKED, "privacy.noise_multiplier=4", f"privacy.noise_by={by}"
         folder = tmp_path / by
-        run(folder, *options, client=Lying(nonsense, {1}))  # type: ignore[arg-type]
+        with pytest.raises(RoundFailedError):  # nothing was learned
+            run(folder, *options, client=Lying(nonsense, {1}))  # type: ignore[arg-type]
         (line,) = lines(folder)
         assert line["units"] == [] and "norm" in str(line["skipped"])
         assert (line["epsilon"] > 0) == counts  # type: ignore[operator]

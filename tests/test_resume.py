@@ -1,5 +1,6 @@
 """A run that was interrupted and went on ends like one that was not, to the last bit."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,6 @@ from typer.testing import CliRunner
 
 from client_app.app import app as units
 from collapipe.cli.app import app
-from collapipe.errors import ConfigError
 from server_app.checkpoints.file import CheckpointFolder
 
 
@@ -60,8 +60,10 @@ def test_a_model_of_a_unit_that_had_not_trained_by_then_is_given_up(tmp_path: Pa
     assert models == ["unit-0.safetensors"]
 
 
-def test_other_devices_than_at_the_checkpoint_are_named(tmp_path: Path) -> None:
-    """Such as those of an inventory that was changed: options do not tell."""
+def test_a_unit_with_other_devices_than_at_the_checkpoint_keeps_nobody_from_going_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may lie, or have a row more by now; it is named."""
 
     def slower(message: Message, context: Context) -> Message:
         reply = units(message, context)
@@ -73,9 +75,30 @@ def test_other_devices_than_at_the_checkpoint_are_named(tmp_path: Path) -> None:
 
     world = World(tmp_path, "framework.train=false")
     run_dir = world.run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"unit 1 .*cluster\.file"):
-        world.run(run_dir, "000002", client=slower)  # type: ignore[arg-type]
-    assert world.run(run_dir, "000002")
+    world.run(run_dir, "000002", client=slower)  # type: ignore[arg-type]
+    assert "unit 1: other devices, rows or bits" in caplog.text
+    with gzip.open(run_dir / "requests.jsonl.gz", "rt") as file:
+        *_, before, last = map(json.loads, file)
+    told = [
+        [unit["devices"][0]["time"]["v"] for unit in each["clusters"]] for each in (before, last)
+    ]
+    assert told == [[0.0, 0.0], [0.0, 0.5]]
+
+
+def test_units_that_fail_rest_as_they_would_have(tmp_path: Path) -> None:
+    def failing(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
+            raise OSError("the battery is empty")
+        return units(message, context)
+
+    options = "channel.num_channels=1", "federation.num_units=3", "federation.rounds=8"
+    world = World(tmp_path, *options, "federation.keep=8")
+    whole = world.run(tmp_path / "whole", client=failing)  # type: ignore[arg-type]
+    assert any(json.loads(line)["excluded"] for line in (whole / "metrics.jsonl").open())
+    for begin in "000003", "000004", "000005":
+        again = shutil.copytree(whole, tmp_path / begin, symlinks=True)
+        world.run(again, begin, client=failing)  # type: ignore[arg-type]
+        assert outcome(again) == outcome(whole)
 
 
 def test_a_unit_that_tells_no_number_sits_out_of_what_goes_on(tmp_path: Path) -> None:

@@ -72,6 +72,10 @@ class PrivateMean:
         """ε of all rounds so far; None without noise."""
         return self._epsilon(self.rounds) if self.settings.noise_multiplier else None
 
+    def forget(self, failed: Collection[int]) -> None:
+        """Units that failed a round: they may always do so."""
+        self.seen -= {*failed}
+
     def summed(self, models: Collection[Tensors], sent: Tensors) -> ClippedSum:
         """Of the ``models`` that began at ``sent``."""
         total = {name: torch.zeros(each.shape, dtype=torch.float64) for name, each in _real(sent)}

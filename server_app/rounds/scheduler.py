@@ -1,5 +1,6 @@
 """Decides every round from what units reported, and remembers what the next decision needs."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
@@ -8,7 +9,7 @@ import numpy as np
 from pydantic import AliasChoices, Field
 
 from collapipe.config import Settings
-from collapipe.errors import ConfigError, InfeasibleRoundError
+from collapipe.errors import ConfigError, InfeasibleRoundError, few_of
 from collapipe.models.cost import measure_cost
 from collapipe.models.stem import StemSpec
 from collapipe.plan import RoundPlan
@@ -33,10 +34,12 @@ from optim.radio.channel import Fading
 from optim.verify import verify_plan
 from server_app.rounds.chance import chance_counts
 from server_app.rounds.estimates import RoundObservation, estimate
+from server_app.rounds.failed_units import FailedUnits
 from server_app.world.environment import Environment, EnvironmentState
 
 Reported = ClusterState | Failure
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class SchedulerState:
         Of all rounds, modelled or measured.
     rounding
         ρ of what each unit sends, as it measured it last; empty before the first round.
+    failed
+        Units that failed their last rounds although they were there.
     """
 
     reported: tuple[Reported, ...]
@@ -80,6 +85,7 @@ class SchedulerState:
     clock_s: float = 0.0
     error_queues: tuple[float, ...] = ()
     rounding: tuple[RoundingErrors, ...] = ()
+    failed: FailedUnits = field(default_factory=FailedUnits)
 
 
 class Scheduler:
@@ -101,19 +107,22 @@ class Scheduler:
         self.state = SchedulerState(checked, (0.0,) * units, (None,) * units, start)
 
     def resume_from(self, state: SchedulerState) -> None:
-        """Go on from a checkpoint's state.
-
-        Raises ``ConfigError`` where a unit's cluster is another one by now.
-        """
+        """Go on from a checkpoint's state. Of a unit whose cluster is another one by now, which the
+        log says, that is what is planned with."""
         pairs = zip(state.reported, self.state.reported, strict=True)
-        for unit, (then, now) in enumerate(pairs):
-            if isinstance(then, ClusterState) and isinstance(now, ClusterState) and then != now:
-                raise ConfigError(
-                    f"{self._settings.run_dir}: unit {unit} reports other devices, rows or bits "
-                    "than at the checkpoint; bring back the files that the run began with "
-                    "(cluster.file and the data's), or begin a new run"
-                )
-        self.state = state
+        changed = {
+            unit: now
+            for unit, (then, now) in enumerate(pairs)
+            if isinstance(then, ClusterState) and isinstance(now, ClusterState) and then != now
+        }
+        if changed:
+            _log.warning(
+                "%s: other devices, rows or bits than at the checkpoint: the run goes on with "
+                "these, and will not end as it would have; or bring back the files that it began "
+                "with (cluster.file and the data's) and resume again",
+                few_of(f"unit {unit}" for unit in changed),
+            )
+        self.state = replace(state, reported=_updated(state.reported, changed))
 
     def decide(self, round_: int) -> RoundDecision:
         """The round's plan, verified; the world moves on.
@@ -136,6 +145,7 @@ class Scheduler:
         verify_plan(plan, request)
         self._check_chosen(plan)
         excluded = {unit: f"{f.kind}: {f.message}" for unit, f in self.excluded.items()}
+        excluded |= self._resting(round_)
         # by the laws that the strategy plans by, see ``Planner``
         latency: Latency = getattr(self._planner, "latency", "overlap")
         fading: Fading = getattr(self._planner, "fading", "none")
@@ -148,6 +158,24 @@ class Scheduler:
         """Units that cannot be planned with, and why."""
         reported = enumerate(self.state.reported)
         return {unit: told for unit, told in reported if isinstance(told, Failure)}
+
+    def note_failures(
+        self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
+    ) -> None:
+        """Who failed a round may have to rest from the next ones. Raises what ends the run where no
+        unit is left, see ``FailedUnits``."""
+        failed = self.state.failed.after(round_, failures, finished)
+        self.state = replace(self.state, failed=failed)
+        if not finished:
+            failed.check(round_, self._present)
+
+    @property
+    def _present(self) -> set[int]:
+        """Units that can be planned with."""
+        return {*range(len(self.state.reported))} - self.excluded.keys()
+
+    def _resting(self, round_: int) -> dict[int, str]:
+        return self.state.failed.resting(round_, self._present)
 
     def end(
         self,
@@ -270,11 +298,12 @@ class Scheduler:
     def _request(self, round_: int) -> RoundRequest:
         settings, state = self._settings, self.state
         clusters, rng = self._known_clusters(), self._generator("environment", round_)
-        moved = self._environment.step(self._fitting(clusters), rng)
+        moved, resting = self._environment.step(self._fitting(clusters), rng), self._resting(round_)
         self.state = replace(state, environment=moved)
+        now = self._environment.conditions(moved, clusters)
         return RoundRequest(
             round=round_,
-            clusters=self._environment.conditions(moved, clusters),
+            clusters=tuple(unknown_cluster(c.unit) if c.unit in resting else c for c in now),
             num_blocks=settings.model.num_blocks,
             batch_size=settings.batch_size,
             local_steps=settings.federation.local_steps,

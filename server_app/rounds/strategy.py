@@ -34,7 +34,6 @@ from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
 from server_app.rounds.chance import chance_counts
-from server_app.rounds.empty_rounds import EmptyRounds
 from server_app.rounds.estimates import observed
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
@@ -110,7 +109,7 @@ class CollaPipeStrategy(Strategy):
         if (clip_norm := settings.privacy.clip_norm) is not None:
             self._private = PrivateMean(settings.privacy, chance_counts(settings), clip_norm)
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
-        self._rounds_done, self._empty_rounds = 0, EmptyRounds()
+        self._rounds_done = 0
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
 
     def initial_arrays(self) -> ArrayRecord:
@@ -157,7 +156,7 @@ class CollaPipeStrategy(Strategy):
         """As ``Strategy.start``; ``timeout`` is ``federation.round_timeout_s`` unless given.
 
         Raises ``ConfigError`` or ``RoundFailedError`` where the nodes are not the run's units or
-        none of them finished (see ``EmptyRounds``), ``InfeasibleRoundError`` where a round has no
+        none of them finished (see ``FailedUnits``), ``InfeasibleRoundError`` where a round has no
         plan and ``federation.on_infeasible`` is ``stop``, ``NonFiniteLossError`` where all units'
         training diverged or the model did, ``StorageError`` where no unit has room for what it
         keeps, ``BudgetSpentError`` where a further round would exceed ``privacy.max_epsilon``.
@@ -247,7 +246,8 @@ class CollaPipeStrategy(Strategy):
         planner, chosen = self._settings.planner, {each.unit for each in decision.plan.clusters}
         able, drawn = chosen, len(chosen)
         if isinstance(planner, RandomUnits) and private.by_chance:
-            able, drawn = planner.able(decision.request), planner.most(decision.request)
+            able = planner.able(decision.request) - self._units.gone
+            drawn = planner.most(decision.request)
         private.begin(able, chosen, drawn)
 
     def aggregate_train(
@@ -259,22 +259,18 @@ class CollaPipeStrategy(Strategy):
         del self._round  # and the weights that were sent
         self._heads.close()
         finished, failures = self._outcomes(now, replies)
+        round_ = now.decision.plan.round
         if self._private is not None:
-            self._private.seen -= failures.keys()  # who fails once may always do so
+            self._private.forget(failures)
         summed: ClippedSum | None = None
         if now.masked is not None:
             masked = {unit: reply.weights for unit, reply in finished.items()}
             summed = now.masked.sum(masked, self.model.trained)
             if summed is None:
                 now, finished = now.skipped_for(now.masked.skipped), {}
-        elif finished:
-            self._empty_rounds.clear()
-        elif failures:
-            round_, present = now.decision.plan.round, self._units.nodes.keys()
-            why = self._empty_rounds.add(
-                round_, failures, present - self._scheduler.excluded.keys()
-            )
-            now = now.skipped_for(why)
+        elif now.sent:  # of a masked round others may fail by one's fault
+            self._scheduler.note_failures(round_, failures, finished)
+            now = now if finished else now.skipped_for("every unit failed")
         reports = {unit: reply.report for unit, reply in finished.items()}
         losses = {unit: sum(each.losses) / len(each.losses) for unit, each in reports.items()}
         train_loss = arrays = metrics = observation = None
@@ -283,7 +279,7 @@ class CollaPipeStrategy(Strategy):
             train_loss = float(np.average([*losses.values()], weights=[*shares.values()]))
             metrics = MetricRecord({"train_loss": train_loss})
             models = {u: each.weights | self._heads.weights(u) for u, each in finished.items()}
-            moved = self._learn(now.decision.plan.round, models, shares, summed)
+            moved = self._learn(round_, models, shares, summed)
             if moved is not None:
                 last = self._scheduler.state.observation
                 factor = self._settings.federation.max_update_norm or BELIEVED
@@ -294,7 +290,7 @@ class CollaPipeStrategy(Strategy):
             now.decision,
             losses,
             {unit: reply.state for unit, reply in finished.items()}
-            | self._units.attendance.end_round(now.decision.plan.round, failures, finished),
+            | self._units.attendance.end_round(round_, failures, finished),
             time.perf_counter() - now.began,
             observation,
             reports,

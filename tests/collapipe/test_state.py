@@ -3,9 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collapipe.errors import ConfigError
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile, Payload, Uplink
+from collapipe.state import (
+    AffineLaw,
+    ClusterState,
+    DeviceProfile,
+    MemoryBudget,
+    Payload,
+    Uplink,
+)
 
 LAW = AffineLaw(1.0, 2.0, 3.0, 4.0)
 
@@ -93,3 +102,12 @@ def test_the_first_payload_is_what_the_uplink_sends() -> None:
     assert ClusterState(3, (device,), 5, OFFERING).uplink == OFFERING
     with pytest.raises(ConfigError, match=r"unit 3: .* must be alike"):
         ClusterState(3, (device,), 5, replace(OFFERING, activation_bits=5.0))
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.5, 7.0]), min_size=4, max_size=4))
+def test_as_many_blocks_as_memory_has_room_for(bytes_: list[float]) -> None:
+    """Whatever a unit tells of it, zeros among that."""
+    limit, segment, block, sample = bytes_
+    blocks = MemoryBudget(limit, segment, block, sample).blocks(1.5, most=4)
+    fit = [count for count in range(5) if segment + count * (block + 2 * sample) <= limit]
+    assert blocks == max(fit, default=0)

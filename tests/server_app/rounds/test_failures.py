@@ -21,8 +21,9 @@ from collapipe.runs.model import initial_model, load_model
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from pipeline.engine import Pipeline
+from server_app.attendance import SILENT
 from server_app.decoding import heads
-from server_app.rounds.empty_rounds import EmptyRounds
+from server_app.rounds.failed_units import FailedUnits
 
 
 class Faulty:
@@ -276,14 +277,40 @@ def test_units_that_all_fail_alone_end_the_run(tmp_path: Path) -> None:
     assert [bool(line["skipped"]) for line in lines(tmp_path / "run")][:2] == [False, True]
 
 
-def test_a_unit_that_is_always_chosen_and_fails_ends_the_run() -> None:
-    empty, failures = EmptyRounds(), {1: Failure("WireError", "it lies")}
-    for round_ in range(1, 10):
-        assert empty.add(round_, failures, {0, 1})
-    with pytest.raises(RoundFailedError, match="unit 1: WireError: it lies"):
-        empty.add(10, failures, {0, 1})
-    empty.clear()
-    assert empty.add(11, failures, {0, 1})
+@pytest.mark.parametrize(
+    "strategy", ["channel.num_channels=1", "strategy=loss_only strategy.num_scheduled=1"]
+)
+def test_a_unit_that_is_chosen_first_and_fails_rests_ever_longer(
+    tmp_path: Path, strategy: str
+) -> None:
+    """Queues grow, and no loss counts as the highest: such a strategy would always choose it."""
+    options = *strategy.split(), "federation.rounds=12", "federation.local_steps=1"
+    run(tmp_path / "run", *options, client=Faulty(explode, {1}, {*range(99)}))  # type: ignore[arg-type]
+    told = lines(tmp_path / "run")
+    rests = [line["round"] for line in told if line["excluded"]]
+    failed = [line["round"] for line in told if line["failures"]]
+    assert sum(not line["units"] for line in told) == len(failed) <= 4
+    assert all("rests until round" in str(line["excluded"]) for line in told if line["excluded"])
+    assert len(rests) > len(failed)
+    assert not {*rests} & {*failed}
+
+
+def test_who_rests_and_that_not_everybody_does() -> None:
+    failures, failed = {1: Failure("WireError", "it lies")}, FailedUnits()
+    until = []
+    for round_ in (1, 2, 4, 8, 16, 32, 64, 96):
+        failed = failed.after(round_, failures, {0})
+        until.append(failed.until[1] - round_ - 1)
+    assert until == [0, 1, 3, 7, 15, 31, 31, 31]
+    assert failed.resting(97, {0, 1}).keys() == {1}
+    assert not failed.resting(97, {1}) and not failed.resting(97, {0})
+    failed = failed.after(128, {}, {0, 1})
+    assert failed == FailedUnits()
+    silent = failed.after(1, {1: Failure(SILENT, "")}, {})
+    assert not silent.until
+    with pytest.raises(RoundFailedError, match="unit 1: Timeout"):
+        silent.check(1, {1})
+    silent.check(1, {0, 1})
 
 
 def test_before_any_round_the_saved_model_is_the_untrained_one(tmp_path: Path) -> None:
@@ -412,6 +439,14 @@ def renames(reply: Message) -> None:
     reply.content["weights"] = records.pack_tensors(sent)
 
 
+def is_the_next_one(reply: Message) -> None:
+    """A unit that says of itself, and of its devices, that they are another's."""
+    with rewritten(reply) as told:
+        state = json.loads(told["state"])
+        told["unit"] += 1
+        told["state"] = json.dumps(state | {"unit": told["unit"]})
+
+
 def cuts_off(reply: Message) -> None:
     """A unit whose weights end too soon."""
     (array,) = reply.content.array_records["weights"].values()
@@ -434,6 +469,7 @@ LIES = [
     reports(link_bytes_down=2**62),
     cuts_off,
     renames,
+    is_the_next_one,
 ]
 
 
@@ -456,6 +492,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     assert first["units"] == [len(LIES)]
     causes = first["failures"]
     says = ["no round of it can have"] * 13 + ["cannot be read", "other weights"]
+    says += ["without a report of its own"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out
