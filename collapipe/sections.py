@@ -286,10 +286,11 @@ class PrivacySettings:
                 "privacy.noise_by=units: each unit's part of the noise hides nothing alone; set "
                 "privacy.secure_aggregation=true and privacy.noise_multiplier, or noise_by=server"
             )
-        if self.noise_by == "units" and self.clip_quantile is not None:
+        if self.secure_aggregation and self.clip_quantile is not None:
             raise ConfigError(
-                f"privacy.clip_quantile={self.clip_quantile:g}: the count of unclipped units needs "
-                "noise of the server's; set it to null, or privacy.noise_by=server"
+                f"privacy.clip_quantile={self.clip_quantile:g}: in a masked sum nobody could check "
+                "a unit's vote, and one could move the clip norm at will; set it to null, or "
+                "privacy.secure_aggregation=false"
             )
         if self.max_epsilon is not None and not self.noise_multiplier:
             raise ConfigError(

@@ -19,6 +19,13 @@ def update_norm(trained: Tensors, sent: Tensors) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(change)) for change in changes))
 
 
+def weights_norm(weights: Tensors) -> float:
+    """‖θ‖₂; whole numbers and truth values have no part in it."""
+    real = (each for each in weights.values() if each.is_floating_point())
+    parts = (piece.double() for each in real for piece in _split(each))
+    return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in parts))
+
+
 def add_clipped_update(total: Tensors, trained: Tensors, sent: Tensors, most: float) -> float:
     """Add the change θₙ(t+1) − θ(t) to ``total``, scaled such that its norm is ``most`` at most.
 

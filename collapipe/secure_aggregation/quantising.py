@@ -40,25 +40,21 @@ _TAIL = 16.0  # standard deviations, beyond which noise comes with a probability
 class Quantiser:
     """Of ``size`` values d, of norm ``bound`` C at most, in sums of ``units`` n at most.
 
-    ``counts`` says whether a vector also tells that its norm was below C, by a last 1 or 0. Each
-    unit's noise has the standard deviation ``noise``, in steps; 0: it adds none.
+    Each unit's noise has the standard deviation ``noise``, in steps; 0: it adds none.
     """
 
     size: int
     bound: float
     levels: int
     units: int
-    counts: bool = False
     noise: float = 0.0
 
     @classmethod
     def of(
         cls, upload: PrecisionOrAuto, privacy: PrivacySettings, size: int, bound: float, units: int
     ) -> Self:
-        """As fine as ``compression.upload`` says, counting where ``privacy.clip_quantile`` asks.
-
-        Raises ``WireError`` where steps are too coarse for the units' noise.
-        """
+        """As fine as ``compression.upload`` says. Raises ``WireError`` where steps are too coarse
+        for the units' noise."""
         levels, noise = LEVELS[upload], 0.0
         if privacy.noise_by == "units":
             parts = noise_parts(units, privacy.threshold)
@@ -68,7 +64,7 @@ class Quantiser:
                     f"privacy.noise_by=units: each unit's noise is {noise:.2g} steps of rounding, "
                     f"expected {LEAST_DEVIATION:g} or more; choose a finer compression.upload"
                 )
-        return cls(size, bound, levels, units, privacy.clip_quantile is not None, noise)
+        return cls(size, bound, levels, units, noise)
 
     @property
     def step(self) -> float:
@@ -83,7 +79,7 @@ class Quantiser:
     @property
     def num_bytes(self) -> int:
         """Of a masked vector on its way."""
-        return -(-self._length * self.bits // 8)
+        return -(-self.size * self.bits // 8)
 
     def quantise(
         self, change: Values, rng: np.random.Generator, noise_seed: int | None = None
@@ -99,9 +95,9 @@ class Quantiser:
             raise NonFiniteLossError(f"a change of the weights has the norm {norm}")
         most = self.bound * self.levels / (self.levels + 1)
         scale = min(1.0, most / norm if norm else 1.0) / self.step
-        words = np.full(self._length, norm < self.bound, self._words)
+        words = np.empty(self.size, self._words)
         source = DiscreteGaussian(self.noise, noise_seed) if self.noise else None
-        for part, into in zip(_parts(change), _parts(words[: self.size]), strict=True):
+        for part, into in zip(_parts(change), _parts(words), strict=True):
             whole = np.floor(part * np.float64(scale) + rng.random(part.size)).astype(np.int64)
             if source is not None:
                 whole += source.draw(part.size)
@@ -115,7 +111,7 @@ class Quantiser:
         was told.
         """
         modulus, half = 2**self.bits, 2 ** (self.bits - 1)
-        whole = self._reduced(total[: self.size]).astype(np.int64)
+        whole = self._reduced(total).astype(np.int64)
         whole -= (whole >= half) * np.int64(modulus)
         values = whole * np.float64(self.step)
         noise = self.noise * self.step * math.sqrt(finished) * (math.sqrt(self.size) + _TAIL)
@@ -127,21 +123,13 @@ class Quantiser:
             )
         return values
 
-    def within(self, total: Words, finished: int) -> int:
-        """Of how many units the norm was below C; 0 where none are counted. Raises as
-        ``restored``."""
-        count = int(self._reduced(total[self.size :]).sum())
-        if count > finished:
-            raise WireError(f"{count} of {finished} units counted themselves")
-        return count
-
     def pack(self, words: Words) -> NDArray[np.uint8]:
         """The lowest bits of each word, close together."""
         return np.concatenate([self._packed(part) for part in _parts(words)])
 
     def unpack(self, packed: NDArray[np.uint8]) -> Words:
         """What ``pack`` was given, modulo 2^bits; ``packed`` has ``num_bytes``."""
-        width, words = 8 * self._words.itemsize, np.empty(self._length, self._words)
+        width, words = 8 * self._words.itemsize, np.empty(self.size, self._words)
         for first, into in enumerate(_parts(words)):
             begin = first * _CHUNK * self.bits // 8
             part = packed[begin : begin + -(-into.size * self.bits // 8)]
@@ -159,10 +147,6 @@ class Quantiser:
 
     def _reduced(self, words: Words) -> Words:
         return words & words.dtype.type(2**self.bits - 1)
-
-    @property
-    def _length(self) -> int:
-        return self.size + self.counts
 
     @property
     def _words(self) -> np.dtype[np.unsignedinteger[Any]]:

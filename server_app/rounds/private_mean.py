@@ -24,11 +24,11 @@ class BudgetSpentError(CollaPipeError):
 @dataclass(frozen=True, slots=True)
 class ClippedSum:
     """The sum of so many ``units``' clipped changes, as float64; of ``within`` of them the norm was
-    below the clip norm."""
+    below the clip norm, which of masked ones nobody knows."""
 
     changes: Tensors
     units: int
-    within: int
+    within: int = 0
 
 
 @dataclass
@@ -99,6 +99,7 @@ class PrivateMean:
             }
         if self.settings.clip_quantile is not None:
             share = (summed.within + count_deviation * float(source.draw(()))) / summed.units
+            share = min(1.0, max(0.0, share))  # noise may be longer than the count
             self.clip_norm *= math.exp(-_RATE * (share - self.settings.clip_quantile))
         if self.settings.noise_by == "server":
             self.count()

@@ -1,7 +1,7 @@
 """What limits a unit that lies: outlying updates stay out, shares and figures are cut."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
@@ -24,21 +24,26 @@ class UpdateScreen:
     """Finds outlying updates; ``factor`` is ``federation.max_update_norm``, None: there are none.
 
     An update is outlying where its norm is above ``factor`` times the median of the round's, zeros
-    left aside. Of fewer than three units none can outvote another, so that the unit's own last
-    norms count as well. ``past`` has these, of updates that were averaged: unit → float64 [≤ 5].
+    left aside. Fewer than three units cannot outvote one another, so that earlier norms count as
+    well: where three units or more have any, the median of each; else the unit's own; where
+    it has none, that of all weights, as if they had moved as far. ``past`` are the last norms of
+    updates that were averaged: unit → float64 [≤ 5].
     """
 
     factor: float | None
     past: Tensors = field(default_factory=dict)
 
-    def outlying(self, norms: Mapping[int, float]) -> dict[int, Failure]:
+    def outlying(
+        self, norms: Mapping[int, float], weights_norm: Callable[[], float]
+    ) -> dict[int, Failure]:
         """Units whose update is outlying among the round's; the others' norms are remembered."""
         if self.factor is None:
             return {}
-        found = dict[int, Failure]()
+        found, moved = dict[int, Failure](), [norm for norm in norms.values() if norm]
         for unit, norm in norms.items():
-            own = self._own(unit) if len(norms) < _MAJORITY else []
-            typical = median_low([each for each in (*norms.values(), *own) if each] or [0.0])
+            few = len(moved) < _MAJORITY
+            earlier = (self._earlier(unit) or [weights_norm()]) if few else []
+            typical = median_low([each for each in (*moved, *earlier) if each] or [0.0])
             if not math.isfinite(norm) or norm > self.factor * typical:
                 found[unit] = Failure(
                     OUTLYING,
@@ -46,12 +51,18 @@ class UpdateScreen:
                     f"federation.max_update_norm={self.factor:g} times that is averaged at most",
                 )
         for unit in norms.keys() - found.keys():
-            last = [*self._own(unit), norms[unit]][-_REMEMBERED:]
+            last = [*self._own(str(unit)), norms[unit]][-_REMEMBERED:]
             self.past[str(unit)] = torch.tensor(last, dtype=torch.float64)
         return found
 
-    def _own(self, unit: int) -> list[float]:
-        past = self.past.get(str(unit))
+    def _earlier(self, unit: int) -> list[float]:
+        """Norms of earlier rounds that an update of this unit is compared with."""
+        if len(self.past) >= _MAJORITY:
+            return [median_low(self._own(each)) for each in self.past]
+        return self._own(str(unit))
+
+    def _own(self, unit: str) -> list[float]:
+        past = self.past.get(unit)
         return [] if past is None else [float(each) for each in past]
 
 

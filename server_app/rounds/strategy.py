@@ -18,7 +18,7 @@ from collapipe.deployment.server_folder import own_folder
 from collapipe.models.split import frozen_names
 from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import Draw
-from collapipe.privacy.clipping import update_norm
+from collapipe.privacy.clipping import update_norm, weights_norm
 from collapipe.report import ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.seeds import derive
@@ -355,7 +355,7 @@ class CollaPipeStrategy(Strategy):
             u: update_norm(each.weights | self._heads.own_weights(u), self.model.weights | sent[u])
             for u, each in replies.items()
         }
-        return self._screen.outlying(norms)
+        return self._screen.outlying(norms, lambda: weights_norm(self.model.trained))
 
     def _learn(
         self,

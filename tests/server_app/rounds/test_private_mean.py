@@ -115,6 +115,14 @@ def test_sum_and_count_are_as_private_as_the_sum_alone() -> None:
         assert deviation**-2 + (2 * of_count) ** -2 == pytest.approx(2.0**-2)
 
 
+def test_noise_moves_the_clip_norm_no_further_than_all_units_would() -> None:
+    private = private_mean(noise_multiplier=1e6, clip_quantile=0.5, noise_seed=1)
+    for seed in range(10):
+        before = private.clip_norm
+        mean(private, [[1, 2, 3], [3, 2, 1]], seed)
+        assert abs(math.log(private.clip_norm / before)) <= 0.1 * (1 + 1e-9)
+
+
 def test_an_account_that_goes_on_is_the_same() -> None:
     before = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
     mean(before, [[1, 2, 3], [3, 2, 1]])

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from federated import rewritten, run
@@ -32,6 +33,11 @@ def one_huge(sent: Tensors, weights: Tensors) -> Tensors:
     changed = tensor.clone()
     changed.view(-1)[0] = 1e38
     return {**weights, name: changed}
+
+
+def whole() -> float:
+    """‖θ‖ of a model."""
+    return 5.0
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -75,7 +81,7 @@ def test_a_minority_cannot_have_an_honest_unit_left_out(
     honest = [max(each, low) for each in honest]
     lies = lies[: (len(honest) - 1)]
     norms = dict(enumerate([*honest, *lies]))
-    found = UpdateScreen(10.0).outlying(norms)
+    found = UpdateScreen(10.0).outlying(norms, whole)
     assert all(unit >= len(honest) for unit in found)
     large = {len(honest) + k for k, lie in enumerate(lies) if lie > 10 * max(honest)}
     assert large <= found.keys()
@@ -83,16 +89,32 @@ def test_a_minority_cannot_have_an_honest_unit_left_out(
 
 def test_alone_or_in_two_a_units_own_past_is_what_it_is_held_to() -> None:
     screen = UpdateScreen(10.0)
-    assert not screen.outlying({0: 1.0})
-    assert list(screen.outlying({0: 1e3})) == [0]
-    assert not screen.outlying({0: 9.0, 1: 1.0})
+    assert not screen.outlying({0: 1.0}, whole)
+    assert list(screen.outlying({0: 1e3}, whole)) == [0]
+    assert not screen.outlying({0: 9.0, 1: 1.0}, whole)
     for _ in range(3):
-        assert not screen.outlying({0: 1.0, 1: 2.0})
-        assert list(screen.outlying({0: 1e-9, 1: 1e6})) == [1]
-    assert not screen.outlying({0: 1e-9, 1: 2.0})
+        assert not screen.outlying({0: 1.0, 1: 2.0}, whole)
+        assert list(screen.outlying({0: 1e-9, 1: 1e6}, whole)) == [1]
+    assert not screen.outlying({0: 1e-9, 1: 2.0}, whole)
     resumed = UpdateScreen(10.0, dict(screen.past))
-    assert resumed.outlying({1: 30.0}).keys() == screen.outlying({1: 30.0}).keys() == {1}
-    assert UpdateScreen(None).outlying({0: 1.0, 1: 1e30, 2: 1.0}) == {}
+    found = resumed.outlying({1: 30.0}, whole), screen.outlying({1: 30.0}, whole)
+    assert found[0].keys() == found[1].keys() == {1}
+    assert UpdateScreen(None).outlying({0: 1.0, 1: 1e30, 2: 1.0}, whole) == {}
+
+
+@pytest.mark.parametrize("norms", [{1: 1e30}, {0: 0.0, 1: 1e30, 2: 0.0}, {0: 1.0, 1: 1e30}])
+def test_who_has_no_past_is_held_to_the_weights(norms: dict[int, float]) -> None:
+    assert list(UpdateScreen(10.0).outlying(norms, whole)) == [1]
+    assert not UpdateScreen(10.0).outlying({1: 9 * whole()}, whole)
+
+
+def test_a_unit_that_is_mostly_alone_cannot_move_ever_further() -> None:
+    screen = UpdateScreen(10.0)
+    for unit in range(3):
+        assert not screen.outlying({unit: 1.0}, whole)
+    accepted = [norm for norm in np.geomspace(1, 1e6, 99) if not screen.outlying({0: norm}, whole)]
+    assert max(accepted) <= 10
+    assert not screen.outlying({2: 1.0}, whole)  # nor have others left out
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=9), st.floats(1, 12))
@@ -137,6 +159,16 @@ def test_a_units_figures_move_estimates_no_further_than_ten_of_the_others(
     last = lines(tmp_path / "run")[-1]
     assert last["units"] == [0, 1, 2] and last["train_loss"] > 1e29
     assert 0 < last["estimates"]["gradient_bound"] < 1e3
+
+
+def test_a_unit_that_is_alone_in_its_first_round_does_not_end_the_run(tmp_path: Path) -> None:
+    """With weights of 1e30, after which every honest unit would diverge."""
+    lie = scaled(1e30)
+    options = "channel.num_channels=1", "federation.rounds=6", "federation.local_steps=1"
+    run(tmp_path / "run", *options, client=Lying(lie, {1}))  # type: ignore[arg-type]
+    told = lines(tmp_path / "run")
+    assert all(line["units"] != [1] for line in told)
+    assert {unit for line in told for unit in line["units"]} == {0, 2}
 
 
 def test_tokens_that_a_unit_makes_up_give_it_no_more_than_its_share(
