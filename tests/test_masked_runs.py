@@ -20,7 +20,6 @@ from torch import Tensor
 from client_app.app import app as client_app
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.runs.folder import RunFolder
 from collapipe.secure_aggregation.graph import neighbours
 from collapipe.secure_aggregation.masks import Words
 from collapipe.secure_aggregation.messages import SharesReply
@@ -320,7 +319,7 @@ def test_a_run_that_is_broken_off_has_counted_the_sum_that_it_may_have_learned(
 
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == records.UNMASK:
-            found.append(len(RunFolder(folder, resumed=True).account()))
+            found.append(len(json.loads((folder / "account.json").read_text())))
         return client_app(message, context)
 
     options = *MASKED, "federation.rounds=2", *NOISY
