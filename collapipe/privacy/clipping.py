@@ -1,7 +1,7 @@
 """A unit's update, and its norm, which clipping bounds."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -15,15 +15,13 @@ def update_norm(trained: Tensors, sent: Tensors) -> float:
     """‖θₙ(t+1) − θ(t)‖₂ over the weights that a unit returned; whole numbers and truth values have
     no part in it."""
     names = (name for name, tensor in trained.items() if tensor.is_floating_point())
-    changes = (change for name in names for change in _changes(trained[name], sent[name]))
-    return math.hypot(*(float(torch.linalg.vector_norm(change)) for change in changes))
+    return _norm(change for name in names for change in _changes(trained[name], sent[name]))
 
 
 def weights_norm(weights: Tensors) -> float:
     """‖θ‖₂; whole numbers and truth values have no part in it."""
     real = (each for each in weights.values() if each.is_floating_point())
-    parts = (piece.double() for each in real for piece in _split(each))
-    return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in parts))
+    return _norm(piece.double() for each in real for piece in _split(each))
 
 
 def add_clipped_update(total: Tensors, trained: Tensors, sent: Tensors, most: float) -> float:
@@ -39,6 +37,10 @@ def add_clipped_update(total: Tensors, trained: Tensors, sent: Tensors, most: fl
         for piece, change in pieces:
             piece.add_(change, alpha=factor)
     return length
+
+
+def _norm(parts: Iterable[Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(part)) for part in parts))
 
 
 def _changes(trained: Tensor, sent: Tensor) -> Iterator[Tensor]:

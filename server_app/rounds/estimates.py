@@ -25,12 +25,13 @@ class RoundObservation:
 
 def observed(
     reports: Mapping[int, ClusterReport],
+    losses: Mapping[int, float],
     shares: Mapping[int, float],
     moved: float,
     factor: float,
     last: RoundObservation | None,
 ) -> RoundObservation:
-    """What the units' ``reports`` of a round show, of which the loss is averaged by ``shares``.
+    """What the units' ``reports`` of a round show; their ``losses`` are averaged by ``shares``.
 
     A figure beyond ``factor`` times the others', and what the ``last`` round showed, changes
     nothing more.
@@ -38,8 +39,7 @@ def observed(
     before = [last] if last else []
     norms = [float(np.mean(each.squared_norms)) for each in reports.values()]
     squared_norms = bounded(norms, factor**2, [each.squared_norm for each in before])
-    losses = [sum(each.losses) / len(each.losses) for each in reports.values()]
-    told = bounded(losses, factor, [each.loss for each in before])
+    told = bounded([*losses.values()], factor, [each.loss for each in before])
     loss = np.average(told, weights=[*shares.values()])
     return RoundObservation(float(np.mean(squared_norms)), float(loss), moved)
 

@@ -40,10 +40,12 @@ class UpdateScreen:
         if self.factor is None:
             return {}
         found, moved = dict[int, Failure](), [norm for norm in norms.values() if norm]
+        few = len(moved) < _MAJORITY
         for unit, norm in norms.items():
-            few = len(moved) < _MAJORITY
+            if not norm:
+                continue
             earlier = (self._earlier(unit) or [weights_norm()]) if few else []
-            typical = median_low([each for each in (*moved, *earlier) if each] or [0.0])
+            typical = median_low([each for each in (*moved, *earlier) if each])
             if not math.isfinite(norm) or norm > self.factor * typical:
                 found[unit] = Failure(
                     OUTLYING,

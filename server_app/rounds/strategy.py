@@ -226,9 +226,8 @@ class CollaPipeStrategy(Strategy):
         """The round's masked sum, for which units have made keys; None: updates travel plain."""
         if not (self._settings.privacy.secure_aggregation and planned):
             return None
-        clip_norm = self._private.clip_norm if self._private else None
         how = self._settings, self._units
-        masked = SecureSum(*how, round_, planned, clip_norm, self._before_sum)
+        masked = SecureSum(*how, round_, planned, self._clip_norm, self._before_sum)
         masked.open()
         return masked
 
@@ -238,8 +237,13 @@ class CollaPipeStrategy(Strategy):
         """What a unit is asked for, beside its weights."""
         unit, timeout_s = plan.unit, self._settings.federation.round_timeout_s
         last, arrived = self._heads.remembered(unit).round, self._units.arrived.get(unit, 0)
-        clip_norm = self._private.clip_norm if self._private else None
-        return TrainRequest(round_, plan, timeout_s, links.get(unit), last, clip_norm, arrived)
+        link, clip_norm = links.get(unit), self._clip_norm
+        return TrainRequest(round_, plan, timeout_s, link, last, clip_norm, arrived)
+
+    @property
+    def _clip_norm(self) -> float | None:
+        """Of the round's updates; None: they are not clipped."""
+        return self._private.clip_norm if self._private else None
 
     def _begin(self, private: PrivateMean, decision: RoundDecision) -> None:
         """Open the round in the account. Raises ``BudgetSpentError``."""
@@ -283,7 +287,7 @@ class CollaPipeStrategy(Strategy):
             if moved is not None:
                 last = self._scheduler.state.observation
                 factor = self._settings.federation.max_update_norm or BELIEVED
-                observation = observed(reports, shares, moved, factor, last)
+                observation = observed(reports, losses, shares, moved, factor, last)
         self._heads.keep_states({unit: each.head_state for unit, each in finished.items()})
         plans, compression = now.decision.plan.clusters, self._settings.compression
         report = self._scheduler.end(
