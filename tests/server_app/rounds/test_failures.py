@@ -215,6 +215,7 @@ def test_a_unit_that_breaks_off_in_the_middle_of_a_step(tmp_path: Path, mode: st
         (float("nan"), "NonFiniteLossError", ()),
         (float("inf"), "NonFiniteLossError", ("decoder.mode=shared",)),
         (float("nan"), "LinkError", ("compression.activation=int8",)),
+        (float("nan"), "NonFiniteLossError", ("compression.gradient=int8",)),  # not a LinkError
     ],
 )
 def test_hostile_activations_cost_their_unit_the_round(
