@@ -109,11 +109,11 @@ def test_a_node_that_goes_costs_a_round_and_returns_as_another(tmp_path: Path) -
 
 def test_a_unit_whose_node_is_gone_is_none_that_might_have_been_drawn(tmp_path: Path) -> None:
     """Though it trained before, and nobody has asked it since."""
-    gone_from = 4
+    gone_from = 3
 
     def turn(grid: Moving, round_: int) -> None:
         if round_ == gone_from:
-            grid.gone = {3}
+            grid.gone = {4}
 
     options = "privacy=private", "privacy.noise_seed=1", "strategy=random"
     options += "strategy.num_scheduled=1", "federation.rounds=5"
