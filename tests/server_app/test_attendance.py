@@ -116,7 +116,7 @@ def test_a_unit_whose_node_is_gone_is_none_that_might_have_been_drawn(tmp_path: 
             grid.gone = {4}
 
     options = "privacy=private", "privacy.noise_seed=1", "strategy=random"
-    options += "strategy.num_scheduled=1", "federation.rounds=5"
+    options += "strategy.num_scheduled=1", "federation.rounds=5", "federation.checkpoint_every=9"
     units, _ = rounds_of(tmp_path, turn, *options)
     assert [2] in units[: gone_from - 1] and [] not in units
     account = json.loads((tmp_path / "account.json").read_text())
