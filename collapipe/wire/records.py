@@ -1,5 +1,6 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ MASKED = "masked"  # the one tensor of an upload that is masked
 _STAGES = UnitWithKeys, UnitWithShares, MaskedUnit
 # What a unit's state has that its last round did not leave there.
 OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
+# Letters of a reply without its steps: a state of 128 devices and 20,000 channels, and events.
+REPLY_LETTERS = 2**20
 _HEAD_STATE, _COUNTS = "head_state", "counts"
 _MOST_PARTS = 64  # of an exact sum; more than 42 no sum of floats has
 _JOINED = "safetensors"
@@ -73,12 +76,18 @@ def pack(message: object, **groups: ArrayRecord) -> RecordDict:
     return RecordDict({type(message).__name__: config, **groups})
 
 
-def unpack(kind: type[T], content: RecordDict) -> T:
-    """The message of this class. Raises ``WireError``, as all that unpack do."""
+def unpack(kind: type[T], content: RecordDict, most_letters: float = math.inf) -> T:
+    """The message of this class. Raises ``WireError``, as all that unpack do, for a longer one
+    before it is parsed: that may take 60 times its memory."""
     config = content.get(kind.__name__)
     if not isinstance(config, ConfigRecord) or "json" not in config:
         raise WireError(f"message without {kind.__name__}; has {sorted(content)}")
-    return _parse(kind, config["json"])
+    text = config["json"]
+    if isinstance(text, str | bytes) and len(text) > most_letters:
+        raise WireError(
+            f"a {kind.__name__} of {len(text):,} letters, expected at most {most_letters:,}"
+        )
+    return _parse(kind, text)
 
 
 def pack_state(state: ClusterState, lacking: Sequence[str], name: str = "") -> RecordDict:
@@ -87,7 +96,7 @@ def pack_state(state: ClusterState, lacking: Sequence[str], name: str = "") -> R
 
 
 def unpack_state(content: RecordDict) -> StateReply:
-    answer = unpack(UnitReply, content)
+    answer = unpack(UnitReply, content, REPLY_LETTERS)
     return StateReply(answer.unit, _own_state(answer), answer.lacking, answer.name)
 
 
@@ -142,8 +151,8 @@ def unpack_head_state(content: RecordDict) -> Tensors:
     return unpack_record(content, _HEAD_STATE) if _HEAD_STATE in content else {}
 
 
-def unpack_reply(content: RecordDict) -> TrainReply:
-    answer = unpack(UnitReply, content)
+def unpack_reply(content: RecordDict, most_letters: float = math.inf) -> TrainReply:
+    answer = unpack(UnitReply, content, most_letters)
     if answer.report is None or answer.report.unit != answer.unit:
         raise WireError(f"reply of unit {answer.unit} without a report of its own")
     weights, head_state = unpack_record(content, "weights"), unpack_head_state(content)

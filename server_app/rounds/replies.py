@@ -14,6 +14,7 @@ from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
+from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite
 from collapipe.wire import records
 from collapipe.wire.compression import check_like, restore
@@ -25,6 +26,9 @@ from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST = 1e100  # of what is averaged, so that no sum of it is infinite
+_TRACED_STEPS = 100  # of a round, as ``DeviceTrace`` has them
+_ACTIONS = 3  # of a micro-batch in a segment: forward, backward, and its weights' part
+_STEP_LETTERS, _ACTION_LETTERS = 64, 128  # of two numbers as JSON, and of four
 
 
 def received(
@@ -46,9 +50,11 @@ def received(
         return Failure(SILENT, f"no answer in {settings.federation.round_timeout_s:g} s")
 
     def whole(content: RecordDict) -> TrainReply:
-        reply = records.unpack_reply(content)
+        traced = most_traced(plan, request)
+        reply = records.unpack_reply(content, most_letters(traced, request))
         upload = settings.compression.of(plan.uplink).upload
         check_report(reply.report, plan.unit, seen, settings)
+        check_traces(reply.report, plan.unit, traced)
         sender = f"unit {plan.unit}"
         check_head_state(reply.head_state, plan, sent, settings)
         if masked is not None:
@@ -115,6 +121,29 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
         )
 
 
+def most_traced(plan: ClusterPlan, request: RoundRequest) -> int:
+    """Actions that devices can trace in a unit's round, whichever of them hold its segments. Who
+    has real ones may be known to the unit's owner alone."""
+    segments = min(len(_cluster(plan, request).devices), request.num_blocks)
+    steps = min(request.local_steps, _TRACED_STEPS)
+    return segments * steps * plan.num_micro_batches * _ACTIONS
+
+
+def most_letters(traced: int, request: RoundRequest) -> int:
+    """Of a reply's JSON, with so many ``traced`` actions."""
+    steps = request.local_steps * _STEP_LETTERS
+    return records.REPLY_LETTERS + steps + traced * _ACTION_LETTERS
+
+
+def check_traces(report: ClusterReport, unit: int, most: int) -> None:
+    """Raise ``WireError`` for more than ``most`` traced actions."""
+    traced = sum(len(actions) for device in report.traces for actions in device.steps)
+    if traced > most:
+        raise WireError(
+            f"unit {unit} reported {traced:,} actions of devices, expected at most {most:,}"
+        )
+
+
 def noise_variance(
     plan: ClusterPlan, request: RoundRequest, constant_w: float, factor: float
 ) -> float:
@@ -122,7 +151,7 @@ def noise_variance(
 
     C is ``constant_w``. 0 where the strategy planned no channel: nothing is known of p and h.
     """
-    cluster = next(each for each in request.clusters if each.unit == plan.unit)
+    cluster = _cluster(plan, request)
     if plan.uplink is None or cluster.uplink is None:
         return 0.0
     gain = cluster.uplink.gains[plan.uplink.channel]
@@ -140,3 +169,7 @@ def with_noise(weights: Tensors, variance: float, seed: int) -> Tensors:
             noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
             noisy[name] = tensor + deviation * noise
     return noisy
+
+
+def _cluster(plan: ClusterPlan, request: RoundRequest) -> ClusterState:
+    return next(each for each in request.clusters if each.unit == plan.unit)

@@ -17,13 +17,25 @@ from client_app.control_unit import ControlUnit
 from collapipe import cancellation
 from collapipe.errors import CancelledRoundError, NonFiniteLossError, RoundFailedError
 from collapipe.models.transformer import EncoderBlock
+from collapipe.plan import ClusterPlan
+from collapipe.report import ClusterReport, DeviceReport, DeviceTrace
 from collapipe.runs.model import initial_model, load_model
+from collapipe.state import (
+    AffineLaw,
+    ClusterState,
+    DeviceProfile,
+    EnergyBudget,
+    MemoryBudget,
+    Uplink,
+)
 from collapipe.wire import records
-from collapipe.wire.messages import Failure
+from collapipe.wire.messages import Failure, TrainReply
+from optim.planner import RoundRequest
 from pipeline.engine import Pipeline
 from server_app.attendance import SILENT
 from server_app.decoding import heads
 from server_app.rounds.failed_units import FailedUnits
+from server_app.rounds.replies import check_traces, most_letters, most_traced
 
 
 class Faulty:
@@ -454,6 +466,11 @@ def cuts_off(reply: Message) -> None:
     array.data = array.data[:-1]
 
 
+def traces(steps: int, actions: int) -> list[object]:
+    """Of one device."""
+    return [{"name": "x", "error_s": 0, "steps": [[[0] * 4] * actions] * steps}]
+
+
 LIES = [
     reports(seconds={"a": 1e999}),
     reports(seconds={"a": -1.0}),
@@ -471,6 +488,8 @@ LIES = [
     cuts_off,
     renames,
     is_the_next_one,
+    reports(traces=traces(1, 1 + 3 * 2 * 2 * 3)),  # of devices, steps, micro-batches and kinds
+    reports(traces=traces(20, 8000)),
 ]
 
 
@@ -494,6 +513,32 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     causes = first["failures"]
     says = ["no round of it can have"] * 13 + ["cannot be read", "other weights"]
     says += ["without a report of its own"]
+    says += ["37 actions of devices, expected at most 36", "letters, expected at most 1,0"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_longest_reply_of_a_round_is_no_lie() -> None:
+    """All that a unit may tell at once, in numbers and texts as long as they can be."""
+    low, high, quotes = -1.2345678901234567e-123, 1.2345678901234567e17, '"' * 60
+    law, memory = AffineLaw(*[1.2345678901234567e-15] * 4), MemoryBudget(*[high] * 4)
+    budgets = EnergyBudget(high, law, "micro_batch"), memory
+    devices = [DeviceProfile(f"{quotes}{k}", law, 10**18, *budgets) for k in range(128)]
+    uplink = Uplink(*[high] * 4, (high,) * 20_000)
+    state = ClusterState(7, tuple(devices), 10**18, uplink)
+    plan, steps = ClusterPlan(7, (), 2, "zb_h1"), 3
+    request = RoundRequest(1, (state,), 200, 6, steps, None, 2, "zb_h1", (), (0.0,), (None,))
+    actions = ((low,) * 4,) * 2 * 3
+    report = ClusterReport(
+        *(7, (low,) * steps, 10**15, 10**15, {f"{phase:064}": high for phase in range(32)}),
+        *(2**61, 2**61, (low,) * steps),
+        devices=tuple(DeviceReport(each.name, 10**6, *[high] * 7) for each in devices),
+        events=('"' * 600,) * 100,
+        traces=tuple(DeviceTrace(each.name, high, (actions,) * steps) for each in devices),
+    )
+    content, most = records.pack_reply(TrainReply({}, report, state)), most_traced(plan, request)
+    told = records.unpack_reply(content, most_letters(most, request))
+    check_traces(told.report, 7, most)
+    assert (told.report, told.state) == (report, state)
+    assert records.unpack_state(records.pack_state(state, [])).state == state
