@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from client_app import evaluating
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
-from client_app.training import ACTIVATIONS, KEPT, STEM, RoundInputs, run_round
+from client_app.training import RoundInputs, run_round
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
@@ -49,6 +49,9 @@ from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 from collapipe.wire.kept_file import KeptFile
 from collapipe.wire.messages import (
+    ACTIVATIONS,
+    KEPT,
+    STEM,
     EvaluateReply,
     EvaluateRequest,
     Failure,

@@ -18,12 +18,15 @@ from collapipe.secure_aggregation.messages import MaskRequest
 from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithShares
 from collapipe.tensors import Tensors
 from collapipe.wire.compression import FLOAT32, compress_update
-from collapipe.wire.messages import TrainReply, TrainRequest
-
-KEPT = "optimizer", "residual", "stem", "activations", "last_activations"
-"""Names of the groups of tensors that a unit keeps between rounds."""
-OPTIMIZER, RESIDUAL, STEM, *ACTIVATIONS = KEPT
-_ROWS = "kept"  # the one tensor of the stem's account
+from collapipe.wire.messages import (
+    ACTIVATIONS,
+    OPTIMIZER,
+    RESIDUAL,
+    STEM,
+    STEM_ROWS,
+    TrainReply,
+    TrainRequest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def run_round(unit: ControlUnit, settings: Settings, given: RoundInputs) -> Roun
     start = given.weights
     if given.masks or compression.upload != FLOAT32:  # training changes weights in place
         start = {name: tensor.clone() for name, tensor in start.items()}
-    stem = unit.stem_rows(kept.get(STEM, {}).get(_ROWS))
+    stem = unit.stem_rows(kept.get(STEM, {}).get(STEM_ROWS))
     coder = None
     if compression.feedback and request.link is not None:
         coder = unit.change_coder(request, *(kept.get(key, {}) for key in ACTIVATIONS))
@@ -72,7 +75,7 @@ def run_round(unit: ControlUnit, settings: Settings, given: RoundInputs) -> Roun
     if own is not None:
         kept[OPTIMIZER] = own
     if stem.kept.any():
-        kept[STEM] = {_ROWS: torch.from_numpy(stem.kept)}
+        kept[STEM] = {STEM_ROWS: torch.from_numpy(stem.kept)}
     if coder is not None:  # whether the round counts, the next request says
         kept |= zip(ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
     report = replace(reply.report, rounding=rounding)

@@ -19,6 +19,7 @@ from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.frozen_store import digest
 from collapipe.wire.messages import (
+    KEPT,
     EvaluateReply,
     Failure,
     KeepRequest,
@@ -157,18 +158,26 @@ class Units:
         answers = self._ask(kind, of_nodes, unpack, timeout_s)
         return {unit: answers[self.nodes[unit]] for unit in contents}
 
-    def kept(self, excluded: Collection[int]) -> tuple[dict[int, Kept], dict[int, Failure]]:
+    def kept(
+        self, excluded: Collection[int], check: Callable[[int, Kept], None]
+    ) -> tuple[dict[int, Kept], dict[int, Failure]]:
         """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones.
-        And why others do not tell, or tell what makes a file that cannot be read, as the log says.
+        And why others do not tell, or tell what ``check`` raises ``WireError`` for; the log says.
         """
         contents = {
             unit: records.pack(KeepRequest(self.arrived.get(unit, 0)))
             for unit in self.nodes
             if unit not in excluded
         }
-        kept, failures = _apart(self.ask(records.KEEP, contents, _unpack_kept))
+        answers = self.ask(records.KEEP, contents, _unpack_kept)
+        for unit, kept in _apart(answers)[0].items():
+            try:
+                check(unit, kept)
+            except WireError as error:
+                answers[unit] = Failure("WireError", one_line(error))
+        told, failures = _apart(answers)
         self._warn("the checkpoint has what it kept by the one before", failures)
-        return kept, failures
+        return told, failures
 
     def restore(self, kept: Mapping[int, Kept]) -> dict[int, Failure]:
         """Let every unit go on from what it kept then, be it nothing; one that is missing or fails
@@ -310,12 +319,10 @@ def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, 
 
 
 def _unpack_kept(content: RecordDict) -> Kept:
-    """Groups of tensors. Raises ``WireError`` also where no checkpoint can hold them."""
-    groups = records.unpack_groups(content)
-    for name, tensors in groups.items():
-        if not name.isidentifier() or any(each.is_complex() for each in tensors.values()):
-            raise WireError(f"keeps {name[:80]!r}, which no checkpoint can hold")
-    return groups
+    """Groups of tensors. Raises ``WireError`` for others than units keep, before they are read."""
+    for name in content.array_records.keys() - set(KEPT):
+        raise WireError(f"keeps {name[:80]!r}, expected at most {', '.join(KEPT)}")
+    return records.unpack_groups(content)
 
 
 def _each(failures: Iterable[Failure]) -> str:

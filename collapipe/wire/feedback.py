@@ -11,6 +11,7 @@ or the one before it. Where it is neither, as after the unit's machine lost what
 sends every row whole; then nothing depends on what the server still remembers.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -51,8 +52,15 @@ class ActivationMemory:
         return dict(zip(_PACKED, tensors, strict=True))
 
     @classmethod
-    def unpack(cls, tensors: Tensors, dim: int, dtype: torch.dtype) -> "ActivationMemory":
-        """The inverse, of activations of this width. Raises ``WireError``."""
+    def unpack(
+        cls,
+        tensors: Tensors,
+        dim: int,
+        dtype: torch.dtype,
+        most: tuple[float, float] = (math.inf, math.inf),
+    ) -> "ActivationMemory":
+        """The inverse, of activations of this width, of so many rows at ``most``, and tokens of
+        each. Raises ``WireError``."""
         if not tensors:
             return cls()
         if tensors.keys() != set(_PACKED):
@@ -63,6 +71,8 @@ class ActivationMemory:
             and (round_.shape, rows.dim(), counts.shape) == ((), 1, rows.shape)
             and (tokens.dtype, tokens.dim(), tokens.shape[-1:]) == (dtype, 2, (dim,))
             and bool((round_ > 0) & (rows >= 0).all() & (counts >= 0).all())
+            and len(rows) <= most[0]
+            and bool((counts <= most[1]).all())
             and sum(counts.tolist()) == len(tokens)
             and len(set(rows.tolist())) == len(rows)
             and all_finite(tokens)
@@ -70,7 +80,8 @@ class ActivationMemory:
         if not fits:
             raise WireError(
                 f"kept activations of {rows.dtype} {list(rows.shape)} rows as {tokens.dtype} "
-                f"{list(tokens.shape)} tokens do not fit; expected {dtype}, {dim} wide"
+                f"{list(tokens.shape)} tokens do not fit; expected {dtype}, {dim} wide, and at "
+                f"most {most[0]:,} rows of {most[1]:,} tokens"
             )
         each = torch.split(tokens, counts.tolist())
         return cls(int(round_), dict(zip(rows.tolist(), each, strict=True)))

@@ -105,6 +105,13 @@ class TrainRequest:
     arrived: int = 0
 
 
+OPTIMIZER, RESIDUAL, STEM = "optimizer", "residual", "stem"
+ACTIVATIONS = "activations", "last_activations"
+KEPT = OPTIMIZER, RESIDUAL, STEM, *ACTIVATIONS
+"""Names of the groups of tensors that a unit keeps between rounds."""
+STEM_ROWS = "kept"  # the one tensor of the stem's account
+
+
 @dataclass(frozen=True, slots=True)
 class KeepRequest:
     """Asks a unit for what it keeps. ``arrived`` is the last round of which the server got the

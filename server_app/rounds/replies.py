@@ -9,19 +9,19 @@ from flwr.app import Message, RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import WireError
-from collapipe.models.optimizer import state_like
 from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
-from collapipe.tensors import Tensors, all_finite
+from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.compression import check_like, restore
 from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
 from server_app.attendance import SILENT
+from server_app.rounds.kept import check_state
 from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
@@ -80,14 +80,8 @@ def check_head_state(state: Tensors, plan: ClusterPlan, sent: Tensors, settings:
     """Raise ``WireError`` unless it is what an optimiser remembers of the weights of the head that
     were ``sent``; nothing where none were, or where nobody else would go on with it."""
     moves = settings.chooses_heads and settings.unit_has_head(plan.uplink)
-    stepped = {name.rpartition("/")[0] for name in state}  # one that is not used never does
-    heads = {name: sent[name] for name in stepped & sent.keys() if name.startswith(f"{HEAD}.")}
-    kept = heads if moves and settings.optimizer.state == "keep" else {}
-    check_like(state, state_like(settings.optimizer, kept), f"unit {plan.unit}")
-    for name, tensor in state.items():
-        positive = name.endswith(("/exp_avg_sq", "/step"))
-        if not all_finite(tensor) or (positive and bool((tensor < 0).any())):
-            raise WireError(f"unit {plan.unit} sent {name} with values that no optimiser has")
+    heads = {name: each for name, each in sent.items() if name.startswith(f"{HEAD}.")}
+    check_state(state, heads if moves else {}, settings.optimizer, f"unit {plan.unit}")
 
 
 def check_report(report: ClusterReport, unit: int, seen: int | None, settings: Settings) -> None:

@@ -159,6 +159,11 @@ class Scheduler:
         reported = enumerate(self.state.reported)
         return {unit: told for unit, told in reported if isinstance(told, Failure)}
 
+    @property
+    def clusters(self) -> tuple[ClusterState, ...]:
+        """What each unit last said of its cluster, be it that nothing is known."""
+        return _clusters(self.state.reported)
+
     def note_failures(
         self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
     ) -> None:

@@ -36,6 +36,7 @@ from server_app.places import Places
 from server_app.rounds.chance import chance_counts
 from server_app.rounds.estimates import observed
 from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.kept import check_kept
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.replies import received, trained
 from server_app.rounds.results import RoundResult, TrainingState
@@ -44,7 +45,7 @@ from server_app.rounds.screening import BELIEVED, UpdateScreen, capped
 from server_app.rounds.secure_sum import SecureSum
 from server_app.rounds.totals import totals
 from server_app.rounds.units_evaluation import evaluate_on_units
-from server_app.units import Units
+from server_app.units import Kept, Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +434,12 @@ class CollaPipeStrategy(Strategy):
     def _training_state(self, round_: int) -> TrainingState:
         model, heads = self.model, self._heads.states
         optimizer = model.server_optimizer.state
-        kept, failures = self._units.kept(self._scheduler.excluded)
+        clusters = self._scheduler.clusters
+
+        def check(unit: int, kept: Kept) -> None:
+            check_kept(kept, clusters[unit], round_, model, self._settings)
+
+        kept, failures = self._units.kept(self._scheduler.excluded, check)
         missed = self._units.attendance.end_round(round_, failures, ())
         self._scheduler.update_states(missed)  # as one that misses a round
         memories = self._heads.memories

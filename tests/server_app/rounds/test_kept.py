@@ -1,0 +1,128 @@
+"""Of what units keep a checkpoint has what they can have kept, and nothing else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from resumed import World, differing
+from torch import Tensor
+
+from client_app.app import app as units
+from collapipe.config import Settings
+from collapipe.errors import WireError
+from collapipe.state import AffineLaw, ClusterState, DeviceProfile
+from collapipe.wire import records
+from collapipe.wire.feedback import ActivationMemory
+from collapipe.wire.messages import KeepRequest
+from server_app.checkpoints.file import CheckpointFolder, flat
+from server_app.rounds.global_model import GlobalModel
+from server_app.rounds.kept import check_kept
+from server_app.units import Kept
+
+Lie = Callable[[Kept], None]
+CLUSTER = ClusterState(0, (DeviceProfile("x", AffineLaw(0, 0, 0, 0)),), num_samples=8)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, GlobalModel, Kept]:
+    """What a unit keeps of everything, after a round of 4 of its rows."""
+    folder = tmp_path_factory.mktemp("trained")
+    options = "compression=int4", "compression.feedback=true", "model.dropout=0"
+    world = World(folder, *options, "federation.rounds=1")
+    training = CheckpointFolder(world.run(folder / "run")).read("000001").training
+    model = GlobalModel(world.settings, ())
+    model.weights = training.weights
+    return world.settings, model, training.units[0]
+
+
+def more(group: str, name: str, *shape: int) -> Lie:
+    """A tensor more."""
+    return lambda kept: kept.setdefault(group, {}).update({name: torch.zeros(shape)})
+
+
+def other(group: str, name: str, change: Callable[[Tensor], Tensor]) -> Lie:
+    """Another tensor in place of the first with such a name."""
+
+    def lie(kept: Kept) -> None:
+        found = next(each for each in kept[group] if each.endswith(name))
+        kept[group][found] = change(kept[group][found])
+
+    return lie
+
+
+def arrived(rows: int, tokens: int) -> Lie:
+    """So many rows in place of those that have arrived."""
+    memory = ActivationMemory(1, {row: torch.zeros(tokens, 16) for row in range(rows)})
+    return lambda kept: kept.update(last_activations=memory.pack())
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        (more("optimizer", "x", 2**20), "for: x"),
+        (more("optimizer", "blocks.9.x/exp_avg", 1), "for: blocks.9.x/exp_avg"),
+        (more("optimizer", "head.output.weight/step"), "for: head.output.weight"),
+        (other("optimizer", "/step", lambda one: one.expand(9)), "expected torch.float32 []"),
+        (other("optimizer", "/exp_avg", Tensor.double), "as torch.float64"),
+        (other("optimizer", "/exp_avg", lambda one: one / 0), "/exp_avg with values"),
+        (other("optimizer", "/exp_avg_sq", lambda one: one - 1), "/exp_avg_sq with values"),
+        (more("residual", "x", 2**20), "for: x"),
+        (other("residual", "", lambda one: one.expand(2, *one.shape)), "[2, "),
+        (other("residual", "", lambda one: one / 0), "that are NaN or infinite"),
+        (more("stem", "kept", 8), "for: kept"),
+        (arrived(5, 1), "at most 4 rows of 40 tokens"),
+        (arrived(1, 41), "at most 4 rows of 40 tokens"),
+    ],
+)
+def test_what_no_unit_can_keep_is_refused(
+    trained: tuple[Settings, GlobalModel, Kept], lie: Lie, says: str
+) -> None:
+    settings, model, kept = trained
+    check_kept(kept, CLUSTER, 1, model, settings)
+    lied = {key: {**group} for key, group in kept.items()}
+    lie(lied)
+    with pytest.raises(WireError) as refused:
+        check_kept(lied, CLUSTER, 1, model, settings)
+    assert says in str(refused.value)
+
+
+def test_a_weight_that_never_stepped_is_lacking(
+    trained: tuple[Settings, GlobalModel, Kept],
+) -> None:
+    settings, model, kept = trained
+    first = next(iter(kept["optimizer"])).rpartition("/")[0]
+    fewer = {name: each for name, each in kept["optimizer"].items() if first not in name}
+    assert len(fewer) < len(kept["optimizer"])
+    check_kept({**kept, "optimizer": fewer}, CLUSTER, 1, model, settings)
+    check_kept({}, CLUSTER, 1, model, settings)
+
+
+def test_a_unit_that_keeps_what_none_can_costs_nobody_a_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which has what it kept by the one before. Names alone could make a file that nobody reads."""
+    longest = {f"{index:05}" + "x" * 430: torch.zeros(1) for index in range(2000)}
+    junk = dict.fromkeys((f"junk{index}" for index in range(105)), records.pack_tensors(longest))
+    lies = [junk, {"optimizer": records.pack_tensors({"x": torch.zeros(2**20)})}]
+
+    def lying(message: Message, context: Context) -> Message:
+        reply, unit = units(message, context), int(context.node_config["partition-id"])
+        asked = message.metadata.message_type == records.KEEP and unit < len(lies)
+        if asked and records.unpack(KeepRequest, message.content).arrived == 2:
+            reply.content.update(lies[unit])
+        return reply
+
+    options = "federation.num_units=3", "strategy=all", "federation.rounds=2"
+    world = World(tmp_path, *options, "task.train_rows=12")
+    run_dir = world.run(tmp_path / "run", client=lying)  # type: ignore[arg-type]
+    told = [each for each in caplog.messages if "by the one before" in each]
+    assert [each[: len("unit 0")] for each in told] == ["unit 0", "unit 1"]
+    assert all("WireError" in each and each.isprintable() and len(each) < 600 for each in told)
+    folder = CheckpointFolder(run_dir)
+    first, last = (flat(folder.read(name).training) for name in folder.names())
+    changed = {*differing(last, first)}
+    for unit in range(3):
+        names = {name for name in {*first, *last} if name.startswith(f"units.{unit}.")}
+        assert names and bool(names & changed) == (unit == 2)
