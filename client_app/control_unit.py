@@ -155,7 +155,7 @@ class ControlUnit:
         if self._devices is None:
             return self._described
         there = self._devices.present(self._described.devices, alive)
-        return replace(self._described, devices=there)
+        return replace(self._described, devices=there, real_devices=True)
 
     def stem_rows(self, kept: Tensor | None) -> StemRows:
         """The account of a round, where ``kept`` is what the last one left, if anything."""

@@ -254,6 +254,7 @@ class ClusterState:
     devices: tuple[DeviceProfile, ...]  # the K devices as the cluster lists them
     num_samples: int  # rows of the unit's shard, |D_n|
     uplink: Uplink | None = None  # None where nobody modelled it: for strategies without channels
+    real_devices: bool = False  # machines that may be lost at any time
 
     def __post_init__(self) -> None:
         _check_count(f"unit {self.unit}: num_samples", self.num_samples)

@@ -321,7 +321,7 @@ def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, 
 def _unpack_kept(content: RecordDict) -> Kept:
     """Groups of tensors. Raises ``WireError`` for others than units keep, before they are read."""
     for name in content.array_records.keys() - set(KEPT):
-        raise WireError(f"keeps {name[:80]!r}, expected at most {', '.join(KEPT)}")
+        raise WireError(f"keeps {name[:80]!r}, expected nothing but {', '.join(KEPT)}")
     return records.unpack_groups(content)
 
 

@@ -56,15 +56,15 @@ class PrivateMean:
         certain whom the choice falls on. Raises ``BudgetSpentError`` where the round is one too
         many.
         """
-        seen, most = self.seen.union(chosen), self.settings.max_epsilon
-        there = len(seen.intersection(able))
+        most = self.settings.max_epsilon
+        there = len(self.seen.intersection(able).union(chosen))
         draw = Draw(there, min(drawn, there))
         if most is not None and (then := self._epsilon([*self.rounds, draw])) > most:
             raise BudgetSpentError(
                 f"privacy.max_epsilon={most:g} is spent: ε = {self.epsilon:.3g} after "
                 f"{len(self.rounds)} rounds, {then:.3g} after one more"
             )
-        self.seen = seen
+        self.seen.update(chosen)
         self._draw = draw
 
     @property

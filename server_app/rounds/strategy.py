@@ -33,7 +33,7 @@ from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
-from server_app.rounds.chance import chance_counts
+from server_app.rounds.chance import chance_counts, drawable
 from server_app.rounds.estimates import observed
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept
@@ -251,7 +251,7 @@ class CollaPipeStrategy(Strategy):
         planner, chosen = self._settings.planner, {each.unit for each in decision.plan.clusters}
         able, drawn = chosen, len(chosen)
         if isinstance(planner, RandomUnits) and private.by_chance:
-            able = planner.able(decision.request) - self._units.gone
+            able = drawable(planner, decision.request, self._units.gone)
             drawn = planner.most(decision.request)
         private.begin(able, chosen, drawn)
 

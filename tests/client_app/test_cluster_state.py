@@ -1,6 +1,8 @@
 """What a unit says that it will send: the real bits, or those of the channel's preset."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from federated import TINY
@@ -37,6 +39,17 @@ def test_devices_that_recompute_take_a_forward_more_and_joules_for_it(cluster: s
         assert (second.memory is not None) == (cluster == "edge")  # the others count in blocks
     alone = f"cluster={cluster}", "framework=vanilla_fl"
     assert state(*alone, "pipeline.recompute=true") == state(*alone)
+
+
+def test_a_unit_says_whether_its_devices_are_real(tmp_path: Path) -> None:
+    device = {"name": "box", "address": "127.0.0.1:1", "flops_per_s": 1e9, "d2d_rate_bps": 1e9}
+    tree = {"batch_size": 6, "model": {"name": "transformer"}, "clusters": []}
+    tree["clusters"] = [{"name": "here", "devices": [device]}]
+    (tmp_path / "boxes.yaml").write_text(json.dumps(tree), encoding="utf-8")
+    of_file = f"cluster.file={tmp_path / 'boxes.yaml'}", "federation.num_units=1"
+    real, described = state("cluster=devices", *of_file), state("cluster=file", *of_file)
+    assert (real.real_devices, described.real_devices) == (True, False)
+    assert [each.max_blocks for each in real.devices] == [0]  # nobody answers there
 
 
 def test_devices_that_round_what_they_hand_over_take_less_time_for_it() -> None:

@@ -20,6 +20,7 @@ from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
 from collapipe.wire import records
+from collapipe.wire.messages import KEPT
 from server_app.checkpoints import file, resumption
 from server_app.checkpoints.file import CheckpointFolder
 
@@ -187,7 +188,7 @@ def _other_names(message: Message) -> Message:
 
 @pytest.mark.parametrize(
     ("told", "why"),
-    [(_no_answer, "no"), (_other_names, "keeps 'a.b/c', which no checkpoint can hold")],
+    [(_no_answer, "no"), (_other_names, f"keeps 'a.b/c', expected nothing but {', '.join(KEPT)}")],
 )
 def test_a_unit_that_does_not_tell_is_named_and_no_more(
     world: World,

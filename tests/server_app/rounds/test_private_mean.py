@@ -213,6 +213,26 @@ def test_a_unit_that_always_fails_makes_a_choice_no_less_certain(tmp_path: Path)
     assert account == [Draw(1, 1)] * chosen.count(0)
 
 
+def test_units_whose_devices_may_be_lost_make_a_choice_no_less_certain(tmp_path: Path) -> None:
+    """Only they know, for it may be their owners' files that name them."""
+
+    def client(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if "UnitReply" in reply.content and context.node_config["partition-id"]:
+            with rewritten(reply) as told:
+                told["state"] = json.dumps(json.loads(told["state"]) | {"real_devices": True})
+        return reply
+
+    options = "privacy=private", "strategy=random", "strategy.num_scheduled=1"
+    play(tmp_path / "run", *options, "federation.rounds=9", "privacy.noise_seed=1", client=client)  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    chosen = [line["plan"]["clusters"][0]["unit"] for line in lines]
+    met = chosen.index(0)  # before, nobody knows that unit 0 can take part
+    expected = [Draw(1 + (unit > 0 and place > met), 1) for place, unit in enumerate(chosen)]
+    assert {*chosen} == {0, 1, 2} and Draw(2, 1) in expected
+    assert RunFolder(tmp_path / "run", resumed=True).account() == expected
+
+
 def choices(tmp_path: Path, *overrides: str) -> list[tuple[int, ...]]:
     settings, _ = settings_of(tmp_path, [*RANDOM, *overrides])
     device = DeviceProfile("one", AffineLaw(0.0, 1e-3, 0.0, 0.0), max_blocks=9)
