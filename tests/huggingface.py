@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -69,6 +70,18 @@ CASES = [
         (name, "decoder")
         for name in ("bart", "marian", "marian-apart", "t5", "t5-gated", "t5-wide")
     ],
+]
+_POOLED = "roberta", "distilbert"
+
+
+def _stands_for_others(name: str, head: str) -> bool:
+    return name in SIZES and (name in _POOLED) == (head == "pooled")
+
+
+# For what depends on the family: each of them once, and all others for `make test-thorough`.
+ONE_OF_EACH = [
+    pytest.param(*case, marks=() if _stands_for_others(*case) else pytest.mark.thorough)
+    for case in CASES
 ]
 
 

@@ -1,6 +1,7 @@
 """Runs that are broken off and go on, and what tells one run from another."""
 
 import csv
+import functools
 import gzip
 import json
 import os
@@ -117,7 +118,17 @@ class _Watch:
 
 
 _watches: list[_Watch] = []
-sys.addaudithook(lambda event, arguments: [watch(event, arguments) for watch in _watches] and None)
+
+
+@functools.cache
+def _look_on() -> None:
+    """A hook stays for good, and is called a hundred thousand times in a run."""
+
+    def hook(event: str, arguments: Sequence[Any]) -> None:
+        for watch in _watches:
+            watch(event, arguments)
+
+    sys.addaudithook(hook)
 
 
 def _place(event: str, arguments: Sequence[Any]) -> str:
@@ -134,6 +145,7 @@ def _is_write(arguments: Sequence[Any]) -> bool:
 @contextmanager
 def copied_before_each_write(folder: Path, copies: Path) -> Iterator[list[Path]]:
     """Copies of ``folder``, one before each change that this thread makes to files under it."""
+    _look_on()
     watch = _Watch(folder, copies)
     _watches.append(watch)
     try:

@@ -227,7 +227,7 @@ def never_began(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[int
     [
         (link.DecoderLink, "submit", _raise),
         pytest.param(link.DecoderLink, "exchange_norms", _raise, marks=pytest.mark.thorough),
-        (link.DecoderLink, "finish", _raise),
+        pytest.param(link.DecoderLink, "finish", _raise, marks=pytest.mark.thorough),
         (Pipeline, "step", _raise),
         (ControlUnit, "train", _raise),
         pytest.param(ControlUnit, "train", _hang, marks=pytest.mark.thorough),

@@ -35,7 +35,7 @@ OPTIMIZERS = pytest.mark.parametrize(
     "optimizer",
     [
         ("optimizer.name=adamw",),
-        ("optimizer.name=sgd", "optimizer.momentum=0.9"),
+        pytest.param(("optimizer.name=sgd", "optimizer.momentum=0.9"), marks=pytest.mark.thorough),
         pytest.param(("optimizer.name=sgd",), marks=pytest.mark.thorough),
         ("optimizer.state=reset",),
     ],

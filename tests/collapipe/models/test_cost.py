@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 import torch
-from huggingface import CASES, spec_of
+from huggingface import CASES, ONE_OF_EACH, spec_of
 from sections import optimizer_settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -109,7 +109,7 @@ def test_a_split_backward_keeps_gradients_as_well(tmp_path: Path, name: str) -> 
         assert again == replace(split, segment_bytes=3 * split.activation_bits / 8)
 
 
-@pytest.mark.parametrize(("name", "head"), [("ours", "decoder"), *CASES])
+@pytest.mark.parametrize(("name", "head"), [("ours", "decoder"), *ONE_OF_EACH])
 def test_the_flops_of_a_head_are_those_of_a_real_one(tmp_path: Path, name: str, head: str) -> None:
     base = SPEC if name == "ours" else spec_of(tmp_path, name, head)
     for spec in (base, LoraSpec(base, rank=2)):
