@@ -352,7 +352,7 @@ def answered(reply: Message, unpack: Callable[[RecordDict], T]) -> T | Failure:
     try:
         if Failure.__name__ not in reply.content:
             return unpack(reply.content)
-        failure = records.unpack(Failure, reply.content)
+        failure = records.unpack(Failure, reply.content, records.REPLY_LETTERS)
     except WireError as error:
         failure = Failure("WireError", str(error))
     return Failure(one_line(failure.kind), one_line(failure.message))

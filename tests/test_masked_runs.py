@@ -268,6 +268,20 @@ def test_a_liar_that_all_others_refuse_ends_no_run(tmp_path: Path) -> None:
         assert {*line["failures"]} == {"0", "1", "2"}  # type: ignore[misc]
 
 
+def test_an_answer_without_end_costs_its_unit_the_round(tmp_path: Path) -> None:
+    def padding(message: Message, context: Context) -> Message:
+        reply, unit = client_app(message, context), context.node_config["partition-id"]
+        if message.metadata.message_type == records.MASK_KEYS and unit == 1:
+            for told in reply.content.config_records.values():
+                told["json"] = f"{told['json']}{' ' * records.REPLY_LETTERS}"
+        return reply
+
+    run(tmp_path / "run", *MASKED, "federation.rounds=1", client=padding)  # type: ignore[arg-type]
+    (told,) = lines(tmp_path / "run")
+    assert told["units"] == [0, 2]
+    assert "letters, expected at most 1,048,576" in str(told["failures"])
+
+
 def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units_part(
     tmp_path: Path,
 ) -> None:

@@ -168,7 +168,7 @@ def pack_evaluation(reply: EvaluateReply) -> RecordDict:
 
 
 def unpack_evaluation(content: RecordDict) -> EvaluateReply:
-    told = unpack(EvaluationRecord, content)
+    told = unpack(EvaluationRecord, content, REPLY_LETTERS)
     if not told.rows:
         return EvaluateReply(told.unit, None)
     counts = unpack_record(content, _COUNTS).get(_COUNTS)

@@ -147,7 +147,7 @@ class SecureSum:
 
         def unpack(content: RecordDict) -> T:
             self.bytes_up += records.text_bytes(content)
-            return records.unpack(expected, content)
+            return records.unpack(expected, content, records.REPLY_LETTERS)
 
         answers = self._units.ask(kind, contents, unpack, _ANSWER_S)
         told = dict[int, T]()
