@@ -109,7 +109,9 @@ def test_both_ends_remember_the_same(tmp_path: Path, options: tuple[str, ...]) -
     assert [ends[0].round for ends in seen[-1].values()] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("task", ["classification", "ner", "causal_lm"])
+@pytest.mark.parametrize(
+    "task", ["classification", pytest.param("ner", marks=pytest.mark.thorough), "causal_lm"]
+)
 def test_so_they_do_for_every_kind_of_head(
     tmp_path: Path, task: str, caplog: pytest.LogCaptureFixture
 ) -> None:

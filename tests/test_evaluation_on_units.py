@@ -94,7 +94,9 @@ def test_frozen_weights_reach_the_units_once(tmp_path: Path, head: str) -> None:
     assert line["on_units"]["bytes_down"] < model
 
 
-@pytest.mark.parametrize("framework", ["splitfed", "vanilla_fl"])
+@pytest.mark.parametrize(
+    "framework", ["splitfed", pytest.param("vanilla_fl", marks=pytest.mark.thorough)]
+)
 def test_wherever_blocks_train_units_evaluate_the_whole_model(
     tmp_path: Path, framework: str
 ) -> None:

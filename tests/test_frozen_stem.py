@@ -70,7 +70,7 @@ def test_what_was_kept_changes_no_bit(tmp_path: Path, uncached: dict[str, Tensor
 @pytest.mark.parametrize(
     "options",
     [
-        ["federation.num_units=2"],
+        pytest.param(["federation.num_units=2"], marks=pytest.mark.thorough),
         pytest.param(
             ["framework=vanilla_fl", "federation.num_units=2"], marks=pytest.mark.thorough
         ),

@@ -39,7 +39,13 @@ def test_contexts_hold_no_tensors_and_files_are_the_owners_alone(tmp_path: Path)
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("options", [ALL, ("compression=int8", "decoder.mode=control_unit")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ALL,
+        pytest.param(("compression=int8", "decoder.mode=control_unit"), marks=pytest.mark.thorough),
+    ],
+)
 def test_files_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:

@@ -388,7 +388,9 @@ def test_many_units_share_masks_with_some_and_may_be_gone_at_any_stage(tmp_path:
 @pytest.mark.parametrize(
     "further",
     [
-        ("privacy.noise_multiplier=0.01", "privacy.noise_seed=1"),  # at the server
+        pytest.param(  # at the server
+            ("privacy.noise_multiplier=0.01", "privacy.noise_seed=1"), marks=pytest.mark.thorough
+        ),
         NOISY,
     ],
 )

@@ -22,8 +22,11 @@ from server_app.checkpoints.file import CheckpointFolder
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["optimizer.name=adamw"],
-        ["optimizer.name=sgd", "optimizer.momentum=0.9", "server_optimizer=fedavgm"],
+        pytest.param(["optimizer.name=adamw"], marks=pytest.mark.thorough),
+        pytest.param(
+            ["optimizer.name=sgd", "optimizer.momentum=0.9", "server_optimizer=fedavgm"],
+            marks=pytest.mark.thorough,
+        ),
         ["server_optimizer=fedadam", "optimizer.state=reset"],
         # a head on each unit, and an account of what was told
         ["privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"],
@@ -33,7 +36,7 @@ from server_app.checkpoints.file import CheckpointFolder
         ["compression=auto", "channel.bandwidth_hz=[1e4,1e4]"],  # other precisions in each round
         ["compression.feedback=true", "compression=int4", "model.dropout=0"],
         [*turning(), "compression.feedback=true", "model.dropout=0"],
-        list(turning()),
+        pytest.param(list(turning()), marks=pytest.mark.thorough),
         ["framework=pipeline", "channel.num_channels=1"],
         ["environment=mobile", "strategy=dssra", "cluster=edge", "channel.num_channels=1"],
         ["framework.train=false", "environment=mobile", "cluster=edge", "channel.num_channels=1"],

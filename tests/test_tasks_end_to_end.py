@@ -136,7 +136,9 @@ def test_causal_lm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(each["log_probability"] < 0 for each in found)
 
 
-@pytest.mark.parametrize("task", ["classification", "ner", "causal_lm"])
+@pytest.mark.parametrize(
+    "task", ["classification", pytest.param("ner", marks=pytest.mark.thorough), "causal_lm"]
+)
 def test_units_find_to_the_last_digit_what_the_server_finds(tmp_path: Path, task: str) -> None:
     """On the same rows, each unit on its part of them; translation has a test of its own."""
     model = CAUSAL if task == "causal_lm" else ENCODER

@@ -70,7 +70,16 @@ def test_what_a_resumed_run_reads_has_no_references() -> None:
     [
         [],
         ["experiment=mine", "strategy.others=5"],
-        ["adapter=lora", "cluster=edge", "strategy=all", "partitioner=dirichlet", "data=synthetic"],
+        pytest.param(
+            [
+                "adapter=lora",
+                "cluster=edge",
+                "strategy=all",
+                "partitioner=dirichlet",
+                "data=synthetic",
+            ],
+            marks=pytest.mark.thorough,
+        ),
         ["task=ner", "model=huggingface", "model.family=bert", "model.config={hidden_size: 24}"],
     ],
     ids=" ".join,
