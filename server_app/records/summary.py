@@ -215,7 +215,7 @@ def budget_told(settings: PrivacySettings) -> str | None:
 def noise_told(settings: Settings, weights: int) -> str | None:
     """How long the noise in a round's mean is beside an update, of so many weights that train; None
     where it is no longer, or there is none."""
-    units = settings.federation.num_units
+    units = _units_a_round(settings)
     times = settings.privacy.noise_multiplier * math.sqrt(weights) / units
     if settings.privacy.noise_by == "units":
         times *= math.sqrt(units / noise_parts(units, settings.privacy.threshold))
@@ -254,10 +254,7 @@ def _partition(plan: ClusterPlan) -> str:
 def opening(settings: Settings, folder: RunFolder) -> str:
     """What is run where, such as ``collapipe: task dates, 3 units of 3 devices, …``."""
     federation, devices = settings.federation, settings.build("cluster").num_devices
-    units, strategy = federation.num_units, settings.planner
-    most = getattr(strategy, "num_scheduled", units)
-    if isinstance(strategy, Dssra):
-        most = settings.channel.num_channels
+    units, most = federation.num_units, _units_a_round(settings)
     chosen = f"{most} of {units} units a round, " if most < units else ""
     made_up = " on made-up rows" if settings.data.synthetic else ""
     return (
@@ -266,3 +263,12 @@ def opening(settings: Settings, folder: RunFolder) -> str:
         f"{counted(federation.local_steps, 'local step')}, seed {settings.seed}; "
         f"folder {folder.path}"
     )
+
+
+def _units_a_round(settings: Settings) -> int:
+    """How many of the units take part in a round at most."""
+    units, strategy = settings.federation.num_units, settings.planner
+    most = getattr(strategy, "num_scheduled", units)
+    if isinstance(strategy, Dssra):
+        most = settings.channel.num_channels
+    return min(most, units)

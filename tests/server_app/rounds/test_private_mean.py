@@ -24,6 +24,7 @@ from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app.attendance import ABSENT
+from server_app.records.summary import noise_told
 from server_app.rounds.chance import chance_counts
 from server_app.rounds.private_mean import BudgetSpentError, PrivateMean
 from server_app.rounds.scheduler import Scheduler
@@ -303,6 +304,9 @@ def test_noise_is_of_the_systems_source_unless_asked(
     found = run(tmp_path / "run", "privacy=private", "federation.rounds=1")
     times = 4 * math.sqrt(sum(weight.numel() for weight in found.values())) / 3
     assert f"noise in the mean of 3 units is {times:,.0f} times as long" in capsys.readouterr().out
+    few = "strategy=random", "strategy.num_scheduled=2"
+    settings, _ = settings_of(tmp_path, ["privacy=private", *few])
+    assert "the mean of 2 units is 200 times" in str(noise_told(settings, 10_000))
     assert not_finite(found) is None
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["privacy"]["noise"] == "the operating system's"
