@@ -206,7 +206,8 @@ def _hidden(settings: Settings) -> str:
         what = "sums"
     if chosen.noise_multiplier:
         when = "with" if chosen.noise_by == "units" else "before"
-        told.append(f"The server sees {what} {when} this run's noise, {chosen.noise_multiplier:g}.")
+        noise = f"privacy.noise_multiplier={chosen.noise_multiplier:g}"
+        told.append(f"The server sees {what} {when} the run's noise of {noise}.")
     return " ".join(told)
 
 
