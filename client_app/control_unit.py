@@ -158,20 +158,25 @@ class ControlUnit:
         return replace(self._described, devices=there, real_devices=True)
 
     def stem_rows(self, kept: Tensor | None) -> StemRows:
-        """The account of a round, where ``kept`` is what the last one left, if anything."""
+        """The account of a round, where ``kept`` is what the last one left, if anything, and of as
+        many rows as there are: else it begins anew."""
         settings, adapter, spec = self._settings, self._settings.adapter, self._settings.model
         further = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
         row_bytes = spec.dim * getattr(torch, settings.pipeline.dtype).itemsize
+        num_rows = len(self._lengths)
         return StemRows(
             (np.asarray(self._lengths, np.int64) + further) * row_bytes,
-            np.zeros(len(self._lengths), np.bool_) if kept is None else kept.numpy(),
+            np.zeros(num_rows, np.bool_) if kept is None or len(kept) != num_rows else kept.numpy(),
             adapter.cache_bytes if isinstance(adapter, LoraSettings) and adapter.cache else 0,
         )
 
     def activation_memory(self, kept: Tensors) -> ActivationMemory:
-        """What was ``kept`` of activations. Raises ``WireError`` where it is not of this model."""
+        """What was ``kept`` of activations of the rows that there are: a run that goes on may have
+        had more. Raises ``WireError`` where it is not of this model."""
         dtype = getattr(torch, self._settings.pipeline.dtype)
-        return ActivationMemory.unpack(kept, self._settings.model.dim, dtype)
+        memory = ActivationMemory.unpack(kept, self._settings.model.dim, dtype)
+        there = {row: each for row, each in memory.rows.items() if row < len(self._lengths)}
+        return replace(memory, rows=there)
 
     def change_coder(self, request: TrainRequest, known: Tensors, later: Tensors) -> ChangeCoder:
         """The round's, where activations of earlier rounds are ``known``; ``later`` are those of

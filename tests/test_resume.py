@@ -14,6 +14,8 @@ from tensorboard.summary.writer import event_file_writer
 from test_chosen_heads import turning
 from typer.testing import CliRunner
 
+from client_app import app as unit_app
+from client_app import control_unit
 from client_app.app import app as units
 from collapipe.cli.app import app
 from server_app.checkpoints.file import CheckpointFolder
@@ -86,6 +88,39 @@ def test_a_unit_with_other_devices_than_at_the_checkpoint_keeps_nobody_from_goin
         [unit["devices"][0]["time"]["v"] for unit in each["clusters"]] for each in (before, last)
     ]
     assert told == [[0.0, 0.0], [0.0, 0.5]]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["compression=int4", "compression.feedback=true", "model.dropout=0"],
+        ["adapter=lora", "adapter.last_blocks=1", "adapter.cache=true"],
+    ],
+    ids=["activations", "stem"],
+)
+def test_units_with_fewer_rows_go_on_with_what_they_kept_of_those(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    overrides: list[str],
+) -> None:
+    world = World(tmp_path, *overrides, "federation.keep=9")
+    run_dir = world.run(tmp_path / "run")
+    read = control_unit.load_shard
+    monkeypatch.setattr(control_unit, "load_shard", lambda *of: read(*of).select(range(5)))
+    unit_app._cached_unit.cache_clear()
+    world.run(run_dir, "000002")
+    unit_app._cached_unit.cache_clear()
+    told = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
+    assert [(each["units"], each["failures"]) for each in told] == [([0, 1], {})] * 3
+    assert "the one before" not in caplog.text
+    before, after = (CheckpointFolder(run_dir).read(each).training for each in ("000002", "000003"))
+    for unit, kept in after.units.items():
+        assert kept.keys() == before.units[unit].keys()
+        if "stem" in kept:
+            assert len(kept["stem"]["kept"]) == 5
+        else:
+            assert max(kept["activations"]["rows"]) < 5
 
 
 def test_units_that_fail_rest_as_they_would_have(tmp_path: Path) -> None:
