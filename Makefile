@@ -23,15 +23,18 @@ export PYTHONDONTWRITEBYTECODE :=
 run: $(STAMP)
 	$(BIN)/collapipe run $(ARGS)
 
+# A module's tests run in one of three processes: what they share is made once.
+WORKERS := -n 3 --dist loadscope --no-loadscope-reorder
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 # In one process: memory and handles are counted.
 test-faults: $(STAMP)
 	$(BIN)/python -m pytest -n 0 -m faults --timeout 1200 $(ARGS)
 
 test-thorough: $(STAMP)
-	$(BIN)/python -m pytest -n 3 --dist worksteal --timeout 1200 -m "thorough or not thorough" \
+	$(BIN)/python -m pytest $(WORKERS) --timeout 1200 -m "thorough or not thorough" \
 		--hypothesis-profile thorough $(ARGS)
 
 check: lint types

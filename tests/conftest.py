@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -17,7 +18,7 @@ settings.load_profile("steady")
 
 # Set where the real data are present: then a test that is skipped is a test that was forgotten.
 NO_SKIPS = os.environ.get("COLLAPIPE_REQUIRE_DATA") == "1"
-LONG = ("test_deployment", "test_simulation", "test_killed")
+LONG = ("test_deployment", "test_simulation", "test_killed", "test_failures", "test_command")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
@@ -29,7 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out = [item for item in items if item.get_closest_marker(marker)]
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    here = Path(__file__).parent  # tests of whole runs, which take longer than those of a module
+    items.sort(key=lambda item: (item.path.stem not in LONG, item.path.parent != here))
 
 
 def pytest_collection_finish() -> None:
