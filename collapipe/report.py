@@ -14,6 +14,7 @@ from collapipe.state import Estimates
 PIPELINE = "pipeline"  # the phase of real devices: batches through all segments
 START = "start"  # the phase from a unit's taking the message to its first micro-batch
 _MOST_DEVICES, _MOST_EVENTS = 1000, 100
+TRACED_STEPS = 100  # of a round, its first
 _Sentence = Annotated[str, Field(max_length=600)]
 _Times = tuple[float, float, float, float]
 Count = Annotated[int, Field(ge=0)]
@@ -72,7 +73,8 @@ class DeviceTrace:
     name: Annotated[str, Field(max_length=64)]
     error_s: Amount
     steps: Annotated[
-        tuple[Annotated[tuple[_Times, ...], Field(max_length=10_000)], ...], Field(max_length=100)
+        tuple[Annotated[tuple[_Times, ...], Field(max_length=10_000)], ...],
+        Field(max_length=TRACED_STEPS),
     ]
 
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.plan import ClusterPlan, SegmentPlan
-from collapipe.report import DeviceReport, DeviceTrace
+from collapipe.report import TRACED_STEPS, DeviceReport, DeviceTrace
 from pipeline import schedule
 
-_TRACED = 100  # steps of a round
 _MOST = 2.0**53  # seconds, or bytes: sums of them are finite
 
 
@@ -93,6 +92,6 @@ class Measurements:
 
     def _trace(self, name: str, clock: Clock) -> DeviceTrace:
         offset_s = clock.offset_s - self._began_s
-        shifted = ((table + offset_s).tolist() for table in self._tables[name][:_TRACED])
+        shifted = ((table + offset_s).tolist() for table in self._tables[name][:TRACED_STEPS])
         steps = tuple(tuple((a, b, c, d) for a, b, c, d in table) for table in shifted)
         return DeviceTrace(name, clock.error_s, steps)

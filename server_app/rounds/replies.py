@@ -11,7 +11,7 @@ from collapipe.config import Settings
 from collapipe.errors import WireError
 from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
-from collapipe.report import ClusterReport
+from collapipe.report import TRACED_STEPS, ClusterReport
 from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
@@ -26,7 +26,6 @@ from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST = 1e100  # of what is averaged, so that no sum of it is infinite
-_TRACED_STEPS = 100  # of a round, as ``DeviceTrace`` has them
 _ACTIONS = 3  # of a micro-batch in a segment: forward, backward, and its weights' part
 _STEP_LETTERS, _ACTION_LETTERS = 64, 128  # of two numbers as JSON, and of four
 
@@ -119,7 +118,7 @@ def most_traced(plan: ClusterPlan, request: RoundRequest) -> int:
     """Actions that devices can trace in a unit's round, whichever of them hold its segments. Who
     has real ones may be known to the unit's owner alone."""
     segments = min(len(_cluster(plan, request).devices), request.num_blocks)
-    steps = min(request.local_steps, _TRACED_STEPS)
+    steps = min(request.local_steps, TRACED_STEPS)
     return segments * steps * plan.num_micro_batches * _ACTIONS
 
 
