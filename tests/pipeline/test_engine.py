@@ -277,7 +277,13 @@ def test_optimiser_state_follows_its_block(settings: OptimizerSettings) -> None:
     assert not torch.equal(forgetful.weights()[name], weights[name])
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 3, NUM_SAMPLES])
+@pytest.mark.parametrize(
+    "num_micro_batches",
+    [
+        pytest.param(each, marks=() if each in (1, 3, NUM_SAMPLES) else pytest.mark.thorough)
+        for each in range(1, NUM_SAMPLES + 1)
+    ],
+)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_segment_keeps_no_more_micro_batches_than_its_schedule_says(
     cut: tuple[int, ...], num_micro_batches: int
