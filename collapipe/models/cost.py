@@ -1,4 +1,4 @@
-"""What an encoder block costs, counted on the block itself, without memory for its weights."""
+"""FLOPs, bytes and bits of an encoder block, counted on fake tensors of the block itself."""
 
 import functools
 from collections.abc import Iterable
@@ -42,18 +42,18 @@ def measure_cost(
     recompute: bool = False,
     split: bool = False,
 ) -> BlockCost:
-    """Cost of the dearest block for samples of ``tokens`` tokens, in float32.
+    """Return the cost of the most expensive block for samples of ``tokens`` tokens, in float32.
 
-    Of a model's blocks the first and the last may differ from those between, which are alike: T5's
-    first has the table that all of them need, and the last sends it no further. Planners take all
-    for alike, so that each figure is the larger of the first block's and the second's.
+    Planners treat all blocks as equal, but T5's first block also holds the table of positions that
+    the others use, and its last block does not pass the table on. Each figure is therefore the
+    larger one of the first and the second block.
 
-    FLOPs are those of matrix products, attention's among them, in one forward and backward of one
-    sample. Bytes are the weights, gradients and moments (AdamW's where no ``optimizer`` is given)
-    of what trains, and what autograd saves, for all b samples at once: GPipe keeps them all, 1F1B
-    fewer. With ``recompute`` they are kept of one micro-batch, and inputs of all b samples; FLOPs
-    are those without. With ``split`` what is saved is kept until the weights' gradients are
-    computed, and so is what these are computed from.
+    FLOPs count the matrix products, attention included, of one sample's forward and backward pass.
+    Bytes are weights, gradients and optimiser moments (AdamW's without ``optimizer``) plus the
+    tensors that autograd saves for all ``batch_size`` samples, as GPipe keeps them; 1F1B keeps
+    fewer. With ``recompute`` saved tensors count for one micro-batch and inputs for the whole
+    batch; FLOPs do not change. With ``split`` the gradients that the weights' gradients need are
+    also kept until these are computed.
     """
     rows = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
     shape, costs = torch.Size((1, tokens + rows, spec.dim)), []
@@ -67,7 +67,7 @@ def measure_cost(
 
 
 def _keeping(cost: BlockCost, batch_size: int, recompute: bool, split: bool) -> BlockCost:
-    """Of a block that keeps what it saved, or its segment's inputs, of all samples of a batch."""
+    """Add the memory of a whole batch: saved tensors, or with ``recompute`` the inputs alone."""
     if recompute:
         cost = replace(cost, segment_bytes=batch_size * cost.activation_bits / 8)
         if not split:
@@ -83,8 +83,10 @@ def _measure(
     optimizer: OptimizerSettings | None,
     split: bool,
 ) -> tuple[torch.Size, BlockCost]:
-    """The shape of the block's activation, and its cost where nothing is kept but the sample under
-    way; ``shape`` is what the block gets."""
+    """Return the shape of the block's output and its cost for a single sample in flight.
+
+    ``shape`` is the shape of the block's input.
+    """
     block = block.train().to_empty(device="cpu")
     hidden = torch.zeros(shape, requires_grad=True)
     mask = torch.ones(1, tokens, dtype=torch.bool)
@@ -121,8 +123,10 @@ def _measure(
 
 @functools.lru_cache(maxsize=8)  # every unit of a process asks for it
 def head_flops(spec: ModelSpec, vocabulary: Vocabulary, tokens: int) -> float:
-    """FLOPs of the head, counted as ``measure_cost``'s, for a sample of ``tokens`` tokens and as
-    many targets."""
+    """Return the head's FLOPs for a sample of ``tokens`` tokens and as many targets.
+
+    Counted as in ``measure_cost``.
+    """
     with torch.device("meta"):
         head = spec.build_head(vocabulary).train()
     with FakeTensorMode(allow_non_fake_inputs=True), _AllTargets():  # type: ignore[no-untyped-call]
@@ -136,7 +140,8 @@ def head_flops(spec: ModelSpec, vocabulary: Vocabulary, tokens: int) -> float:
 
 
 class _AllTargets(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What depends on values, which fake tensors lack: masks pick all rows, and scalars are 0."""
+    """Replace operations that read values, which fake tensors lack: masks select all rows, scalars
+    are 0."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -154,7 +159,7 @@ class _AllTargets(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def head_state_bits(
     spec: ModelSpec, vocabulary: Vocabulary, optimizer: OptimizerSettings, dtype: torch.dtype
 ) -> float:
-    """What the optimiser remembers of the head, which computes in ``dtype``, after its steps."""
+    """Return the size in bits of the head's optimiser state; the head computes in ``dtype``."""
     with torch.device("meta"):
         weights = spec.build_head(vocabulary).to(dtype).named_parameters()
     trained = {name: weight for name, weight in weights if weight.requires_grad}
@@ -162,7 +167,10 @@ def head_state_bits(
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes of each storage behind ``tensors`` by its identity: fake ones have no address."""
+    """Map the identity of each distinct storage of ``tensors`` to its bytes.
+
+    Fake tensors have no address.
+    """
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage._cdata: storage.nbytes() for storage in storages}
 
@@ -175,9 +183,10 @@ def upload_bits(
     dtype: torch.dtype = torch.float32,
     with_head: bool = False,
 ) -> float:
-    """θ^enc: what a unit uploads after a round, the weights of embedding and blocks that train, as
-    ``compression.upload`` sends them; ``with_head`` also those of the head, where the unit has it.
-    ``dtype`` is that in which the model computes.
+    """Return θ^enc, the bits that a unit uploads after a round.
+
+    These are the trainable weights of embedding and blocks in the ``precision`` of
+    ``compression.upload``; ``with_head`` adds the head's weights. The model computes in ``dtype``.
     """
     with torch.device("meta"):
         parts = [spec.build_embedding(vocabulary), *map(spec.build_block, range(spec.num_blocks))]

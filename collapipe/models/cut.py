@@ -1,4 +1,4 @@
-"""A model that is cut a second time: units hold its first blocks, the server the others."""
+"""Split learning's cut: units hold the first blocks of a model, the server holds the rest."""
 
 import functools
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from collapipe.text.vocabulary import Vocabulary
 
 
 def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:
-    """``spec`` with the blocks from ``cut`` on in its head; None: ``spec`` itself.
+    """Move the blocks from index ``cut`` on into the head of ``spec``; None returns ``spec``.
 
-    Raises ``ConfigError`` where no block would be left for the server.
+    Raises ``ConfigError`` if no block is left for the server.
     """
     if cut is None:
         return spec
@@ -37,12 +37,11 @@ def cut_at(spec: ModelSpec, cut: int | None) -> ModelSpec:
 
 @dataclass(frozen=True)
 class CutSpec(DerivedSpec):
-    """A model of which the first ``num_blocks`` blocks are those of ``base``, and the head is the
-    rest of it.
+    """Model with the first ``num_blocks`` blocks of ``base``; its head is the rest of ``base``.
 
-    Weights are drawn in the order of ``base``: the same seed gives the same ones. In the head they
-    have the names that they have in ``base`` behind ``head.``: ``blocks.3.norm.weight`` is
-    ``head.blocks.3.norm.weight`` and ``head.norm.weight`` is ``head.head.norm.weight``.
+    Weights are drawn in the order of ``base``, so the same seed gives the same weights. The head's
+    weights have their names in ``base`` with the prefix ``head.``: ``blocks.3.norm.weight`` becomes
+    ``head.blocks.3.norm.weight``, and ``head.norm.weight`` becomes ``head.head.norm.weight``.
     """
 
     num_blocks: int
@@ -54,10 +53,10 @@ class CutSpec(DerivedSpec):
 
 
 class CutHead(nn.Module):
-    """The blocks behind the cut, and the head behind them; a ``Head``.
+    """The blocks after the cut and the original head; implements ``Head``.
 
-    All of them draw their dropout from the head's generator, so that with dropout a run is not
-    that of the uncut model.
+    These blocks draw dropout from the head's generator, so with dropout a run of the cut model
+    differs from a run of the uncut model.
     """
 
     def __init__(self, blocks: Mapping[int, nn.Module], head: nn.Module) -> None:
@@ -66,7 +65,7 @@ class CutHead(nn.Module):
         self.head = head
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the target tokens' losses; ``hidden`` as the units' last block leaves it."""
+        """Return the summed loss of the target tokens; ``hidden`` is the units' last activation."""
         return cast(Head, self.head).loss(self._encoded(hidden, mask), mask, targets)
 
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -80,22 +79,22 @@ class CutHead(nn.Module):
 
 
 def uncut(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a ``CutSpec``'s model by their names in that of its ``base``."""
+    """Rename the weights of a ``CutSpec``'s model to their names in ``base``."""
     return {name.removeprefix(f"{HEAD}."): weight for name, weight in weights.items()}
 
 
 def extra_rows(spec: ModelSpec) -> int:
-    """Rows that the units' last block puts behind those of the tokens, [b, s + rows, d].
+    """Return how many rows the units' last block appends to the token rows: [b, s + rows, d].
 
-    0 of a model that is not cut. T5's blocks hand on what they share; its last block, which takes
-    that off, is behind the cut.
+    0 for a model without a cut. T5 blocks pass shared rows on to the next block; the block that
+    removes them is on the server.
     """
     return rows_behind(spec, spec.num_blocks) if isinstance(spec, CutSpec) else 0
 
 
 @functools.lru_cache(maxsize=8)  # every session of every round asks for it
 def rows_behind(spec: ModelSpec, num_blocks: int) -> int:
-    """The same of the first ``num_blocks`` blocks, found by a pass without memory."""
+    """Return the rows appended by the first ``num_blocks`` blocks, from a pass on fake tensors."""
     with torch.device("meta"):
         blocks = [spec.build_block(index).eval() for index in range(num_blocks)]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

@@ -1,7 +1,7 @@
 """A model's configuration as plain values, from which another machine builds the same blocks.
 
-Classes are named by a word from this file, never by a path, and nothing is imported that the other
-side names.
+A class is named by a word from a fixed list in this file, never by an import path, so the sender
+cannot make the receiver import anything.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ _MOST_SIZE = 2**24
 
 
 def describe(spec: ModelSpec) -> Description:
-    """What ``from_description`` builds an equal model from; JSON can hold it.
+    """Return a JSON-compatible description from which ``from_description`` builds an equal model.
 
-    Raises ``ConfigError`` for a model of a class that is not ours.
+    Raises ``ConfigError`` for a model of a class outside CollaPipe.
     """
     kinds: dict[str, Any] = {**_OWN, **_DERIVED}
     for kind, its in kinds.items():
@@ -46,13 +46,16 @@ def describe(spec: ModelSpec) -> Description:
 
 
 def from_description(description: Mapping[str, Any]) -> ModelSpec:
-    """The model of ``describe``. Raises ``WireError`` for what it never makes, and for what would
-    take long to build: more than ``MOST_BLOCKS`` layers, or a model derived in one way twice."""
+    """Return the model that ``describe`` described.
+
+    Raises ``WireError`` for any other input, and for models that would take long to build: more
+    than ``MOST_BLOCKS`` layers, or one derivation applied twice.
+    """
     return _built(description, frozenset(_DERIVED))
 
 
 def _built(description: Mapping[str, Any], derivations: frozenset[str]) -> ModelSpec:
-    """``derivations`` are those that the model may still have."""
+    """Build a model that may use only these ``derivations``, each at most once."""
     values = dict(description)
     kind = values.pop(_KIND, None)
     try:
@@ -76,8 +79,10 @@ def _built(description: Mapping[str, Any], derivations: frozenset[str]) -> Model
 
 
 def _check_sizes(values: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a size that no model has: of layers some time is taken for each, of
-    other things some constants may be allocated before anybody can count them."""
+    """Raise ``ValueError`` for an implausible size.
+
+    Each layer takes time to build, and other sizes may allocate memory before it can be counted.
+    """
     for name, value in values.items():
         most = MOST_BLOCKS if "layer" in name or name == "num_blocks" else _MOST_SIZE
         if isinstance(value, int) and abs(value) > most:
@@ -85,8 +90,10 @@ def _check_sizes(values: Mapping[str, Any]) -> None:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values``, where each is a scalar or a tuple of them. Raises ``TypeError``, and
-    ``ValueError`` for a size that no model has."""
+    """Return ``values`` if each is a scalar or a tuple of scalars.
+
+    Raises ``TypeError`` for other types and ``ValueError`` for an implausible size.
+    """
     _check_sizes(values)
     for name, value in values.items():
         if not all(

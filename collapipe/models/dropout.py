@@ -1,11 +1,11 @@
-"""Dropout whose masks depend on a key and not on who computes them, or when.
+"""Dropout whose masks depend on a key, not on the process or the time of computation.
 
-torch's CPU generator belongs to the process: units that train side by side would take numbers from
-each other. Here every part of the model draws from a generator of its own, made from the key (unit,
-step, micro-batch, part), so that neither threads nor the cut into segments change a mask.
+torch's CPU generator belongs to the process, so units that train in parallel threads would share
+one random stream. Here each part of the model draws from its own generator, seeded by the key
+(unit, step, micro-batch, part). Neither threads nor the cut into segments change a mask.
 
-A tensor on another device needs a generator of that device, which is made of the same seed. It
-draws other numbers than the CPU's: a mask depends on its key and on the kind of device.
+A tensor on another device needs a generator of that device. It has the same seed but draws other
+numbers than the CPU's: a mask depends on its key and on the kind of device.
 """
 
 from collections.abc import Iterator
@@ -27,22 +27,24 @@ _generators: ContextVar[_Generators | None] = ContextVar("collapipe_dropout", de
 
 @dataclass(frozen=True, slots=True)
 class DropoutKey:
-    """Whose dropout, and when: all but the part of the model and the micro-batch."""
+    """The unit and step of a dropout mask; the part and micro-batch complete the key."""
 
     seed: int
     unit: int
     step: int
 
     def generator(self, part: str, micro_batch: int) -> torch.Generator:
-        """The random stream of one part (such as ``blocks.3``) for one micro-batch, or of what
-        travels rounded by chance (``activation``, ``gradient``)."""
+        """Return the random stream of a part, such as ``blocks.3``, for one micro-batch.
+
+        The names ``activation`` and ``gradient`` give the streams of stochastic rounding.
+        """
         seed = derive(self.seed, "dropout", self.unit, self.step, part, micro_batch)
         return torch.Generator().manual_seed(seed)
 
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Inside, ``Dropout`` draws from ``generator``, on other devices from one of its seed."""
+    """Let ``Dropout`` draw from ``generator``; other devices use a generator of the same seed."""
     token = _generators.set({generator.device: generator})
     try:
         yield
@@ -58,12 +60,15 @@ class Dropout(nn.Module):
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape; raises ``RuntimeError`` in training outside of ``drawing_from``."""
+        """Return a tensor of the shape of ``x``.
+
+        Raises ``RuntimeError`` in training mode outside ``drawing_from``.
+        """
         return dropout(x, self.probability) if self.training else x
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """Same shape; raises ``RuntimeError`` outside of ``drawing_from``."""
+    """Return a tensor of the shape of ``x``. Raises ``RuntimeError`` outside ``drawing_from``."""
     if probability == 0.0:
         return x
     generators = _generators.get()
@@ -75,7 +80,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
 
 
 def _on(device: torch.device, generators: _Generators) -> torch.Generator:
-    """The generator of ``device``, which goes on where it stopped; made at its first use."""
+    """Return the generator of ``device``, created at its first use."""
     if device not in generators:
         first = next(iter(generators.values()))
         generators[device] = torch.Generator(device).manual_seed(first.initial_seed())
@@ -83,10 +88,10 @@ def _on(device: torch.device, generators: _Generators) -> torch.Generator:
 
 
 class ForeignDropout(TorchFunctionMode):
-    """Inside, every ``torch.nn.functional.dropout`` draws from the part's generator.
+    """Let every ``torch.nn.functional.dropout`` call draw from the part's generator.
 
-    For modules that are not ours: it reaches ``nn.Dropout``, functional calls and dropout on
-    attention weights alike, and changes none of them.
+    It serves modules of other libraries without changing them: ``nn.Dropout``, functional calls and
+    dropout of attention weights.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,5 +100,5 @@ class ForeignDropout(TorchFunctionMode):
 
 
 def _redirected(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """``functional.dropout`` with its own signature."""
+    """Replace ``functional.dropout``; same signature."""
     return dropout(x, p) if training else x

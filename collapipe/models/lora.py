@@ -1,7 +1,7 @@
-"""LoRA (Hu et al. 2021) through peft: low-rank adapters train, and what they stand on is frozen.
+"""LoRA (Hu et al. 2021) through peft: low-rank adapters train, the base weights are frozen.
 
-``requires_grad`` alone says what trains. peft takes seconds to import, so only a run with adapters
-does it.
+``requires_grad`` alone marks the weights that train. peft takes seconds to import, so only runs
+with adapters import it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,10 +24,10 @@ _NOT_IN_PEFT = {"distilbert": ("q_lin", "v_lin"), "marian": ("q_proj", "v_proj")
 
 
 def with_adapters(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
-    """``model``, with adapters where ``settings`` ask for them, and behind a frozen stem where
-    they ask for those of the last blocks alone.
+    """Add the adapters of ``settings`` to ``model``; return ``model`` itself without LoRA.
 
-    Raises ``ConfigError`` where there are not so many blocks.
+    With ``last_blocks`` the blocks before them become a frozen stem. Raises ``ConfigError`` if the
+    model has fewer blocks than ``last_blocks``.
     """
     if not isinstance(settings, LoraSettings):
         return model
@@ -46,15 +46,14 @@ def with_adapters(model: ModelSpec, settings: AdapterSettings) -> ModelSpec:
 
 @dataclass(frozen=True)
 class LoraSpec(DerivedSpec):
-    """A model whose linear layers W of certain names become W + B A · alpha / rank, W frozen.
+    """Model whose named linear layers W become W + B A · alpha / rank with W frozen.
 
-    Its weights have peft's names: W ends in ``.base_layer.weight``, A and B in
-    ``.lora_A.default.weight`` and ``.lora_B.default.weight``. B is zero at first, so that the first
-    model is ``base``.
+    Weights have peft's names: ``….base_layer.weight`` for W, ``….lora_A.default.weight`` and
+    ``….lora_B.default.weight`` for A and B. B starts at zero, so the initial model equals ``base``.
 
-    ``dropout`` is of an adapter's input. ``target_modules`` are last names of linear layers; None:
-    peft's for the family, queries and values of most. Blocks before
-    ``first_block`` are frozen without adapters.
+    ``dropout`` applies to an adapter's input. ``target_modules`` are last path components of linear
+    layers; None selects peft's default for the family, usually queries and values. Blocks before
+    ``first_block`` are frozen and have no adapters.
     """
 
     rank: int = 8
@@ -85,16 +84,16 @@ class LoraSpec(DerivedSpec):
         return self.base.build_embedding(vocabulary).requires_grad_(False)
 
     def build_block(self, index: int) -> nn.Module:
-        """Block ``index``, in which adapters alone train."""
+        """Build block ``index``, in which only adapters train."""
         block = self.base.build_block(index)
         if index < self.first_block:
             return block.requires_grad_(False)
         return self._adapted(block_name(index), block)
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        """A decoder, or a causal model's last layers, with adapters; a task's head as it is.
+        """Build the head: a decoder or a causal model's last layers get adapters, a task head none.
 
-        A task's head is new to the model and trains in full, as peft's ``modules_to_save`` do.
+        A task head is new to the model and trains fully, like peft's ``modules_to_save``.
         """
         from collapipe.models.huggingface.heads import CausalHead, TaskHead
 
@@ -103,10 +102,10 @@ class LoraSpec(DerivedSpec):
         return self._adapted(HEAD, head) if old and not isinstance(head, TaskHead) else head
 
     def _adapted(self, name: str, part: nn.Module) -> nn.Module:
-        """``part``, frozen but for the adapters that peft puts into it.
+        """Freeze ``part`` and add peft's adapters to it.
 
-        They are drawn from the seed of torch's generator and the part's name, and take nothing
-        from the stream that the weights of ``base`` are drawn from.
+        Adapters are drawn from the seed of torch's generator and the part's name. The stream from
+        which the weights of ``base`` are drawn does not advance.
         """
         from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
@@ -133,7 +132,7 @@ class LoraSpec(DerivedSpec):
 def merged(
     spec: LoraSpec, vocabulary: Vocabulary, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Weights of ``spec.base`` that compute what ``weights`` do; those stay as they are."""
+    """Return weights of ``spec.base`` with the adapters merged in; ``weights`` do not change."""
     from peft.tuners.lora import LoraLayer
 
     own = {name: weight.detach() for name, weight in weights.items()}
@@ -165,8 +164,7 @@ def _default_targets(base: ModelSpec) -> tuple[str, ...]:
 
 
 def _linear_layers(part: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Module]:
-    """Layers of ``part`` that compute a product and no more, and whose path ends in one of
-    ``names``."""
+    """Return the linear layers of ``part`` whose path ends in one of ``names``."""
     from transformers.pytorch_utils import Conv1D  # GPT-2's, with W transposed
 
     ends = tuple(f".{name}" for name in names or ())

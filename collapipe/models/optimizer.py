@@ -1,8 +1,8 @@
-"""AdamW, or SGD with momentum, over the weights of a module: torch's own steps and their state.
+"""AdamW and SGD with momentum over a module's weights, by torch's functional optimisers.
 
-``torch.optim.Optimizer`` imports torch's compiler with its first instance: 800 modules, 76 MB and
-a second of a fast core, seconds of a Raspberry Pi's. The functional forms, which it calls as well,
-do without.
+The first ``torch.optim.Optimizer`` of a process imports torch's compiler: 800 modules, 76 MB, a
+second on a fast core and several on a Raspberry Pi. The functional optimisers, which it calls too,
+need none of these imports.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from collapipe.tensors import Tensors
 
 
 class Optimizer:
-    """Steps what trains of ``module``, as ``settings`` say; a weight without a gradient stays.
+    """Optimiser of the trainable weights of ``module``; weights without a gradient do not change.
 
-    Tensors of its state are named after the weights, ``norm.weight/exp_avg``.
+    State tensors are named after the weights, such as ``norm.weight/exp_avg``.
     """
 
     def __init__(self, settings: OptimizerSettings, module: nn.Module) -> None:
@@ -29,22 +29,22 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Step with learning rate ``rate``, then forget the gradients."""
+        """Step with learning rate ``rate``, then drop the gradients."""
         names = [name for name, weight in self._weights.items() if weight.grad is not None]
         (self._adamw if self._settings.name == "adamw" else self._sgd)(names, rate)
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Drop what was accumulated."""
+        """Drop the accumulated gradients."""
         for weight in self._weights.values():
             weight.grad = None
 
     def state(self) -> Tensors:
-        """Its tensors on the CPU, wherever they are."""
+        """Return the state tensors on the CPU."""
         return {name: each.cpu() for name, each in self._state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from copies of what ``state`` returned; of unknown weights it is left out."""
+        """Load copies of the tensors that ``state`` returned; unknown weights are ignored."""
         for key, value in state.items():
             weight = self._weights.get(key.rpartition("/")[0])
             if weight is not None:
@@ -93,20 +93,20 @@ class Optimizer:
         self._state |= {key: each for key, each in found if each is not None}
 
     def _of(self, names: Sequence[str]) -> tuple[list[Tensor], list[Tensor]]:
-        """Weights and their gradients."""
+        """Return the named weights and their gradients."""
         weights: list[Tensor] = [self._weights[name] for name in names]
         return weights, [each.grad for each in weights if each.grad is not None]
 
 
 def moments(settings: OptimizerSettings) -> tuple[str, ...]:
-    """What the optimiser remembers of a weight once it has stepped, each of the weight's shape."""
+    """Return the names of the optimiser's state tensors that have the weight's shape."""
     if settings.name == "sgd":
         return ("momentum_buffer",) if settings.momentum else ()
     return "exp_avg", "exp_avg_sq"
 
 
 def state_like(settings: OptimizerSettings, weights: Mapping[str, Tensor]) -> Tensors:
-    """Tensors without values, as ``Optimizer.state`` has them of weights that all have stepped."""
+    """Return meta tensors shaped like ``Optimizer.state()`` after every weight has stepped."""
     like: Tensors = {}
     for name, weight in weights.items():
         empty = torch.empty_like(weight, device="meta")

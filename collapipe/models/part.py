@@ -1,7 +1,7 @@
-"""A part of a model that trains by itself: embedding, one encoder block, or the head.
+"""A part of a model with its own optimiser: the embedding, one encoder block, or the head.
 
-An optimiser belongs to its part, so that its state can follow a block to another device, and all
-parts together step exactly as one optimiser over the unsplit model would.
+The optimiser state moves with its part when a block moves to another device. All parts together
+step exactly as one optimiser over the unsplit model would.
 """
 
 import math
@@ -22,10 +22,10 @@ from collapipe.torch_device import CPU
 
 
 def clip_scale(squared_norms: Iterable[float], clip_norm: float | None) -> float:
-    """Factor for all gradients from the parts' squared norms, summed in the order given.
+    """Return the factor that clips all gradients to ``clip_norm``, given each part's squared norm.
 
-    The same as ``torch.nn.utils.clip_grad_norm_`` over all parts at once. Raises
-    ``NonFiniteLossError`` where the norm is NaN or infinite.
+    Equals ``torch.nn.utils.clip_grad_norm_`` over all parts at once; squared norms are summed in
+    the order given. Raises ``NonFiniteLossError`` if the total norm is NaN or infinite.
     """
     norm = sum(squared_norms) ** 0.5
     if not math.isfinite(norm):
@@ -50,7 +50,7 @@ class Part:
         self.load_optimizer_state(state or {})
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what ``optimizer_state`` returned, of any parts."""
+        """Load this part's state from ``state``, which may hold the states of other parts too."""
         self._optimizer.load_state(select(state, self.name))
 
     def squared_norm(self) -> float:
@@ -59,7 +59,7 @@ class Part:
         return float(get_total_norm(gradients)) ** 2
 
     def step(self, rate: float, scale: float) -> None:
-        """Step with the gradients times ``scale``, then forget them."""
+        """Step with learning rate ``rate`` and gradients times ``scale``; then drop gradients."""
         if scale != 1.0:
             for parameter in self.module.parameters():
                 if parameter.grad is not None:
@@ -67,26 +67,26 @@ class Part:
         self._optimizer.step(rate)
 
     def forget_gradients(self) -> None:
-        """Drop what was accumulated."""
+        """Drop the accumulated gradients."""
         self._optimizer.forget_gradients()
 
     def weights(self) -> Tensors:
-        """Weights by their names in the whole model, on the CPU."""
+        """Return the weights on the CPU, keyed by their names in the whole model."""
         weights = self.module.state_dict()
         return prefixed(self.name, {name: weight.cpu() for name, weight in weights.items()})
 
     def optimizer_state(self) -> Tensors:
-        """Optimiser state by the same names, ``blocks.3.norm.weight/exp_avg``."""
+        """Return the optimiser state with keys such as ``blocks.3.norm.weight/exp_avg``."""
         return prefixed(self.name, self._optimizer.state())
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Put a part's name before its tensors' names."""
+    """Prefix the tensors' names with a part's name."""
     return {f"{name}.{key}": value.detach() for key, value in tensors.items()}
 
 
 def select(tensors: Mapping[str, Tensor], name: str) -> Tensors:
-    """The tensors of one part, by their names within it."""
+    """Return the tensors of one part, keyed by their names within the part."""
     prefix = f"{name}."
     return {
         key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
@@ -94,7 +94,7 @@ def select(tensors: Mapping[str, Tensor], name: str) -> Tensors:
 
 
 class HeadPart(Part):
-    """The head, trained on activations: (activation, targets) → loss, gradient."""
+    """The head, which trains on activations: (activation, targets) → loss, gradient."""
 
     def answer(
         self,
@@ -104,11 +104,10 @@ class HeadPart(Part):
         target_tokens: int,
         generator: torch.Generator,
     ) -> tuple[float, Tensor]:
-        """Loss of a micro-batch and its gradient by ``hidden`` [b, s, d], on the device that this
-        came from; own gradients add up.
+        """Return a micro-batch's loss and the gradient of ``hidden`` [b, s, d] on its device.
 
-        ``target_tokens`` counts those of the whole batch, so that the micro-batches' losses and
-        gradients sum to the batch's.
+        Gradients of the head's weights accumulate. ``target_tokens`` is the number of target tokens
+        of the whole batch, so that losses and gradients of micro-batches sum to the batch's.
         """
         own = hidden.detach().to(self.device).requires_grad_()
         mask, targets = mask.to(self.device), targets.to(self.device)

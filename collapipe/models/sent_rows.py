@@ -1,8 +1,8 @@
-"""Which rows of an activation travel to a head on another machine: those that it reads.
+"""Rows of an activation that are sent to a head on another machine: the rows that the head reads.
 
-The others are neither sent nor answered: the head computes with zeros in their place, and their
-gradient is 0. Loss, gradients and weights are the same bits as if all had been sent, since what a
-head does not read reaches the loss through factors of exactly 0.
+The other rows are not sent and no gradient is returned for them: the head uses zeros instead, and
+their gradient is 0. Loss, gradients and weights have the same bits as if all rows were sent,
+because unread rows affect the loss only through factors of exactly 0.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from collapipe.models.cut import CutSpec, extra_rows
 from collapipe.models.split import ModelSpec
 
 Reads = Literal["first", "labelled", "real", "every"]
-"""A head's rows of a sample: its first, those of tokens with a label, of all tokens without their
-padding, or every one."""
+"""Rows of a sample that a head reads: the first row, rows of labelled tokens, rows of all tokens
+without padding, or every row."""
 
 _OF_HEAD: dict[str | None, Reads] = {
     "pooled": "first",
@@ -30,20 +30,20 @@ _OF_HEAD: dict[str | None, Reads] = {
 
 @dataclass(frozen=True, slots=True)
 class RowsRead:
-    """What the head of a model reads, and how many rows are behind the tokens' in any case."""
+    """Rows that a model's head reads; ``extra`` rows after the token rows are always sent."""
 
     reads: Reads
     extra: int = 0
 
     @classmethod
     def by(cls, spec: ModelSpec) -> "RowsRead":
-        """The head of ``spec``. Blocks behind a cut attend to all tokens; of a head of an unknown
-        kind nothing is known."""
+        """Return the rows read by the head of ``spec``: all tokens if blocks follow a cut, every
+        row if the kind of head is unknown."""
         reads = "real" if isinstance(spec, CutSpec) else _OF_HEAD.get(spec.head, "every")
         return cls(reads, extra_rows(spec))
 
     def of(self, mask: Tensor, targets: Tensor) -> Tensor:
-        """True at each row that travels, [b, s + extra]; ``mask`` [b, s], ``targets`` [b, t]."""
+        """Return [b, s + extra], True at rows to send; ``mask`` [b, s], ``targets`` [b, t]."""
         read = torch.ones_like(mask)
         if self.reads == "first":
             read[:, 1:] = False
@@ -57,14 +57,14 @@ class RowsRead:
         return torch.cat([read, extra], dim=1)
 
     def most(self, lengths: Sequence[int]) -> int:
-        """Rows that travel of samples of these ``lengths``, all together, at most."""
+        """Return the largest number of rows sent for samples of these ``lengths`` in tokens."""
         count = len(lengths)
         tokens = {"first": count, "every": count * max(lengths)}.get(self.reads, sum(lengths))
         return tokens + count * self.extra
 
 
 def scattered(rows: Tensor, read: Tensor) -> Tensor:
-    """Rows [n, d] in their places, zeros in the others, [b, s + extra, d]."""
+    """Put ``rows`` [n, d] where ``read`` is True, zeros elsewhere: [b, s + extra, d]."""
     whole = rows.new_zeros(*read.shape, rows.shape[-1])
     whole[read] = rows
     return whole

@@ -1,4 +1,4 @@
-"""The seam of a model: three kinds of parts, and their reunion, the unsplit model."""
+"""Interfaces of a model's three kinds of parts, and the unsplit model made of them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,29 +23,30 @@ TASKS = {  # what trains each kind of head
 
 
 def block_name(index: int) -> str:
-    """Name of an encoder block, also the prefix of its weights' names."""
+    """Return the name of an encoder block, which prefixes its weights' names."""
     return f"blocks.{index}"
 
 
 class Head(Protocol):
-    """What stands behind the last block: a decoder or a task head with its output layer."""
+    """The part after the last block: a decoder or a task head, with its output layer."""
 
     def loss(self, hidden: Tensor, mask: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the target tokens' losses; hidden [b, s, d], mask [b, s], targets [b, t]."""
+        """Return the summed loss of the target tokens; hidden [b, s, d], mask [b, s], targets
+        [b, t]."""
 
     def generate(self, hidden: Tensor, mask: Tensor, max_length: int) -> list[list[int]]:
-        """Predicted ids of each sample, without special tokens."""
+        """Return each sample's predicted token ids without special tokens."""
 
 
 class ModelSpec(Protocol):
-    """A model's configuration; builds each kind of part with fresh weights."""
+    """A model's configuration, which builds each kind of part with freshly drawn weights."""
 
     def __hash__(self) -> int:
         """Hash by value; measured costs are cached by it."""
 
     @property
     def num_blocks(self) -> int:
-        """L."""
+        """L, the number of encoder blocks."""
 
     @property
     def dim(self) -> int:
@@ -53,34 +54,34 @@ class ModelSpec(Protocol):
 
     @property
     def head(self) -> str | None:
-        """What stands behind the blocks: ``decoder``, ``causal``, ``tokens`` or ``pooled``."""
+        """Kind of head: ``decoder``, ``causal``, ``tokens`` or ``pooled``."""
 
     @property
     def own_tokenizer(self) -> str | None:
-        """Hub id or folder with the tokeniser that the first weights were trained with."""
+        """Hub id or folder of the tokeniser that belongs to the pretrained weights."""
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
-        """inputs [b, s] → hidden [b, s, d]."""
+        """Build the module that maps token ids [b, s] to hidden [b, s, d]."""
 
     def build_block(self, index: int) -> nn.Module:
-        """Block ``index``, from 0: (hidden [b, s, d], mask [b, s]) → hidden [b, s, d]."""
+        """Build block ``index``, counted from 0: (hidden [b, s, d], mask [b, s]) → hidden."""
 
     def build_head(self, vocabulary: Vocabulary) -> nn.Module:
-        """A module that is a ``Head``."""
+        """Build a module that implements ``Head``."""
 
 
 class MaskedEmbedding(nn.Module):
-    """An embedding that must know what of its inputs is padding: (inputs, mask) → hidden."""
+    """An embedding that needs the padding mask: (inputs, mask) → hidden."""
 
 
 def masks_for(embedding: nn.Module, mask: Tensor) -> tuple[Tensor, ...]:
-    """What ``embedding`` is called with behind its inputs."""
+    """Return the arguments that ``embedding`` takes after its inputs."""
     return (mask,) if isinstance(embedding, MaskedEmbedding) else ()
 
 
 @dataclass(frozen=True)
 class DerivedSpec:
-    """What a model made out of another one, ``base``, has in common with it."""
+    """A model derived from ``base``: the properties that both share."""
 
     base: ModelSpec
 
@@ -104,7 +105,7 @@ class DerivedSpec:
 
 
 class SplitModel(nn.Module):
-    """All parts in one place: for evaluation, prediction and unsplit training."""
+    """The unsplit model, for evaluation, prediction and unsplit training."""
 
     def __init__(self, spec: ModelSpec, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -114,21 +115,21 @@ class SplitModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """Device of the weights."""
         return next(self.parameters()).device
 
     def parts(self) -> dict[str, nn.Module]:
-        """Embedding, blocks in order, head: name → module."""
+        """Return name → module of the embedding, the blocks in order, and the head."""
         blocks = {block_name(index): block for index, block in enumerate(self.blocks)}
         return {EMBEDDING: self.embedding, **blocks, HEAD: self.head}
 
     def encode(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """The last block's activation [b, s, d], without dropout."""
+        """Return the last block's activation [b, s, d], without dropout."""
         hidden = self.embedding(inputs, *masks_for(self.embedding, mask))
         return through(self.blocks, hidden, mask)
 
     def loss(self, batch: Batch, key: DropoutKey) -> Tensor:
-        """Sum of the target tokens' losses in one piece, with the dropout of micro-batch 0."""
+        """Return the summed loss of the target tokens, with the dropout masks of micro-batch 0."""
         with drawing_from(key.generator(EMBEDDING, 0)):
             masks = masks_for(self.embedding, batch.mask)
             hidden: Tensor = self.embedding(batch.inputs, *masks)
@@ -140,20 +141,20 @@ class SplitModel(nn.Module):
 
     @torch.inference_mode()
     def generate(self, batch: Batch, max_length: int) -> list[list[int]]:
-        """Greedy predictions for the batch's inputs."""
+        """Return greedy predictions for the batch's inputs."""
         hidden = self.encode(batch.inputs, batch.mask)
         return cast(Head, self.head).generate(hidden, batch.mask, max_length)
 
 
 def through(blocks: Iterable[nn.Module], hidden: Tensor, mask: Tensor) -> Tensor:
-    """What the last of ``blocks`` makes of ``hidden`` [b, s, d]."""
+    """Apply ``blocks`` in order to ``hidden`` [b, s, d]."""
     for block in blocks:
         hidden = block(hidden, mask)
     return hidden
 
 
 def shift_right(targets: Tensor, start: int, fill: int) -> Tensor:
-    """A decoder's inputs [b, t]: ``start``, then all of ``targets`` but the last."""
+    """Return a decoder's inputs [b, t]: ``start``, then ``targets`` without the last token."""
     before = targets.masked_fill(targets == IGNORED, fill)[:, :-1]
     return torch.cat((targets.new_full((len(targets), 1), start), before), 1)
 
@@ -161,10 +162,10 @@ def shift_right(targets: Tensor, start: int, fill: int) -> Tensor:
 def decode_greedily(
     next_logits: Callable[[Tensor, int], Tensor], mask: Tensor, start: int, end: int, length: int
 ) -> list[list[int]]:
-    """Ids of a batch's samples, up to ``end`` and ``length`` at most.
+    """Return each sample's token ids before ``end``, at most ``length`` of them.
 
-    ``next_logits`` takes the last ids [b, 1] and their position, gives [b, vocabulary] and keeps
-    what it needs of the past.
+    ``next_logits`` maps the last ids [b, 1] and their position to logits [b, vocabulary] and keeps
+    its own cache of earlier positions.
     """
     ids = mask.new_full((len(mask), 1), start, dtype=torch.long)
     done = mask.new_zeros(len(mask), dtype=torch.bool)
@@ -178,8 +179,10 @@ def decode_greedily(
 
 
 def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
-    """Names, as in ``SplitModel``'s state, of what does not train beside adapters, constants in the
-    state among it; empty where every weight trains."""
+    """Return the names in ``SplitModel``'s state of frozen weights and constants.
+
+    Empty if every weight trains.
+    """
     with torch.device("meta"):
         model = SplitModel(spec, vocabulary)
     if all(weight.requires_grad for weight in model.parameters()):
@@ -188,19 +191,19 @@ def frozen_names(spec: ModelSpec, vocabulary: Vocabulary) -> frozenset[str]:
 
 
 def not_training(module: nn.Module) -> set[str]:
-    """Names of the frozen weights and constants in a module's state."""
+    """Return the names of the frozen weights and constants in a module's state."""
     return module.state_dict().keys() - set(training_names(module))
 
 
 def training_names(module: nn.Module) -> list[str]:
-    """Names of the weights that train."""
+    """Return the names of the trainable weights."""
     return [name for name, each in module.named_parameters() if each.requires_grad]
 
 
 def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:
-    """A module around ``weights`` themselves: nothing is initialised, nothing copied.
+    """Build a module that holds ``weights`` themselves, without initialising or copying.
 
-    Raises ``RuntimeError`` (torch's) where names or shapes do not fit.
+    Raises torch's ``RuntimeError`` if names or shapes do not match.
     """
     with torch.device("meta"):
         module = build()

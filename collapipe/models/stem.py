@@ -1,9 +1,9 @@
-"""A frozen stem: the embedding and first blocks of a model, which never change.
+"""A frozen stem: the embedding and first blocks of a model, which never train.
 
-A row's activation behind it depends on the row alone. Products of matrices round differently in
-other shapes, so that a row computed beside others, or padded, may differ in the last bits. A stem
-therefore computes each row by itself, without padding and without dropout: on one machine a row has
-the same bits in whatever batch it stands, and whether it is computed or was kept.
+The activation of a row depends on that row alone. Matrix products round differently for different
+shapes, so a row computed in a batch or with padding may differ in its last bits. A stem therefore
+computes each row separately, without padding and without dropout. On one machine a row then has the
+same bits in every batch, whether it is computed or read from the cache.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ from collapipe.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class StemSpec(DerivedSpec):
-    """``base``, whose embedding and first ``frozen_blocks`` blocks are one frozen embedding.
+    """Model that treats the embedding and first ``frozen_blocks`` blocks of ``base`` as embedding.
 
-    Weights are drawn in the order of ``base``: the same seed gives the same ones. In the stem they
-    have the names of ``base`` behind ``embedding.``, and other blocks count from 0; see
-    ``without_stem``. What the stem computes is kept in ``store``, if there is one.
+    Weights are drawn in the order of ``base``, so the same seed gives the same weights. The stem's
+    weights have the names of ``base`` with the prefix ``embedding.``; the remaining blocks are
+    numbered from 0 (``without_stem`` restores the names). ``store`` caches the stem's activations.
     """
 
     frozen_blocks: int
@@ -38,7 +38,7 @@ class StemSpec(DerivedSpec):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks behind the stem."""
+        """Number of blocks that follow the stem."""
         return self.base.num_blocks - self.frozen_blocks
 
     def build_embedding(self, vocabulary: Vocabulary) -> nn.Module:
@@ -54,7 +54,7 @@ class StemSpec(DerivedSpec):
 
 
 class Stem(MaskedEmbedding):
-    """Embedding and first blocks, each row by itself; never in training, never with a gradient."""
+    """Embedding and first blocks, applied row by row in evaluation mode and without gradients."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class Stem(MaskedEmbedding):
         self.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> "Stem":
-        """Stay without dropout, whatever the model around it does."""
+        """Stay in evaluation mode, so that no dropout is applied."""
         return super().train(False)
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """Hidden [b, s + r, d], zeros at padding; r rows are what T5's blocks hand on."""
+        """Return hidden states [b, s + r, d], zero at padding; T5 blocks append r shared rows."""
         rows = [self._row(ids[real]) for ids, real in zip(inputs, mask, strict=True)]
         return _padded(rows, mask.sum(1).tolist(), mask.shape[1])
 
     def _row(self, ids: Tensor) -> Tensor:
-        """What the last block makes of one row's tokens, [n + r, d]."""
+        """Return the last block's output [n + r, d] for the n tokens of one row."""
         kept = self._store.load(ids) if self._store else None
         if kept is not None:
             return kept.to(ids.device)
@@ -89,7 +89,7 @@ class Stem(MaskedEmbedding):
 
 
 def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int) -> Tensor:
-    """[b, width + r, d]: each row's tokens, zeros, and its further rows at the end."""
+    """Stack rows to [b, width + r, d]: a row's tokens, zeros, then its r shared rows."""
     further = len(rows[0]) - lengths[0]
     hidden = rows[0].new_zeros(len(rows), width + further, rows[0].shape[1])
     for place, row, length in zip(hidden, rows, lengths, strict=True):
@@ -98,7 +98,7 @@ def _padded(rows: Sequence[Tensor], lengths: Sequence[int], width: int) -> Tenso
 
 
 def without_stem(weights: Mapping[str, Tensor], frozen_blocks: int) -> dict[str, Tensor]:
-    """Weights of a ``StemSpec``'s model by their names in that of its ``base``."""
+    """Rename the weights of a ``StemSpec``'s model to their names in ``base``."""
     return {_name_in_base(name, frozen_blocks): weight for name, weight in weights.items()}
 
 

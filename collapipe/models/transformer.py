@@ -1,7 +1,7 @@
-"""The classic encoder–decoder Transformer (Vaswani et al. 2017), pre- or post-norm.
+"""The encoder–decoder Transformer of Vaswani et al. 2017 with pre- or post-norm.
 
-Dropout falls on embeddings and on each sublayer's output, as in the original's section 5.4, not on
-attention weights: so attention stays one fused kernel.
+Dropout applies to embeddings and to each sublayer's output (section 5.4), not to attention weights,
+so attention is one fused kernel.
 """
 
 import math
@@ -27,7 +27,7 @@ KeysValues = tuple[Tensor, Tensor]  # each [b, heads, length, d / heads]
 
 @dataclass(frozen=True)
 class TransformerSpec:
-    """Sizes of the model; the options under ``model``."""
+    """Sizes of the model: the options ``model.*``."""
 
     num_blocks: Count = 6
     num_decoder_blocks: Count = 6
@@ -59,7 +59,7 @@ class TransformerSpec:
 
 
 def positions(start: int, length: int, dim: int, like: Tensor) -> Tensor:
-    """Sinusoidal positions [length, dim] from position ``start`` on (section 3.5)."""
+    """Return sinusoidal positions [length, dim] starting at ``start`` (section 3.5)."""
     place = torch.arange(start, start + length, dtype=torch.float64).unsqueeze(1)
     rate = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(1e4) / dim))
     table = torch.stack((torch.sin(place * rate), torch.cos(place * rate)), dim=-1)
@@ -67,7 +67,7 @@ def positions(start: int, length: int, dim: int, like: Tensor) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Token embedding scaled by √d, plus positions, then dropout."""
+    """Token embedding times √d, plus positions, then dropout."""
 
     def __init__(self, spec: TransformerSpec, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose keys and values can be kept."""
+    """Multi-head attention with reusable keys and values."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.output = (_linear(dim, dim) for _ in range(4))
 
     def keys_values(self, source: Tensor) -> KeysValues:
-        """Keys and values of ``source`` [b, s, d]."""
+        """Return keys and values of ``source`` [b, s, d]."""
         return self._heads(self.key(source)), self._heads(self.value(source))
 
     def forward(
         self, x: Tensor, keys_values: KeysValues, mask: Tensor | None, causal: bool = False
     ) -> Tensor:
-        """x [b, t, d] attends where ``mask`` (bool, broadcast to [b, heads, t, s]) is True."""
+        """Let x [b, t, d] attend where ``mask`` (bool, broadcast to [b, heads, t, s]) is True."""
         query = self._heads(self.query(x))
         keys, values = keys_values
         mixed = functional.scaled_dot_product_attention(
@@ -112,7 +112,7 @@ class Attention(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """Residual connection, norm before or after, and dropout around a sublayer."""
+    """Residual connection, pre- or post-norm, and dropout of a sublayer."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ class Sublayer(nn.Module):
         return self.norm(x) if self.pre else x
 
     def after(self, x: Tensor, output: Tensor) -> Tensor:
-        """x with the sublayer's ``output`` added."""
+        """Add the sublayer's ``output`` to x."""
         total = x + self.dropout(output)
         return total if self.pre else self.norm(total)  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
-    """Two layers with ReLU, inside their residual connection."""
+    """Two linear layers with ReLU and a residual connection."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention and feed-forward: one Transformer encoder block (TEB)."""
+    """One Transformer encoder block (TEB): self-attention and feed-forward."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class EncoderBlock(nn.Module):
         self.feed_forward = FeedForward(spec)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """hidden [b, s, d], mask [b, s] True at tokens → [b, s, d]."""
+        """Map hidden [b, s, d] and mask [b, s], True at tokens, to hidden [b, s, d]."""
         seen = self.around_attention.before(hidden)
         keys_values = self.attention.keys_values(seen)
         mixed = self.attention(seen, keys_values, mask[:, None, None, :])
@@ -160,7 +160,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the encoder, feed-forward."""
+    """Causal self-attention, cross-attention to the encoder, and feed-forward."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -173,10 +173,10 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, memory: KeysValues, memory_mask: Tensor, past: KeysValues | None
     ) -> tuple[Tensor, KeysValues]:
-        """x [b, t, d] → the same, and the keys and values to pass as ``past`` next time.
+        """Return hidden states of the shape of x [b, t, d], and keys and values for ``past``.
 
-        With ``past`` x is the one next position, which may see all of the past; without, x is the
-        whole sequence and sees itself causally.
+        Without ``past``, x is the whole sequence and attends causally. With ``past``, x is the next
+        position alone and attends to all earlier ones.
         """
         seen = self.around_self.before(x)
         keys, values = self.self_attention.keys_values(seen)
@@ -189,7 +189,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Everything behind the encoder's last block; a ``Head``."""
+    """The decoder and output layer, which follow the encoder's last block; implements ``Head``."""
 
     def __init__(self, spec: TransformerSpec, vocabulary: Vocabulary) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""A backward in two halves: first the gradient of the inputs, which a neighbour waits for, later
-those of the weights (B and W of Qi et al. 2024, "Zero bubble pipeline parallelism").
+"""A backward pass in two halves (B and W of Qi et al. 2024, "Zero bubble pipeline parallelism").
 
-Autograd's own nodes compute both halves from what they saved, and add to the weights' gradients as
-ever: the bits are those of one backward.
+The first half computes the gradient of the inputs, which the previous segment waits for; the second
+half computes the gradients of the weights. Autograd's own nodes compute both from their saved
+tensors, so the result has the bits of a single backward pass.
 """
 
 from collections import Counter, defaultdict
@@ -16,11 +16,11 @@ from torch.autograd.graph import GradientEdge, Node
 
 
 class SplitBackward:
-    """The backward of ``hidden``, of which the gradient of ``inputs`` is there at once.
+    """Compute the gradient of ``inputs`` now and the gradients of the weights in ``accumulate``.
 
-    The nodes between the two from which ways to weights branch off keep the gradients that they
-    got, until ``accumulate`` goes these ways. A weight to which ways lead from several of them gets
-    its gradient at once: no single node has it.
+    Nodes on the path from ``hidden`` to ``inputs`` from which a path to a weight branches off keep
+    the gradient that reached them. A weight reached from several of these nodes gets its gradient
+    immediately, because no single node holds it.
     """
 
     def __init__(self, hidden: Tensor, gradient: Tensor, inputs: Tensor) -> None:
@@ -39,7 +39,7 @@ class SplitBackward:
             )
 
     def accumulate(self) -> None:
-        """Add to the gradients of the weights."""
+        """Add the second half to the gradients of the weights."""
         for node, got in self._got.items():
             given = [
                 (GradientEdge(node, k), each) for k, each in enumerate(got) if each is not None
@@ -50,12 +50,12 @@ class SplitBackward:
 
     @property
     def kept(self) -> list[Tensor]:
-        """The gradients that wait."""
+        """The gradients kept for ``accumulate``."""
         return [each for got in self._got.values() for each in got if each is not None]
 
 
 def _ways(hidden: Tensor, inputs: Tensor) -> dict[Node, dict[Node, Tensor]]:
-    """Of each node between ``hidden`` and ``inputs`` the leaves to which ways branch off there."""
+    """Map each node between ``hidden`` and ``inputs`` to the leaves that branch off at it."""
     nodes = _reached([hidden.grad_fn], _onward)
     back = defaultdict[Node, list[Node]](list)
     for node in nodes:
@@ -71,14 +71,14 @@ def _ways(hidden: Tensor, inputs: Tensor) -> dict[Node, dict[Node, Tensor]]:
 
 
 def _onward(node: Node) -> list[Node]:
-    """Where its gradients go."""
+    """Return the nodes that receive gradients from ``node``."""
     return [child for child, _ in node.next_functions if child is not None]
 
 
 def _reached(
     starts: Iterable[Node | None], onward: Callable[[Node], Iterable[Node]]
 ) -> dict[Node, None]:
-    """A set in a fixed order: the nodes that ``starts`` lead to, with these."""
+    """Return ``starts`` and all nodes reachable from them, as an ordered set."""
     reached: dict[Node, None] = {}
     waiting = list(starts)
     while waiting:
