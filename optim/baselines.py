@@ -122,10 +122,10 @@ class AllUnits:
 def minimize_makespan(
     request: RoundRequest, chosen: tuple[Front, ...], options: RoundOptions
 ) -> tuple[ClusterPlan, ...]:
-    """The channels, powers and points of the fronts with which the last unit ends first.
+    """Choose channels, powers and points of the fronts that minimise the last unit's finish time.
 
-    ``chosen`` are the fronts of all N clusters, empty for those that nobody chose. A unit that can
-    afford no channel is left out. Raises ``InfeasibleRoundError`` where that is each of them.
+    ``chosen`` has the fronts of all N clusters, empty for clusters that were not selected. A unit
+    that can afford no channel is left out. Raises ``InfeasibleRoundError`` if no unit remains.
     """
     return solve_round(request, chosen, (0.0,) * len(chosen), options, exact_allocation)[2]
 

@@ -106,12 +106,12 @@ def fronts(
     order: Sequence[int] = (),
     most: int | None = None,
 ) -> tuple[Front, ...]:
-    """All clusters' verified fronts; empty for one that cannot hold the model and sits out.
+    """Return each cluster's verified front, empty for a cluster that cannot hold the model.
 
-    Points have the K devices of their cluster, and times of all local steps of the round; where the
-    head's place is chosen, those of one place stand behind those of the other. With ``options``
-    they are the fastest for what the uplinks may take in that round. ``order``, ``most`` and what
-    is raised are those of ``of_each``.
+    A point has blocks for all K devices of its cluster and times for all local steps of the round.
+    If the place of the head is a choice, the front lists the points of each place in turn. With
+    ``options`` points are the fastest for the possible uplink times of that round. ``order``,
+    ``most`` and errors are as in ``of_each``.
     """
     times = dict[int, tuple[float, ...]]()
     if options:
@@ -152,7 +152,7 @@ def as_planned(cluster: ClusterState, planned: UplinkPlan | None) -> ClusterStat
 
 
 def _uplinks(request: RoundRequest) -> tuple[Uplink, ...]:
-    """Each cluster's, or ``_no_uplink`` where it is not known for these channels."""
+    """Return each cluster's uplink, or ``_no_uplink`` if it lacks a gain for each channel."""
     channels = len(request.channels)
     reported = (cluster.uplink or _no_uplink(channels) for cluster in request.clusters)
     return tuple(each if len(each.gains) == channels else _no_uplink(channels) for each in reported)
@@ -166,11 +166,11 @@ def _no_uplink(num_channels: int) -> Uplink:
 def activation_times(
     uplinks: Sequence[Uplink], channels: Sequence[Channel], options: RoundOptions
 ) -> list[tuple[float, ...]]:
-    """What each unit's activations may take on an uplink while its pipeline runs, s, ascending.
+    """Return each unit's possible uplink times of activations during the pipeline, s, ascending.
 
-    0, for the pipeline by itself; on each channel what each payload takes at full power, or under
-    drift ``paper``, where a unit may send with less, any time. Only 0 where they wait for the
-    pipeline.
+    0 stands for the pipeline alone. Each payload adds its time on each channel at full power; under
+    drift ``paper`` units may send with less power, so any time is possible. With
+    ``uplink="after"`` the only time is 0.
     """
     if options.uplink == "after" or not (uplinks and channels):
         return [(0.0,)] * len(uplinks)
@@ -262,10 +262,10 @@ def solve_round(
     solve: RoundSolver,
     error_queues: tuple[float, ...] = (),
 ) -> tuple[RoundProblem, RoundSolution, tuple[ClusterPlan, ...]]:
-    """The joint round of these fronts, its verified answer, and the scheduled units' plans.
+    """Return the joint problem of these fronts, its verified solution, and the scheduled plans.
 
-    A unit whose uplink is not known reaches nobody and sits out. Raises ``InfeasibleRoundError``
-    where none is known.
+    A unit without a known uplink is not scheduled. Raises ``InfeasibleRoundError`` if no unit has
+    one.
     """
     channels, uplinks = request.channels, _uplinks(request)
     if all(each == _no_uplink(len(channels)) for each in uplinks):
@@ -294,9 +294,10 @@ def cluster_plan(
     partition: Partition,
     uplink: UplinkPlan | None = None,
 ) -> ClusterPlan:
-    """A partition as the plan that the cluster gets: segments in the devices' order.
+    """Turn a partition into the cluster's plan: segments in the devices' order.
 
-    The partition's latency is that of all local steps of the round. Replicas are no segments.
+    ``partition.latency_s`` covers all local steps of the round. Replicas (VanillaFL) have no
+    segments.
     """
     return ClusterPlan(
         unit=cluster.unit,

@@ -33,14 +33,14 @@ def scheduled_gamma(
     options: RoundOptions,
     gradient_error: Floats | float = 0.0,
 ) -> Floats:
-    """Γ = κ·(φ²·(S²/L + 1 + ρ) + ε(p)), broadcast, for ``error`` = ε(p): eq. (28) has ρ = 0.
+    """Return Γ = κ·(φ²·(S²/L + 1 + ρ) + ε(p)), broadcast, for ``error`` = ε(p); eq. (28) has ρ = 0.
 
-    ``gradient_error`` is ρ, what rounding adds to the gradient's second moment, relative to φ²: the
-    gradient of what was rounded without bias is unbiased to first order, and in eq. (23) ρφ² stands
-    beside φ² (docs/optim.md).
+    ``gradient_error`` is ρ, the second moment that rounding adds to the gradient, relative to φ².
+    Unbiased rounding leaves the gradient unbiased to first order, so ρφ² adds to φ² in eq. (23)
+    (docs/optim.md).
 
-    S²/L comes from Lemma 1, which does not hold as printed (docs/optim.md): read it as a price on
-    segments, not as a bound of the gradient, which is the same for every S.
+    S²/L comes from Lemma 1, which does not hold as printed (docs/optim.md). It is a price on
+    segments and not a bound on the gradient, which is equal for every S.
     """
     split = options.gradient_bound * np.square(num_segments) / num_blocks
     noise = options.gradient_bound * (1.0 + np.asarray(gradient_error))
@@ -67,9 +67,9 @@ def gamma_changes(
 
 
 def idle_gamma(channels: Sequence[Channel], options: RoundOptions) -> float:
-    """Γ of a unit that is not scheduled, κ·(C/I + φ²): p = 0, S = 0, I the channels' mean I_j.
+    """Return Γ of an unscheduled unit, κ·(C/I + φ²): p = 0, S = 0, I the mean of the channels' I_j.
 
-    Raises ``ConfigError`` where that is infinite: without interference.
+    Raises ``ConfigError`` if I is 0, which makes Γ infinite.
     """
     interference = math.fsum(channel.interference_w for channel in channels) / len(channels)
     if options.interference_constant_w and not interference:
@@ -120,10 +120,10 @@ def round_gammas(problem: RoundProblem, allocations: Sequence[Allocation]) -> tu
 
 
 def round_objective(problem: RoundProblem, allocations: Sequence[Allocation]) -> float:
-    """V·max(finish) over the scheduled units, plus the drift of the queues.
+    """Return V·max(finish) of the scheduled units plus the drift of the queues.
 
-    The drift is Σ Y_n·Γ_n over all N units, or eq. (32)'s Σ Y_n·(S_n + p_n) over the scheduled;
-    and that of the queues Q_n of what they send in fewer bits.
+    The drift is Σ Y_n·Γ_n over all N units, or Σ Y_n·(S_n + p_n) over the scheduled units
+    (eq. 32), plus the drift of the rounding-error queues Q_n.
     """
     makespan, queues = max(each.finish_s for each in allocations), problem.queues
     drift: float

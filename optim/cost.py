@@ -21,7 +21,7 @@ from optim.radio.channel import Fading, links
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A local step: its seconds, those of a micro-batch's slowest stage, and joules by device."""
+    """A local step: its seconds, the slowest stage's seconds a micro-batch, joules by device."""
 
     seconds: float
     slowest_s: float

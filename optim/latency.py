@@ -1,4 +1,4 @@
-"""What a partition costs: the pipeline's time, and the caps of memory and energy that it keeps."""
+"""Latency of a partition, and the block caps that memory and energy set."""
 
 import math
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ def sum_and_slowest(
     latency: Latency,
     behind_s: Sequence[float] = (),
 ) -> tuple[float, float]:
-    """Σ, what a micro-batch of b/m samples passes, and M, its slowest stage, s.
+    """Return the sum of all stages Σ and the slowest stage M, s, of a micro-batch of b/m samples.
 
-    With C the compute and H the hop of a chunk on each of the S devices that hold blocks:
+    With compute C and hop H of a chunk on each of the S devices that hold blocks:
 
-    - ``bound`` (eq. 15, without the hop that it takes off): each of the S stages takes max (C + H).
-    - ``flow_shop``: C + H is a stage: a device computes, then sends, then goes on.
-    - ``overlap``: C and H are stages of their own: it sends while it computes.
+    - ``bound`` (eq. 15, without subtracting a hop): each of the S stages takes max (C + H).
+    - ``flow_shop``: C + H is one stage; a device computes, sends, then continues.
+    - ``overlap``: C and H are separate stages; a device sends while it computes.
 
-    ``behind_s`` are stages behind the uplink, seconds of a whole batch each: the head, and the
-    gradients' way down.
+    ``behind_s`` are stages after the uplink in seconds of a whole batch: the head and the transfer
+    of gradients to the unit.
     """
     size = batch_size / num_micro_batches
     held = [(device.time, count) for device, count in zip(devices, blocks, strict=True) if count]
@@ -49,7 +49,7 @@ def pipeline_latency(
     num_micro_batches: int,
     latency: Latency,
 ) -> float:
-    """Seconds of a batch of b samples in m micro-batches, Σ + (m - 1)·M of ``sum_and_slowest``."""
+    """Return the seconds of a batch in m micro-batches, Σ + (m - 1)·M of ``sum_and_slowest``."""
     total, slowest = sum_and_slowest(devices, blocks, batch_size, num_micro_batches, latency)
     return total + (num_micro_batches - 1) * slowest
 
@@ -57,7 +57,7 @@ def pipeline_latency(
 def partition_of(
     problem: ClusterProblem, blocks: Sequence[int], num_micro_batches: int
 ) -> Partition:
-    """A partition, with its times under the problem's law."""
+    """Return the partition with its times under the problem's latency law."""
     behind = problem.head_s, problem.gradient_s
     total, slowest = sum_and_slowest(
         problem.devices, blocks, problem.batch_size, num_micro_batches, problem.latency, behind
@@ -72,10 +72,10 @@ def streamed_s(
     num_micro_batches: Ints | Floats | int,
     activation_s: Floats | float,
 ) -> Floats:
-    """Seconds of a batch whose activations take ``activation_s`` on the uplink, broadcast.
+    """Return a batch's seconds if activations take ``activation_s`` on the uplink, broadcast.
 
-    The uplink is one more stage, of A = activation_s/m for a micro-batch: Σ + A + (m - 1)·max(M, A)
-    = latency + A + (m - 1)·max(A - M, 0). With M = 0 it is a whole batch's: latency + m·A.
+    The uplink is one more stage with A = activation_s/m per micro-batch: Σ + A + (m - 1)·max(M, A)
+    = latency + A + (m - 1)·max(A - M, 0). With M = 0 the result is latency + m·A.
     """
     each = np.asarray(activation_s / num_micro_batches)
     later = np.maximum(each - slowest_s, 0.0)
@@ -89,10 +89,10 @@ def batch_s(partition: Partition, activation_s: float) -> float:
 
 
 def block_caps(problem: ClusterProblem) -> Ints:
-    """How many blocks each device can hold, [M, K]: row m - 1 is for m micro-batches; 0 … L.
+    """Return the most blocks of each device, [M, K], 0 … L; row m - 1 is for m micro-batches.
 
-    None with fewer micro-batches than the problem's least. Memory (C7) gives the same in every row,
-    unless segments recompute; energy (C9') does not.
+    Rows below the problem's least m are 0. The memory cap (C7) is equal in all rows unless segments
+    recompute; the energy cap (C9') is not.
     """
     sizes = micro_batch_sizes(problem)
     caps = np.empty((problem.max_micro_batches, len(problem.devices)), dtype=np.int64)
@@ -122,9 +122,9 @@ def _energy_caps(budget: EnergyBudget, sizes: Floats, problem: ClusterProblem) -
 
 
 def fitting_micro_batches(problem: ClusterProblem) -> list[int]:
-    """Each m under which the devices together can hold the model.
+    """Return each m for which the devices together can hold the model.
 
-    Raises ``InfeasibleRoundError`` where there is none.
+    Raises ``InfeasibleRoundError`` if there is none.
     """
     fitting = (block_caps(problem).sum(axis=1) >= problem.num_blocks).nonzero()[0] + 1
     if not fitting.size:
@@ -135,7 +135,7 @@ def fitting_micro_batches(problem: ClusterProblem) -> list[int]:
 def require_within_caps(
     solver: str, problem: ClusterProblem, blocks: Sequence[int], num_micro_batches: int
 ) -> None:
-    """Raises ``InfeasibleRoundError`` that names the first device with too many blocks."""
+    """Raise ``InfeasibleRoundError`` naming the first device with too many blocks."""
     caps = block_caps(problem)[num_micro_batches - 1].tolist()
     for device, held, cap in zip(problem.devices, blocks, caps, strict=True):
         if held > cap:
@@ -150,9 +150,9 @@ def require_within_caps(
 
 
 def model_too_large(problem: ClusterProblem, limits: Sequence[str] = ()) -> InfeasibleRoundError:
-    """The error of a cluster that cannot hold L blocks: how many fit where, and what to raise.
+    """Return the error for a cluster that cannot hold L blocks, with each cap and a remedy.
 
-    ``limits`` name what else than energy limits the blocks of each device; by default its memory.
+    ``limits`` name, for each device, the limit other than energy; default: memory.
     """
     by_m = block_caps(problem)
     row = int(by_m.sum(axis=1).argmax())
@@ -176,7 +176,7 @@ def model_too_large(problem: ClusterProblem, limits: Sequence[str] = ()) -> Infe
 
 
 def _remedy(problem: ClusterProblem, caps: Sequence[int], m: int, limits: Sequence[str]) -> str:
-    """More energy, as far as memory lets it help, then memory."""
+    """Return the remedy: more energy as far as memory allows, then more memory."""
     raises, missing = [], problem.num_blocks - sum(caps)
     for device, cap in zip(problem.devices, caps, strict=True):
         most = device.memory_cap(problem.batch_size / m, problem.num_blocks)
@@ -199,7 +199,7 @@ def _energy_binds(problem: ClusterProblem, m: int, device: DeviceProfile, cap: i
 
 
 def _joules(budget: EnergyBudget, blocks: int, m: int, problem: ClusterProblem) -> str:
-    """Joules that the budget has to have for ``blocks``, as text."""
+    """Return the joules that ``blocks`` need, as text."""
     spent = budget.law.chunk(blocks, problem.batch_size / m)
     return round_up(spent * m if budget.scope == "batch" else spent)
 

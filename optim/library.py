@@ -23,13 +23,13 @@ def plan_round(
     schedule: str = "one_f_one_b",
     seed: int = 0,
 ) -> RoundPlan:
-    """Who takes part, on which channel and at which power, and which device holds which blocks.
+    """Plan one round: participants, channels, powers, and the blocks of each device.
 
-    ``strategy`` is ``Dssra()`` unless given; its ``plan_round`` gets the whole request, of the
-    first round. ``queues`` are Y_n of each cluster, those of the last plan; empty: zeros.
+    ``strategy`` defaults to ``Dssra()``; its ``plan_round`` gets the whole request, for round 1.
+    ``queues`` are Y_n of each cluster from the previous plan; empty means zeros.
 
     Raises ``InfeasibleRoundError`` with the numbers and what would make the round feasible, and
-    ``PlanViolationError`` where the strategy's plan breaks a constraint.
+    ``PlanViolationError`` if the strategy's plan violates a constraint.
     """
     request = RoundRequest(
         round=1,

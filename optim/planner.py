@@ -1,5 +1,8 @@
-"""The seam of a strategy. A user's own is a frozen dataclass with ``plan_round``, named by
-``strategy._target_``; its fields are the options under ``strategy``."""
+"""The interface of a scheduling strategy.
+
+A user's strategy is a frozen dataclass with ``plan_round``, named by ``strategy._target_``; its
+fields are the options ``strategy.*``.
+"""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,10 +15,10 @@ from collapipe.state import Channel, ClusterState, DeviceProfile, Estimates
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """What a round is planned from.
+    """The input of a round's plan.
 
-    ``clusters`` are all N, in the units' order. Who is away or unknown has devices that hold no
-    block (``max_blocks=0``) and sits out.
+    ``clusters`` are all N clusters in the units' order. A cluster that is away or unknown has
+    devices that hold no block (``max_blocks=0``) and is not scheduled.
     """
 
     round: int
@@ -36,20 +39,21 @@ class RoundRequest:
 
 
 def present_devices(cluster: ClusterState) -> tuple[DeviceProfile, ...]:
-    """Those that can hold a block: neither away nor without memory for one."""
+    """Return the devices that can hold a block: present, with memory for at least one."""
     return tuple(device for device in cluster.devices if device.max_blocks != 0)
 
 
 class Planner(Protocol):
-    """Decides who takes part, who holds which blocks, and how many micro-batches.
+    """Decides which units take part, which device holds which blocks, and the micro-batches.
 
-    Attributes that a class may have: ``latency``, the law of the pipelines' time that it plans by
-    (else ``overlap``), ``fading``, of the uplinks' rates (else ``none``), and ``uplink``, whether
-    uploads take place beside the pipelines (else ``streamed``). A round's cost is computed by them.
+    A class may define three attributes, which also govern the computed cost of a round:
+    ``latency``, the law of pipeline time (default ``overlap``); ``fading`` of the uplink rates
+    (default ``none``); and ``uplink``, whether uploads overlap with the pipeline (default
+    ``streamed``).
     """
 
     def plan_round(self, request: RoundRequest, rng: np.random.Generator) -> RoundPlan:
-        """The same request and generator give the same plan.
+        """Return the plan of a round; the same request and generator give the same plan.
 
         Raises ``InfeasibleRoundError`` with the numbers and what would make it feasible.
         """

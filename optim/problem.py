@@ -1,4 +1,4 @@
-"""What a planner is asked, and what it answers: the seams of every solver."""
+"""Problems and solutions of the planner: the interfaces of all solvers."""
 
 import math
 from collections.abc import Callable
@@ -55,11 +55,11 @@ class ClusterProblem:
 class Partition:
     """A point of a cluster's front.
 
-    ``latency_s`` is Σ + (m - 1)·M with Σ the sum of all stages and M the slowest, without the
-    uplink, which is a stage of its own: see ``optim.latency.streamed_s``. ``replicated``: every
-    device holds the whole encoder and trains b/K samples (VanillaFL): no pipeline, S = 1.
-    ``over_limits``: found as if memory and energy were unlimited. ``head``: the times are those
-    with the head there, so that only payloads with such a head go with it.
+    ``latency_s`` is Σ + (m - 1)·M with Σ the sum of all stages and M the slowest one. It excludes
+    the uplink, which is a separate stage: see ``optim.latency.streamed_s``. ``replicated`` means
+    that every device holds the whole encoder and trains b/K samples (VanillaFL, S = 1).
+    ``over_limits`` means that memory and energy limits were ignored. ``head`` is the place of the
+    head that the times assume; only payloads for this place are compatible.
     """
 
     blocks: tuple[int, ...]  # δ_k for each of the K devices, 0 for those left out
@@ -81,11 +81,12 @@ class Partition:
 class ClusterSolution:
     """A solver's answer to a ``ClusterProblem``.
 
-    For each number of segments S, in ascending order, the front holds who is fastest of all with at
-    most as many, for some of the problem's times on the uplink, in the order of those times: more
-    segments than the fastest are dominated, since the drift Γ grows with S. Heuristics answer with
-    a single point. The certificate is of ``best``, with its time on the uplink. Not ``complete``: a
-    time limit ended the search, so the front may lack points or hold slower ones.
+    For each number of segments S, ascending, the front holds the partitions with S segments that
+    are fastest among all with at most S, ordered by the uplink times for which they are fastest.
+    Partitions with more segments than the fastest one are dominated, because the drift Γ grows with
+    S. Heuristics return a single point. The certificate refers to ``best`` at its uplink time. If
+    not ``complete``, a time limit ended the search and the front may lack points or hold slower
+    ones.
     """
 
     front: tuple[Partition, ...]
@@ -146,10 +147,10 @@ class RoundOptions:
 
 @dataclass(frozen=True, slots=True)
 class RoundProblem:
-    """The joint problem of a round of N units, once each cluster's front is known.
+    """The joint problem of a round of N units, given each cluster's front.
 
-    The points' times are those of all local steps of the round. With ``error_queues`` a unit's
-    ρ adds to their drift; without any it is at most ρ̄ in each round.
+    Times cover all local steps of the round. With ``error_queues`` a unit's ρ adds to the drift;
+    without them ρ is at most ρ̄ in each round.
     """
 
     fronts: tuple[tuple[Partition, ...], ...]  # empty: cannot hold the model this round
@@ -180,7 +181,7 @@ class Allocation:
 
     @property
     def gradient_error(self) -> float:
-        """ρ of what it sends."""
+        """ρ, the relative rounding error of the payload."""
         return self.payload.gradient_error if self.payload else 0.0
 
 

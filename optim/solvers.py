@@ -1,4 +1,4 @@
-"""Solvers by name. A solver's module, and what it imports, loads when it is first asked for."""
+"""Solvers by name. A solver's module is imported at its first use."""
 
 from collections.abc import Mapping
 from pkgutil import resolve_name

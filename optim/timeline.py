@@ -36,7 +36,7 @@ class SegmentTimes:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """A stage behind the encoder; seconds from the batch's beginning."""
+    """A stage after the encoder; times in seconds since the start of the batch."""
 
     name: str  # ``uplink``, ``head`` or ``gradients``
     each_s: float  # of one micro-batch
@@ -64,10 +64,10 @@ def stages_behind(
 
 
 def timeline(problem: ClusterProblem, partition: Partition) -> tuple[SegmentTimes, ...]:
-    """The segments of a batch in the order in which activations pass them.
+    """Return the segments of a batch in pipeline order.
 
-    The last hop ends when the law's latency is over, if nothing is behind it. Replicas (VanillaFL)
-    compute side by side and send nothing.
+    Without stages after the encoder, the last hop ends at the partition's latency. Replicas
+    (VanillaFL) compute in parallel and send nothing.
     """
     if partition.replicated:
         whole, share = Span(0, problem.num_blocks), problem.batch_size / len(problem.devices)

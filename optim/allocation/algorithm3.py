@@ -21,13 +21,13 @@ _TURNS = 50
 def paper_allocation(problem: RoundProblem) -> RoundSolution:
     """Sub-2 by alternation: channels by the Hungarian method (eq. 41), then power (eq. 42).
 
-    Each unit brings the fastest point of its front, with C11 the fastest that it allows on that
-    channel: Sub-1 was solved before. As in P3 the uploads are planned as if the pipelines took no
-    time, so what is minimised is eq. 35, V·max (upload) + the drift that depends on channels and
-    power, while the reported objective has the sum of pipeline and upload (eq. 26). S stays out of
-    Sub-2, since eq. 34 charges it to every unit; the reported objective charges the scheduled ones.
-    Drift ``gamma`` puts Y_n·(Γ_n - Γ_idle) for Y_n·p_n. docs/optim.md lists where the paper is read
-    differently. Precisions are not its matter: each unit sends its first payload.
+    Sub-1 is already solved: each unit uses the fastest point of its front that C11 allows on the
+    channel. As in P3, uploads are planned as if pipelines took no time. The minimised function is
+    eq. 35, V·max (upload) plus the drift that depends on channels and power; the reported objective
+    uses the sum of pipeline and upload times (eq. 26). S is not part of Sub-2, as eq. 34 charges it
+    to every unit; the reported objective charges only scheduled units. Drift ``gamma`` uses
+    Y_n·(Γ_n - Γ_idle) in place of Y_n·p_n. docs/optim.md lists deviations from the paper. Precision
+    is not decided: each unit sends its first payload.
 
     Raises ``InfeasibleRoundError`` as ``option_table`` does.
     """

@@ -13,17 +13,16 @@ _ROUNDING = 1e-9
 
 
 class PowerCurves:
-    """What loads cost on each of J channels: a payload of a unit behind a point of its front.
+    """Costs of loads on each of J channels; a load is a unit's payload with a point of its front.
 
-    On a channel it costs Y·(S + p(D)) and what its ρ adds to the drift.
+    A load costs Y·(S + p(D)) on a channel, plus the drift of its rounding error ρ.
 
-    A deadline has to be kept on two lines: once the first micro-batch is through, what is left of
-    the uploads follows the pipeline's pace, or the pipeline that of the uploads. Whichever asks for
-    the higher rate decides.
+    Two constraints bind under a deadline: after the first micro-batch either the pipeline or the
+    uplink sets the pace. The constraint with the higher required rate decides.
 
-    ``loads`` are places among all intervals of deadlines, of which a search has several at once,
-    all units, payloads and points, of which there are ``shape``: ascending. ``figures`` are theirs
-    on any channel, [9, R, 1], and ``links`` on each, [6, R, J].
+    ``loads`` are ascending flat indices into ``shape``: intervals of deadlines (a search holds
+    several), units, payloads and points. ``figures`` [9, R, 1] do not depend on the channel,
+    ``links`` [6, R, J] do.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class PowerCurves:
         return PowerCurves(self.loads[which], self.shape, figures, links, self.fading)
 
     def among(self, which: Ints, intervals: Ints) -> "PowerCurves":
-        """Some of the loads, as those of other intervals, in the order of these."""
+        """Select loads and assign them to other intervals, in the order of ``intervals``."""
         size, figures, links = math.prod(self.shape), self.figures[:, which], self.links[:, which]
         loads = self.loads[which] % size + intervals * size
         return PowerCurves(loads, self.shape, figures, links, self.fading)

@@ -127,10 +127,10 @@ class _Search:
 
 
 def _least_sums(units: Ints, costs: Floats, cardinality: int) -> Floats:
-    """After each option, of a unit and a cost: the sum of the ν least of the units' least costs;
-    infinite as long as fewer than ν units have one.
+    """Return, after each option (unit, cost), the sum of the ν smallest of the units' least costs.
 
-    Who is not among the ν comes in by a lower cost of its own alone, since costs only fall.
+    Infinite while fewer than ν units have an option. A unit's least cost only falls, so a unit
+    enters the ν smallest only by a lower cost of its own.
     """
     chosen = dict[int, float]()
     sums, dearest, total = np.empty(len(units)), math.inf, math.inf

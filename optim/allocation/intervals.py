@@ -45,9 +45,9 @@ class DeadlineIntervals:
         return DeadlineIntervals(start, stop, np.repeat(self.bounds[which], 2), curves.take(useful))
 
     def bases(self, deadline_s: float) -> Floats:
-        """Where to take tangents, [E]: beside this deadline if it is an end, else in the middle.
+        """Return the tangents' points [E]: next to ``deadline_s`` if it is an end, else the middle.
 
-        Not at it: there p often bends, and its slope on the other side is another.
+        Not at the end itself, where p often has a kink with two slopes.
         """
         is_end = (self.start_s == deadline_s) | (self.stop_s == deadline_s)
         beside = np.clip(deadline_s, self.start_s * (1 + _INSIDE), self.stop_s * (1 - _INSIDE))

@@ -22,11 +22,11 @@ class Matching:
 
 
 def min_cost_matching(costs: Floats) -> Matching:
-    """The cheapest of the largest matchings; ``costs`` [N, J], infinite where there is no pair.
+    """Return the cheapest maximum matching; ``costs`` [N, J] are infinite for missing pairs.
 
-    The assignment problem asks for full matchings, so missing pairs take part and are dropped from
-    the answer: at a price so high that no sum of costs pays for one pair less, but no higher, or
-    costs are lost to rounding.
+    The assignment problem needs full matchings, so missing pairs get a finite price and are dropped
+    from the answer. The price exceeds any possible saving from one pair less, but not by more:
+    larger prices would lose costs to rounding.
     """
     found = np.isfinite(costs)
     largest = float(np.abs(costs[found]).max(initial=0.0))
@@ -38,8 +38,10 @@ def min_cost_matching(costs: Floats) -> Matching:
 
 
 def bottleneck(times: Floats) -> tuple[float, int]:
-    """The least time by which a largest matching of the pairs can be made, and its size; times
-    [N, J] are infinite where there is no pair."""
+    """Return the least largest time of a maximum matching, and the matching's size.
+
+    ``times`` [N, J] are infinite for missing pairs.
+    """
     ordered = np.unique(times[np.isfinite(times)])
 
     def matched(time: float) -> int:

@@ -45,9 +45,9 @@ class OptionTable:
 
 @dataclass(frozen=True, slots=True)
 class FrontPoints:
-    """The points of all fronts, [I, N, 1] each; where a front has fewer, the latency is infinite.
+    """The points of all N fronts, arrays of shape [I, N, 1]; missing points have infinite latency.
 
-    Times are those of a round, in which the activations of all batches are a on the uplink.
+    Times cover a whole round; a is the uplink time of the activations of all its batches.
     """
 
     latency_s: Floats
@@ -88,10 +88,10 @@ class FrontPoints:
 
 
 def option_table(problem: RoundProblem) -> OptionTable:
-    """All options of a round of N units and J channels.
+    """Return all options of a round of N units and J channels.
 
-    Raises ``InfeasibleRoundError`` where none is feasible: names the first constraint that nobody
-    meets, the numbers, and what would be enough.
+    Raises ``InfeasibleRoundError`` if no option is feasible. The message names the first constraint
+    that every option violates, the numbers, and a sufficient change.
     """
     options = problem.options
     pairs = payload_links(problem.uplinks, problem.channels, options.fading, options.energy)

@@ -1,10 +1,10 @@
-"""The round under drift ``paper`` (eq. 32), to 1e-9: branch and bound over deadlines.
+"""The round under drift ``paper`` (eq. 32), exact to 1e-9: branch and bound over deadlines.
 
-Power costs here, so that each unit sends as slowly as the deadline D allows: a load's cost
-Y·(S + p(D)) falls with D and is convex. For fixed loads V·D + ΣY·(S + p) has one valley. Over an
-interval of deadlines every cost lies above its tangent, and the matching of tangents is concave in
-D: the lesser of its two ends bounds the interval. Tangents beside the best deadline found settle
-wide intervals, since its own slopes add up to nothing.
+Power has a cost, so each unit sends as slowly as the deadline D allows: a load's cost Y·(S + p(D))
+falls with D and is convex, and V·D + ΣY·(S + p) of fixed loads has one minimum. On an interval of
+deadlines each cost lies above its tangent, and the cost of the best matching of tangents is concave
+in D, so the smaller of its two end values bounds the interval from below. Tangents next to the best
+deadline found exclude wide intervals, because the slopes there sum to zero.
 """
 
 import math
@@ -189,8 +189,10 @@ class DeadlineSearch:
 
 
 def _matchings(curves: PowerCurves, costs: Floats, count: int) -> list[Matching]:
-    """Of each of so many intervals the cheapest of the largest matchings of its units and channels;
-    units by their place among ``starts``, costs [R, J] infinite where infeasible."""
+    """Return the cheapest maximum matching of units and channels for each of ``count`` intervals.
+
+    Units are given by their index in ``starts``; ``costs`` [R, J] of infeasible pairs are infinite.
+    """
     least = np.minimum.reduceat(costs, curves.starts) if len(curves) else costs
     edges = np.searchsorted(curves.intervals[curves.starts], np.arange(count + 1)).tolist()
     each = [min_cost_matching(least[start:stop]) for start, stop in pairwise(edges)]

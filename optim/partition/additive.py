@@ -1,8 +1,9 @@
 """Sub-1 under ``flow_shop`` and ``overlap``: Σ chunk + (m - 1)·max bottleneck, for every S.
 
-Nodes are ranges of thresholds on the bottleneck, each for one m. A generation of them is relaxed;
-those that cannot beat the incumbent of any S go, the others are split, until few bottlenecks are
-left in each. These become nodes of their own, and what the relaxation cannot decide is solved.
+A node is a range of thresholds on the bottleneck for one m. Each generation of nodes is relaxed.
+Nodes that cannot beat the incumbent of any S are dropped, the others are split until each holds few
+bottlenecks. Each of these becomes a node, and nodes that the relaxation cannot decide are solved
+exactly.
 """
 
 import time
@@ -104,7 +105,7 @@ def _cut(row: Ints, low: Floats, high: Floats, pieces: int) -> tuple[Ints, Float
 
 
 def _split(nodes: Nodes) -> Nodes:
-    """Every bottleneck by itself if few are left or the ranges are narrow, else smaller ranges."""
+    """Split into single bottlenecks if few are left or ranges are narrow, else smaller ranges."""
     fewer = nodes.rates.held(nodes.row, nodes.low)
     # Of devices that are all the same the first may be the bottleneck for the others.
     fewer[nodes.twins()] = np.inf

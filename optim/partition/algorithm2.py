@@ -62,12 +62,12 @@ def alternate(problem: ClusterProblem, num_micro_batches: int) -> Cut:
 def stationary_micro_batches(
     problem: ClusterProblem, blocks: Sequence[float], num_micro_batches: int
 ) -> float:
-    """The real m at which the latency's derivative is 0 (eq. 38): √((ΣA - A_s)/B_s), ≥ 0.
+    """Return the real m ≥ 0 with latency derivative 0 (eq. 38): √((ΣA - A_s)/B_s).
 
-    What occupies a device for A + m·B seconds a batch, A = b·(δu + w) and B = δv + ℓ, does so m
-    times; s is the slowest of them under ``num_micro_batches``, and ΣA counts what a micro-batch
-    passes: under ``bound`` S times the slowest. Under ``overlap`` computes and hops count apart.
-    Infinite where B_s is 0 and more micro-batches always pay.
+    A stage takes A + m·B seconds a batch with A = b·(δu + w) and B = δv + ℓ. s is the slowest stage
+    for ``num_micro_batches``; ΣA sums the stages of a micro-batch, S times the slowest under
+    ``bound``. Under ``overlap`` computes and hops are separate stages. Infinite if B_s is 0, when
+    more micro-batches are always faster.
     """
     occupied = _occupations(problem, blocks)
     whole, each = max(occupied, key=lambda spent: spent[0] / num_micro_batches + spent[1])

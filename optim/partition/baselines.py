@@ -1,8 +1,8 @@
-"""Partitions that others use, as solvers of a cluster, to compare with.
+"""Partitioning rules of other systems, as cluster solvers for comparison.
 
-Each answers with one point and knows no bound. Where its definition gives a device more than its
-memory or energy allows, it says so instead of answering. Those that use every device take the
-first L where there are more devices than blocks.
+Each returns a single point without a bound, and raises an error if its definition gives a device
+more than memory or energy allow. Rules that use every device use the first L if there are more
+devices than blocks.
 """
 
 import math

@@ -18,13 +18,13 @@ GRID = 12
 
 
 def bound_splits(rates: Rates, best: Envelope, deadline: float) -> float:
-    """Put the best of each S ≥ 2 into ``best``; return a lower bound of all latencies at its
-    first time on the uplink.
+    """Add the best partitions of each S ≥ 2 to ``best``; return a lower bound in seconds.
 
-    A grid of thresholds gives each pair (S, m) an interval. The pairs that are surely the fastest
-    at the ends of its times are made exact first; then those of the others that may still be the
-    fastest somewhere. ``best`` has S = 1 already; the lower bound, in seconds, holds also if the
-    deadline, in seconds of ``time.perf_counter``, ends the search.
+    The bound holds for all latencies at the first uplink time, also if ``deadline`` (on
+    ``time.perf_counter``, s) ends the search. A grid of thresholds gives each pair (S, m) an
+    interval of latencies. Pairs that are certainly the fastest at the ends of the uplink times are
+    solved exactly first, then all others that may still be fastest somewhere. ``best`` already
+    holds S = 1.
     """
     pairs = _pairs(rates)
     for activation_s in {float(best.times[0]), float(best.times[-1])}:

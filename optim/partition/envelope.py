@@ -1,8 +1,9 @@
-"""The fastest partitions of each S for some times on the uplink, and what could be faster.
+"""The fastest partitions of each S as a function of the uplink time, and goals for faster ones.
 
-A partition with the sum Σ and the slowest stage M takes Σ + A + (m - 1)·max(M, A) s, A = a/m, when
-a batch's activations take a seconds on the uplink: as a function of a the greater of two lines,
-which meet at a = m·M. The least of all partitions with at most S segments is their lower envelope.
+If a batch's activations take a seconds on the uplink, a partition with sum Σ and slowest stage M
+takes Σ + A + (m - 1)·max(M, A) seconds, A = a/m. As a function of a this is the maximum of two
+lines that meet at a = m·M. The minimum over all partitions with at most S segments is their lower
+envelope.
 """
 
 import math
@@ -86,7 +87,7 @@ class Envelope:
         self._rebuild()
 
     def offer(self, splits: Splits) -> None:
-        """Take what is better."""
+        """Add the splits that improve the envelope."""
         goal = self.goal(splits.row, splits.slowest)[
             np.arange(len(splits.row)), splits.segments - 1
         ]
@@ -119,7 +120,7 @@ class Envelope:
         return goal
 
     def samples(self) -> list[float]:
-        """Some a among those asked for: what is best there promises to be good around it."""
+        """Return some of the requested uplink times; partitions best there are good nearby."""
         low, high = float(self.times[0]), float(self.times[-1])
         if not self.continuous or low == high:
             some = np.linspace(0, len(self.times) - 1, min(len(self.times), _SAMPLES))
@@ -154,7 +155,7 @@ class Envelope:
     def _without_equals(
         self, chosen: Ints, ranges: list[tuple[float, float]]
     ) -> tuple[Splits, Floats]:
-        """Leave out who is nowhere faster than one before; that one takes over the range."""
+        """Drop splits that are nowhere faster than an earlier one, which takes over their range."""
         splits, times = self.splits.where(chosen), self.times
         if self.continuous:  # the lines of two differ most at these
             bends = (splits.row + 1) * splits.slowest
@@ -179,7 +180,7 @@ class Envelope:
         return np.where(piece >= 0, self.splits.latency(activation_s, piece), np.inf)
 
     def _rebuild(self) -> None:
-        """The envelopes of all S, each from the one before it and the splits of its own S."""
+        """Rebuild each envelope of S segments from that of S - 1 and the splits with S segments."""
         pieces, starts = list[Ints](), list[Floats]()
         before = np.zeros(0, dtype=int)
         for size in range(1, self.max_segments + 1):

@@ -18,12 +18,12 @@ from optim.problem import ClusterProblem, ClusterSolution, Floats
 def exact_partition(
     problem: ClusterProblem, rng: np.random.Generator | None = None, time_limit_s: float = math.inf
 ) -> ClusterSolution:
-    """The whole front of Sub-1: who is fastest with at most S segments, proved to be so.
+    """Return the whole front of Sub-1: for each S the proven fastest partition with at most S.
 
-    Nothing is drawn from ``rng``. A time limit may leave the front incomplete; the certificate's
-    lower bound of the latency holds all the same.
+    ``rng`` is not used. A time limit may leave the front incomplete; the certificate's lower bound
+    of the latency still holds.
 
-    Raises ``InfeasibleRoundError`` where the caps cannot hold the model at any m.
+    Raises ``InfeasibleRoundError`` if the caps cannot hold the model for any m.
     """
     start = time.perf_counter()
     rates = Rates.of(problem)

@@ -65,7 +65,7 @@ class Nodes:
         return replace(self, **kept, bottleneck=self.bottleneck and self.bottleneck.where(keep))
 
     def goal(self, best: Envelope) -> Floats:
-        """What Σ without the stages behind the uplink has to stay below, [N, Smax] s."""
+        """Return the value [N, Smax], s, that Σ without the stages after the uplink must beat."""
         goal = best.goal(self.row, np.maximum(self.low, self.rates.floor[self.row]))
         return goal - self.rates.behind[self.row][:, None]
 

@@ -1,4 +1,4 @@
-"""How a heuristic answers: one partition, within the caps, with what it costs under the law."""
+"""The answer of a heuristic: one partition within the caps, with its latency."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps

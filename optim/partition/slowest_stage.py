@@ -20,14 +20,13 @@ MOST_DEVICES = 12
 
 @single_point("pipedream")
 def pipedream(problem: ClusterProblem, rng: np.random.Generator) -> Cut:
-    """PipeDream's programme over runs of blocks, as FTPipeHD has it for unequal devices.
+    """Solve PipeDream's dynamic programme over runs of blocks, in FTPipeHD's form.
 
     A(k, l) = min over δ of max(A(k - 1, l - δ), stage_k(δ)), over the devices in the given order.
-    As in FTPipeHD every device that can hold a block is a stage and none is skipped (the first L
-    of them where there are more); PipeDream may also replicate a stage over several devices, which
-    a segment here cannot be.
+    As in FTPipeHD every device that can hold a block is a stage (the first L devices if there are
+    more). PipeDream may also replicate a stage over several devices; segments here cannot.
 
-    Raises ``InfeasibleRoundError`` where the caps cannot hold the model.
+    Raises ``InfeasibleRoundError`` if the caps cannot hold the model.
     """
     return _fastest(problem, lambda stages: range(min(stages.shape)))
 

@@ -73,7 +73,7 @@ class Links:
 
     @property
     def budgets(self) -> Floats:
-        """k = E·B·a/(bits·ln 2), [N, J]: the energy over what they cost at vanishing power."""
+        """k = E·B·a/(bits·ln 2), [N, J]: the energy budget over the cost at vanishing power."""
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds = self.energy_j * self.bandwidth_hz / (self.paid_bits * math.log(2))
             unlimited = (self.paid_bits == 0) | np.isinf(seconds)

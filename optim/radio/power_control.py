@@ -40,18 +40,18 @@ class Senders:
 
 
 def controlled_power(senders: Senders, power_w: Floats) -> Floats:
-    """The power that minimises ``Senders.cost``, [A] in W, from a feasible start.
+    """Return the power [A], W, that minimises ``Senders.cost``, from a feasible start.
 
-    Each step solves a convex programme around the present p, then goes as far towards its answer
-    as the cost falls; the cost is convex, so this ends at its minimum. With λ the longest upload
-    (Dinkelbach's parameter), the programme is
+    Each step solves a convex programme at the current p and moves towards its solution as long as
+    the cost falls; the cost is convex, so the iteration ends at its minimum. With λ the longest
+    upload (Dinkelbach's parameter), the programme is
 
         min V·t + Σ price·p   with   t ≥ λ + (z + θ - λ·r(p)) / r(p_now)   for each unit.
 
-    Eqs. 42 to 44 are read differently (docs/optim.md): the quotient by r(p_now) makes bits seconds,
-    t bounds each unit instead of the sum, and C8 and C11 are exact limits instead of tangents.
-    What is left to approximate is r where it fades or is extreme, by a logarithm with r's value
-    and slope at p_now, and the drift ``gamma``, by its tangent (g_1 and g_2 of eq. 44).
+    Eqs. 42 to 44 are read differently (docs/optim.md): division by r(p_now) turns bits into
+    seconds, t bounds each unit instead of the sum, and C8 and C11 are exact limits, not tangents.
+    Two functions are approximated: r, under fading or at extreme values, by a logarithm with its
+    value and slope at p_now, and the drift ``gamma`` by its tangent (g_1 and g_2 of eq. 44).
     """
     programme = _Programme(senders)
     cost = senders.cost(power_w)

@@ -13,8 +13,8 @@ from optim.verify.tolerance import MARGIN, check_certificate, differs, exceeds, 
 def verify_cluster(solution: ClusterSolution, problem: ClusterProblem) -> None:
     """Check every point of the front, their order, the best one and its certificate.
 
-    Replicas (VanillaFL) have a rule of their own: L blocks on every device, b/K samples on each,
-    no micro-batches and no hop.
+    Replicas (VanillaFL) are checked separately: L blocks on every device, b/K samples on each, no
+    micro-batches and no hop.
 
     Raises ``PlanViolationError`` with the constraint that fails, the device and the numbers.
     """

@@ -1,4 +1,4 @@
-"""A round's plan, whoever made it: what the units are told keeps the caps of what they have."""
+"""Verification of a round's plan, by any strategy, against the units' capabilities."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,12 +13,11 @@ from optim.verify.tolerance import exceeds, violation
 
 
 def verify_plan(plan: RoundPlan, request: RoundRequest) -> None:
-    """Check who takes part, on which channel and with which blocks: C1 to C3, C5 to C7 and C9'.
+    """Check participants, channels and blocks of a plan: C1 to C3, C5 to C7 and C9'.
 
-    Queues are those of all units (C10), or there are none.
-    Caps of memory and energy (C7, C9') do not hold for a plan over limits; only a framework that
-    prescribes a partition may ask for one, and devices that are away (``max_blocks=0``) get nothing
-    even then.
+    The plan has queues for all units (C10) or none. A plan marked ``over_limits`` is exempt from
+    the memory and energy caps (C7, C9'); only a framework that prescribes a partition may use it,
+    and devices that are away (``max_blocks=0``) get no blocks even then.
 
     Raises ``PlanViolationError`` with the unit, the constraint that fails, and the numbers.
     """

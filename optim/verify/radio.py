@@ -35,9 +35,10 @@ class UplinkPairs:
 def pairs_of(
     problem: RoundProblem, units: Ints, channels: Ints, payloads: Sequence[Payload | None] = ()
 ) -> UplinkPairs:
-    """Those of ``units`` with ``channels``, two arrays of one shape.
+    """Return the pairs of ``units`` and ``channels``, two arrays of one shape.
 
-    ``payloads`` are what each of the problem's N units sends, None what it always does; so without.
+    ``payloads`` are the payloads of the problem's N units; None, or no list, means the unit's only
+    payload.
     """
     sent = payloads or (None,) * len(problem.uplinks)
     uplinks = [up.sending(each) for up, each in zip(problem.uplinks, sent, strict=True)]
@@ -57,9 +58,9 @@ def pairs_of(
 
 
 def all_pairs(problem: RoundProblem) -> Iterator[UplinkPairs]:
-    """Every unit with every channel, [N, J], for one allowed payload after the other.
+    """Yield all pairs of units and channels, [N, J], once for each allowed payload.
 
-    Who has fewer than others goes on with its last one.
+    A unit with fewer payloads than others repeats its last one.
     """
     units, channels = np.indices((len(problem.uplinks), len(problem.channels)))
     allowed = [allowed_payloads(problem, unit) for unit in range(len(problem.uplinks))]
@@ -198,7 +199,7 @@ def _feasible(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Bools:
 
 
 def _least_power(pairs: UplinkPairs, problem: RoundProblem, ease: float) -> Floats:
-    """Least power with Γ ≤ Γ^max at the front's smallest S, W; infinite where none is enough."""
+    """Return the least power, W, with Γ ≤ Γ^max at the front's smallest S; infinite if none."""
     options, fewest = problem.options, np.array([_fewest(front) for front in problem.fronts])
     noise = 1 + pairs.gradient_error
     spread = (

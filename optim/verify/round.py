@@ -12,10 +12,9 @@ from optim.verify.tolerance import TOLERANCE, check_certificate, differs, exceed
 
 
 def verify_round(solution: RoundSolution, problem: RoundProblem) -> None:
-    """Check who is scheduled, where, with which power and partition, and the certificate.
+    """Check the scheduled units, their channels, powers and partitions, and the certificate.
 
-    Partitions must be points of the problem's fronts; whether those are right is
-    ``verify_cluster``'s matter.
+    Partitions must be points of the problem's fronts; ``verify_cluster`` checks the fronts.
 
     Raises ``PlanViolationError`` with the constraint that fails, the unit and the numbers.
     """

@@ -1,4 +1,4 @@
-"""How numbers are compared, and what is said of an answer that fails."""
+"""Tolerances of comparisons, and the error for an answer that fails a check."""
 
 import math
 
