@@ -45,7 +45,7 @@ class SegmentPlan:
 
 
 def segment_plans(devices: Sequence[DeviceProfile], held: Sequence[int]) -> tuple[SegmentPlan, ...]:
-    """The blocks that the devices hold, each device's after those of the ones before it."""
+    """Return the segments of ``held`` blocks per device, contiguous in the devices' order."""
     segments, first = [], 0
     for device, blocks in zip(devices, held, strict=True):
         if blocks:
@@ -75,12 +75,12 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class UplinkPlan:
-    """The channel j and transmit power p_n of a unit, and how long its upload then takes.
+    """Channel j, transmit power p_n and upload time of a unit.
 
-    ``finish_s`` is when the unit is done; before ``latency_s`` and ``upload_s`` of its plan
-    together, where it uploads while its pipeline runs. None in plans of older versions.
-    ``activation`` and ``upload`` are the precisions of what it sends, ``head`` where its head
-    trains; each is None where the configuration fixes it.
+    ``finish_s`` is the unit's total time; it is shorter than ``latency_s`` plus ``upload_s`` if the
+    upload overlaps with the pipeline. None in plans of older versions. ``activation`` and
+    ``upload`` are precisions, ``head`` is the place of the head; each is None if the configuration
+    fixes it.
     """
 
     channel: int
@@ -94,14 +94,14 @@ class UplinkPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What one cluster does in one round.
+    """The plan of one cluster for one round.
 
-    ``segments`` are the S segments in the order in which activations pass them, contiguous from
-    block 0; without any, every device trains all blocks on its share of the batch. A batch of fewer
-    samples than ``num_micro_batches``, m, is split into as many micro-batches as it has samples.
-    ``schedule`` is one of ``pipeline.schedule``. ``latency_s`` is what the strategy expects the
-    round's pipelines to take, None where it does not model time; ``uplink`` is None where it plans
-    no channels. ``over_limits``: a device may get more than its memory or energy allows.
+    ``segments`` are the S segments in pipeline order, contiguous from block 0. Without segments
+    every device trains all blocks on its share of the batch. A batch with fewer samples than
+    ``num_micro_batches`` (m) is split into single samples. ``schedule`` is a value of
+    ``pipeline.schedule``. ``latency_s`` is the modelled time of the round's pipelines, None if the
+    strategy does not model time. ``uplink`` is None if the strategy plans no channels.
+    ``over_limits`` means that a device may get more than its memory or energy allows.
     """
 
     unit: int
@@ -129,12 +129,13 @@ class ClusterPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What one round t does: a plan for every scheduled unit, in the units' order.
+    """The plan of round t: a plan for every scheduled unit, in the units' order.
 
-    ``gammas`` are Γ_n(t) of all N units (eq. 28), ``queues`` Y_n(t+1) as this round leaves them
-    (eq. 29), and ``idle_queues`` what they are instead for units that were scheduled and failed;
-    all empty where the strategy keeps no queues. ``error_queues`` are Q_n(t+1), of what fewer bits
-    cost the gradient; empty where none are kept. ``certificate`` is None where it solves nothing.
+    ``gammas`` are Γ_n(t) of all N units (eq. 28), ``queues`` are Y_n(t+1) after this round
+    (eq. 29), and ``idle_queues`` are their values for units that were scheduled but failed. All
+    three are empty if the strategy keeps no queues. ``error_queues`` are Q_n(t+1), which count the
+    rounding error of gradients; empty if none are kept. ``certificate`` is None if the strategy
+    solves no optimisation problem.
     """
 
     round: int

@@ -1,4 +1,4 @@
-"""An inventory's problems, solved and verified; where one has no plan, why, as its file says it."""
+"""Plans of an inventory's clusters, verified; infeasibility errors use the file's terms."""
 
 from dataclasses import dataclass, replace
 
@@ -93,7 +93,7 @@ class PlannedCluster:
 
     @property
     def total_s(self) -> float:
-        """Seconds until the batch is done, and the upload where it has one."""
+        """Seconds until the batch and its upload, if any, are done."""
         return self.allocation.finish_s if self.allocation else self.partition.latency_s
 
     @property

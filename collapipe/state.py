@@ -1,4 +1,4 @@
-"""What is true now: what a unit tells of itself before a round is planned, in SI units."""
+"""A unit's state before a round is planned: devices, uplink and estimates, in SI units."""
 
 import math
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ HeadPlace = Literal["server", "control_unit"]
 class AffineLaw:
     """An amount that a device spends on one micro-batch, forward and backward together.
 
-    amount(δ, b̂) = δ·(u·b̂ + v) + (w·b̂ + ell), for δ blocks and b̂ samples. Of time, in seconds, the
-    part with δ is the compute C and the rest is the hop H to the next device (eq. 15 has u = o/F,
-    v = o'/F, w = 0, ell = τ^dd); of energy, in joules, it is eq. 16's.
+    amount(δ, b̂) = δ·(u·b̂ + v) + (w·b̂ + ell), for δ blocks and b̂ samples. As a time in seconds, the
+    term with δ is the compute C and the rest the hop H to the next device (eq. 15: u = o/F,
+    v = o'/F, w = 0, ell = τ^dd). As an energy in joules, it is eq. 16.
     """
 
     u: float
@@ -48,17 +48,16 @@ class AffineLaw:
         return self.compute(blocks, micro_batch_size) + self.hop(micro_batch_size)
 
     def taking(self, times: float, sent: float = 1.0) -> "AffineLaw":
-        """A law whose computes take so many ``times`` as much, and whose hops have a share ``sent``
-        of their bits."""
+        """Return the law with computes multiplied by ``times`` and hop bits by ``sent``."""
         return replace(self, u=self.u * times, v=self.v * times, w=self.w * sent)
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyBudget:
-    """What a device may spend (E_k^max, C9): ``law`` are the joules of one micro-batch.
+    """Energy limit of a device (E_k^max, C9); ``law`` gives the joules of one micro-batch.
 
-    The limit is of all m micro-batches of a batch together, or with the scope ``micro_batch`` of
-    each by itself, as the paper prints C9'.
+    The limit applies to all m micro-batches of a batch together or, with scope ``micro_batch``, to
+    each micro-batch, as the paper prints C9'.
     """
 
     limit_j: float
@@ -113,8 +112,8 @@ class DeviceProfile:
         _check_count(f"device {self.name}: max_blocks", self.max_blocks or 0)
 
     def taking(self, times: float, sent: float) -> "DeviceProfile":
-        """One whose blocks take so many ``times`` as long, and whose hops have a share ``sent`` of
-        their bits; its joules follow."""
+        """Return the profile with block times multiplied by ``times`` and hop bits by ``sent``;
+        energy scales likewise."""
         energy = self.energy and replace(self.energy, law=self.energy.law.taking(times, sent))
         return replace(self, time=self.time.taking(times, sent), energy=energy)
 
@@ -137,7 +136,7 @@ class BlockCost:
     segment_bytes: float = 0.0  # inputs that a segment keeps, however many blocks it has
 
     def segment_needs(self, blocks: int, samples: float) -> float:
-        """Bytes of a segment, as C7 counts them, with micro-batches of so many ``samples``."""
+        """Return the bytes of a segment (C7) for micro-batches of ``samples`` samples."""
         return self.segment_bytes + blocks * (self.block_bytes + self.sample_bytes * samples)
 
     @property
@@ -168,7 +167,7 @@ class Payload:
 
     @property
     def choice(self) -> tuple[Precision, Precision, HeadPlace | None]:
-        """What tells it from a unit's other payloads."""
+        """The decisions that identify the payload among a unit's payloads."""
         return self.activation, self.upload, self.head
 
     @property
@@ -204,7 +203,7 @@ class Uplink:
         return next((each for each in self.payloads if each.choice == chosen), None)
 
     def sending(self, payload: Payload | None) -> "Uplink":
-        """The uplink of a unit that sends this; with None what it sends anyway."""
+        """Return the uplink with the sizes of ``payload``; None keeps the default payload."""
         if payload is None:
             return self
         model_bits, activation_bits = payload.bits
@@ -285,7 +284,7 @@ def unknown_cluster(unit: int) -> ClusterState:
 
 
 def _check_first(unit: int, uplink: Uplink) -> None:
-    """Of an uplink's payloads: it is what is sent where none is chosen, and keeps any budget."""
+    """Check that the first payload is the default one and satisfies every error budget."""
     first = uplink.payloads[0]
     if first.gradient_error:
         raise ConfigError(

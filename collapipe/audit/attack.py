@@ -67,8 +67,8 @@ def audit(held: Material) -> Audit:
 def _all(
     found: Iterator[list[T]], what: str, states: Iterable[State], numbers: range
 ) -> tuple[T, ...]:
-    """Name each step before it is taken: beside a bar on a terminal's standard error, elsewhere on
-    a line of its own."""
+    """Announce each step before it runs: next to a progress bar on a terminal, else as a line on
+    standard error."""
     console, results = Console(stderr=True, highlight=False), list[T]()
     steps = [f"{what} {n} of {numbers[-1]}, {state} weights" for state in states for n in numbers]
     with Progress(console=console, disable=not console.is_terminal) as bar:
@@ -97,8 +97,11 @@ def _sent_by(settings: Settings, blocks: int) -> Condition:
 def _by_cut(
     held: Material, sent: Condition, state: State, encoder: Encoder
 ) -> Iterator[list[Recovery]]:
-    """What is recovered behind each number of blocks, of all tokens' rows; at the cut of ``sent``
-    also in each precision, with noise, and of the rows of ``sent``."""
+    """Yield the recovery after each number of blocks, from the rows of all tokens.
+
+    At the cut of ``sent`` also yield recoveries for each precision, with noise, and from only the
+    rows of ``sent``.
+    """
     public, private = (
         encoder.activations(texts, _generator(held, "dropout", who) if state == "trained" else None)
         for who, texts in (("public", held.public), ("private", held.private))

@@ -1,8 +1,8 @@
-"""From activations back to tokens: a score of each token of the vocabulary for each activation.
+"""Attacks from activations to tokens: a score of each vocabulary token for each activation.
 
-What is fitted is fitted on public rows alone, encoded by the same weights at the same cut, with the
-same noise and precision. An activation may stand for one token, whose row it is, or for all tokens
-of a text, where it is the text's first row, which a head pools.
+Inverters are fitted on public rows alone, encoded with the same weights, cut, noise and precision.
+An activation is the row of one token, or the first row of a text, which a pooling head reads and
+which stands for all tokens of the text.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Public:
         return len(self.ids) != len(self.activations)
 
     def counts(self, size: int) -> Tensor:
-        """How often each token is among those of each activation, [m, size]."""
+        """Return how often each token occurs in each activation's text, [m, size]."""
         found = torch.zeros(len(self.activations), size)
         return found.index_put_((self.of, self.ids), torch.tensor(1.0), accumulate=True)
 
@@ -114,8 +114,10 @@ def softmax(public: Public, size: int, seed: int) -> Inverter:
 
 
 def learned(public: Public, table: Tensor, seed: int) -> Inverter:
-    """A layer of ReLU beside the ``linear`` map, if that is to a direction, and the tokens'
-    frequencies as a prior; trained to tell the tokens of a batch apart."""
+    """Train a ReLU layer in parallel with the ``linear`` map, with token frequencies as a prior.
+
+    The training objective is to distinguish the tokens of a batch.
+    """
     if not public.pooled:
         weight, offset = _ridge(public.activations, table[public.ids], _RIDGE)
     rows = len(public.activations)
@@ -158,9 +160,10 @@ def best(inverter: Inverter, activations: Tensor, places: Tensor, size: int, cou
 
 
 def _priors(counts: Tensor, at_once: float) -> tuple[Tensor, Tensor]:
-    """Log frequencies of tokens, and what corrects the score of each in a batch of so many: a
-    frequent one stands in nearly every batch and a rare one in few (sampled softmax: Jean et al.
-    2015)."""
+    """Return tokens' log frequencies and the correction of their scores in a batch of ``at_once``.
+
+    Frequent tokens are in nearly every batch, rare ones in few (sampled softmax, Jean et al. 2015).
+    """
     prior = (counts / counts.sum()).log()
     return prior, -(-torch.expm1(-at_once * prior.exp())).log()
 

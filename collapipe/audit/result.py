@@ -63,9 +63,12 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class UpdateCondition:
-    """What the server had: a unit's change of the weights ``state`` after ``steps`` with ``rows``
-    each, clipped as the run clips, with normal noise on every weight of ``noise_multiplier`` times
-    the norm that it is clipped to, or else its own, then rounded to ``precision``."""
+    """The update that the server received from a unit.
+
+    The unit changes the weights ``state`` in ``steps`` local steps of ``rows`` rows. The update is
+    clipped as in the run, gets Gaussian noise with standard deviation ``noise_multiplier`` times
+    the clip norm (without clipping: times its own norm), and is rounded to ``precision``.
+    """
 
     state: State
     rows: _Count
@@ -76,11 +79,11 @@ class UpdateCondition:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRecovery:
-    """Which part of the words and labels of a round's rows an update told, over so many ``rounds``.
+    """Share of the words and labels of a round's rows recovered from an update, over ``rounds``.
 
-    Words count once, in any order; ``rare_tokens`` as in ``Recovery``. The ``usual`` ones are those
-    that are most frequent in the public text, and the labels that units tell at the start: what
-    the server knows without the update. None is what is not sent or does not train.
+    Words count once, in any order; ``rare_tokens`` as in ``Recovery``. The ``usual`` shares are the
+    baseline without the update: the most frequent words of the public text, and the labels that
+    units report at the start. None marks values that are not sent or do not train.
     """
 
     condition: UpdateCondition
@@ -145,8 +148,7 @@ _AUDIT = TypeAdapter(Audit)
 
 
 def read_audit(run_dir: Path) -> Audit | None:
-    """The audit of a run; None where there was none. Raises ``ConfigError`` for a file that no
-    audit wrote."""
+    """Return the audit of a run, None without one. Raises ``ConfigError`` for an invalid file."""
     file = run_dir / JSON_FILE
     if not file.exists() and not file.is_symlink():
         return None

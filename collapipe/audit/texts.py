@@ -1,4 +1,4 @@
-"""Rows of tokens, and their activations behind each encoder block as they reach the server."""
+"""Rows of tokens and their activations after each encoder block, as the server receives them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Encoder:
 
     @classmethod
     def of(cls, spec: ModelSpec, model: SplitModel, vocabulary: Vocabulary) -> "Encoder":
-        """Of the model of ``spec``, whose weights stay where they are."""
+        """Return the encoder of a model of ``spec``; weights are shared, not copied."""
         weights, frozen = {k: v.detach() for k, v in model.state_dict().items()}, 0
         if isinstance(spec, CutSpec):
             spec, weights = spec.base, uncut(weights)

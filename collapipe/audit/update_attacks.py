@@ -1,8 +1,8 @@
-"""What a unit's update tells of the rows that it trained on.
+"""Attacks that recover words and labels of a unit's rows from its update.
 
-Words: the embedding of a token that no row has gets no gradient, so the tokens whose embeddings
-moved are those of the unit's rows (Melis et al. 2019). Labels: the gradient of the labels' bias is
-each one's mean probability minus its share of the rows (of one row: Zhao et al. 2020, "iDLG").
+Words: a token that occurs in no row gets no embedding gradient, so embeddings that moved reveal the
+tokens of the unit's rows (Melis et al. 2019). Labels: the gradient of a label's bias is its mean
+probability minus its share of the rows (for one row: Zhao et al. 2020, "iDLG").
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,10 +30,12 @@ NUM_SIZES = len(_ROWS) + 1
 def update_recoveries(
     held: Material, state: State, model: SplitModel
 ) -> Iterator[list[UpdateRecovery]]:
-    """What updates tell that units would make of ``model``, for each of ``NUM_SIZES`` sizes of a
-    round: one step with a few rows, with some of them in each precision and with noise, too; and
-    the run's own. Each also with the run's noise. Empty where no weight that an attack goes by
-    trains and is sent."""
+    """Yield the recoveries from simulated updates of ``model``.
+
+    Rounds have ``NUM_SIZES`` sizes, from one step with few rows to the run's own round. Small
+    rounds are also attacked in each precision and with noise, and each round with the run's noise.
+    Empty if no weight that an attack uses trains and is sent.
+    """
     settings = held.settings
     attacked = Attacked.of(settings, model, held.tokenizer.vocabulary.num_labels)
     precision = settings.compression.upload
@@ -81,7 +83,7 @@ def _recovery(condition: UpdateCondition, counted: Tensor) -> UpdateRecovery:
 
 
 def _rounds(examples: Examples, rows: int, steps: int) -> Iterator[list[Batch]]:
-    """Batches of rounds with rows of their own; of one round at least, in which rows may return."""
+    """Yield the batches of rounds on disjoint rows; if rows are too few, one round repeats rows."""
     there = len(examples.lengths)
     size = min(rows, there)
     for first in range(0, min(_MOST_ROUNDS, max(1, there // (size * steps)))):
@@ -126,8 +128,8 @@ class _Words:
         ]
 
     def _moved(self, change: Tensor) -> Tensor:
-        """By how much each embedding moved, without weight decay: that of most is their share of
-        themselves."""
+        """Return how far each embedding moved without weight decay, estimated as the shrinkage that
+        most embeddings share."""
         squares = self.before.square().sum(1)
         decay = ((change * self.before).sum(1) / squares.clamp(min=1e-12)).median()
         distance: Tensor = torch.linalg.vector_norm(change - decay * self.before, dim=1)

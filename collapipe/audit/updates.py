@@ -30,7 +30,7 @@ class Attacked:
 
     @classmethod
     def of(cls, settings: Settings, model: SplitModel, labels: int) -> "Attacked":
-        """Of a run's units, for a task with so many ``labels``."""
+        """Return the attacked settings of a run's units, for a task with ``labels`` labels."""
         if not settings.framework.aggregate:
             return cls(None, None)
         tables = [
@@ -77,9 +77,11 @@ class Update:
 def update_of(
     start: SplitModel, settings: Settings, attacked: Attacked, batches: Sequence[Batch]
 ) -> Update:
-    """What a unit would send that begins with the weights of ``start`` and an optimiser that
-    remembers nothing, and takes a step with each of ``batches``, at ``optimizer.lr``; clipped as
-    the run clips, with ``privacy.clip_quantile`` to the first norm."""
+    """Return the update of a unit that starts at ``start`` with an empty optimiser state.
+
+    It takes one step per batch with rate ``optimizer.lr``. The update is clipped as in the run;
+    with ``privacy.clip_quantile`` to the initial clip norm.
+    """
     model, how = copy.deepcopy(start).train(), settings.optimizer
     optimizer = Optimizer(how, model)
     for step, batch in enumerate(batches):

@@ -121,8 +121,8 @@ def sample(style: int, joined: bool = True, band: bool = False) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How boxes look: their name in the legend, none where it is empty, their classes, and which
-    part of the row's height they take."""
+    """Appearance of boxes: name in the legend (empty: no entry), CSS classes, share of a row's
+    height."""
 
     name: str
     style: str
@@ -132,7 +132,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Boxes from a place on the axis to another; ``told`` stands behind them."""
+    """Boxes between two positions on the axis, followed by the text ``told``."""
 
     name: str
     boxes: Sequence[tuple[Kind, Point]]
@@ -140,7 +140,7 @@ class Row:
 
 
 def stacked(name: str, parts: Iterable[tuple[Kind, float]], told: str) -> Row:
-    """A bar of parts, one behind the other from 0."""
+    """Return a stacked bar of parts, starting at 0."""
     known = [*parts]
     ends = accumulate((length for _, length in known), initial=0.0)
     boxes = [(kind, span) for (kind, _), span in zip(known, pairwise(ends), strict=True)]
@@ -171,8 +171,7 @@ def cells(title: str, content: Sequence[Row], rounds: Sequence[int]) -> Markup:
 
 
 def _placed(boxes: Sequence[tuple[Kind, Point]], axis: Scale) -> list[tuple[Kind, Point]]:
-    """Each box around its round, with a gap behind it or, where it is narrow, joined to the one
-    before."""
+    """Centre each box on its round, with a gap after it; narrow boxes join the previous one."""
     width = axis.at(1.0) - axis.at(0.0)
     if width > _NARROW:
         return [(kind, (first - 0.5, last + 0.5 - 1 / width)) for kind, (first, last) in boxes]

@@ -16,10 +16,10 @@ from collapipe.runs.reading import NO_UPLOADS, Run
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure that runs may have.
+    """A figure by which runs are compared.
 
-    Differences are told in percent of the reference where ``relative``; what is modelled may leave
-    ``uploads`` out.
+    ``relative`` differences are shown in percent of the reference. ``uploads`` marks modelled
+    figures that may exclude uploads.
     """
 
     name: str
@@ -45,8 +45,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def _opening(groups: Sequence[Group]) -> Markup:
-    """What is compared, what each mark in charts and tables stands for, and where modelled figures
-    of some are not those of others."""
+    """Return the introduction: the compared groups, their marks, and modelled figures that cannot
+    be compared."""
     rounds = sorted({len(run.rounds) for group in groups for run in group.runs.values()})
     text = "Configurations are named by what differs; runs of one differ by their seed."
     if any(len(group.runs) > 1 for group in groups):
@@ -109,7 +109,7 @@ def _measured(runs: Sequence[Run]) -> Measured:
 
 
 def _of_run(run: Run) -> Iterator[tuple[Measure, float | None]]:
-    """A run's values, None where it has none; as many, and in the same order, as another's."""
+    """Yield a run's value of each measure, None if missing, in the same order for every run."""
     rounds, kind, test = run.rounds, run.clock.kind, run.summary.metric if run.summary else None
     yield Measure(f"test {test.name if test else ''}", False), test.value if test else None
     for name, of in (("training", learning.TRAIN_LOSS), ("validation", learning.EVALUATION_LOSS)):

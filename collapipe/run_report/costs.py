@@ -1,4 +1,4 @@
-"""What a run took: time of each phase, the model of time beside the clock, energy and bytes."""
+"""Costs of a run: seconds of each phase, modelled and measured time, energy and bytes."""
 
 import math
 import statistics

@@ -1,5 +1,4 @@
-"""What real devices measured: predicted against measured seconds, who waits for whom, and what
-happened to them."""
+"""Measurements of real devices: predicted and measured seconds, waiting times, and events."""
 
 from collections.abc import Iterator
 

@@ -32,7 +32,7 @@ class Scale:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def names(self) -> list[str]:
-        """What stands beside the ticks, with as many digits as tell them apart."""
+        """Return the tick labels with enough digits to differ."""
         largest = max(map(abs, self.ticks))
         _, factor, suffix = next((each for each in _SHORT if largest >= each[0]), (0.0, 1.0, ""))
         step = (self.ticks[1] - self.ticks[0]) / factor if len(self.ticks) > 1 else 1.0

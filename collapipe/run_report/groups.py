@@ -16,8 +16,11 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs of one configuration, by seed; ``mark``, A, B, C …, stands for it where room is scarce,
-    and ``name`` says what is different elsewhere."""
+    """Runs of one configuration, by seed.
+
+    ``mark`` (A, B, C …) is its short label; ``name`` lists the options that differ from other
+    groups.
+    """
 
     mark: str
     name: str

@@ -57,7 +57,7 @@ def table(
 
 
 def scrolling(content: Markup, label: str) -> Markup:
-    """A region that scrolls by itself where the page is too narrow."""
+    """Return a region with its own scroll bar on narrow pages."""
     return tag("div", content, class_="scroll", role="region", aria_label=label, tabindex="0")
 
 

@@ -91,7 +91,7 @@ def learning(run: Run) -> Markup:
 
 
 def _on_units(run: Run, style: int, name: str, both: bool) -> list[Curve]:
-    """The units' curve of a metric, beside the server's."""
+    """Return the curve of a metric evaluated on units."""
 
     def value(line: RoundReport) -> float | None:
         found = line.on_units.metric if line.on_units else None

@@ -33,11 +33,10 @@ _GROUPS = (
 
 
 def write_report(folders: Sequence[Path], output: Path | None, number: int | None) -> None:
-    """Write the page of a run, by default the latest, or of the comparison of several, and print
-    where it is.
+    """Write the report of a run (default: the latest) or a comparison of several; print its path.
 
-    ``number`` is the round of the Gantt chart, by default the last that was planned. Raises
-    ``ConfigError`` for folders of no run, and where the file is not ours to replace.
+    ``number`` is the round of the Gantt chart, by default the last planned one. Raises
+    ``ConfigError`` for a folder without a run, and if ``output`` exists and is no report of ours.
     """
     runs = [read_run(folder) for folder in folders or [latest_run()]]
     if len(runs) == 1:
@@ -81,7 +80,7 @@ def _write(file: Path, page: str) -> None:
 
 
 def run_page(run: Run, shown: RoundReport | None) -> str:
-    """Everything about one run; ``shown`` is the Gantt chart's round, None: there is none."""
+    """Return the page of one run; ``shown`` is the round of the Gantt chart, None for no chart."""
     unknown = "The run has no choices.json, as older ones: groups are named by their classes."
     facts = [
         tag("div", tag("dt", name), tag("dd", text)) for name, text in _facts(run).items() if text
@@ -145,8 +144,10 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _chosen(run: Run, group: str) -> str:
-    """The file that was chosen for a group of options, and its ``name`` where that is another; in
-    runs that do not tell the file, the ``name``, or the class of its ``_target_``."""
+    """Return the chosen file of a group of options, with its ``name`` if that differs.
+
+    Runs without a recorded choice show the ``name``, or the class of ``_target_``.
+    """
     choice, options = run.choices.get(group, ""), run.tree.get(group)
     if not isinstance(options, dict):
         return choice

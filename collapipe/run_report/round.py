@@ -87,10 +87,9 @@ def _times(
 
 
 def step_chart(run: Run, line: RoundReport) -> Markup | None:
-    """A row a device that takes part, and for what follows the encoder while it works; None where
-    what was planned from is not known.
+    """Return the chart of a local step: one row per participating device and later stage.
 
-    Raises ``ConfigError`` where the file of it is damaged.
+    None if the round's request was not recorded. Raises ``ConfigError`` if its file is damaged.
     """
     try:
         request = next(read_requests(run, line.round), None)
@@ -108,11 +107,11 @@ def step_chart(run: Run, line: RoundReport) -> Markup | None:
 
 
 def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]:
-    """What the rounds of a run, or that of this number, were planned from; none where no file is.
+    """Yield the requests that a run's rounds were planned from, or only that of round ``number``.
 
-    A small file may unpack to a line that no memory holds, or to lines without end: hardly more are
-    read than the run has rounds. Raises ``EOFError`` where the file's end is yet to be written,
-    ``ConfigError`` where it is damaged.
+    Yields nothing without a file. A small compressed file may unpack to a huge line or to endless
+    lines, so the length and the number of lines are bounded by the run's rounds. Raises
+    ``EOFError`` while the file is still being written and ``ConfigError`` if it is damaged.
     """
     file = run.folder / REQUESTS
     if not file.is_file():
@@ -135,8 +134,8 @@ def read_requests(run: Run, number: int | None = None) -> Iterator[RoundRequest]
 def _rows(
     request: RoundRequest, cluster: ClusterPlan, latency: Latency, streamed: bool
 ) -> Iterator[Row]:
-    """What each device of a unit computes, micro-batch by micro-batch, and beneath it what it
-    sends; devices in the order in which activations pass them, and what follows the last one."""
+    """Yield two rows per device, computing and sending by micro-batch, in pipeline order, and the
+    rows of the stages after the last device."""
     problem, partition, state = _planned(request, cluster, latency)
     for stage in timeline(problem, partition):
         starts = enumerate(stage.computes)
@@ -153,8 +152,7 @@ def _rows(
 def planned_stages(
     run: Run, line: RoundReport, cluster: ClusterPlan
 ) -> list[tuple[str, SegmentTimes]]:
-    """Each device of a unit's plan, and when it was to compute in a local step; none where what
-    was planned from is not known."""
+    """Return each planned device with its times in a local step; empty without the request."""
     request = next(read_requests(run, line.round), None)
     if request is None:
         return []

@@ -1,5 +1,7 @@
-"""A round on real devices as Chrome's trace events, which Perfetto and chrome://tracing open: a
-process a device, with tracks for what it computes, waits for and sends, and the plan beside."""
+"""A round on real devices as Chrome trace events, for Perfetto and chrome://tracing.
+
+Each device is a process with tracks for computing, waiting and sending; the plan is another one.
+"""
 
 import gzip
 import json
@@ -145,7 +147,7 @@ def _flows(
     device: DeviceTrace,
     lists: Sequence[Sequence[Action]],
 ) -> Iterator[Event]:
-    """An arrow from each action to that of the neighbour that needs it."""
+    """Yield an arrow from each action to the neighbour's action that depends on it."""
     for step, (rows, actions) in enumerate(zip(device.steps, lists, strict=True)):
         for (_, began, ended, _), action in zip(rows, actions, strict=False):
             if action.kind == schedule.WEIGHTS:  # which nobody waits for

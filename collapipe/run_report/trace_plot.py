@@ -1,5 +1,5 @@
-"""A picture of a traced step: a row a device, with what it computed, waited for and sent, and the
-plan below."""
+"""A picture of a traced step: one row per device with computing, waiting and sending, and the plan
+below."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,9 +22,9 @@ _LANES = {  # top and height in a row, colour, what it is
 
 
 def draw(events: Iterable[Event], title: str, file: Path) -> None:
-    """Draw the last step of ``events``; the plan's, which is one step, is moved beside it.
+    """Draw the last step of ``events``, with the planned step aligned to it.
 
-    Raises ``ConfigError`` where the file cannot be written, or is neither .svg nor .png.
+    Raises ``ConfigError`` if the file cannot be written or is neither .svg nor .png.
     """
     events = list(events)
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}

@@ -200,8 +200,11 @@ def _figure(value: object) -> str:
 
 
 def drifts(run: Run, limit: float | None) -> Iterator[tuple[int, Sequence[float]]]:
-    """Γ of each round, as planned. Of units that failed, and of all in a skipped round, it is
-    computed from the change of the queue (eq. 29): where that is empty, the most that Γ can be."""
+    """Yield each round's number and Γ of all units, as planned.
+
+    For failed units and skipped rounds Γ follows from the change of the queue (eq. 29); if the
+    queue is empty, this is an upper bound of Γ.
+    """
     before: Sequence[float] = (0.0,) * run.num_units
     for line in run.rounds:
         gammas = line.plan.gammas

@@ -1,1 +1,1 @@
-"""Tasks: what is learned from rows; tokeniser, batches and metric."""
+"""Tasks: their rows, tokeniser, batches and metric."""

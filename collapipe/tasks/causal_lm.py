@@ -47,8 +47,8 @@ class Pieces:
         return ids
 
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
-        """The token expected behind each piece's last one; a whole continuation takes the
-        exported model's own ``generate``."""
+        """Return the token predicted after each piece; longer continuations need the exported
+        model's ``generate``."""
         return self.tokenizer.decode([ids[-1:] for ids in predictions])
 
 
@@ -66,10 +66,10 @@ class CausalLM(FolderTask):
     suffix, parse, made_up = "txt", _parse, sentences
 
     def encode(self, rows: Dataset, tokenizer: Tokenizer) -> Pieces:
-        """All texts as one stream, EOS before, between and behind them, in pieces.
+        """Join all texts to one stream with EOS before, between and after them; cut it into pieces.
 
-        A piece's last target is the next piece's first token, so that every token of the texts is
-        a target once and nothing is lost.
+        A piece's last target is the next piece's first token, so every token of the texts is a
+        target exactly once.
         """
         stream, size = _stream(rows, tokenizer), self.max_length
         starts = range(0, len(stream) - 1, size)
@@ -86,7 +86,7 @@ class CausalLM(FolderTask):
         return Pieces(stream, starts, lengths, False, tokenizer)
 
     def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Pieces:
-        """A stream for each text, EOS before and behind it."""
+        """As ``encode``, with a separate stream for each text, EOS before and after it."""
         eos, size = tokenizer.vocabulary.eos, self.max_length
         streams = [[eos, *ids, eos] for ids in tokenizer.encode(rows["text"][:])]
         begins = accumulate(map(len, streams), initial=0)
@@ -108,8 +108,7 @@ class CausalLM(FolderTask):
         return statistics.counts.shape == (0,)
 
     def score(self, statistics: Statistics) -> Score:
-        """Perplexity, e to the loss per token. Raises ``NonFiniteLossError`` where it is beyond
-        any number."""
+        """Return perplexity, exp(loss per token). Raises ``NonFiniteLossError`` on overflow."""
         loss = statistics.loss
         try:
             perplexity = math.exp(loss)

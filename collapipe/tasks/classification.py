@@ -57,8 +57,8 @@ class Classification(LabelledTask):
         return counts.shape == (len(labels),) * 2 and counts.sum() == statistics.rows
 
     def score(self, statistics: Statistics) -> Score:
-        """Accuracy, and beside it the mean F1, as scikit-learn defines it, of the labels that some
-        row has or gets."""
+        """Return accuracy and macro F1 (scikit-learn) over the labels that occur in rows or
+        predictions."""
         import sklearn  # brings SciPy: a unit counts, and does without
         from sklearn.metrics import accuracy_score, f1_score
 

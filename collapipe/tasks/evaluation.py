@@ -56,14 +56,14 @@ def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 class Evaluator:
-    """Evaluates on fixed rows, in batches of similar length, so that little is padded.
+    """Evaluates on fixed rows, in batches of similar length to reduce padding.
 
-    With ``apart`` what is computed of a row does not depend on the others: its loss is that of the
-    row alone, and predictions are made in batches of rows of one length, without padding. On
-    machines that compute alike, losses of parts of the rows then add up to that of all, to the last
-    bit; so do the counts, unless two predictions are so nearly equally likely that it matters how
-    many rows a product of matrices has. Without, a loss's last bits depend on the batches, and
-    ``causal_lm`` reads all texts as one stream.
+    With ``apart`` a row's result does not depend on other rows: its loss is computed alone, and
+    predictions are made in batches of rows of one length without padding. On equal machines the
+    losses of subsets then add up to the loss of all rows, bit for bit. The counts add up too,
+    unless two predictions are so close that the rounding of a larger matrix product decides.
+    Without ``apart`` the last bits of a loss depend on the batches, and ``causal_lm`` reads all
+    texts as one stream.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ class NamedEntities(LabelledTask):
         return counts.shape == (3,) and bool(counts[0] <= counts[1:].min())
 
     def score(self, statistics: Statistics) -> Score:
-        """F1, precision and recall over all entities; 0 where one is divided by 0."""
+        """Return F1, precision and recall over all entities; 0 for a division by 0."""
         right, found, there = map(float, statistics.counts)
         precision, recall = right / (found or 1), right / (there or 1)
         f1 = 2 * precision * recall / (precision + recall or 1)

@@ -56,7 +56,7 @@ _GRAMMAR = {
 
 
 def topics(seed: int) -> Splits:
-    """Texts about one of four topics, told by words of its own among common ones."""
+    """Return texts about one of four topics, which differ in a few words among common ones."""
     return _splits(seed, "topics", _topic)
 
 
@@ -116,7 +116,7 @@ def _tagged(random: Generator) -> Row:
 
 
 def _name(kind: str, random: Generator) -> list[str]:
-    """A person's one or two names, a place, or an organisation and what it is."""
+    """Return a person's one or two names, a place, or an organisation with its kind."""
     words = [_name_word(kind, random)]
     if kind == "PER" and random.random() < 0.5:
         words.append(_name_word(kind, random))

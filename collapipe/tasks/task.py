@@ -25,7 +25,7 @@ class Examples(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Input tokens of each example: those of similar length share a batch."""
+        """Input tokens of each example; examples of similar length share a batch."""
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Pad these examples to a common length."""
@@ -55,7 +55,7 @@ class Task(Protocol):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Kinds of heads, as ``ModelSpec.head`` names them, whose targets are those of the task."""
+        """Kinds of heads (``ModelSpec.head``) that can train on this task's targets."""
 
     @property
     def listed_labels(self) -> tuple[str, ...] | None:
@@ -83,12 +83,14 @@ class Task(Protocol):
     def count(
         self, predictions: Sequence[str], rows: Dataset, labels: Sequence[str]
     ) -> NDArray[np.int64]:
-        """What the metric is computed from, of decoded predictions for these rows: counts of parts
-        of the rows add up to those of all. ``labels`` are the run's, in the order of their ids."""
+        """Return the metric's counts for decoded predictions of these rows.
+
+        Counts of disjoint sets of rows add up. ``labels`` are the run's labels, ordered by id.
+        """
 
     def possible(self, statistics: Statistics, labels: Sequence[str]) -> bool:
         """Whether some rows can have these ``counts``, which are not negative, in shape and in how
         they hang together: then ``score`` can be computed from them."""
 
     def score(self, statistics: Statistics) -> Score:
-        """The metric. Raises ``NonFiniteLossError`` where it is beyond any number."""
+        """Return the metric. Raises ``NonFiniteLossError`` if it overflows."""

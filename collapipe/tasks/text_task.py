@@ -57,14 +57,13 @@ class TextTask:
         """Rows as token ids."""
 
     def encode_apart(self, rows: Dataset, tokenizer: Tokenizer) -> Examples:
-        """As ``encode``: a row is an example of its own anyway."""
+        """Same as ``encode``: each row is a separate example."""
         return self.encode(rows, tokenizer)
 
     def truncated(
         self, ids: Sequence[Sequence[int]], special_tokens: int, what: str = "texts"
     ) -> list[Sequence[int]]:
-        """Each text's first tokens, so many that its ``special_tokens`` have room; the log says how
-        many texts had more."""
+        """Cut each text to the maximum length minus ``special_tokens``; log how many were cut."""
         room = self.max_length - special_tokens
         if longer := sum(len(row) > room for row in ids):
             template = "%d of %d %s are longer than task.max_length=%d and were truncated"
@@ -95,8 +94,10 @@ class FolderTask(TextTask):
     made_up: ClassVar[Callable[[int], Splits]]
 
     def splits(self, seed: int) -> Splits:
-        """Rows of the folder in its order, or made-up ones. Raises ``DataError`` that names file
-        and line, ``ConfigError`` where there is neither."""
+        """Return the folder's rows in its order, or synthetic rows.
+
+        Raises ``DataError`` with file and line, and ``ConfigError`` if no rows are configured.
+        """
         if self.synthetic:
             return type(self).made_up(seed)
         if self.root is None:
@@ -184,10 +185,9 @@ def count_labels(names: Iterable[str]) -> dict[str, int]:
 
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:
-    """Labels in the order of their ids.
+    """Return labels in the order of their ids: sorted, by value if all are whole numbers.
 
-    They are sorted, by value where all are whole numbers: an order that depends neither on the
-    rows' order nor on where they come from, so that a run on the same rows has the same ids.
+    The order does not depend on the order or source of the rows, so equal rows give equal ids.
     """
     numeric = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=lambda name: (int(name) if numeric else 0, name)))

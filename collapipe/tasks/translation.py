@@ -37,7 +37,7 @@ class SequencePairs:
         return Batch(padded(sources, vocabulary.pad), mask_of(sources), padded(targets, IGNORED))
 
     def decode(self, predictions: Sequence[Sequence[int]]) -> list[str]:
-        """Text up to the first EOS: what a batched decoder wrote behind it means nothing."""
+        """Return the text before the first EOS; later tokens of a batch have no meaning."""
         end = self.tokenizer.vocabulary.eos
         return self.tokenizer.decode([list(takewhile(end.__ne__, ids)) for ids in predictions])
 
