@@ -1,4 +1,4 @@
-"""Cooperative cancellation: whoever works in steps asks between two of them whether to go on."""
+"""Cooperative cancellation: code that works in steps checks for it between steps."""
 
 import threading
 import time

@@ -27,17 +27,17 @@ class DataError(ConfigError):
 
 
 class NoRowsError(DataError):
-    """Rows are not there at all: no file is named for them, or there is none."""
+    """Rows are missing: no file is configured, or the file does not exist."""
 
 
 class OwnerError(CollaPipeError):
-    """A unit refuses what is its owner's to choose, or cannot use what its owner gave it."""
+    """A unit refuses a request that its owner forbids, or cannot use its owner's settings."""
 
 
 class InfeasibleRoundError(CollaPipeError):
     """No plan satisfies the round's constraints.
 
-    ``queues`` are Y_n(t+1) of all units if the round is skipped; empty where none are kept.
+    ``queues`` are Y_n(t+1) of all units if the round is skipped; empty if none are kept.
     """
 
     def __init__(self, message: str, queues: tuple[float, ...] = ()) -> None:
@@ -46,7 +46,7 @@ class InfeasibleRoundError(CollaPipeError):
 
 
 class PlanViolationError(CollaPipeError):
-    """A solver's answer breaks a constraint, or its certificate claims what is not so."""
+    """A solver's answer violates a constraint, or its certificate is wrong."""
 
 
 class ScheduleError(CollaPipeError):
@@ -54,7 +54,7 @@ class ScheduleError(CollaPipeError):
 
 
 class WireError(CollaPipeError):
-    """Bytes or records from another machine are not what they should be."""
+    """Bytes or records from another machine are invalid."""
 
 
 class LinkError(CollaPipeError):
@@ -76,7 +76,7 @@ class RefusedLinkError(LinkError):
 
 
 class StageError(CollaPipeError):
-    """A device of the cluster is gone, or cannot go on."""
+    """A device of the cluster is lost or cannot continue."""
 
     def __init__(self, device: str, cause: str) -> None:
         super().__init__(f"{device}: {cause}")
@@ -96,7 +96,7 @@ class RoundFailedError(CollaPipeError):
 
 
 class StorageError(CollaPipeError):
-    """This machine's disk cannot be written; what was written before stays."""
+    """The local disk cannot be written; earlier files stay valid."""
 
 
 _MOST = 400  # characters of what others say

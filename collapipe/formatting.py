@@ -28,10 +28,10 @@ def seconds(value: float) -> str:
 def print_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], spare: int = 0
 ) -> bool:
-    """Names on the left, figures on the right, all of them whole.
+    """Print a table with names on the left and untruncated figures on the right.
 
-    Where the line is too narrow the last ``spare`` columns are left out, and where that is not
-    enough lines overrun it. Tells whether all columns were printed.
+    On a narrow terminal the last ``spare`` columns are dropped; if that is not enough, lines
+    overrun. Returns whether all columns were printed.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
@@ -48,7 +48,7 @@ def print_table(
 
 
 def print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
-    """Labels in a column, texts wrapped beside them."""
+    """Print labels in a column, with texts wrapped to their right."""
     for label, text in lines:
         indent = " " * _LABEL_COLUMNS
         width = max(_LEAST_COLUMNS, console.width - _LABEL_COLUMNS)

@@ -20,8 +20,7 @@ class RoundingErrors:
     upload: Mapping[Precision, _Error] = field(default_factory=dict)
 
     def updated(self, measured: "RoundingErrors") -> "RoundingErrors":
-        """With what was measured later in place of what it was measured for; float32 is exact,
-        whatever a unit says."""
+        """Replace values by newer measurements; float32 stays exact, whatever a unit reports."""
         exact: dict[Precision, float] = {"float32": 0.0}
         return RoundingErrors(
             {**self.activation, **measured.activation, **exact},

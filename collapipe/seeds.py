@@ -1,4 +1,4 @@
-"""Random streams that depend on what they are for, and on nothing else."""
+"""Random streams derived from the run's seed and a stream's purpose."""
 
 import hashlib
 

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """Of a model's answers to some rows.
+    """Statistics of a model's predictions for some rows.
 
-    Sums are exact, so that figures do not depend on how rows are parted nor on their parts' order:
-    those of a sum of statistics are those of all rows at once, to the last digit.
+    Sums are exact: the sum of the statistics of subsets equals the statistics of all rows, to the
+    last bit and in any order.
 
     Attributes
     ----------
     rows, tokens
-        How many rows there are, and target tokens in them.
+        Number of rows and of target tokens.
     losses
-        Floats whose exact sum is that of the tokens' losses, as ``exact_sum`` makes them.
+        Floats whose exact sum is the sum of the tokens' losses, see ``exact_sum``.
     counts
         int64, of the task's own shape, see ``Task.count``.
     """
@@ -45,8 +45,8 @@ class Statistics:
 
 
 def exact_sum(terms: Iterable[float]) -> tuple[float, ...]:
-    """Few floats with the same sum, nothing of which is rounded off: the sum as a float, then that
-    of what it lacks, and so on. Empty where the sum is 0."""
+    """Return a few floats with exactly the sum of ``terms``: the rounded sum, then the rounded
+    remainder, and so on. Empty if the sum is 0."""
     terms, parts = tuple(terms), list[float]()
     while part := math.fsum((*terms, *(-each for each in parts))):
         parts.append(part)

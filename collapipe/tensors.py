@@ -14,7 +14,7 @@ def chosen(tensors: Tensors, names: Collection[str]) -> Tensors:
 
 
 def not_finite(tensors: Tensors) -> str | None:
-    """The first name of a tensor with a value that is NaN or infinite; None: there is none."""
+    """Return the first name of a tensor with a NaN or infinite value, None if all are finite."""
     return next((name for name, tensor in tensors.items() if not all_finite(tensor)), None)
 
 

@@ -37,7 +37,8 @@ _RULES = {  # for what pydantic finds wrong, by the beginning of its name for th
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; nearest: X``, also for a right last name under a wrong section; empty where none is."""
+    """Return ``; nearest: X`` for a similar known name, or the same last name in another section;
+    empty without a match."""
     names = [option for option in known if not name.startswith(f"{option}.")]
     last = name.rsplit(".", 1)[-1]
     same = sorted((each for each in names if each.rsplit(".", 1)[-1] == last), key=len)
@@ -46,9 +47,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def typed(option: str, kind: type[T], values: object) -> T:
-    """``values`` as the dataclass ``kind``, each field of the type that its annotation says.
+    """Convert ``values`` to the dataclass ``kind``; each field is checked against its annotation.
 
-    Raises ``ConfigError`` that names the option, its value and what it must be.
+    Raises ``ConfigError`` with the option, its value and the expected values.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{option}={one_line(values)}: must be keys with values")

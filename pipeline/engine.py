@@ -19,8 +19,8 @@ class Segments(Protocol):
     def run(
         self, embedding: FirstStage, head: LastStage, key: DropoutKey, num_micro_batches: int
     ) -> None:
-        """Forward and backward of a batch, from the ``embedding`` in front of the segments to the
-        ``head`` behind them."""
+        """Run forward and backward of a batch from the ``embedding`` through all segments to the
+        ``head``."""
 
     def squared_norms(self) -> list[float]:
         """Squared L2 norm of each block's gradient, in the blocks' order."""

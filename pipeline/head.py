@@ -1,4 +1,4 @@
-"""What stands behind the last segment: (micro-batch, activation) → loss, gradient."""
+"""The stage after the last segment: (micro-batch, activation) → loss, gradient."""
 
 import threading
 from collections.abc import Sequence

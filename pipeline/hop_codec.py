@@ -1,4 +1,4 @@
-"""Activations and gradients as they travel between stages: as they are, or rounded."""
+"""Encoding of activations and gradients between stages: unchanged or rounded."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from pipeline.stage import Passed
 
 @dataclass(frozen=True, slots=True)
 class HopCodec:
-    """Rounds the first tensor, [b, s, d] of ``dtype``, to ``precision``; others travel as they are.
+    """Rounds the first tensor, [b, s, d] of ``dtype``, to ``precision``; others stay unchanged.
 
-    Values are rounded to the nearest; with int8 each row of d has a scale.
+    Values are rounded to the nearest; with int8 each row of d values has its own scale.
     """
 
     precision: Precision
@@ -25,7 +25,7 @@ class HopCodec:
         return (*encode(made[0], self.precision), *made[1:]) if made else ()
 
     def decode(self, came: Passed) -> Passed:
-        """What is computed with. Raises ``WireError`` for what is not of this precision."""
+        """Return the tensors to compute with. Raises ``WireError`` for another precision."""
         parts = len(layout((1, 1, 1), self.dtype, self.precision))
         if len(came) < parts:
             raise WireError(f"{len(came)} tensors, expected {parts} for {self.precision}")

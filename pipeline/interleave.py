@@ -1,4 +1,4 @@
-"""Several stages in one thread: whoever can go on does, the one nearest to the head first."""
+"""Runs several stages in one thread: of the stages with a ready action, the last one first."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,18 +31,21 @@ class _Answers:
 
 
 def head_runs(actions: Sequence[Action], last: LastStage, ports: Ports) -> tuple[StageRun, ...]:
-    """The head's forwards, and its backwards beside them: activations leave for a decoder without
-    waiting for its answers to those before them."""
+    """Return separate runs of the head's forward and backward actions.
+
+    Activations are then sent to a decoder without waiting for its earlier answers.
+    """
     forwards = [action for action in actions if action.kind == FORWARD]
     backwards = [action for action in actions if action.kind != FORWARD]
     return StageRun(forwards, last, ports), StageRun(backwards, last, _Answers(last, ports))
 
 
 def interleave(runs: Sequence[StageRun], idle: Callable[[], None] | None = None) -> None:
-    """Run all actions of all ``runs``, the latter ones first where several can go on.
+    """Run all actions of all ``runs``; of several ready runs the last one continues.
 
-    Where none can, ``idle`` waits for something to come; without it the last run goes on, which
-    waits by itself. Raises ``CancelledRoundError`` between two actions when asked to.
+    If no run is ready, ``idle`` blocks until input arrives; without ``idle`` the last run continues
+    and blocks on its own input. Raises ``CancelledRoundError`` between two actions after
+    cancellation.
     """
     steps = [run_stage(each.actions, each.stage, each.ports) for each in runs]
     waiting = {place: action for place, step in enumerate(steps) if (action := next(step, None))}

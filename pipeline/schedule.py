@@ -1,10 +1,10 @@
 """A schedule is data: a list of actions per stage, which can be checked and counted.
 
-Stages 0 … S − 1 are the segments, stage S is the head (the decoder behind its link, or a local
-head). ``F2`` on a stage needs ``F2`` of the stage before it; ``B2`` needs ``B2`` of the stage
-behind it and its own ``F2``. Where a segment's list has ``W2``, its ``B2`` is the gradient of the
-inputs alone, and ``W2``, which needs ``B2``, that of the weights. Gradients always accumulate in
-the order of micro-batches, so that all schedules give the same bits.
+Stages 0 … S − 1 are the segments, stage S is the head (a local head, or the server's decoder).
+``F2`` on a stage depends on ``F2`` of the previous stage; ``B2`` depends on ``B2`` of the next
+stage and on the stage's own ``F2``. If a segment's list has ``W2``, its ``B2`` computes only the
+gradient of the inputs, and ``W2``, which depends on ``B2``, the gradients of the weights. Gradients
+always accumulate in the order of micro-batches, so all schedules give the same bits.
 """
 
 import functools
@@ -46,9 +46,10 @@ def one_f_one_b(num_segments: int, num_micro_batches: int) -> Schedule:
 
 
 def zb_h1(num_segments: int, num_micro_batches: int) -> Schedule:
-    """ZB-H1 (Qi et al. 2024): 1F1B in which gradients go on before those of weights are computed.
+    """Return ZB-H1 (Qi et al. 2024): 1F1B that sends input gradients before weight gradients.
 
-    Segment s computes them s micro-batches later: each segment keeps S + 1 micro-batches at most.
+    Segment s computes weight gradients s micro-batches later; a segment keeps at most S + 1
+    micro-batches.
     """
     *segments, head = one_f_one_b(num_segments, num_micro_batches)
     return (*(_weights_later(each, stage) for stage, each in enumerate(segments)), head)
@@ -122,7 +123,7 @@ def alternate(ahead: int, num_micro_batches: int) -> tuple[Action, ...]:
 
 
 def _weights_later(actions: tuple[Action, ...], delay: int) -> tuple[Action, ...]:
-    """With a W behind each B, ``delay`` micro-batches later; those that are left at the end."""
+    """Insert each W ``delay`` micro-batches after its B; the remaining ones at the end."""
     found, waiting = list[Action](), deque[Action]()
     for action in actions:
         found.append(action)

@@ -1,4 +1,4 @@
-"""One device's blocks: forward, backward, and what it keeps between the two."""
+"""One device's blocks: forward, backward, and the tensors kept between the two."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,9 +29,9 @@ class _Answered(torch.autograd.Function):
 class Segment:
     """Consecutive parts of the model that one device holds.
 
-    With ``recompute`` it keeps of a micro-batch its inputs alone, and computes it once more, with
-    the same dropout, when the gradient is there. With ``split`` a backward is that of the inputs,
-    and ``weight_gradients`` follows.
+    With ``recompute`` only the inputs of a micro-batch are kept; the backward pass repeats the
+    forward pass with the same dropout. With ``split`` a backward pass computes the gradient of the
+    inputs, and ``weight_gradients`` computes the rest.
     """
 
     def __init__(self, parts: Sequence[Part], recompute: bool = False, split: bool = False) -> None:
@@ -52,8 +52,10 @@ class Segment:
         return hidden.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """Add to the parts' gradients, or do so later; the gradient of the inputs, None where they
-        are ids."""
+        """Return the gradient of the inputs, None for token ids.
+
+        The parts' gradients accumulate now or, with ``split``, later.
+        """
         inputs, output = self._kept.pop(micro_batch)
         hidden = output()
         gradient = gradient.to(hidden.device)

@@ -21,7 +21,7 @@ class Stage(Protocol):
     """What computes an action."""
 
     def forward(self, micro_batch: int, received: Passed) -> Passed:
-        """What the stage behind it gets."""
+        """Return the input of the next stage."""
 
     def backward(self, micro_batch: int, received: Passed) -> Passed:
         """What the stage before it gets."""
@@ -35,15 +35,14 @@ class FirstStage(Stage, Protocol):
 
 
 class LastStage(Stage, Protocol):
-    """The stage behind the last segment: forward hands over, backward waits for the answer."""
+    """The stage after the last segment: forward submits, backward waits for the gradient."""
 
     def ready(self, action: Action) -> bool:
         """Whether ``action`` would not wait for the answer."""
 
 
 class Ports(Protocol):
-    """Where what an action needs comes from, and where what it makes goes to; of weights' gradients
-    nothing does."""
+    """Inputs and outputs of a stage's actions; actions on weight gradients have neither."""
 
     def holds(self, action: Action) -> bool:
         """Whether ``receive`` would return at once."""
@@ -56,10 +55,10 @@ class Ports(Protocol):
 
 
 def run_stage(actions: Sequence[Action], stage: Stage, ports: Ports) -> Iterator[Action]:
-    """Run ``actions`` in their order. Yields each one before it runs.
+    """Run ``actions`` in order; yield each one before it runs.
 
-    Who runs several stages in one thread goes on with one whose ports hold what the action needs;
-    who has one stage goes on at once, and waits in ``Ports.receive``.
+    A caller with several stages in one thread resumes a stage whose ports hold the action's input.
+    A caller with one stage resumes at once and blocks in ``Ports.receive``.
     """
     for action in actions:
         yield action
@@ -124,7 +123,7 @@ class SegmentStage:
 
 
 class HeadStage:
-    """The control unit's head, behind the last segment."""
+    """The control unit's own head, after the last segment."""
 
     def __init__(self, head: PipelineHead, timer: PhaseTimer) -> None:
         self._head, self._timer = head, timer

@@ -1,4 +1,4 @@
-"""Seconds of a round by what they were spent on."""
+"""Seconds of a round by activity."""
 
 import math
 import time

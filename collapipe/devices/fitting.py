@@ -17,12 +17,12 @@ class Fit:
 
 
 def fit(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Fit:
-    """The numbers that are not negative and fit best what each point (x, y) took.
+    """Fit non-negative coefficients of x and y to ``seconds`` by relative least squares.
 
-    Of a chunk of δ blocks and b̂ samples (x, y) = (δ·b̂, δ) gives u and v of C = δ·(u·b̂ + v); of a
-    hop (b̂, 1) gives w and ℓ of H = w·b̂ + ℓ. What is squared are relative residuals, since a clock
-    and a busy machine spoil long times as much as short ones: min ‖A·z − 1‖ with rows (x, y)/t.
-    Where a larger x took no longer, ``each`` is 0.
+    For chunks of δ blocks and b̂ samples, points (δ·b̂, δ) give u and v of C = δ·(u·b̂ + v); for hops,
+    points (b̂, 1) give w and ℓ of H = w·b̂ + ℓ. Residuals are relative, min ‖A·z − 1‖ with rows
+    (x, y)/t, because errors of a busy machine grow with the measured time. If larger x took no
+    longer, ``each`` is 0.
     """
     rows = np.asarray(points, float) / np.asarray(seconds, float)[:, None]
     scales = np.linalg.norm(rows, axis=0)

@@ -91,7 +91,7 @@ class SyntheticCluster(_DrawnCluster):
 
 @dataclass(frozen=True)
 class PaperCluster(_DrawnCluster):
-    """Table II: what it leaves open is read so that the paper's Fig. 5 comes out."""
+    """Table II; values that it leaves open are chosen to reproduce the paper's Fig. 5."""
 
     relative_speed: PositiveRange  # f_k
     flops_per_s: PositiveRange  # φ_k, of a unit of the relative speed
@@ -152,7 +152,7 @@ class HardwareCluster(_DrawnCluster):
     control_unit_kind: str | None = None  # the name of one of the kinds
 
     def control_unit(self, cost: BlockCost, unit: int) -> AffineLaw | None:
-        """Raises ``ConfigError`` where it is none of the kinds."""
+        """Return the compute law of a control unit. Raises ``ConfigError`` for an unknown kind."""
         if self.control_unit_kind is None:
             return None
         kind = next((each for each in self.kinds if each.name == self.control_unit_kind), None)
@@ -182,10 +182,10 @@ class HardwareCluster(_DrawnCluster):
 
 @dataclass(frozen=True)
 class Radio:
-    """What a control unit has to send on an uplink, null is what it really sends, and what stands
-    behind it.
+    """Bits that a control unit sends on its uplink, and the stages after it.
 
-    A unit that sends no activations to the server has no ``activation_bits`` either.
+    None stands for the bits that the unit really sends. A unit that sends no activations has no
+    ``activation_bits``.
     """
 
     interference_constant_w: Amount  # C of Γ (eq. 28), which the strategies read here
@@ -204,10 +204,10 @@ class Radio:
         payloads: tuple[Payload, ...] = (),
         unit: int = 0,
     ) -> Uplink:
-        """The uplink of control unit ``unit`` to all channels.
+        """Return the uplink of control unit ``unit`` to all channels.
 
-        Bits of activations and gradients are those of a round, and so is the number of samples that
-        pass the head on the server.
+        Bits of activations and gradients are per round, as is the number of samples that pass the
+        head on the server.
         """
         down_s = gradient_bits / self.downlink_rate_bps if self.downlink_rate_bps else 0.0
         head_s, bits = num_samples * self.head_s, (model_bits, activation_bits)

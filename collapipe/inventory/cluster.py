@@ -17,12 +17,12 @@ ANY_COST = transformer_block_cost(512, 2048, 64, 64)
 
 @dataclass(frozen=True)
 class InventoryCluster:
-    """Unit n has the devices of the file's cluster n, from 0; further clusters are left out, and a
-    file for one unit is that of any.
+    """Clusters read from an inventory: unit n has the devices of the file's cluster n, from 0.
 
-    A device that is described by its hardware gets the law of the run's model and batch, one with a
-    measured ``chunk`` has that. The file's model and batch size are for ``plan`` alone, and so are
-    its channels and uplinks unless ``channel=file`` takes them, too.
+    Further clusters are ignored; with one unit a file of one cluster serves any unit. The law of a
+    device with ``flops_per_s`` follows from the run's model and batch; a measured ``chunk`` is used
+    as it is. The file's model and batch size serve ``collapipe plan`` only, as do its channels and
+    uplinks unless ``channel=file`` is set.
     """
 
     file: str  # YAML, see docs/planning.md
@@ -49,7 +49,7 @@ class InventoryCluster:
         return read_inventory(Path(self.file), cost)
 
     def _clusters(self, cost: BlockCost, wanted: int) -> tuple[DescribedCluster, ...]:
-        """The first of the file. Raises ``ConfigError`` where they are fewer than ``wanted``."""
+        """Return the file's first ``wanted`` clusters. Raises ``ConfigError`` if it has fewer."""
         clusters = self._inventory(cost).clusters
         if len(clusters) < wanted:
             raise ConfigError(

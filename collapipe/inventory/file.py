@@ -121,7 +121,7 @@ def _control_unit(
 def _uplink(
     given: UplinkSection, model: Model, control_unit: AffineLaw | None, batch_size: int
 ) -> Uplink:
-    """With the head's two places to choose from, where the file says what it costs there."""
+    """Return the uplink, with a choice of the head's place if the file has costs for both."""
     gains = tuple(map(from_db, given.gain_db))
     bits = given.upload_bits, given.activation_bits
     limits = given.power_w, given.energy_j
@@ -164,7 +164,7 @@ def _notes(document: Document, section: InventorySection) -> Iterator[str]:
 
 
 def _notes_of_heads(document: Document, section: InventorySection) -> Iterator[str]:
-    """Where a round that could place heads lacks what it needs for that."""
+    """Yield notes on keys that are missing for a round to decide the place of heads."""
     places: list[Loc] = [("model", key) for key in _HEAD]
     given: list[Loc] = [loc for loc in places if getattr(section.model, str(loc[1])) is not None]
     lacking = [f"model.{key}" for key in _HEAD if ("model", key) not in given]

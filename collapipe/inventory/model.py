@@ -160,7 +160,7 @@ def _counted(
 
 
 def _located(document: Document, name: str) -> str:
-    """The folder beside the inventory, or else the hub id, that is named."""
+    """Return ``name`` as a folder relative to the inventory, if it exists, else as a hub id."""
     folder = Path(document.file).parent / name
     if folder.is_dir():
         return str(folder)

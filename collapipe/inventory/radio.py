@@ -15,10 +15,10 @@ from collapipe.state import Channel
 
 @dataclass(frozen=True, kw_only=True)
 class InventoryChannel(Radio):
-    """The file's channels, and for unit n the power, energy and gains of its cluster n's uplink.
+    """The file's channels, and for unit n the power, energy and gains of cluster n's uplink.
 
-    Bits are what the unit really sends, seconds of the head and the downlink those of the options:
-    the file's own are for ``plan`` alone.
+    Bits are those that the unit really sends; seconds of the head and the downlink come from the
+    options. The file's own values serve ``collapipe plan`` only.
     """
 
     file: str  # YAML, see docs/planning.md

@@ -1,8 +1,8 @@
-"""Measured laws in an inventory's file: the keys that they replace, and no other character.
+"""Writes measured laws into an inventory and changes no other character of the file.
 
-A library that writes the file anew (ruamel.yaml) keeps comments, but neither line ends nor the
-indentation and alignment of a person's file. So only spans of its text are replaced, found by the
-parser's marks, and what comes of it is read again before it is written.
+ruamel.yaml keeps comments when it rewrites a file, but not line ends, indentation and alignment.
+This module therefore replaces only spans of the text, located by the YAML parser's marks, and
+parses the result again before writing it.
 """
 
 import re
@@ -35,7 +35,7 @@ def write_laws(file: Path, laws: Laws) -> None:
 
 
 def with_laws(file: Path, text: str, laws: Laws) -> str:
-    """``text``, which is that of ``file``, with these laws. Raises ``ConfigError``."""
+    """Return ``text``, the content of ``file``, with ``laws`` inserted. Raises ``ConfigError``."""
     document = from_text(file, text)
     section = document.parse(InventorySection)
     places = dict(_places(section))
@@ -64,8 +64,11 @@ def _figures(law: AffineLaw) -> dict[str, str]:
 
 
 def _edits(text: str, device: Any, figures: Mapping[str, str]) -> Iterator[Edit]:
-    """Put the figures into the YAML node of a device: where it has a ``chunk`` into that, else in
-    the place of the first key that describes it; the others go."""
+    """Yield edits that put the figures into a device's YAML node.
+
+    They replace its ``chunk`` or, without one, the first key that describes its hardware; the other
+    keys of that kind are removed.
+    """
     pairs = device.value
     chunk = next((value for key, value in pairs if key.value == "chunk"), None)
     if chunk is not None:

@@ -163,9 +163,10 @@ class DeviceSection(Section):
 
 
 class UplinkSection(Section):
-    """``uplink``: power and joules at most, bits to send, and a gain for each channel.
+    """``uplink``: limits of power and energy, bits to send, and a gain for each channel.
 
-    ``head_s`` and ``gradient_s`` are seconds of a batch behind it: in the head, on the way down.
+    ``head_s`` and ``gradient_s`` are the seconds that a batch spends after the uplink: in the head,
+    and in the transfer of gradients to the unit.
     """
 
     power_w: Positive

@@ -17,7 +17,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class Scalar(str):
-    """A scalar as it is written; ``is_quoted`` tells ``'64'`` from ``64``."""
+    """A scalar as written in the file; ``is_quoted`` distinguishes ``'64'`` from ``64``."""
 
     __slots__ = ("is_quoted",)
     is_quoted: bool
@@ -32,7 +32,7 @@ class PlacedError(ValueError):
 
 
 class UnknownKeyError(PlacedError):
-    """Told before all other faults: what is missing may only be misspelt."""
+    """An unknown key, reported before all other errors: a missing key may only be misspelt."""
 
 
 class Document:
@@ -64,7 +64,7 @@ class Document:
         return _error(self.file, self.line(loc), f"{place}{shown}: {message}")
 
     def line(self, loc: Loc) -> int:
-        """The line, from 1, of a key or an item; where it is absent, that of what lacks it."""
+        """Return the line, from 1, of a key or item; if absent, the line of its parent."""
         return self._find(loc)[1]
 
     def node(self, loc: Loc) -> Any:
@@ -72,7 +72,7 @@ class Document:
         return self._find(loc)[0]
 
     def _find(self, loc: Loc) -> tuple[Any, int]:
-        """The YAML node at ``loc``, None where there is none, and its line."""
+        """Return the YAML node at ``loc``, None if absent, and its line."""
         return self._places.get(loc) or (None, self.line(loc[:-1]))
 
     def _plain(self, loc: Loc, node: Any, line: int) -> Any:
@@ -114,8 +114,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
 def load(file: Path) -> Document:
     """Read a file of at most ``MAX_BYTES``.
 
-    Raises ``ConfigError`` where there is no such file, where it is not UTF-8 or not YAML, and for
-    aliases.
+    Raises ``ConfigError`` if the file does not exist, is not UTF-8 or YAML, or has aliases.
     """
     return from_text(file, read(file))
 
@@ -152,7 +151,7 @@ def read(file: Path) -> str:
 
 
 def _shown(node: Any) -> str:
-    """The value as it is written, on one line and not too long."""
+    """Return the value as written in the file, shortened to one line."""
     text = _short(node.value)
     return text if node.style is None and text == node.value else repr(text)
 

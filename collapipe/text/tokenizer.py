@@ -158,11 +158,11 @@ class Tokenizer:
 
 
 def check_tokenizer(json_text: str) -> None:
-    """Raise ``ConfigError`` for a tokeniser's JSON that the library cannot read, or that fails on
-    common texts or on those that its own rules name.
+    """Raise ``ConfigError`` for a tokeniser's JSON that the library cannot use.
 
-    A tokeniser of somebody else is tried in a process of its own before it is used here: the
-    library may panic, which prints a backtrace, or take all memory, which ends the process.
+    The tokeniser must load and encode common texts and the texts named in its own rules. It is
+    tried in a separate process first: the library may panic with a backtrace, or take all memory
+    and end the process.
     """
     if len(json_text) > _MOST_BYTES:
         raise ConfigError(f"a tokeniser of {len(json_text)} characters, at most {_MOST_BYTES}")

@@ -32,9 +32,11 @@ class DeviceCondition:
 
 @dataclass(frozen=True, slots=True)
 class UnitCondition:
-    """A cluster in a round: its devices in their order, its control unit's walk, the share of the
-    uplink's energy budget, and for each channel the gain relative to the uplink's, path loss and
-    fading together."""
+    """A cluster's condition in a round.
+
+    Its devices in order, the control unit's walk, the available share of the uplink's energy
+    budget, and each channel's gain relative to the drawn one (path loss and fading).
+    """
 
     devices: tuple[DeviceCondition, ...]
     walk: Walk
@@ -51,16 +53,15 @@ class EnvironmentState:
 
 @dataclass(frozen=True)
 class Environment:
-    """What changes, and by how much; ``conf/environment/static.yaml`` explains each field.
+    """The changes from round to round; ``conf/environment/static.yaml`` explains each field.
 
-    Every round takes a generator of its own, and the same draws from it whatever is switched on.
-    Each unit has a stream of it for itself, in which devices come last: what one unit tells of its
-    cluster changes nothing for the others.
+    Every round has its own generator and takes the same draws whatever is enabled. Each unit has
+    its own stream with devices last, so one unit's report does not change the draws of others.
 
     The logarithm of a device's speed is a stationary AR(1) process around 0. Shares of memory and
-    energy are drawn evenly, each by itself; what is not limited stays so. ``rayleigh`` is block
-    fading, independent from round to round. Devices leave and return by a Markov chain of two
-    states; a cluster whose devices are all away sits out.
+    energy are independent and uniform; unlimited budgets stay unlimited. ``rayleigh`` is block
+    fading, independent between rounds. Devices leave and return by a two-state Markov chain; a
+    cluster without present devices is not scheduled.
     """
 
     speed_deviation: Annotated[float, Field(ge=0, le=2)]
@@ -82,7 +83,7 @@ class Environment:
 
     @property
     def devices_stay(self) -> bool:
-        """Whether a cluster can hold in every round what it can hold in one."""
+        """Whether the blocks that a cluster can hold are equal in all rounds."""
         changes = self.leave_probability, self.speed_deviation
         return not any(changes) and self.memory_share == self.energy_share == (1.0, 1.0)
 
@@ -104,9 +105,9 @@ class Environment:
     def conditions(
         self, state: EnvironmentState, clusters: Sequence[ClusterState]
     ) -> tuple[ClusterState, ...]:
-        """What ``state`` makes of the clusters as they were drawn or told.
+        """Apply ``state`` to the clusters as they were drawn or reported.
 
-        Raises ``ConfigError`` where ``state`` is that of other clusters or channels.
+        Raises ``ConfigError`` if ``state`` belongs to other clusters or channels.
         """
         if len(state.units) != len(clusters):
             raise ConfigError(
@@ -145,7 +146,7 @@ class Environment:
 
 
 def _cluster_now(cluster: ClusterState, condition: UnitCondition) -> ClusterState:
-    """The cluster as it is in this round."""
+    """Return the cluster under this round's condition."""
     _check_count(f"unit {cluster.unit}: devices", cluster.devices, condition.devices)
     devices, uplink = tuple(map(_device_now, cluster.devices, condition.devices)), cluster.uplink
     if uplink is not None:

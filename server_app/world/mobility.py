@@ -1,4 +1,4 @@
-"""How control units walk about the server, and what it does to their path loss.
+"""Random walks of the control units around the server, and their path loss.
 
 The Gauss–Markov mobility model: Liang and Haas, "Predictive distance-based mobility management for
 PCS networks", INFOCOM 1999; Camp, Boleng and Davies, "A survey of mobility models for ad hoc

@@ -17,9 +17,9 @@ from optim.timeline import timeline
 
 
 def run_plan(file: Path, as_json: bool, solver: str, plot: Path | None) -> None:
-    """Solve, and print a table or JSON; draw the pipelines to ``plot`` where it is given.
+    """Plan the inventory and print a table or JSON; draw the pipelines to ``plot`` if given.
 
-    Raises ``ConfigError``, before anything is printed.
+    Raises ``ConfigError`` before anything is printed.
     """
     if solver not in CLUSTER_SOLVERS:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""An inventory's pipelines as Gantt charts, a row a device.
+"""An inventory's pipelines as Gantt charts with one row per device.
 
-In a joint round all clusters share one axis of time, and those that take part have a row for their
-upload, and one for each of the head and the gradients' way down that takes time.
+In a joint round all clusters share one time axis. Scheduled clusters have further rows for the
+upload, the head and the transfer of gradients, each only if it takes time.
 """
 
 from pathlib import Path

@@ -39,7 +39,7 @@ _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def show(plan: InventoryPlan) -> None:
-    """Print every cluster's plan, then the joint round where there is one."""
+    """Print every cluster's plan, then the joint round, if any."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name may be more than its encoding can say
         sys.stdout.reconfigure(errors="replace")
     console = Console(highlight=False, markup=False, emoji=False)
@@ -138,7 +138,7 @@ def _how(problem: ClusterProblem, partition: Partition) -> str:
 
 
 def _head(planned: PlannedCluster) -> str:
-    """Where the round has the head; empty where there is no choice."""
+    """Return the head's place in the round; empty if it was not a choice."""
     places = {"server": "the edge server", "control_unit": "the control unit"}
     if not planned.allocation or planned.partition.head is None:
         return ""
