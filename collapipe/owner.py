@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from collapipe import config
 from collapipe.config import Settings
 from collapipe.config.composing import CONF, composed, unresolved, value_at
-from collapipe.config.overrides import literal, merged, parse, split
+from collapipe.config.overrides import merged, parse, setting, split
 from collapipe.config.trust import targets
 from collapipe.credentials import files
 from collapipe.credentials.bundle import AUTHORITY, KEY
@@ -212,7 +212,7 @@ def _own_radio(owner: OwnerSection, folder: Path) -> str:
     """Raises ``OwnerError`` where the owner has no inventory, which would have the uplink."""
     if owner.cluster is None:
         raise _refusal("channel", "is of files, and the owner's has no cluster")
-    return f"channel.file={literal(str(folder / owner.cluster.file))}"
+    return setting("channel.file", folder / owner.cluster.file)
 
 
 def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
@@ -222,14 +222,14 @@ def _own(owner: OwnerSection, folder: Path) -> Iterator[str]:
         chosen[option] = str(folder / chosen[option])
     for field in fields(DataSettings):
         if field.name not in _SHARED:
-            yield f"data.{field.name}={literal(chosen.get(field.name, field.default))}"
+            yield setting(f"data.{field.name}", chosen.get(field.name, field.default))
     yield "data.partitioner=null"
     if owner.cluster is not None:
         file = folder / owner.cluster.file
         devices = read_inventory(file, ANY_COST).section.clusters[0].devices
         kind = "devices" if all(each.address for each in devices) else "file"
-        yield from (f"cluster={kind}", f"cluster.file={literal(str(file))}", "cluster.num_units=1")
+        yield from (f"cluster={kind}", setting("cluster.file", file), "cluster.num_units=1")
     if owner.pipeline is not None:
-        yield f"pipeline.threads={owner.pipeline.threads}"
+        yield setting("pipeline.threads", owner.pipeline.threads)
     if owner.runtime is not None:
-        yield f"runtime.torch_device={literal(owner.runtime.torch_device)}"
+        yield setting("runtime.torch_device", owner.runtime.torch_device)

@@ -7,7 +7,7 @@ from pathlib import Path
 from collapipe import config
 from collapipe.cli.run import quieten, start
 from collapipe.config.composing import CONF
-from collapipe.config.overrides import merged, quoted
+from collapipe.config.overrides import merged, setting
 from collapipe.config.trust import check_addresses, check_overrides
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import ConfigError, one_line
@@ -28,7 +28,7 @@ def resume_run(
     quieten()
     check_plain(run_dir)
     overrides = with_folder(overrides)
-    here = f"hydra.run.dir={quoted(run_dir.resolve())}"
+    here = setting("hydra.run.dir", run_dir.resolve())
     began_with = [*_saved(run_dir, here), here]
     check_overrides(began_with, trusted)
     began = config.load_overrides(began_with)

@@ -12,9 +12,9 @@ from pathlib import Path
 from rich.console import Console
 
 from collapipe import config
-from collapipe.config import Settings, quoted
+from collapipe.config import Settings
 from collapipe.config.composing import sweep_dir
-from collapipe.config.overrides import expand, parse
+from collapipe.config.overrides import expand, parse, setting
 from collapipe.deployment.server_folder import with_folder
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 from collapipe.formatting import print_table
@@ -74,7 +74,7 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     jobs = [config.own_overrides(job, config_file) for job in expand(overrides)]
     where = Path(sweep_dir(overrides))
     for job in jobs:
-        check_devices(config.load_overrides([*job, f"hydra.run.dir={quoted(where / '0')}"]))
+        check_devices(config.load_overrides([*job, setting("hydra.run.dir", where / "0")]))
     folder = unused_folder(where, chosen=_is_set("hydra.sweep.dir", overrides))
     folders = [folder / str(number) for number in range(len(jobs))]
     names = [
@@ -85,7 +85,7 @@ def run_sweep(overrides: Sequence[str], config_file: Path | None = None) -> None
     try:
         for number, (job, run_dir) in enumerate(zip(jobs, folders, strict=True)):
             print(f"job {number} of 0 … {len(jobs) - 1}: {names[number]}")
-            causes.append(_failure([*job, f"hydra.run.dir={quoted(run_dir)}"]))
+            causes.append(_failure([*job, setting("hydra.run.dir", run_dir)]))
     finally:
         _print_table(names, folders, causes)
     failed = [number for number, cause in enumerate(causes) if cause is not None]
@@ -237,4 +237,4 @@ def _absolute(overrides: Sequence[str], settings: Settings, folder: Path) -> lis
     for group in ("cluster", "channel"):
         if inventory := tree[group].get("file"):
             named[f"{group}.file"] = Path(inventory)
-    return [*overrides, *(f"{option}={quoted(path.resolve())}" for option, path in named.items())]
+    return [*overrides, *(setting(option, path.resolve()) for option, path in named.items())]

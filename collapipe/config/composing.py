@@ -43,7 +43,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     for override in parsed:
         known = _check_option(override, known)
     if not all(map(_sets, values)):
-        return composed_by_hydra(overrides)
+        return composed_by_hydra([str(override.input_line) for override in parsed])
     tree = copy.deepcopy(base)
     try:
         for override in values:

@@ -13,19 +13,56 @@ from hydra.errors import HydraException
 from collapipe.errors import ConfigError, one_line
 
 _MOST_DEPTH = 50  # of a value; OmegaConf follows about a hundred
+_STRUCTURE = re.compile(r"""[\[{'"]""")  # begins a list, a mapping or a quoted text
+_BRACKETS = re.compile(r"""[(\[{'"]""")  # within which a comma separates no choices of a sweep
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Raises ``ConfigError`` for what is no override."""
+    """Overrides as Hydra reads them.
+
+    A plain value that Hydra's grammar refuses, such as ``bücher.csv``, ``it's`` or ``Text (EN)``,
+    is a text all the same; ``input_line`` of its override has the value quoted. Raises
+    ``ConfigError``, which shows how to quote a value that could also be a list or a mapping.
+    """
+    parser = OverridesParser.create()
     try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        try:
+            parsed = parser.parse_overrides(list(overrides))
+        except HydraException:  # one of them: Hydra is quicker with all at once
+            parsed = [_parsed(parser, each) for each in overrides]
         for override in parsed:
             _check_depth(override.value())
-    except HydraException as error:
-        raise ConfigError(f"not an override KEY=VALUE: {one_line(error)}") from error
     except RecursionError as error:
         raise ConfigError("brackets in an override are nested too deeply; no option is") from error
     return parsed
+
+
+def _parsed(parser: OverridesParser, text: str) -> Override:
+    try:
+        return parser.parse_override(text)
+    except HydraException as error:
+        cause = f"not an override KEY=VALUE: {one_line(error)}"
+        name, equals, value = text.partition("=")
+        choices = [_plain(parser, choice.strip()) for choice in value.split(",")]
+        whole = f"{name}{equals}{literal(value, references=True)}"
+        try:
+            read = parser.parse_override(f"{name}{equals}{','.join(choices)}")
+            parser.parse_override(whole)
+        except HydraException:
+            raise ConfigError(cause) from error
+        if _STRUCTURE.match(value) or ("," in value and _BRACKETS.search(value)):
+            shown = whole if set(value) & set('"\\$') else f'{name}="{value}"'
+            raise ConfigError(f"{cause}; put texts in quotes: {shlex.quote(shown)}") from error
+        return read
+
+
+def _plain(parser: OverridesParser, text: str) -> str:
+    """A value, quoted if Hydra's grammar refuses it as it stands."""
+    try:
+        parser.parse_override(f"key={text}")
+    except HydraException:
+        return literal(text, references=True)
+    return text
 
 
 def quoted(value: object) -> str:
@@ -34,6 +71,11 @@ def quoted(value: object) -> str:
     literal = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", literal).replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def setting(name: str, value: object) -> str:
+    """The override that gives the option ``name`` a plain value, taken as it is."""
+    return f"{name}={literal(value)}"
 
 
 def literal(value: object, *, references: bool = False) -> str:

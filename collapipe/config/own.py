@@ -28,7 +28,7 @@ from collapipe.config.composing import (
     unresolved,
     value_at,
 )
-from collapipe.config.overrides import literal, parse
+from collapipe.config.overrides import literal, parse, setting
 from collapipe.errors import ConfigError, one_line
 
 _OWN = Path("conf")  # seen from the current folder
@@ -47,7 +47,7 @@ def own_overrides(overrides: Sequence[str], config_file: Path | None = None) -> 
     picked = {
         key for key, value in given.items() if key in GROUPS and isinstance(value, str | list)
     }
-    choices = [f"{key}={_choice(given[key])}" for key in given if key in picked]
+    choices = [setting(key, given[key]) for key in given if key in picked]
     parsed = parse(overrides)
     choices += [str(each.input_line) for each in parsed if chooses(each)]
     for each in parse(choices):
@@ -76,7 +76,7 @@ def _settled(wanted: DictConfig, values: Sequence[str]) -> list[str]:
     for each in parse(changes):
         if "${" in str(each.input_line):
             value = value_at(options, each.key_or_group)
-            settled.append(f"{each.key_or_group}={literal(value)}")
+            settled.append(setting(each.key_or_group, value))
     return settled
 
 
@@ -88,10 +88,6 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"--config {file}: must be options with values, as config.yaml of a run")
     return {str(key): value for key, value in tree.items()}
-
-
-def _choice(value: Any) -> str:
-    return f"[{','.join(value)}]" if isinstance(value, list) else str(value)
 
 
 def _is_own(choice: Override) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.config.overrides import literal, parse, quoted
+from collapipe.config.overrides import parse, setting
 from collapipe.credentials import authority, files
 from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import check_name
@@ -41,10 +41,10 @@ class ServerSection(Section):
     def options(self) -> list[str]:
         """Of a run: how many units there are, and where they dial the decoder link."""
         return [
-            f"federation.num_units={len(self.units)}",
-            "link.host=0.0.0.0",
-            f"link.port={self.link_port}",
-            f"link.advertise={literal(_address(self.host, self.link_port))}",
+            setting("federation.num_units", len(self.units)),
+            setting("link.host", "0.0.0.0"),
+            setting("link.port", self.link_port),
+            setting("link.advertise", _address(self.host, self.link_port)),
         ]
 
 
@@ -132,7 +132,7 @@ def with_folder(overrides: Sequence[str]) -> list[str]:
         return [*overrides]
     folder = Path(named[-1]).resolve()
     own = ServerFolder(folder).settings().options()
-    return [*own, *overrides, f"runtime.federation={quoted(folder)}"]
+    return [*own, *overrides, setting("runtime.federation", folder)]
 
 
 def create(root: Path, units: list[str], host: str, port: int, link_port: int) -> ServerFolder:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from matplotlib.figure import Figure
 
-from collapipe import config
+from collapipe.config.overrides import setting
 from collapipe.errors import RoundFailedError
 from collapipe.reproduction import drawing
 from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above, reduction
@@ -77,7 +77,7 @@ def _measured(name: str, method: Method, seed: int) -> Measured:
         run_dir = Path(folder) / "run"
         options = (*_BERT, *_SIZES, *_SHORT, *method.run, f"seed={seed}")
         command = [sys.executable, "-m", "collapipe", "up", *method.up, "--", "run", *options]
-        command.append(f"hydra.run.dir={config.quoted(run_dir)}")
+        command.append(setting("hydra.run.dir", run_dir))
         status, output = _ended(command)
         if status:
             raise RoundFailedError(f"{name}: {output.strip().splitlines()[-1]}")

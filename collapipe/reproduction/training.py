@@ -13,6 +13,7 @@ from pathlib import Path
 from collapipe import config
 from collapipe.config import Settings
 from collapipe.config.composing import flattened
+from collapipe.config.overrides import setting
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.runs.reading import Run, read_run
 
@@ -98,12 +99,12 @@ class Training:
                 return [*_COMMAND, "resume", str(run_dir)]
         if run_dir.exists():  # cut off before its first checkpoint
             shutil.rmtree(run_dir)
-        return [*_COMMAND, "run", *overrides, f"hydra.run.dir={config.quoted(run_dir)}"]
+        return [*_COMMAND, "run", *overrides, setting("hydra.run.dir", run_dir)]
 
     def _overrides(self, job: Job) -> list[str]:
         names = [job.experiment.name, *([job.experiment.full] if self.full else [])]
         data = self.data and job.experiment.data and self.data / job.experiment.data
-        root = [f"data.root={config.quoted(data)}"] if data else []
+        root = [setting("data.root", data)] if data else []
         given = [f"experiment=[{','.join(names)}]", *root, *job.overrides, f"seed={job.seed}"]
         return [*given, *job.derive(config.load_overrides(given))] if job.derive else given
 

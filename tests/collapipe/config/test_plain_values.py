@@ -1,0 +1,88 @@
+"""Values that people type, which Hydra's grammar refuses, are read as the texts that they are."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from collapipe.cli import up
+from collapipe.config import own_overrides
+from collapipe.config.composing import composed, options_of
+from collapipe.config.overrides import expand, merged, parse
+from collapipe.errors import ConfigError
+
+_TYPED = [
+    "bücher.csv",
+    "数据",
+    "(1)",
+    "Umfrage (1).csv",
+    "it's",
+    "~/x",
+    "Review Text (EN)",
+    "a=b&c;d#e",
+    "می‌خواهم",
+]
+
+
+def _text_column(overrides: list[str]) -> object:
+    return options_of(composed(overrides))["data"]["text_column"]
+
+
+@pytest.mark.parametrize("value", _TYPED)
+def test_a_plain_value_is_taken_as_it_is(value: str) -> None:
+    typed = f"data.text_column={value}"
+    assert _text_column([typed]) == value
+    (settled,) = merged([typed], [])
+    assert parse([settled])[0].value() == value
+    assert _text_column([typed, "+optimizer.own=1"]) == value  # by Hydra
+
+
+def test_a_reference_stays_one_beside_a_letter_that_the_grammar_lacks() -> None:
+    assert _text_column(["data.text_column=ü${seed}", "seed=7"]) == "ü7"
+
+
+def test_a_sweep_has_such_values() -> None:
+    assert [job for (job,) in expand(["data.train_file=bücher.csv,b.csv"])] == [
+        "data.train_file='bücher.csv'",
+        "data.train_file=b.csv",
+    ]
+
+
+@pytest.mark.parametrize("value", ["[ü", "{a: ü}", "'a", "Text (a, b)", "it's, so"])
+def test_a_value_that_may_be_meant_otherwise_is_shown_in_quotes(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse([f"data.text_column={value}"])
+    shown = shlex.split(str(caught.value).rpartition("; put texts in quotes: ")[2])
+    assert [each.value() for each in parse(shown)] == [value]
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "fü=1", "~/x=1", "=ü"])
+def test_what_has_no_name_of_an_option_is_refused(bad: str) -> None:
+    with pytest.raises(ConfigError, match="not an override KEY=VALUE|unknown option"):
+        composed([bad])
+
+
+@contextmanager
+def _no_daemons(credentials: object, memory: object, folder: Path) -> Iterator[list[object]]:
+    yield []
+
+
+def test_up_names_its_inventory_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "jürgen, it's [1].yaml"
+    given: list[str] = []
+    monkeypatch.setattr(up, "_daemons", _no_daemons)
+    monkeypatch.setattr(up, "_run", lambda arguments: given.extend(arguments) or 0)
+    up.up(1, 1, file, "1GB", ["run", "seed=1"])
+    values = {each.key_or_group: each.value() for each in parse(given[1:])}
+    assert values["cluster.file"] == str(file)
+
+
+def test_a_file_of_options_chooses_by_any_name(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("experiment: [bücher]\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="experiment=bücher: there is no conf"):
+        own_overrides([], file)
