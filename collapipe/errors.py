@@ -1,5 +1,6 @@
 """One tree of errors. Each message is one line: what, where, the value, and the way out."""
 
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -101,11 +102,22 @@ class StorageError(CollaPipeError):
 
 _MOST = 400  # characters of what others say
 _FEW = 3  # causes that a line names
+_UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's categories
+
+
+def is_printable(text: str) -> bool:
+    """Whether a text is of one line that a terminal and a file can hold.
+
+    Control characters, breaks of lines and paragraphs, and surrogates are not. Format characters
+    are: Persian words and families of emoji have joiners in them. So are characters that only a
+    newer Unicode knows than this Python.
+    """
+    return text.isprintable() or _UNPRINTABLE.isdisjoint(map(unicodedata.category, text))
 
 
 def printable(text: str) -> str:
     """A text in one line, without what would move a terminal's cursor or change its colours."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join("".join(c if is_printable(c) else " " for c in text).split())
 
 
 def one_line(said: object) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, is_printable
 
 _MOST_DEVICES = 128  # of a cluster, so that no unit can make planning endless
 _MOST, _MOST_LAW = 1e18, 1e6
@@ -104,7 +104,7 @@ class DeviceProfile:
     memory: MemoryBudget | None = None  # beside ``max_blocks``; None: that is all
 
     def __post_init__(self) -> None:
-        if len(self.name) > _MOST_NAME or not self.name.isprintable():
+        if len(self.name) > _MOST_NAME or not is_printable(self.name):
             raise ConfigError(
                 f"device {self.name[:_MOST_NAME]!r}: a name has at most {_MOST_NAME} characters, "
                 "all printable"

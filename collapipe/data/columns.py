@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, concatenate_datasets
 
 from collapipe.data.folders import OUTSIDE, fault_of
 from collapipe.errors import DataError
+from collapipe.text.labels import fault_of_label
 
 _SHOWN = 12  # names in a message
 _EMPTY = "is empty; fill it in, or leave the row out"
@@ -49,7 +50,12 @@ def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:
     feature = rows.features[name]
     inner = getattr(feature, "feature", feature)  # a list's
     named = _name_of(inner) if isinstance(inner, ClassLabel) else _text
-    read: Callable[[Any, _Named], Any] = _items if column in ("tokens", "tags") else _one
+    reads: dict[str, Callable[[Any, _Named], Any]] = {
+        "tokens": _items,
+        "tags": _items,
+        "label": _label,
+    }
+    read = reads.get(column, _one)
     values = []
     for number, value in enumerate(rows[name][:], 1):
         try:
@@ -57,7 +63,7 @@ def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:
         except ValueError as error:
             message = f"{where}: column {name!r}, row {number}: {error}"
             raise DataError(message, f"a {column} of its rows is no {column}") from error
-    return [value.strip() for value in values] if column == "label" else values
+    return values
 
 
 def _one(value: Any, named: _Named) -> str:
@@ -65,6 +71,13 @@ def _one(value: Any, named: _Named) -> str:
     if not text.strip():
         raise ValueError(_EMPTY)
     return text
+
+
+def _label(value: Any, named: _Named) -> str:
+    name = _one(value, named).strip()
+    if fault := fault_of_label(name):
+        raise ValueError(fault)
+    return name
 
 
 def _items(value: Any, named: _Named) -> list[str]:

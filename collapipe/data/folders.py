@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from collapipe.data.files import text_lines
 from collapipe.errors import DataError, NoRowsError
+from collapipe.text.labels import fault_of_label
 
 OUTSIDE = "O"
 _TAG = re.compile(r"O|[BI]-\S+")
@@ -107,7 +108,12 @@ def parse_labelled(file: Lines) -> list[dict[str, Any]]:
 def _label_names(folder: Path) -> dict[str, str]:
     """A label's number as it is written → its name."""
     listed = read_lines(folder, "labels.txt")
-    names = [line.strip() for line in listed.lines if line.strip()]
+    lines = enumerate(map(str.strip, listed.lines), 1)
+    named = {number: name for number, name in lines if name}
+    for number, name in named.items():
+        if fault := fault_of_label(name):
+            raise DataError(f"{listed.at(number)}: {fault}")
+    names = [*named.values()]
     if not names:
         raise DataError(f"{listed.path} is empty; it names a label a line")
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -142,11 +148,11 @@ def parse_tagged(file: Lines) -> list[dict[str, Any]]:
 
 @functools.lru_cache  # a corpus has many words and few tags
 def fault_of(tag: str, before: str) -> str:
-    """Why IOB2 has no ``tag`` behind ``before``, which is O at a sentence's start; empty if it
-    has."""
+    """Why IOB2 has no ``tag`` behind ``before``, which is O at a sentence's start, or why no label
+    is called so; empty if the tag can stand there."""
     if _TAG.fullmatch(tag) is None:
         return f"tag {tag!r} is not O, B-TYPE or I-TYPE; write it as IOB2 does"
     if tag.startswith("I-") and before[2:] != tag[2:]:
         begin = f"an entity begins with B-{tag[2:]}, convert the tags"
         return f"tag {tag!r} continues no entity; in IOB2 {begin}"
-    return ""
+    return fault_of_label(tag)

@@ -42,7 +42,7 @@ class ServerSection(Section):
         """Of a run: how many units there are, and where they dial the decoder link."""
         return [
             setting("federation.num_units", len(self.units)),
-            setting("link.host", "0.0.0.0"),
+            "link.host=0.0.0.0",
             setting("link.port", self.link_port),
             setting("link.advertise", _address(self.host, self.link_port)),
         ]

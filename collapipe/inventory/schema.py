@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from collapipe.errors import is_printable
 from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyError
 from collapipe.validation import dotted, nearest
 
@@ -41,7 +42,7 @@ def _decibels(value: float) -> float:
 
 
 def _text(given: object) -> str:
-    if not isinstance(given, str) or not given.strip() or not given.isprintable():
+    if not isinstance(given, str) or not given.strip() or not is_printable(given):
         raise ValueError("must be a text of one line")
     return str(given)
 

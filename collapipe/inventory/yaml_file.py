@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, is_printable, one_line
 from collapipe.validation import dotted, rule
 
 MAX_BYTES = 1_000_000  # a thousand devices take a tenth of it
@@ -157,7 +157,7 @@ def _shown(node: Any) -> str:
 
 
 def _short(text: str) -> str:
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    printable = "".join(letter if is_printable(letter) else " " for letter in text)
     shown = printable[:_SHOWN_CHARACTERS]
     return shown if shown == printable else f"{shown}…"
 

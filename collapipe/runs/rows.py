@@ -17,7 +17,7 @@ from collapipe.data.shards import part, shard
 from collapipe.data.sources import read
 from collapipe.errors import ConfigError, DataError, NoRowsError
 from collapipe.seeds import derive
-from collapipe.tasks.text_task import check_listed, in_order
+from collapipe.tasks.text_task import check_labels, in_order
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.text.words import count_words
 from collapipe.wire.messages import RowsReply, Split
@@ -97,7 +97,7 @@ def tell_rows(settings: Settings, unit: int, wanted: bool = True) -> RowsReply:
     tokeniser is made of them."""
     task, rows, words = settings.task, load_shard(settings, unit), dict[str, int]()
     labels = task.label_counts(rows)
-    check_listed(labels, task.listed_labels)
+    check_labels(labels, task.listed_labels)
     if wanted and tells_words(settings):
         words = count_words(task.texts(rows), settings.data.tokenizer_min_rows)
     return RowsReply(unit, len(rows), labels, words)

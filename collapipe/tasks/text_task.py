@@ -15,6 +15,7 @@ from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Parse, Splits, read_lines, read_splits
 from collapipe.errors import ConfigError, DataError
 from collapipe.tasks.task import Examples, TextLength, VocabularySize
+from collapipe.text.labels import MOST_LABELS, fault_of_label
 from collapipe.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ class LabelledTask(FolderTask):
                 f"task.labels={[*names]}: must be two or more different names; correct them, or "
                 "set null for those that rows have"
             )
+        if fault := next(filter(None, map(fault_of_label, names)), None):
+            raise ConfigError(f"task.labels: {fault}")
 
     @property
     def listed_labels(self) -> tuple[str, ...] | None:
@@ -209,8 +212,15 @@ def encode_labels(rows: Iterable[Sequence[str]], labels: Sequence[str]) -> list[
     return encoded
 
 
-def check_listed(names: Iterable[str], listed: Sequence[str] | None) -> None:
-    """Raise ``DataError`` where training rows have a label that is not ``listed``."""
+def check_labels(names: Collection[str], listed: Sequence[str] | None) -> None:
+    """Raise ``DataError`` where training rows have a label that is not ``listed``, or have too many
+    different ones."""
+    if len(names) > MOST_LABELS:
+        raise DataError(
+            f"training rows have {len(names):,} different labels, at most {MOST_LABELS:,} are "
+            "possible; choose another column",
+            "its rows have too many different labels",
+        )
     for name in names:
         if listed is not None and name not in listed:
             raise DataError(

@@ -7,18 +7,19 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from collapipe.errors import WireError
+from collapipe.errors import WireError, is_printable
 from collapipe.plan import ClusterPlan
 from collapipe.report import ClusterReport
 from collapipe.sections import Positive
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
 from collapipe.tensors import Tensors
-from collapipe.text.words import LETTERS
+from collapipe.text.labels import MOST_LABELS, fault_of_label
+from collapipe.text.words import LETTERS, LONGEST_WORD
 
 
 def _printable(name: str) -> str:
-    if not name.isprintable():
+    if not is_printable(name):
         raise WireError("a unit's name must be printable")
     return name
 
@@ -44,7 +45,7 @@ class LinkAddress:
 Told = Annotated[int, Field(ge=1)]
 # as its owner calls a unit; printable, and empty where nobody does
 UnitName = Annotated[str, Field(max_length=64), AfterValidator(_printable)]
-_MOST = {"labels": (10_000, 200), "words": (2**22, 2**16)}  # how many, and letters of each
+_MOST = {"labels": MOST_LABELS, "words": 2**22}
 _MOST_TOLD = 2**27  # a tokeniser counts as many words in minutes
 
 
@@ -67,15 +68,17 @@ class RowsReply:
     name: UnitName = ""
 
     def __post_init__(self) -> None:
-        for name, each in {"labels": self.labels, "words": self.words}.items():
-            most, longest = _MOST[name]
+        for name, most in _MOST.items():
+            each: Mapping[str, int] = getattr(self, name)
             if len(each) > most or sum(each.values()) > _MOST_TOLD:
                 raise WireError(
                     f"{len(each):,} {name}, {sum(each.values()):,} in all; at most {most:,}, and "
                     f"{_MOST_TOLD:,} in all"
                 )
-            if not all(0 < len(word) <= longest and word.isprintable() for word in each):
-                raise WireError(f"{name} must be printable, and of 1 to {longest} letters")
+        if not all(0 < len(word) <= LONGEST_WORD for word in self.words):
+            raise WireError(f"words must be of 1 to {LONGEST_WORD} letters")
+        if fault := next(filter(None, map(fault_of_label, self.labels)), None):
+            raise WireError(fault)
         if not LETTERS.issuperset(chain.from_iterable(self.words)):
             raise WireError("words must be of the letters that stand for bytes")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from collapipe.config import Settings
 from collapipe.config.composing import flattened
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, is_printable, one_line
 from collapipe.runs.folder import RunFolder, check_sizes
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
@@ -184,14 +184,14 @@ def _check_units(state: SchedulerState, num_units: int) -> None:
             f"federation.num_units={num_units}"
         )
     failed = [each for each in state.reported if isinstance(each, Failure)]
-    if not all(each.kind.isprintable() and each.message.isprintable() for each in failed):
+    if not all(is_printable(each.kind + each.message) for each in failed):
         raise ConfigError("checkpoint: reports of units that are not printable")
 
 
 def _check_names(names: Mapping[str, int], num_units: int) -> None:
     places = [*names.values()]
     sound = len({*places}) == len(places) and {*places} <= {*range(num_units)}
-    if not sound or not all(name and name.isprintable() for name in names):
+    if not sound or not all(name and is_printable(name) for name in names):
         raise ConfigError(
             f"checkpoint: names of units {one_line(dict(names))}, each needs one of {num_units} "
             "places for itself"

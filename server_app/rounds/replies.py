@@ -8,7 +8,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from collapipe.config import Settings
-from collapipe.errors import WireError
+from collapipe.errors import WireError, is_printable
 from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
 from collapipe.report import TRACED_STEPS, ClusterReport
@@ -103,7 +103,7 @@ def check_report(report: ClusterReport, unit: int, seen: int | None, settings: S
         and len(report.squared_norms) == len(report.losses)
         and all(0 <= norm < _MOST for norm in report.squared_norms)
         and len(report.seconds) <= _MOST_PHASES
-        and all(len(phase) <= _LONGEST and phase.isprintable() for phase in report.seconds)
+        and all(len(phase) <= _LONGEST and is_printable(phase) for phase in report.seconds)
         and all(0 <= seconds < _MOST for seconds in report.seconds.values())
         and all(0 <= sent < 2**62 for sent in (report.link_bytes_up, report.link_bytes_down))
     )

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.utils import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from collapipe.errors import ConfigError, one_line
+from collapipe.errors import ConfigError, few_of, one_line
 from collapipe.models.huggingface.configuration import (
     SUPPORTED,
     change,
@@ -33,6 +33,11 @@ from collapipe.models.split import EMBEDDING, HEAD, TASKS, block_name
 from collapipe.text.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
+# Its table of missing weights, in colours, for each process: what matters of it we say ourselves.
+logging.getLogger("transformers.modeling_utils").addFilter(
+    lambda record: "LOAD REPORT" not in str(record.msg)
+)
+_WRAPPERS = "_orig_mod.", "module."  # what torch.compile and DataParallel put before names
 
 
 @dataclass(frozen=True)
@@ -264,19 +269,47 @@ def _pretrained(spec: HuggingFaceSpec, vocabulary: Vocabulary | None) -> dict[st
             "that, and name its folder"
         )
     try:
-        model = type(_skeleton(spec, vocabulary)).from_pretrained(
+        model, told = type(_skeleton(spec, vocabulary)).from_pretrained(
             None,
             config=config,
-            state_dict=_tensors(functools.partial(cached_file, spec.name, **cached)),
+            state_dict=_unwrapped(_tensors(functools.partial(cached_file, spec.name, **cached))),
             attn_implementation="eager",  # config.json may name a kernel of the hub
             dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     except (ImportError, OSError, LookupError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"model.name={spec.name}: cannot read weights from safetensors ({one_line(error)}); "
             "set model.pretrained=false for fresh ones"
         ) from error
+    _check_complete(spec, told["missing_keys"], {name for name, *_ in told["mismatched_keys"]})
     return dict(model.state_dict())
+
+
+def _check_complete(spec: HuggingFaceSpec, missing: set[str], misfits: set[str]) -> None:
+    """Raise ``ConfigError`` where weights other than those of a head that predicts labels would
+    begin fresh: they are ``missing``, or have another shape than ``config.json`` says."""
+
+    def begins_fresh(name: str) -> bool:
+        return spec.head in ("tokens", "pooled") and spec.names.part(name) == HEAD
+
+    if lacking := sorted(name for name in missing | misfits if not begins_fresh(name)):
+        raise ConfigError(
+            f"model.name={spec.name}: {len(lacking)} tensors of the model are not in its weights, "
+            f"or have another shape there ({one_line(few_of(lacking))}); save the whole model, or "
+            "set model.pretrained=false for fresh weights"
+        )
+    if misfits:
+        _log.warning("%s: its head is of other labels, and begins fresh", spec._called)
+
+
+def _unwrapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Under the names that they had before torch.compile or DataParallel wrapped the model."""
+    for prefix in _WRAPPERS * 2:  # in either order
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): each for name, each in tensors.items()}
+    return tensors
 
 
 def _tensors(fetch: Callable[..., Any]) -> dict[str, torch.Tensor]:

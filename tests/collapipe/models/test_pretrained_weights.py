@@ -1,0 +1,110 @@
+"""Pretrained weights are all there, or refused: nothing but a head of labels begins fresh."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from collapipe.errors import ConfigError
+from collapipe.models.huggingface.spec import HuggingFaceSpec
+from tests.huggingface import VOCABULARY, folder
+
+Weights = dict[str, Tensor]
+_MORE = pytest.mark.thorough
+_LAYER = "bert.encoder.layer.2."
+
+
+def _saved(path: Path, name: str, kind: str, change: Callable[[Weights], Weights]) -> Path:
+    """A folder with weights of which ``change`` has made others."""
+    made = folder(path, name)
+    config = transformers.AutoConfig.from_pretrained(made)
+    getattr(transformers, kind)(config).save_pretrained(made)
+    file = made / "model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+    return made
+
+
+def _without(beginning: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {k: v for k, v in weights.items() if not k.startswith(beginning)}
+
+
+def _prefixed(prefix: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {prefix + name: each for name, each in weights.items()}
+
+
+def _narrower(weights: Weights) -> Weights:
+    name = f"{_LAYER}output.dense.bias"
+    return {**weights, name: weights[name][1:].clone()}
+
+
+def _build(path: Path, head: str) -> list[torch.nn.Module]:
+    spec = HuggingFaceSpec(str(path), head=head, pretrained=True)
+    return [spec.build_embedding(VOCABULARY), spec.build_block(2), spec.build_head(VOCABULARY)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "head", "change", "says"),
+    [
+        ("bert", "BertForMaskedLM", "tokens", _without(_LAYER), f"16 tensors .*{_LAYER}attention"),
+        pytest.param("bert", "BertModel", "tokens", _prefixed("odd."), "69 tensors", marks=_MORE),
+        ("bert", "BertForMaskedLM", "tokens", _narrower, "1 tensors .*output.dense.bias"),
+        ("llama", "LlamaForCausalLM", "causal", _without("lm_head"), r"1 tensors .*lm_head.weight"),
+        pytest.param(
+            "llama", "LlamaForCausalLM", "causal", _without("model.layers.3"), "9 ", marks=_MORE
+        ),
+    ],
+)
+def test_weights_that_lack_a_part_are_refused(
+    tmp_path: Path,
+    name: str,
+    kind: str,
+    head: str,
+    change: Callable[[Weights], Weights],
+    says: str,
+) -> None:
+    path = _saved(tmp_path, name, kind, change)
+    with pytest.raises(ConfigError, match=says) as caught:
+        _build(path, head)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@_MORE
+def test_an_index_that_leaves_out_a_file_is_refused(tmp_path: Path) -> None:
+    path = _saved(tmp_path, "bert", "BertForMaskedLM", lambda weights: weights)
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    named = _without(_LAYER)(weights)
+    save_file(named, path / "a.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "a.safetensors")}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="16 tensors"):
+        _build(path, "tokens")
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["module._orig_mod.", *(pytest.param(p, marks=_MORE) for p in ("_orig_mod.", "module."))],
+)
+def test_names_of_a_wrapped_model_are_read(tmp_path: Path, prefix: str) -> None:
+    path = _saved(tmp_path, "bert", "BertForMaskedLM", _prefixed(prefix))
+    kept = load_file(path / "model.safetensors")[f"{prefix}{_LAYER}output.dense.bias"]
+    _, block, _ = _build(path, "tokens")
+    assert torch.equal(block.state_dict()["original.output.dense.bias"], kept)
+
+
+@pytest.mark.parametrize("head", ["tokens", pytest.param("pooled", marks=_MORE)])
+def test_a_head_of_labels_may_begin_fresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, head: str
+) -> None:
+    """One of another number of labels, too, which is said."""
+    _build(_saved(tmp_path, "bert", "BertForMaskedLM", lambda weights: weights), head)
+    assert not caplog.messages
+    other = tmp_path / "other"
+    other.mkdir()
+    _build(_saved(other, "bert", "BertForTokenClassification", lambda weights: weights), head)
+    assert any("begins fresh" in each for each in caplog.messages)
