@@ -12,6 +12,7 @@ import ipaddress
 import json
 import logging
 import re
+import socket
 import sys
 from base64 import b64decode
 from typing import Any
@@ -145,6 +146,15 @@ def _is_own(scope: Scope) -> bool:
     return bool(host) and ipaddress.ip_address(host).is_loopback
 
 
+def _all_addresses() -> dict[str, str]:
+    """Where uvicorn listens besides 0.0.0.0: where this machine has IPv6, an empty host is both."""
+    try:
+        socket.create_server(("::", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return {}
+    return {"host": ""}
+
+
 def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
     start_parent_process_monitor(int(sys.argv.pop(1)))
@@ -155,7 +165,7 @@ def main() -> None:
         # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
         # takes heads of any length.
         own = {"proxy_headers": False, "access_log": False, "http": "h11", "ws": "none"}
-        run(NodesAlone(app, folder), **{**options, **own})
+        run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
 
     uvicorn.run = guarded  # type: ignore[assignment]
     flower_superlink()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -33,7 +34,7 @@ def audit_run(
     if read_run(run_dir).summary is None:
         raise ConfigError(
             f"{run_dir}: the run is going on, or it was killed; wait for its end, or go on with it:"
-            f" collapipe resume {run_dir}"
+            f" collapipe resume {quote(str(run_dir))}"
         )
     _check_ours(run_dir)
     found = audit(Material.of(run_dir, trusted, unit, public, rows))

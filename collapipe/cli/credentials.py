@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,7 +76,8 @@ def sign(
     print(f"valid until  {bundle.expires:%F %R} UTC")
     print(f"authority    {opened.fingerprint}")
     print(f"signed       {file}")
-    print(f"next         bring it to {asked.name}: collapipe credentials install DIR {file.name}")
+    install = f"collapipe credentials install DIR {quote(file.name)}"
+    print(f"next         bring it to {asked.name}: {install}")
 
 
 @app.command()

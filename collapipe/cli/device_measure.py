@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -41,7 +42,9 @@ def measure_devices(file: Path, model: str | None, repeats: int, write: bool) ->
     known = {key: law for key, law in laws.items() if law is not None}
     if write and known:
         write_laws(file, known)
-        print(f"written     {counted(len(known), 'law')} to {file}; collapipe plan {file}")
+        print(
+            f"written     {counted(len(known), 'law')} to {file}; collapipe plan {quote(str(file))}"
+        )
     for fault in (each.fault for each in found if each.fault):
         print(f"error: {printable(fault)}; its law stays as it is", file=sys.stderr)
     return 0 if len(known) == len(found) else 1

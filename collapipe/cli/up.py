@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collapipe.cli.device import memory_bytes
-from collapipe.config.overrides import setting
+from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
 
@@ -44,8 +44,8 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
         started = stack.enter_context(_daemons(credentials, shares * clusters, folder))
         groups = [started[n * devices : (n + 1) * devices] for n in range(clusters)]
         file.write_text(_inventory(groups, own), encoding="utf-8")
-        own_file = setting("cluster.file", file.resolve())
-        on_them = [setting("federation.num_units", clusters), "cluster=devices", own_file]
+        own_file = typed("cluster.file", file.resolve())
+        on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file]
         if run:
             return _run([run[0], *on_them, *run[1:]])
         with suppress(KeyboardInterrupt):

@@ -78,6 +78,18 @@ def setting(name: str, value: object) -> str:
     return f"{name}={literal(value)}"
 
 
+def typed(name: str, value: object) -> str:
+    """``setting`` as people type it: in quotes only if the text would otherwise be read as
+    something else."""
+    plain = f"{name}={value}"
+    try:
+        (read,) = parse([plain])
+    except ConfigError:
+        return setting(name, value)
+    is_text = not read.is_sweep_override() and read.value() == str(value) and "$" not in plain
+    return plain if is_text else setting(name, value)
+
+
 def literal(value: object, *, references: bool = False) -> str:
     """A plain value in the grammar of overrides; texts are taken as they are, or with the
     ``references`` in them. Raises ``ConfigError`` for a key that cannot be written."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
+from shlex import quote
 
 from collapipe.credentials import files
 from collapipe.credentials.bundle import REVOKED, Bundle, read_bundle, read_certificate
@@ -31,7 +32,7 @@ class AuthorityFolder:
     """Signs, revokes and lists. Raises ``ConfigError`` for a folder that is no authority's."""
 
     def __init__(self, folder: Path) -> None:
-        way_out = f"make an authority: collapipe credentials init {folder}"
+        way_out = f"make an authority: collapipe credentials init {quote(str(folder))}"
         key = read_key(files.read(folder / _KEY, way_out, private=True), folder / _KEY)
         certificate = read_certificate(folder / _CERTIFICATE, way_out)
         self._folder, self._authority = folder, Authority(key, certificate)
@@ -84,10 +85,10 @@ class AuthorityFolder:
                 )
             same = same_key, member.name == request.name
             if state == "valid" and any(same) and not (all(same) and member.role == role):
+                here = quote(str(self._folder))
                 raise ConfigError(
                     f"{role} {request.name}: {member} has a valid certificate with this name or "
-                    f"key; revoke it first: collapipe credentials revoke {self._folder} "
-                    f"{member.serial:x}"
+                    f"key; revoke it first: collapipe credentials revoke {here} {member.serial:x}"
                 )
 
     def add(self, name: str, role: Role, days: int, folder: Path) -> Bundle:

@@ -4,6 +4,7 @@ TLS."""
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 
 import grpc
 from cryptography import x509
@@ -90,7 +91,9 @@ def load(folder: Path) -> Credentials:
     the certificate, or the certificate is another authority's, out of its time or revoked.
     """
     key = _own_key(folder)
-    way_out = f"collapipe credentials install {folder} FILE puts there what sign has named"
+    way_out = (
+        f"collapipe credentials install {quote(str(folder))} FILE puts there what sign has named"
+    )
     signed = (files.read(folder / name, way_out) for name in (CERTIFICATE, AUTHORITY, REVOKED))
     bundle = read_bundle(b"".join(signed), folder)
     if bundle.certificate.public_key() != key.public_key():
@@ -100,7 +103,9 @@ def load(folder: Path) -> Credentials:
         found.check(found.certificate)
     except WireError as error:
         revoked = found.member.serial in found.revocations
-        way_out = f"set it, or renew: collapipe credentials request {folder} --name NAME"
+        way_out = (
+            f"set it, or renew: collapipe credentials request {quote(str(folder))} --name NAME"
+        )
         way_out = "make a new key in a new folder" if revoked else way_out
         raise ConfigError(f"{folder}: {error}; {way_out}") from error
     return found
@@ -176,5 +181,8 @@ def _authority(folder: Path) -> x509.Certificate:
 
 
 def _own_key(folder: Path) -> ec.EllipticCurvePrivateKey:
-    file, way_out = folder / KEY, f"make it: collapipe credentials request {folder} --name NAME"
+    file, way_out = (
+        folder / KEY,
+        f"make it: collapipe credentials request {quote(str(folder))} --name NAME",
+    )
     return read_key(files.read(file, way_out, private=True), file)

@@ -15,19 +15,38 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.member import Role, check_name, dns_name
 from collapipe.errors import ConfigError, LinkError, WireError
 
-_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^\s\[\]:/@%]+)):(\d{1,5})", re.ASCII)
+_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([\w.-]+)):(\d{1,5})", re.ASCII)
 _TIMEOUT_S = 10.0
 
 
 def host_and_port(address: str) -> tuple[str, int]:
     """Both parts of an address. Raises ``ConfigError`` for one of another form."""
     found = _ADDRESS.fullmatch(address)
-    if not found or int(found[3]) > 65535:
+    if not found or int(found[3]) > 65535 or not _is_host(found[1], found[2]):
         raise ConfigError(
             f"address {address!r}: must be HOST:PORT, such as 10.0.0.5:7700, or [HOST]:PORT for "
-            "IPv6"
+            f"IPv6{_ascii_form(address)}"
         )
     return found[1] or found[2], int(found[3])
+
+
+def _is_host(numbers: str | None, name: str) -> bool:
+    """Whether an address has ``numbers`` of IPv6, or else a ``name`` whose parts are not too long
+    for a name server."""
+    try:
+        return bool(ip_address(numbers) if numbers else name.encode("idna"))
+    except ValueError:  # UnicodeError is one
+        return False
+
+
+def _ascii_form(address: str) -> str:
+    """How to write a name with other letters, which certificates and gRPC do not know."""
+    name, _, port = address.rpartition(":")
+    with suppress(UnicodeError):
+        known = name.encode("idna").decode("ascii")
+        if not name.isascii() and known.encode("ascii").decode("idna") == name.lower():
+            return f"; other letters in ASCII: {known}:{port}"
+    return ""
 
 
 def require_loopback(address: str) -> None:

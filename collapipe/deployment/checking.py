@@ -10,7 +10,8 @@ from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import quote
+from shlex import quote
+from urllib.parse import quote as url_quote
 
 from cryptography import x509
 
@@ -64,12 +65,14 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     known, signed = folder.nodes(), keys(folder)
     for unit in settings.units:
         if unit not in signed:
-            sign = f"collapipe credentials sign {folder.authority} request.pem --role unit"
+            sign = (
+                f"collapipe credentials sign {quote(str(folder.authority))} request.pem --role unit"
+            )
             yield Finding(f"unit {unit}", error=f"has no valid certificate; {sign}")
         elif signed[unit] in known:
             yield Finding(f"unit {unit}", "may come")
         else:
-            way_out = f"collapipe deploy serve {folder.root}"
+            way_out = f"collapipe deploy serve {quote(str(folder.root))}"
             yield Finding(f"unit {unit}", error=f"is not admitted yet; {way_out} does")
 
 
@@ -98,7 +101,7 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
     key = fingerprint(public_key(x509.load_pem_x509_certificate(own.certificate)))
     asked = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
     try:
-        asked.request("GET", f"{ADMITTED}{quote(key)}")
+        asked.request("GET", f"{ADMITTED}{url_quote(key)}")
         answer = asked.getresponse()
         told, date = json.loads(answer.read(2**16)), answer.headers["Date"]
     except ssl.SSLCertVerificationError as error:
@@ -156,7 +159,7 @@ def superlink(folder: ServerFolder) -> Finding:
         ):
             return Finding(f"port {port}", "the SuperLink answers")
     except OSError as error:
-        way_out = f"collapipe deploy serve {folder.root}"
+        way_out = f"collapipe deploy serve {quote(str(folder.root))}"
         return Finding(f"port {port}", error=f"no SuperLink of this folder ({error}); {way_out}")
 
 

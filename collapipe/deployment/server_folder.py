@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
@@ -11,12 +13,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from collapipe.config.overrides import parse, setting
+from collapipe.config.overrides import parse, setting, typed
 from collapipe.credentials import authority, files
 from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, is_printable
 from collapipe.inventory.schema import Section, Text
 from collapipe.inventory.yaml_file import load
 
@@ -143,30 +145,43 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
     if len({check_name(unit) for unit in units}) != len(units):
         raise ConfigError(f"--units {','.join(units)}: names a unit twice; each has its own name")
     server = _address(host, port)
-    host_and_port(server)  # which says what is wrong with it
+    host, _ = host_and_port(server)  # which says what is wrong with it
+    if not is_printable(str(root.resolve())):
+        raise ConfigError(f"{root}: its path has control characters, or is not UTF-8; name another")
     with files.new_folder(root) as partial:
         folder = ServerFolder(partial)
         opened = authority.create(folder.authority, control_unit=False)
         files.make_folder(folder.flower_home)
         opened.add_server([host, *_LOCAL], folder.key, folder.certificate)
+        there = root.resolve()
         names = {
             "host": host,
             "port": port,
             "link_port": link_port,
             "units": ", ".join(units),
-            "root": root.resolve(),
             "server": server,
             "fingerprint": opened.fingerprint,
             "user": f"{os.getuid()}:{os.getgid()}",
+            "yaml_host": _quoted(host),
+            "yaml_server": _quoted(server),
+            "yaml_units": _quoted(units),
+            "root": shlex.quote(str(there)),
+            "authority": shlex.quote(str(there / "authority")),
+            "federation": shlex.quote(typed("runtime.federation", there)),
+            "first_run": shlex.quote(typed("hydra.run.dir", there / "runs" / "first")),
+            "compose_root": _quoted(str(there).replace("$", "$$")),
+            "compose_cache": _quoted(str(there / "cache").replace("$", "$$")),
+            "service_root": _systemd(there),
+            "service_argument": _systemd(there).replace("$", "$$"),
         }
         for name in ("server.yaml", "README.md", "compose.yaml", "collapipe-server.service"):
             _write(partial / name, name, names)
         trusted = (root.resolve() / folder.trusted.relative_to(partial)).as_posix()
-        connection = f'address = "127.0.0.1:{port}"\nroot-certificates = {json.dumps(trusted)}\n'
+        connection = f'address = "127.0.0.1:{port}"\nroot-certificates = {_quoted(trusted)}\n'
         default = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         files.write_new(folder.flower_home / "config.toml", (default + connection).encode())
         for number, unit in enumerate(units):
-            own = {**names, "unit": unit, "number": number}
+            own = {**names, "unit": unit, "yaml_unit": _quoted(unit), "number": number}
             files.make_folder(partial / "units" / unit)
             for name in ("unit.yaml", "OWNER.md", "collapipe-unit.service"):
                 _write(partial / "units" / unit / name, name, own)
@@ -174,7 +189,19 @@ def create(root: Path, units: list[str], host: str, port: int, link_port: int) -
 
 
 def _address(host: str, port: int) -> str:
+    host = host.removeprefix("[").removesuffix("]")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _quoted(value: object) -> str:
+    """A text or a list of texts on one line, in YAML and TOML."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _systemd(path: Path) -> str:
+    """A path as systemd reads it, but for the dollars that a command has doubled."""
+    escaped = re.sub(r'([\\"])', r"\\\1", str(path)).replace("%", "%%")
+    return f'"{escaped}"'
 
 
 def _write(file: Path, template: str, names: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
 from typing import Any
 
@@ -90,7 +91,7 @@ class RunFolder:
         if used and not self._resumed:
             raise ConfigError(
                 f"hydra.run.dir={self.path}: holds a run already; choose another folder, or go on "
-                f"with it: collapipe resume {self.path}"
+                f"with it: collapipe resume {quote(str(self.path))}"
             )
 
     def sizes(self) -> dict[str, int]:

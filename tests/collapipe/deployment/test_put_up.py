@@ -79,7 +79,7 @@ def test_all_that_is_needed_is_written_and_no_secret_leaves(
     server = services["server"]
     assert server["ports"] == ["9000:9000", "8001:8001"]
     assert server["command"] == ["deploy", "serve", str(where)]  # as a process in other tests
-    assert server["volumes"] == [f".:{where}"]
+    assert server["volumes"] == [{"type": "bind", "source": ".", "target": str(where)}]
     assert server["user"] == f"{where.stat().st_uid}:{where.stat().st_gid}"
     assert [file.name for file in where.rglob("*.key") if file.stat().st_mode & 0o077] == []
     before = {file: file.stat().st_mtime_ns for file in where.rglob("*")}

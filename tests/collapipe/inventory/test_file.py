@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.devices.hardware import transformer_block_cost
-from collapipe.errors import ConfigError
+from collapipe.errors import ConfigError, is_printable
 from collapipe.inventory.file import Inventory, read_inventory
 from collapipe.inventory.model import TOKENS
 from collapipe.inventory.schema import RoundSection
@@ -294,7 +294,7 @@ def test_whatever_the_file_says_it_is_read_or_refused_in_one_line(data: st.DataO
         try:
             read(Path(folder), text)
         except ConfigError as error:
-            assert str(error).isprintable()
+            assert is_printable(str(error))
 
 
 def test_uplinks_channels_and_rounds_go_together(tmp_path: Path) -> None:
