@@ -67,10 +67,11 @@ class Material:
 
 def _public_texts(settings: Settings, file: Path) -> list[str]:
     """Of the task's first column, or of a file of lines; words of a list stand between blanks."""
-    rows = read_file(file, "--public")
     column = settings.task.columns[0]
-    lines = rows.column_names == ["text"]
-    names = {column: "text"} if lines else columns_of(settings.data, [column])
+    names = columns_of(settings.data, [column])
+    rows = read_file(file, "--public", names.values())
+    if rows.column_names == ["text"]:
+        names = {column: "text"}
     found = standard(rows.select(range(min(len(rows), _MOST_PUBLIC))), names, str(file))[column][:]
     return [each if isinstance(each, str) else " ".join(each) for each in found]
 

@@ -62,7 +62,7 @@ def evaluate_file(
     """
     settings, model, tokenizer = _load(run_dir, trusted, unit, device)
     task, names = settings.task, columns_of(settings.data, settings.task.columns)
-    rows = standard(read_file(file, "--file"), names, str(file))
+    rows = standard(read_file(file, "--file", names.values()), names, str(file))
     found = Evaluator(task, rows, tokenizer).evaluate(model)
     score = found.score
     if as_json:

@@ -4,8 +4,11 @@ import codecs
 import csv
 import gzip
 import json
+import logging
 import zlib
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +17,10 @@ from typing import Any
 import pandas
 from datasets import Dataset, Features, Value
 
-from collapipe.errors import ConfigError, DataError
+from collapipe.errors import ConfigError, DataError, one_line
+
+_log = logging.getLogger(__name__)
+csv.field_size_limit(2**31 - 1)  # characters; its own limit of 131,072 is less than some texts have
 
 # Not a cell is empty because it says NA, and in TSV a quotation mark is text.
 _DIALECTS: Mapping[str, Mapping[str, Any]] = {
@@ -24,9 +30,11 @@ _DIALECTS: Mapping[str, Mapping[str, Any]] = {
 _SUFFIXES = (*_DIALECTS, ".json", ".jsonl", ".txt")
 
 
-def read_file(path: Path, option: str) -> Dataset:
+def read_file(path: Path, option: str, needed: Collection[str]) -> Dataset:
     """All rows, in memory; blank lines of a text are left out.
 
+    A column of JSON that Arrow cannot hold, for its cells are of different types or one is too
+    large, is left out unless it is ``needed``; a field of a column is called ``column.field``.
     Raises ``DataError`` for what cannot be read, and as ``check_file``.
     """
     suffix = check_file(path, option)
@@ -36,7 +44,7 @@ def read_file(path: Path, option: str) -> Dataset:
         lines = StringIO(_whole(path), newline=None)
         rows = Dataset.from_dict({"text": [line.rstrip("\n") for line in lines if line.strip()]})
     else:
-        rows = _read_json(path)
+        rows = _read_json(path, {*needed, *(name.partition(".")[0] for name in needed)})
     if len(rows) == 0:
         raise DataError(f"{path}: has no rows; add some, or set another {option}")
     return rows
@@ -111,21 +119,48 @@ def text_lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path} cannot be read ({error}); fetch the file again") from error
 
 
-def _read_json(path: Path) -> Dataset:
+def _read_json(path: Path, needed: Collection[str]) -> Dataset:
     """An object a line, or a list of objects; what an object lacks is None. Python reads them:
     datasets would make a date of each text in a column whose texts look so."""
-    rows = list(_objects(path))
-    names = dict.fromkeys(chain.from_iterable(rows))
+    objects = list(_objects(path))
+    names = dict.fromkeys(chain.from_iterable(row for _, row in objects))
+    columns = {name: [row.get(name) for _, row in objects] for name in names}
+    rows = _held(columns)
+    if isinstance(rows, Dataset):
+        return rows
+    faults = {name: _fault(name, cells) for name, cells in columns.items()}
+    for name, (number, cause) in ((n, fault) for n, fault in faults.items() if fault):
+        message = f"{objects[number][0]}: column {name!r} cannot be read ({cause})"
+        if name in needed:
+            raise DataError(f"{message}; correct the cell, or give all cells of a column one type")
+        _log.warning("%s; the column is left out", message)
+    return Dataset.from_dict({name: columns[name] for name, fault in faults.items() if not fault})
+
+
+def _held(columns: Mapping[str, list[Any]]) -> Dataset | str:
+    """Columns as Arrow holds them; or why it cannot."""
     try:
-        return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
+        return Dataset.from_dict(dict(columns))
     except Exception as error:  # Arrow's kinds
-        cause = str(error).splitlines()[0]
-        raise DataError(
-            f"{path}: cannot be read ({cause}); give all cells of a column one type"
-        ) from error
+        return one_line(error)
 
 
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
+def _fault(name: str, cells: list[Any]) -> tuple[int, str] | None:
+    """The first cell, counted from 0, that Arrow cannot hold together with those before it, and
+    why; None if it holds all."""
+    cause = _held({name: cells})
+    if isinstance(cause, Dataset):
+        return None
+    fails = partial(_fails, name, cells)
+    return bisect_left(range(1, len(cells)), x=True, key=fails), cause
+
+
+def _fails(name: str, cells: list[Any], count: int) -> bool:
+    return isinstance(_held({name: cells[:count]}), str)
+
+
+def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each object, and where it stands, for messages."""
     lines = [*text_lines(path)]
     texts = {f"{path}:{number}": line for number, line in enumerate(lines, 1) if line.strip()}
     whole = "".join(lines).lstrip().startswith("[")
@@ -134,11 +169,11 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
     for where, text in texts.items():
         try:
             parsed = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{where} cannot be read ({error}); write an object a line, or a list of objects"
             ) from error
-        for row in parsed if whole else [parsed]:
+        for number, row in enumerate(parsed if whole else [parsed], 1):
             if not isinstance(row, dict):
                 raise DataError(f"{where}: holds {row!r:.40}, not an object; write one a row")
-            yield row
+            yield f"{where}: object {number}" if whole else where, row

@@ -46,7 +46,11 @@ def read(data: DataSettings, columns: Sequence[str], seed: int, hold_out: bool =
                 "it, or give each unit rows of its own: an owner's file"
             )
         with _quiet():
-            found = hub[split]() if hub else read_file(Path(where[split]), f"data.{split}_file")
+            found = (
+                hub[split]()
+                if hub
+                else read_file(Path(where[split]), f"data.{split}_file", names.values())
+            )
             return standard(found, names, where[split])
 
     @cache
