@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from collapipe.config import Settings
-from collapipe.inventory.schema import Section, Text, Whole
+from collapipe.inventory.schema import Place, Section, Text, Whole
 from collapipe.inventory.yaml_file import PlacedError, load
 
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{4}( [0-9a-f]{4}){7}$")]  # of a key
@@ -17,12 +17,12 @@ Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{4}( [0-9a-f]{4}){7}$")]  #
 class DataSection(Section):
     """``data``: where the rows are, and what their columns are called."""
 
-    root: Text | None = None
+    root: Place | None = None
     name: Text | None = None
     config: Text | None = None
-    train_file: Text | None = None
-    validation_file: Text | None = None  # evaluated on between rounds, where the run asks units
-    test_file: Text | None = None  # in the end
+    train_file: Place | None = None
+    validation_file: Place | None = None  # evaluated on between rounds, where the run asks units
+    test_file: Place | None = None  # in the end
     text_column: Text | None = None
     label_column: Text | None = None
     tokens_column: Text | None = None
@@ -44,7 +44,7 @@ class DataSection(Section):
 class ClusterSection(Section):
     """``cluster``: an inventory whose first cluster is the unit's."""
 
-    file: Text
+    file: Place
 
 
 class PipelineSection(Section):
@@ -86,7 +86,7 @@ class OwnerSection(Section):
     name: Annotated[Text, Field(max_length=64)] | None = None
     number: Annotated[int, Field(ge=0)] | None = None  # of the unit; deployed ones have one
     server: Text | None = None  # HOST:PORT of the SuperLink of a deployed unit
-    credentials: Text | None = None  # its folder
+    credentials: Place | None = None  # its folder
     data: DataSection
     cluster: ClusterSection | None = None
     pipeline: PipelineSection | None = None

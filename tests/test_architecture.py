@@ -67,6 +67,7 @@ OWN = {
 # in this list.
 LAYERS = (
     "errors",
+    "home",
     "validation",
     "own_packages",
     "seeds",

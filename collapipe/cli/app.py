@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
 from collapipe.cli.interrupts import sure_interrupts
 from collapipe.errors import CollaPipeError, printable
+from collapipe.home import in_home
 from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
@@ -48,7 +50,7 @@ def main() -> None:
 def _status() -> int:
     try:
         find_own_packages_first()
-        return app(standalone_mode=False) or 0
+        return app(with_home(sys.argv[1:]), standalone_mode=False) or 0
     except typer.Exit as error:
         return error.exit_code
     except click.ClickException as error:
@@ -59,6 +61,17 @@ def _status() -> int:
         return error.exit_status
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
+
+
+def with_home(arguments: Sequence[str]) -> list[str]:
+    """``--option=~/x`` with the home in it, which shells leave as it is; what follows ``--`` is
+    for another command."""
+    words = [*arguments]
+    end = words.index("--") if "--" in words else len(words)
+    for number, (option, equals, value) in enumerate(each.partition("=") for each in words[:end]):
+        if option.startswith("--") and value.startswith("~/"):
+            words[number] = f"{option}{equals}{in_home(value)}"
+    return words
 
 
 def _leave_stuck_threads(status: int) -> None:

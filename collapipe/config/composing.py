@@ -19,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from collapipe.config.overrides import parse
 from collapipe.errors import ConfigError, one_line
+from collapipe.home import in_home
 from collapipe.validation import nearest
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -111,7 +112,7 @@ def _folder(tree: DictConfig, option: str) -> str:
         raise ConfigError(f"{option}: {one_line(error)}") from error
     if not folder.strip():
         raise ConfigError(f"{option}=: must name a folder; . is the current one")
-    return folder
+    return in_home(folder)
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from collapipe.config.overrides import split
 from collapipe.config.settings import Settings, build
 from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError
+from collapipe.home import in_home
 from collapipe.sections import Count, DataSettings, LoraSettings
 from collapipe.validation import checked, typed
 
@@ -28,6 +29,15 @@ _SECTIONS = {
 _NUMBERS = {"seed": Annotated[int, Field(ge=0, lt=2**63)], "batch_size": Count}
 _LATER = ("server", "evaluation", "privacy")  # sections that older runs have not
 _AS_YAML: dict[Any, str] = {None: "null", False: "false"}
+_PATHS = (  # options that may name a file or folder of this machine
+    *(f"data.{each}" for each in ("root", "name", "tokenizer")),
+    *(f"data.{split}_file" for split in ("train", "validation", "test")),
+    "task.root",
+    "model.name",
+    "cluster.file",
+    "channel.file",
+    "runtime.federation",
+)
 _WORLD = ("cluster", "channel", "environment")
 
 
@@ -74,7 +84,12 @@ def _load(overrides: tuple[str, ...]) -> Settings:
 def _composed(overrides: tuple[str, ...]) -> tuple[dict[str, Any], str, dict[str, str]]:
     """The options, the run's folder, and the file that each group of options came from."""
     tree = composed(overrides)
-    return options_of(tree), run_dir(tree), choices_of(tree)
+    options = options_of(tree)
+    for name in _PATHS:
+        section, _, option = name.partition(".")
+        if isinstance(given := (options.get(section) or {}).get(option), str):
+            options[section][option] = in_home(given)
+    return options, run_dir(tree), choices_of(tree)
 
 
 def _settings(tree: Mapping[str, Any], sections: Mapping[str, Any], run_dir: str) -> Settings:

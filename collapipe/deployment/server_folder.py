@@ -19,6 +19,7 @@ from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.member import check_name
 from collapipe.deployment import LINK_PORT, PORT
 from collapipe.errors import ConfigError, is_printable
+from collapipe.home import in_home
 from collapipe.inventory.schema import Section, Text
 from collapipe.inventory.yaml_file import load
 
@@ -129,7 +130,9 @@ def with_folder(overrides: Sequence[str]) -> list[str]:
 
     Raises ``ConfigError`` where that folder is none of ``create``.
     """
-    named = [str(e.value()) for e in parse(overrides) if e.key_or_group == "runtime.federation"]
+    named = [
+        in_home(str(e.value())) for e in parse(overrides) if e.key_or_group == "runtime.federation"
+    ]
     if not named or not Path(named[-1]).is_dir():  # else it is a name of Flower's configuration
         return [*overrides]
     folder = Path(named[-1]).resolve()

@@ -8,6 +8,7 @@ from pathlib import Path
 from collapipe.deployment.bringing import bring
 from collapipe.deployment.flower import Flower, run_config
 from collapipe.deployment.server_folder import ServerFolder
+from collapipe.home import in_home
 
 
 def submit(
@@ -25,7 +26,7 @@ def submit(
         if Path(federation).is_dir():
             home, connection = ServerFolder(Path(federation)).flower_home, []
         else:
-            home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
+            home = Path(in_home(os.environ.get("FLWR_HOME", "~/.flwr")))
             connection = [federation]
         flower = Flower.at(home, folder=Path(empty))
         run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))

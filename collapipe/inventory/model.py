@@ -11,6 +11,7 @@ import yaml
 
 from collapipe.devices.hardware import transformer_block_cost
 from collapipe.errors import ConfigError
+from collapipe.home import in_home
 from collapipe.inventory.schema import InventorySection, ModelSection, PipelineSection
 from collapipe.inventory.yaml_file import Document
 from collapipe.state import BlockCost
@@ -161,7 +162,7 @@ def _counted(
 
 def _located(document: Document, name: str) -> str:
     """Return ``name`` as a folder relative to the inventory, if it exists, else as a hub id."""
-    folder = Path(document.file).parent / name
+    folder = Path(document.file).parent / in_home(name)
     if folder.is_dir():
         return str(folder)
     if difflib.get_close_matches(name, _KNOWN, cutoff=0.8):  # the hub may take long

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from collapipe.errors import is_printable
+from collapipe.errors import ConfigError, is_printable
+from collapipe.home import in_home
 from collapipe.inventory.yaml_file import Loc, PlacedError, Scalar, UnknownKeyError
 from collapipe.validation import dotted, nearest
 
@@ -47,6 +48,13 @@ def _text(given: object) -> str:
     return str(given)
 
 
+def _place(given: str) -> str:
+    try:
+        return in_home(given)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
 def _flag(given: object) -> bool:
     if given not in ("true", "false"):
         raise ValueError("must be true or false")
@@ -61,6 +69,7 @@ Whole = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Blocks = Annotated[Whole, Field(le=MOST_BLOCKS)]
 Samples = Annotated[Whole, Field(le=10**9)]
 Text = Annotated[str, BeforeValidator(_text)]
+Place = Annotated[Text, AfterValidator(_place)]  # a file or folder, seen from the file's own
 Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
@@ -239,7 +248,7 @@ class InventorySection(Section):
     pipeline: PipelineSection | None = None
     clusters: list[ClusterSection] = Field(min_length=1)
     channels: list[ChannelSection] = []
-    credentials: Text | None = None  # a folder; a deployment's, as addresses are
+    credentials: Place | None = None  # a folder; a deployment's, as addresses are
     round: RoundSection = RoundSection()
 
     @property

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from collapipe.home import in_home
 from collapipe.wire.frozen_store import default_folder, digest
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ def activation_folder(stem: str, model: object, device: torch.device) -> Path:
     made_by = [platform.node(), str(device), torch.get_num_threads(), *map(version, _LIBRARIES)]
     config = getattr(model, "own_config", None)  # of transformers: of more than its weights tell
     key = hashlib.sha256(json.dumps([stem, repr(model), repr(config), made_by]).encode())
-    return default_folder().parent / "activations" / key.hexdigest()
+    cache = Path(in_home(str(default_folder().parent)))
+    return cache / "activations" / key.hexdigest()
 
 
 class ActivationStore:

@@ -16,16 +16,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from collapipe.errors import ConfigError, DataError, WireError, one_line
+from collapipe.home import in_home
 from collapipe.tensors import Tensors
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def default_folder() -> Path:
-    """``collapipe/frozen`` in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """``collapipe/frozen`` in the user's cache, ``$XDG_CACHE_HOME`` or ``~/.cache``; the ``~`` is
+    replaced when something is kept there, for other runs need no home."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     # the standard has no meaning for a relative path
-    root = Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache"
+    root = Path(cache) if Path(cache).is_absolute() else Path("~/.cache")
     return root / "collapipe" / "frozen"
 
 
@@ -42,7 +44,8 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FrozenStore:
-    """A folder of safetensors files, each named by the digest of what it holds.
+    """A folder of safetensors files, each named by the digest of what it holds; it may begin with
+    ``~``.
 
     Any number of processes may use it at once. Nothing is ever taken out but what is damaged, and
     beyond ``limit_bytes`` what was not used for longest.
@@ -69,9 +72,9 @@ class FrozenStore:
         if (file := self._file(name)).exists():
             return name
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_room(sum(each.nbytes for each in tensors.values()))
-            with tempfile.TemporaryDirectory(".partial", name[:8], self.folder) as folder:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(file.parent, sum(each.nbytes for each in tensors.values()))
+            with tempfile.TemporaryDirectory(".partial", name[:8], file.parent) as folder:
                 partial = Path(folder) / file.name
                 save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial)
                 if digest(load(partial.read_bytes())) != name:
@@ -108,8 +111,8 @@ class FrozenStore:
             file.unlink()
         raise DataError(f"{file}: frozen weights were damaged ({cause}) and are removed; run again")
 
-    def _make_room(self, size: float) -> None:
-        files = [(each.stat(), each) for each in self.folder.glob("*.safetensors")]
+    def _make_room(self, folder: Path, size: float) -> None:
+        files = [(each.stat(), each) for each in folder.glob("*.safetensors")]
         kept = sum(stat.st_size for stat, _ in files)
         for stat, file in sorted(files, key=lambda each: each[0].st_mtime_ns):
             if kept + size <= self.limit_bytes:
@@ -121,4 +124,4 @@ class FrozenStore:
         """The file of a digest; another machine's text gives no path outside the folder."""
         if not _DIGEST.fullmatch(name):
             raise WireError(f"digest of frozen weights {name[:80]!r}: must be 64 hex digits")
-        return self.folder / f"{name}.safetensors"
+        return Path(in_home(str(self.folder))) / f"{name}.safetensors"
