@@ -50,12 +50,8 @@ def _read(rows: Dataset, column: str, name: str, where: str) -> list[Any]:
     feature = rows.features[name]
     inner = getattr(feature, "feature", feature)  # a list's
     named = _name_of(inner) if isinstance(inner, ClassLabel) else _text
-    reads: dict[str, Callable[[Any, _Named], Any]] = {
-        "tokens": _items,
-        "tags": _items,
-        "label": _label,
-    }
-    read = reads.get(column, _one)
+    reads = {"tokens": _items, "tags": _items, "label": _label}
+    read: Callable[[Any, _Named], Any] = reads.get(column, _one)
     values = []
     for number, value in enumerate(rows[name][:], 1):
         try:
