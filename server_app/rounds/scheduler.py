@@ -193,20 +193,26 @@ class Scheduler:
         **trained: Any,
     ) -> RoundReport:
         """The round is over: losses, cluster states and reports of the units that finished, and
-        what it showed. ``trained`` are the report's fields that training gives."""
-        reports = reports or {}
+        what it showed. ``trained`` are the report's fields that training gives.
+
+        With noise the next plans see no loss, gradient norm or rounding error: these depend on
+        rows, and a plan decides who takes part, see ``collapipe.privacy.accounting``.
+        """
+        reports, finished = reports or {}, losses.keys()
         stem_rows = {unit: each.stem_rows for unit, each in reports.items()}
         decision = replace(decision, cost=self._with_stem(decision, stem_rows))
         told = {unit: each.rounding for unit, each in reports.items()}
         found = {unit: each for unit, each in told.items() if each != RoundingErrors()}
+        if self._settings.privacy.noise_multiplier:
+            losses, observation, found = {}, None, {}
         modelled, before = self._settings.federation.clock == "modelled", self.state
         delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
         if observation is not None:
             estimates = estimate(estimates, before.observation, observation)
         self.state = replace(
             before,
-            queues=_next_queues(before.queues, decision.plan, losses),
-            error_queues=_next_error_queues(before.error_queues, decision.plan, losses),
+            queues=_next_queues(before.queues, decision.plan, finished),
+            error_queues=_next_error_queues(before.error_queues, decision.plan, finished),
             losses=_updated(before.losses, losses),
             estimates=estimates,
             observation=observation or before.observation,
