@@ -95,6 +95,7 @@ LAYERS = (
     "planning",
     "runs",
     "audit",
+    "owner_account",
     "owner_file",
     "owner",
     "deployment",

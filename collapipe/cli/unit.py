@@ -23,6 +23,7 @@ from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import ConfigError, LinkError, RefusedUnitError
+from collapipe.owner import account_of
 from collapipe.owner_file import OwnerSection
 
 _SECRETS = "key", "secret"
@@ -41,6 +42,8 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     owner, own = read_unit(file)
     kept = file.parent / _KEPT / str(owner.name)
     files.make_folder(kept)
+    if (account := account_of({"owner": str(file)})) is not None:
+        print(f"{owner.name}: {account.told()}", flush=True)
     if metrics_port is not None:
         _serve_metrics(metrics_port)
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from collapipe.errors import CollaPipeError
+from collapipe.errors import BudgetSpentError
 from collapipe.formatting import counted
 from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import add_clipped_update
@@ -17,10 +17,6 @@ from collapipe.tensors import Tensors
 
 _RATE = 0.2  # η_C of the clip norm's steps
 _COUNTED_AS = 20  # of n units, how many are within is counted with a deviation of n / 20
-
-
-class BudgetSpentError(CollaPipeError):
-    """A further round would exceed ``privacy.max_epsilon``; what was trained until then stays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from resumed import World
 
 from client_app.app import app as client_app
-from collapipe.errors import ConfigError
+from collapipe.errors import BudgetSpentError, ConfigError
 from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import update_norm
 from collapipe.runs.folder import RunFolder
@@ -25,7 +25,7 @@ from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app.records.summary import noise_told
-from server_app.rounds.private_mean import BudgetSpentError, PrivateMean
+from server_app.rounds.private_mean import PrivateMean
 
 SENT: Tensors = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "n": torch.tensor(7)}
 UPDATES = st.lists(
