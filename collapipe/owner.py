@@ -36,7 +36,7 @@ from collapipe.errors import (
 )
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
-from collapipe.owner_account import OwnerAccount
+from collapipe.owner_account import KEPT, OwnerAccount
 from collapipe.owner_file import OwnerSection, read_owner
 from collapipe.runs.rows import tells_words
 from collapipe.sections import DataSettings
@@ -128,15 +128,16 @@ def peers_of(node_config: Mapping[str, Any]) -> frozenset[str] | None:
 
 
 def account_of(node_config: Mapping[str, Any]) -> OwnerAccount | None:
-    """Of the ε that all runs together may spend of the owner's rows; None where it has no limit.
-    It lies beside the owner's file: of ``unit.yaml`` in ``unit.privacy.json``."""
+    """Of the ε that all runs together may spend of the owner's rows; None if that has no limit.
+    The account of ``unit.yaml`` is ``kept/unit.privacy.json`` in the same folder."""
     if _ANY not in node_config:
         return None
     owner, file = _read(node_config)[0], Path(str(node_config[_ANY])).resolve()
     limit, delta = owner.privacy.lifetime_epsilon, owner.privacy.lifetime_delta
     if limit is None:
         return None
-    return OwnerAccount(owner.name or "the unit", file.with_suffix(".privacy.json"), limit, delta)
+    kept = file.parent / KEPT / f"{file.stem}.privacy.json"
+    return OwnerAccount(owner.name or "the unit", kept, limit, delta)
 
 
 def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddress:

@@ -17,6 +17,7 @@ from collapipe.privacy.accounting import composed_epsilon
 from collapipe.sections import CountFrom0, PrivacySettings
 from collapipe.validation import rule
 
+KEPT = "kept"  # the folder, beside the owner's file, that a deployed unit may write
 _Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -106,6 +107,7 @@ class OwnerAccount:
     def _locked(self) -> Iterator[None]:
         """Let one process at a time read and replace the file; the system frees the lock whatever
         ends the process."""
+        files.make_folder(self.file.parent)
         lock = self.file.with_name(f".{self.file.name}.lock")
         try:
             number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE)

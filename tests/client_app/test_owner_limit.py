@@ -130,10 +130,10 @@ def test_a_run_whose_noise_bounds_nothing_is_refused(
         owner.load_settings(run, context.node_config)
 
 
-def test_the_file_is_for_its_owner_alone_and_lies_beside_the_owners(
+def test_the_account_is_for_its_owner_alone(
     context: Context, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     train(context)
-    file = tmp_path / "unit.privacy.json"
+    file = tmp_path / "kept" / "unit.privacy.json"
     assert file.stat().st_mode & 0o077 == 0
     assert json.loads(file.read_text()) == {"rounds": 1, "by_server": 1 / 16, "by_units": 0.0}
