@@ -1,4 +1,4 @@
-"""ε that all runs together have spent of one owner's rows, in a file that only the unit writes."""
+"""ε that all runs together have spent of one owner's rows, in a file that the unit alone writes."""
 
 import fcntl
 import os
@@ -55,7 +55,7 @@ class OwnerAccount:
     delta: float
 
     def told(self) -> str:
-        """What was spent so far. Raises ``ConfigError`` if the file cannot be read."""
+        """A line for the owner: ε so far, and the limit. Raises as ``spent``."""
         spent = self.spent()
         return (
             f"ε = {spent.epsilon(self.delta):.3g} of privacy.lifetime_epsilon={self.limit:g} is "
@@ -80,7 +80,7 @@ class OwnerAccount:
                 os.close(folder)
 
     def spent(self) -> Spent:
-        """What the file has; nothing before the first round. Raises ``ConfigError``."""
+        """The file's content; zeros before the first round. Raises ``ConfigError``."""
         if not self.file.exists():
             return Spent(0, 0.0, 0.0)
         way_out = "restore it, for it bounds what further runs may spend"
@@ -97,9 +97,9 @@ class OwnerAccount:
         after = spent.after(privacy)
         if (then := after.epsilon(self.delta)) > self.limit:
             raise BudgetSpentError(
-                f"{self.name} takes no part: privacy.lifetime_epsilon={self.limit:g} of its owner; "
-                f"all runs have spent ε = {spent.epsilon(self.delta):.3g}, a further round would "
-                f"make it {then:.3g}"
+                f"{self.name} takes no part: one more round would raise ε of all its runs from "
+                f"{spent.epsilon(self.delta):.3g} to {then:.3g}, above its owner's "
+                f"privacy.lifetime_epsilon={self.limit:g}"
             )
         return after
 

@@ -16,9 +16,9 @@ _LONGEST_PAUSE = 32  # rounds
 
 @dataclass
 class Attendance:
-    """Of units by their numbers. A unit that has missed ``miss_limit`` rounds in a row is left out,
-    and asked again after 1, 2, 4, … rounds, at most 32; one whose owner allows no further round is
-    left out at once."""
+    """Of units by their numbers. A unit is left out if it has missed ``miss_limit`` rounds in a
+    row, or at once if its owner allows no further round. It is asked again after 1, 2, 4, … rounds,
+    at most 32."""
 
     miss_limit: int
     _misses: Counter[int] = field(default_factory=Counter)

@@ -91,7 +91,7 @@ class PrivateMean:
         }
 
     def count(self, units: Collection[int]) -> None:
-        """Charge the ``units`` of a sum for its round, before anybody sees what came of it."""
+        """Charge the ``units`` of a sum for its round; called before anything is released."""
         self.rounds.update(list(units))  # of a mapping the values would count
 
     def packed(self) -> Tensors:

@@ -194,8 +194,8 @@ class Scheduler:
         """The round is over: losses, cluster states and reports of the units that finished, and
         what it showed. ``trained`` are the report's fields that training gives.
 
-        With noise the next plans see no loss, gradient norm or rounding error: these depend on
-        rows, and a plan decides who takes part, see ``collapipe.privacy.accounting``.
+        With noise the next plans get no loss, gradient norm or rounding error: these depend on
+        rows, and a plan decides which units take part, see ``collapipe.privacy.accounting``.
         """
         reports, finished = reports or {}, losses.keys()
         stem_rows = {unit: each.stem_rows for unit, each in reports.items()}
