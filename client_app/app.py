@@ -20,6 +20,7 @@ from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, WireError, one_line
 from collapipe.models.part import prefixed
 from collapipe.owner import (
+    account_of,
     as_told,
     load_settings,
     name_of,
@@ -27,6 +28,7 @@ from collapipe.owner import (
     signing_key,
     trusted_link,
 )
+from collapipe.owner_account import OwnerAccount
 from collapipe.runs.rows import tell_rows
 from collapipe.secure_aggregation.messages import (
     KeysReply,
@@ -89,6 +91,7 @@ def _answering(answer: Callable[[Message, Context], RecordDict]) -> Handler:
 @_answering
 def rows(message: Message, context: Context) -> RecordDict:
     """What the server must know of the rows that this unit trains on."""
+    _check_account(context)
     request = records.unpack(RowsRequest, message.content)
     told = tell_rows(_settings(context), _number(context), request.words)
     return records.pack(replace(told, name=name_of(context.node_config)))
@@ -98,6 +101,7 @@ def rows(message: Message, context: Context) -> RecordDict:
 @_answering
 def state(message: Message, context: Context) -> RecordDict:
     """Keep what the run is made of; the cluster's state, and the frozen parts not stored here."""
+    _check_account(context)
     setup = records.unpack(Setup, message.content)
     context.state.update(records.pack(setup))
     absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
@@ -146,6 +150,7 @@ def restore(message: Message, context: Context) -> RecordDict:
 @_answering
 def mask_keys(message: Message, context: Context) -> RecordDict:
     """Make the keys of a masked sum, of a round that no update was masked for yet."""
+    _check_account(context)
     request, state = records.unpack(KeysRequest, message.content), context.state
     if LastMasked.__name__ in state and request.round <= records.unpack(LastMasked, state).round:
         raise WireError(f"an update was masked for round {request.round} already, or a later one")
@@ -183,6 +188,7 @@ def unmask(message: Message, context: Context) -> RecordDict:
 @message_taken()
 def train(message: Message, context: Context) -> RecordDict:
     """Run a round, and keep what the next one goes on from."""
+    account = _check_account(context)
     request = records.unpack(TrainRequest, message.content)
     if request.link is not None:
         request = replace(request, link=trusted_link(request.link, context.node_config))
@@ -201,6 +207,8 @@ def train(message: Message, context: Context) -> RecordDict:
         given = RoundInputs(request, weights, fixed, frozen, head_state, kept, masks)
         done = run_round(unit, settings, given)
         cancellation.check()  # a round that the server has given up leaves no state
+        if account is not None:
+            account.charge(settings.privacy)
         _keep(context, done.kept)
     if done.masked is not None:
         records.keep_stage(done.masked, context.state)
@@ -237,6 +245,14 @@ def _control_unit(context: Context) -> ControlUnit:
 
 def _settings(context: Context) -> Settings:
     return load_settings(context.run_config, context.node_config)
+
+
+def _check_account(context: Context) -> OwnerAccount | None:
+    """The owner's account, if there is one. Raises ``BudgetSpentError`` if it has too little left
+    for a round of this run."""
+    if (account := account_of(context.node_config)) is not None:
+        account.check(_settings(context).privacy)
+    return account
 
 
 def _number(context: Context) -> int:

@@ -96,6 +96,10 @@ class RoundFailedError(CollaPipeError):
     """Every unit of a round failed; the message names a few and their causes."""
 
 
+class BudgetSpentError(CollaPipeError):
+    """A further round would exceed a limit on ε; what was trained until then stays."""
+
+
 class StorageError(CollaPipeError):
     """The local disk cannot be written; earlier files stay valid."""
 

@@ -23,6 +23,7 @@ from collapipe.credentials.dialing import host_and_port
 from collapipe.credentials.keys import fingerprint, read_key
 from collapipe.data.hub import is_hub_id
 from collapipe.errors import (
+    BudgetSpentError,
     CancelledRoundError,
     ConfigError,
     DataError,
@@ -35,6 +36,7 @@ from collapipe.errors import (
 )
 from collapipe.inventory.cluster import ANY_COST
 from collapipe.inventory.file import read_inventory
+from collapipe.owner_account import KEPT, OwnerAccount
 from collapipe.owner_file import OwnerSection, read_owner
 from collapipe.runs.rows import tells_words
 from collapipe.sections import DataSettings
@@ -57,6 +59,7 @@ _OF_MACHINES = "pipeline.threads", "runtime.torch_device"  # of a run: of its se
 _MIN_ROWS = "data.tokenizer_min_rows"
 # Errors whose words are of the run, not of the owner's rows and files.
 _OF_THE_RUN = (
+    BudgetSpentError,
     CancelledRoundError,
     LinkError,
     NonFiniteLossError,
@@ -122,6 +125,19 @@ def peers_of(node_config: Mapping[str, Any]) -> frozenset[str] | None:
     own = signing_key(node_config)
     assert own is not None  # or the file was refused
     return frozenset(peers) - {fingerprint(own.public_key())}
+
+
+def account_of(node_config: Mapping[str, Any]) -> OwnerAccount | None:
+    """Of the ε that all runs together may spend of the owner's rows; None if that has no limit.
+    The account of ``unit.yaml`` is ``kept/unit.privacy.json`` in the same folder."""
+    if _ANY not in node_config:
+        return None
+    owner, file = _read(node_config)[0], Path(str(node_config[_ANY])).resolve()
+    limit, delta = owner.privacy.lifetime_epsilon, owner.privacy.lifetime_delta
+    if limit is None:
+        return None
+    kept = file.parent / KEPT / f"{file.stem}.privacy.json"
+    return OwnerAccount(owner.name or "the unit", kept, limit, delta)
 
 
 def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddress:

@@ -63,6 +63,9 @@ class PrivacySection(Section):
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # and have the units' own noise
     # and are summed with those alone whose credentials have these fingerprints
     peers: tuple[Fingerprint, ...] | None = None
+    # and all runs together may spend this ε of the unit's rows, at this δ
+    lifetime_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    lifetime_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     def lacking(self, settings: Settings) -> Iterator[tuple[str, str]]:
         """Options of a run that promises less, and what they must be."""
@@ -76,7 +79,10 @@ class PrivacySection(Section):
             yield "privacy.noise_by", "must be units"
         if noise is not None and found.noise_multiplier < noise:
             yield "privacy.noise_multiplier", f"must be at least {noise:g}"
-        if noise is not None and found.noise_seed is not None:
+        limited = self.lifetime_epsilon is not None
+        if limited and not found.noise_multiplier:
+            yield "privacy.noise_multiplier", "must be above 0: without noise ε has no bound"
+        if (noise is not None or limited) and found.noise_seed is not None:
             yield "privacy.noise_seed", "must be null, or the server could take the noise away"
 
 

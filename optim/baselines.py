@@ -161,11 +161,6 @@ class SelectUnits(AllUnits):
 class RandomUnits(SelectUnits):
     """J units by chance, each set of J equally likely."""
 
-    def able(self, request: RoundRequest) -> set[int]:
-        """The units that can hold the model, whom the choice may fall on."""
-        found = self._fronts(request, np.random.default_rng(0))
-        return {each.unit for each, front in zip(request.clusters, found, strict=True) if front}
-
     def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
         # Drawn before anything of the partitions: the same units, however they split.
         order: list[int] = rng.permutation(len(request.clusters)).tolist()

@@ -18,7 +18,9 @@ class RoundRequest:
     """The input of a round's plan.
 
     ``clusters`` are all N clusters in the units' order. A cluster that is away or unknown has
-    devices that hold no block (``max_blocks=0``) and is not scheduled.
+    devices that hold no block (``max_blocks=0``) and is not scheduled. With
+    ``privacy.noise_multiplier`` all ``losses`` and ``estimates`` are None, since a plan must not
+    depend on rows.
     """
 
     round: int
@@ -31,7 +33,7 @@ class RoundRequest:
     schedule: str  # of the pipelines
     channels: tuple[Channel, ...]  # J uplink channels
     queues: tuple[float, ...]  # Y_n(t), as the last round's plan left them
-    losses: tuple[float | None, ...]  # mean of each cluster's last round; None before its first
+    losses: tuple[float | None, ...]  # mean of each cluster's last round; None: unknown
     partition: str | None = None  # the framework's cluster solver; None: the strategy's own
     learning_rate: float = 0.0  # η of the round's first local step
     estimates: Estimates = field(default_factory=Estimates)  # of β, φ² and ξ, from training

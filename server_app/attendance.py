@@ -4,17 +4,21 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from collapipe.errors import BudgetSpentError
 from collapipe.wire.messages import Failure
 
-ABSENT, SILENT = "Absent", "Timeout"
-"""Kinds of failures of a unit that is not there, and of one that may be."""
+ABSENT, SILENT, SPENT = "Absent", "Timeout", BudgetSpentError.__name__
+"""Kinds of failures of a unit that is not there, of one that may be, and of one whose owner allows
+no further round."""
+AWAY = ABSENT, SILENT, SPENT
 _LONGEST_PAUSE = 32  # rounds
 
 
 @dataclass
 class Attendance:
-    """Of units by their numbers. A unit that has missed ``miss_limit`` rounds in a row is left out,
-    and asked again after 1, 2, 4, … rounds, at most 32."""
+    """Of units by their numbers. A unit is left out if it has missed ``miss_limit`` rounds in a
+    row, or at once if its owner allows no further round. It is asked again after 1, 2, 4, … rounds,
+    at most 32."""
 
     miss_limit: int
     _misses: Counter[int] = field(default_factory=Counter)
@@ -29,9 +33,9 @@ class Attendance:
         for unit in finished:
             del self._misses[unit]
         for unit, failure in failures.items():
-            if failure.kind in (ABSENT, SILENT):
+            if failure.kind in AWAY:
                 self._misses[unit] += 1
-                if self._misses[unit] >= self.miss_limit:
+                if failure.kind == SPENT or self._misses[unit] >= self.miss_limit:
                     left_out[unit] = failure
                     self.asked(unit, round_, answered=False)
         return left_out

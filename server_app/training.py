@@ -14,7 +14,7 @@ from rich.console import Console
 from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
-from collapipe.errors import RoundFailedError
+from collapipe.errors import BudgetSpentError, RoundFailedError
 from collapipe.formatting import counted
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
@@ -41,7 +41,6 @@ from server_app.records.summary import (
     summarised,
 )
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.private_mean import BudgetSpentError
 from server_app.rounds.results import RoundResult, dry_run
 from server_app.rounds.scheduler import Scheduler
 from server_app.rounds.strategy import CollaPipeStrategy

@@ -59,7 +59,6 @@ class Units:
     nodes: dict[int, int] = field(default_factory=dict)
     frozen_bytes: int = 0
     arrived: dict[int, int] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)  # units whose nodes were not there at last
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
     _owed: dict[int, Kept] = field(default_factory=dict)  # to units that are yet to be restored
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
@@ -125,7 +124,7 @@ class Units:
         online = set(self.grid.get_node_ids())
         came = [node for node in online if node not in self._met]
         self._strangers = [node for node in self._strangers if node in online] + came
-        gone = self.gone = {unit for unit, node in self.nodes.items() if node not in online}
+        gone = {unit for unit, node in self.nodes.items() if node not in online}
         told, causes = self._introduce(gone) if self._strangers else ({}, [])
         for failure in causes if came else ():
             _log.warning("a node that came is left out: %s: %s", failure.kind, failure.message)

@@ -96,6 +96,7 @@ LAYERS = (
     "planning",
     "runs",
     "audit",
+    "owner_account",
     "owner_file",
     "owner",
     "deployment",

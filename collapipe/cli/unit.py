@@ -23,11 +23,12 @@ from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import ConfigError, LinkError, RefusedUnitError
+from collapipe.owner import account_of
+from collapipe.owner_account import KEPT
 from collapipe.owner_file import OwnerSection
 
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again
-_KEPT = "kept"  # beside the owner's file: what a process that starts anew goes on with
 
 
 def run_unit(file: Path, metrics_port: int | None) -> None:
@@ -39,8 +40,10 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     """
     file = file.resolve()
     owner, own = read_unit(file)
-    kept = file.parent / _KEPT / str(owner.name)
+    kept = file.parent / KEPT / str(owner.name)  # a process that starts anew goes on with it
     files.make_folder(kept)
+    if (account := account_of({"owner": str(file)})) is not None:
+        print(f"{owner.name}: {account.told()}", flush=True)
     if metrics_port is not None:
         _serve_metrics(metrics_port)
     try:

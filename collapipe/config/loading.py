@@ -225,6 +225,15 @@ def _unprotected(settings: Settings) -> Iterator[str]:
             "unit's norm decides whether others count, which no noise covers; set it to null: "
             "privacy.clip_norm bounds what units change"
         )
+    strategy = settings.tree["strategy"]
+    estimated = strategy.get("constants") == "estimated"
+    if noise and (estimated or strategy["_target_"] == "optim.baselines.HighestLoss"):
+        what = "constants=estimated" if estimated else "_target_=optim.baselines.HighestLoss"
+        yield (
+            f"privacy.noise_multiplier={noise:g}: strategy.{what} reads losses or gradients, which "
+            "no noise covers; set strategy=dssra with strategy.constants=set, delay_only, random, "
+            "all or even"
+        )
     if settings.server_optimizer.average != "mean":
         yield (
             f"{clipped}: noise is meant for a mean; set server_optimizer.average=mean, or "

@@ -1,86 +1,59 @@
-"""ε of (ε, δ)-differential privacy, of a unit: what all rounds so far are worth (dp-accounting).
+"""ε of (ε, δ)-differential privacy, of a unit: what the rounds that it took part in are worth.
 
-Two runs are neighbours where in one a unit's updates enter the sums, and in the other nothing in
-their place. The adversary sees the model after every round. A round's sum of updates, each of norm
-C at most, with noise of standard deviation z·C, is the Gaussian mechanism; T of them are one with
-z/√T, exactly (Dong, Roth and Su 2022). So who takes part may depend on anything that was seen
-before, as DSSRA's choice does.
+Two runs are neighbours if they differ in one unit's updates: the sums of one run have them, the
+sums of the other have zeros in their place. The adversary sees the model after every round. Unit n
+is charged for the k_n rounds whose sums have its update, and the largest k_n gives ε of the run:
 
-Noise that units add in whole numbers is no such mechanism: its Rényi divergences are bounded by
-those of the Gaussian, which makes ε somewhat larger. There a unit that is left out still adds its
-noise, and the adversary may be the server or one of the others.
+1. Who takes part is decided without the rows. Plans are functions of the options, the seed, what
+   units report of devices, channels and numbers of rows, and who answered: all of that is the same
+   in both runs. With noise, plans get no losses, norms of gradients and rounding errors
+   (``Scheduler.end``). So both runs have the same sets of units in their rounds.
+2. Given the models before, a round without unit n is the same in both runs: it sums the updates of
+   other units, which depend on their own rows, those models and fresh noise. It costs n nothing.
+3. Given the models before, a round with unit n moves the sum by C at most, whatever the unit makes
+   of these models; with noise of standard deviation z·C this is the Gaussian mechanism. What
+   follows from its result, such as the next clip norm, costs nothing.
+4. So to unit n the run is the adaptive composition of k_n Gaussian mechanisms of z, which is one of
+   z/√k_n, exactly (Dong, Roth and Su 2022). Mechanisms of different z_i, of several
+   runs, are one of 1/√(Σ 1/z_i²).
+
+Noise that units add in whole numbers is not Gaussian. Its Rényi divergences are at most the
+Gaussian's, and they add up over the rounds of a unit in the same way, which makes ε somewhat
+larger. There the zeros in place of updates have the unit's noise, and the adversary may be the
+server or another unit.
 """
 
-import copy
-import functools
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
 from math import inf, sqrt
-from typing import Any
 
 from collapipe.sections import PrivacySettings
 
 _MOST_ROUNDS = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """``chosen`` units of ``present`` took part in a round, each set of so many equally likely."""
-
-    present: int
-    chosen: int
-
-
-def epsilon(settings: PrivacySettings, rounds: Collection[Draw], by_chance: bool) -> float:
-    """ε at ``settings.delta`` after these rounds; infinite without noise.
-
-    Where units are chosen ``by_chance``, and nobody learns who, a round tells less of each: the
-    bound of Wang, Balle and Kasiviswanathan (2019) for samples without replacement, in which a
-    unit's update is replaced by another one, so that the sum moves by 2·C. What is less is true.
-    The server knows who, which counts where it is not to be trusted: with the units' noise.
-    """
+def epsilon(settings: PrivacySettings, rounds: int) -> float:
+    """ε at ``settings.delta`` of a unit that took part in ``rounds``; infinite without noise."""
     if not rounds:
         return 0.0
     if not settings.noise_multiplier:
         return inf
-    certain = _of_everybody(settings, len(rounds))
-    if not by_chance or settings.noise_by == "units":
-        return certain
-    counted = tuple(Counter(rounds).items())  # in the order in which draws came first
-    for known in range(len(counted)):  # none needs more than the one before, which is cached
-        account = _composed(settings.noise_multiplier, counted[: known + 1])
-    return min(certain, float(account.get_epsilon(settings.delta)))
+    together = rounds / settings.noise_multiplier**2
+    return composed_epsilon(together, settings.delta, settings.noise_by == "units")
 
 
 def affordable_rounds(settings: PrivacySettings, limit: float) -> int:
-    """How many rounds stay within ε ≤ ``limit``, whoever takes part."""
-    return bisect_right(range(1, _MOST_ROUNDS), limit, key=lambda t: _of_everybody(settings, t))
+    """How many rounds a unit can take part in with ε ≤ ``limit``."""
+    return bisect_right(range(1, _MOST_ROUNDS), limit, key=lambda t: epsilon(settings, t))
 
 
-def _of_everybody(settings: PrivacySettings, rounds: int) -> float:
-    """ε of ``rounds`` that each unit takes part in."""
+def composed_epsilon(squared: float, delta: float, by_units: bool) -> float:
+    """ε at ``delta`` of rounds with noise multipliers z_i, whose ``squared`` is Σ 1/z_i² > 0;
+    ``by_units`` if units have added the noise of any."""
     import dp_accounting  # which takes a second, and needs scipy's statistics
     from dp_accounting.rdp import RdpAccountant
 
-    together = settings.noise_multiplier / sqrt(rounds)
-    if settings.noise_by == "units":
+    together = 1 / sqrt(squared)
+    if by_units:
         account = RdpAccountant().compose(dp_accounting.GaussianDpEvent(together))
-        return float(account.get_epsilon(settings.delta))
-    return float(dp_accounting.get_epsilon_gaussian(together, settings.delta))
-
-
-@functools.cache  # a draw's cost takes a second, and most of a run's are alike
-def _composed(noise_multiplier: float, rounds: tuple[tuple[Draw, int], ...]) -> Any:
-    """dp-accounting's account of so many rounds of each draw; not to be changed."""
-    from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
-    from dp_accounting.rdp import RdpAccountant
-
-    if not rounds:
-        return RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    *earlier, (draw, count) = rounds
-    account = copy.deepcopy(_composed(noise_multiplier, tuple(earlier)))
-    replaced = GaussianDpEvent(noise_multiplier / 2)
-    event = SampledWithoutReplacementDpEvent(draw.present, draw.chosen, replaced)
-    return account.compose(event, count)
+        return float(account.get_epsilon(delta))
+    return float(dp_accounting.get_epsilon_gaussian(together, delta))

@@ -5,7 +5,7 @@ import fcntl
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,8 +22,7 @@ from collapipe import __version__
 from collapipe.config.settings import Settings
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
-from collapipe.privacy.accounting import Draw
-from collapipe.sections import Count
+from collapipe.sections import Count, CountFrom0
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.validation import rule
@@ -32,7 +31,7 @@ REQUESTS = "requests.jsonl.gz"  # what each round was planned from
 TRACES = "traces.jsonl.gz"  # what devices that are real did when
 LOCK = ".lock"
 _GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS, TRACES)
-_ACCOUNT, _ROUNDS = "account.json", TypeAdapter(list[tuple[Count, Count]])
+_ACCOUNT, _ROUNDS = "account.json", TypeAdapter(dict[CountFrom0, Count])
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave
 _LOADING = {
     "format": "safetensors",
@@ -121,19 +120,18 @@ class RunFolder:
         self._write_json("overrides.json", settings.overrides)
         self._write_json("choices.json", dict(settings.choices))
 
-    def write_account(self, rounds: Sequence[Draw]) -> None:
-        """``account.json``: the rounds that ε counts. It is never cut: a run that goes back to a
-        checkpoint has told the rounds after that, too."""
-        pairs = [(each.present, each.chosen) for each in rounds]
-        self._replace(_ACCOUNT, json.dumps(pairs) + "\n")
+    def write_account(self, rounds: Mapping[int, int]) -> None:
+        """``account.json``: the rounds that ε counts, of each unit. They never become fewer: a run
+        that goes back to a checkpoint has told the rounds after that, too."""
+        self._replace(_ACCOUNT, json.dumps(rounds) + "\n")
 
-    def account(self) -> list[Draw]:
+    def account(self) -> dict[int, int]:
         """What ``write_account`` wrote; nothing where it never did. Raises ``ConfigError``."""
         file = self.path / _ACCOUNT
         if not file.exists():
-            return []
+            return {}
         try:
-            return [Draw(*pair) for pair in _ROUNDS.validate_json(file.read_bytes())]
+            return _ROUNDS.validate_json(file.read_bytes())
         except ValidationError as error:
             fault = rule(error.errors()[0])
             raise ConfigError(f"{file}: not the account of a run ({fault}); restore it") from error

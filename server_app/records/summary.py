@@ -209,7 +209,7 @@ def budget_told(settings: PrivacySettings) -> str | None:
             f"{settings.noise_multiplier:g}; raise one of them"
         )
     told = f"ε ≤ {limit:g}, δ = {settings.delta:g} of each unit"
-    return f"privacy: {told}, for {counted(rounds, 'round')} if a unit takes part in all"
+    return f"privacy: {told}: no unit takes part in more than {counted(rounds, 'round')}"
 
 
 def noise_told(settings: Settings, weights: int) -> str | None:

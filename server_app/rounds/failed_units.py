@@ -12,7 +12,7 @@ from collapipe.errors import (
     few_of,
 )
 from collapipe.wire.messages import Failure
-from server_app.attendance import ABSENT, SILENT
+from server_app.attendance import AWAY
 
 _LONGEST_REST = 31  # rounds
 
@@ -33,8 +33,8 @@ class FailedUnits:
     def after(
         self, round_: int, failures: Mapping[int, Failure], finished: Collection[int]
     ) -> Self:
-        """The same after a round. Of units that are gone or silent attendance is kept elsewhere."""
-        there = {u for u, each in failures.items() if each.kind not in (ABSENT, SILENT)}
+        """The same after a round. Of units that are away attendance is kept elsewhere."""
+        there = {u for u, each in failures.items() if each.kind not in AWAY}
         in_a_row = {u: n for u, n in self.in_a_row.items() if u not in finished}
         in_a_row |= {unit: in_a_row.get(unit, 0) + 1 for unit in there}
         rests = {u: min(2 ** (in_a_row[u] - 1) - 1, _LONGEST_REST) for u in there}

@@ -1,13 +1,15 @@
 """The units' mean update with each one's part clipped and noise added, and what it has cost."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from collapipe.errors import CollaPipeError
-from collapipe.privacy.accounting import Draw, epsilon
+from collapipe.errors import BudgetSpentError
+from collapipe.formatting import counted
+from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import add_clipped_update
 from collapipe.privacy.noise import GaussianNoise
 from collapipe.sections import PrivacySettings
@@ -15,10 +17,6 @@ from collapipe.tensors import Tensors
 
 _RATE = 0.2  # η_C of the clip norm's steps
 _COUNTED_AS = 20  # of n units, how many are within is counted with a deviation of n / 20
-
-
-class BudgetSpentError(CollaPipeError):
-    """A further round would exceed ``privacy.max_epsilon``; what was trained until then stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,7 @@ class ClippedSum:
 
 @dataclass
 class PrivateMean:
-    """Makes a round's mean, and keeps the account of ``rounds``; ``by_chance`` as in ``epsilon``.
-    ``seen`` took part, and finished the last round that they were chosen for.
+    """Makes a round's mean, and keeps the account: in how many ``rounds`` each unit took part.
 
     With ``clip_quantile`` γ the clip norm follows C ← C·exp(−η_C·(b − γ)), in which b is the share
     of updates that were not clipped, counted with noise of its own (Andrew et al. 2021). Sum and
@@ -43,38 +40,25 @@ class PrivateMean:
     """
 
     settings: PrivacySettings
-    by_chance: bool
     clip_norm: float
-    rounds: list[Draw] = field(default_factory=list)
-    seen: set[int] = field(default_factory=set)
-    _draw: Draw = field(init=False)  # of the round that is open
+    rounds: Counter[int] = field(default_factory=Counter)
 
-    def begin(self, able: Collection[int], chosen: Collection[int], drawn: int) -> None:
-        """Open the round of the ``chosen`` units, of so many that were ``drawn`` of the ``able``.
-
-        Who was never chosen, or failed when it was, may be unable to take part: it makes it no less
-        certain whom the choice falls on. Raises ``BudgetSpentError`` where the round is one too
-        many.
-        """
-        most = self.settings.max_epsilon
-        there = len(self.seen.intersection(able).union(chosen))
-        draw = Draw(there, min(drawn, there))
-        if most is not None and (then := self._epsilon([*self.rounds, draw])) > most:
+    def check(self, units: Collection[int]) -> None:
+        """Raise ``BudgetSpentError`` if a round of these ``units`` is one too many."""
+        most, spent = self.settings.max_epsilon, max(self.rounds.values(), default=0)
+        unit = max(units, key=lambda each: self.rounds[each])
+        then = self._epsilon(max(self.rounds[unit] + 1, spent))
+        if most is not None and then > most:
             raise BudgetSpentError(
                 f"privacy.max_epsilon={most:g} is spent: ε = {self.epsilon:.3g} after "
-                f"{len(self.rounds)} rounds, {then:.3g} after one more"
+                f"{counted(spent, 'round')} of one unit, {then:.3g} after one more of unit {unit}"
             )
-        self.seen.update(chosen)
-        self._draw = draw
 
     @property
     def epsilon(self) -> float | None:
-        """ε of all rounds so far; None without noise."""
-        return self._epsilon(self.rounds) if self.settings.noise_multiplier else None
-
-    def forget(self, failed: Collection[int]) -> None:
-        """Units that failed a round: they may always do so."""
-        self.seen -= {*failed}
+        """ε of all rounds so far, of the unit that took part in most; None without noise."""
+        spent = max(self.rounds.values(), default=0)
+        return self._epsilon(spent) if self.settings.noise_multiplier else None
 
     def summed(self, models: Collection[Tensors], sent: Tensors) -> ClippedSum:
         """Of the ``models`` that began at ``sent``."""
@@ -101,38 +85,34 @@ class PrivateMean:
             share = (summed.within + count_deviation * float(source.draw(()))) / summed.units
             share = min(1.0, max(0.0, share))  # noise may be longer than the count
             self.clip_norm *= math.exp(-_RATE * (share - self.settings.clip_quantile))
-        if self.settings.noise_by == "server":
-            self.count()
         return {
             name: (each + total[name] / summed.units).to(each.dtype) if name in total else each
             for name, each in sent.items()
         }
 
-    def count(self) -> None:
-        """Put the open round into the account, before anybody sees what came of it."""
-        self.rounds.append(self._draw)
+    def count(self, units: Collection[int]) -> None:
+        """Charge the ``units`` of a sum for its round; called before anything is released."""
+        self.rounds.update(list(units))  # of a mapping the values would count
 
     def packed(self) -> Tensors:
         """All that lasts from round to round, for a checkpoint."""
         return {
             "clip_norm": torch.tensor(self.clip_norm, dtype=torch.float64),
-            "rounds": torch.tensor(
-                [(draw.present, draw.chosen) for draw in self.rounds], dtype=torch.int64
-            ).reshape(-1, 2),
-            "seen": torch.tensor(sorted(self.seen), dtype=torch.int64),
+            "rounds_of_units": torch.tensor(sorted(self.rounds.items()), dtype=torch.int64).reshape(
+                -1, 2
+            ),
         }
 
-    def restore(self, packed: Tensors, told: Sequence[Draw]) -> None:
+    def restore(self, packed: Tensors, told: Mapping[int, int]) -> None:
         """What ``packed`` made. All rounds that were ``told`` count, though the run goes back to an
         earlier one: others have seen models of each. Only noise that repeats tells nothing new."""
         self.clip_norm = float(packed["clip_norm"])
-        self.rounds = [Draw(*pair) for pair in packed["rounds"].tolist()]
+        self.rounds = Counter(dict(packed["rounds_of_units"].tolist()))
         if self.settings.noise_seed is None:
-            self.rounds = [*told] or self.rounds
-        self.seen = set(packed["seen"].tolist())
+            self.rounds |= Counter(told)
 
-    def _epsilon(self, rounds: Collection[Draw]) -> float:
-        return epsilon(self.settings, rounds, self.by_chance)
+    def _epsilon(self, rounds: int) -> float:
+        return epsilon(self.settings, rounds)
 
     def _deviations(self, units: int) -> tuple[float, float]:
         """z_Δ of the sum, in clip norms, and σ_b of the count: z⁻² = z_Δ⁻² + (2·σ_b)⁻².

@@ -32,7 +32,6 @@ from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
 from optim.radio.channel import Fading
 from optim.verify import verify_plan
-from server_app.rounds.chance import chance_counts
 from server_app.rounds.estimates import RoundObservation, estimate
 from server_app.rounds.failed_units import FailedUnits
 from server_app.world.environment import Environment, EnvironmentState
@@ -132,7 +131,7 @@ class Scheduler:
         """
         request, skipped = self._request(round_), None
         try:
-            plan = self._planner.plan_round(request, self._draws(round_))
+            plan = self._planner.plan_round(request, self._generator("plan", round_))
         except InfeasibleRoundError as error:
             if self._settings.federation.on_infeasible == "stop":
                 raise InfeasibleRoundError(f"round {round_}: {error}") from error
@@ -193,20 +192,26 @@ class Scheduler:
         **trained: Any,
     ) -> RoundReport:
         """The round is over: losses, cluster states and reports of the units that finished, and
-        what it showed. ``trained`` are the report's fields that training gives."""
-        reports = reports or {}
+        what it showed. ``trained`` are the report's fields that training gives.
+
+        With noise the next plans get no loss, gradient norm or rounding error: these depend on
+        rows, and a plan decides which units take part, see ``collapipe.privacy.accounting``.
+        """
+        reports, finished = reports or {}, losses.keys()
         stem_rows = {unit: each.stem_rows for unit, each in reports.items()}
         decision = replace(decision, cost=self._with_stem(decision, stem_rows))
         told = {unit: each.rounding for unit, each in reports.items()}
         found = {unit: each for unit, each in told.items() if each != RoundingErrors()}
+        if self._settings.privacy.noise_multiplier:
+            losses, observation, found = {}, None, {}
         modelled, before = self._settings.federation.clock == "modelled", self.state
         delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
         if observation is not None:
             estimates = estimate(estimates, before.observation, observation)
         self.state = replace(
             before,
-            queues=_next_queues(before.queues, decision.plan, losses),
-            error_queues=_next_error_queues(before.error_queues, decision.plan, losses),
+            queues=_next_queues(before.queues, decision.plan, finished),
+            error_queues=_next_error_queues(before.error_queues, decision.plan, finished),
             losses=_updated(before.losses, losses),
             estimates=estimates,
             observation=observation or before.observation,
@@ -353,15 +358,6 @@ class Scheduler:
         return EnvironmentState(
             tuple(old if len(old.devices) == len(new.devices) else new for old, new in pairs)
         )
-
-    def _draws(self, round_: int) -> np.random.Generator:
-        """The strategy's generator. A choice that ε counts as chance comes from the system's
-        source, for who guesses the seed would know it; or repeats where the noise does."""
-        privacy = self._settings.privacy
-        secret = privacy.noise_multiplier and privacy.noise_seed is None
-        if secret and chance_counts(self._settings):
-            return np.random.default_rng()
-        return self._generator("plan", round_)
 
     def _generator(self, *purpose: str | int) -> np.random.Generator:
         return np.random.default_rng(derive(self._settings.seed, *purpose))

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -39,8 +39,8 @@ class SecureSum:
 
     ``requests`` go with the ``train`` messages of the units that are ready for one, ``failures``
     say why others are not, and ``skipped`` why the round is over, if it is. ``before_sum`` is
-    called before the server may learn the sum. ``bytes_up`` and ``bytes_down`` are those of all
-    messages but the masked updates.
+    called with the units of the sum before the server may learn it. ``bytes_up`` and ``bytes_down``
+    are those of all messages but the masked updates.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SecureSum:
         round_: int,
         planned: Sequence[int],
         clip_norm: float | None,
-        before_sum: Callable[[], None],
+        before_sum: Callable[[Collection[int]], None],
     ) -> None:
         assert clip_norm is not None  # or the options were refused
         self._settings, self._units, self._round = settings, units, round_
@@ -122,7 +122,7 @@ class SecureSum:
 
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
         self._check_enough(masked, "sent masked updates")
-        self._before_sum()
+        self._before_sum(masked.keys())
         asked = dict.fromkeys(masked, records.pack(UnmaskRequest(self._round, tuple(masked))))
         revealed = self._asked(records.UNMASK, asked, UnmaskReply)
         for unit in masked.keys() - revealed.keys():

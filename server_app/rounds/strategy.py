@@ -1,7 +1,7 @@
 """The round as a Flower strategy: plan, send, collect, aggregate. Decides nothing by itself."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,6 @@ from collapipe.config import Settings
 from collapipe.deployment.server_folder import own_folder
 from collapipe.models.split import frozen_names
 from collapipe.plan import ClusterPlan
-from collapipe.privacy.accounting import Draw
 from collapipe.privacy.clipping import update_norm, weights_norm
 from collapipe.report import ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
@@ -27,13 +26,11 @@ from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import Failure, LinkAddress, Split, TrainReply, TrainRequest
-from optim.baselines import RandomUnits
 from server_app.attendance import SILENT
 from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
-from server_app.rounds.chance import chance_counts, drawable
 from server_app.rounds.estimates import observed
 from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept
@@ -82,8 +79,8 @@ class CollaPipeStrategy(Strategy):
     on with a model of its own, and ``arrays`` is where all began.
 
     ``on_round`` is called after every round, ``on_step`` by the decoder link's threads after every
-    local step, ``on_account`` with the rounds that ε counts, before anybody sees what came of the
-    last one. ``places`` are those of units that the run knows by name already.
+    local step, ``on_account`` with the rounds that ε counts of each unit, before anybody sees what
+    came of the last one. ``places`` are those of units that the run knows by name already.
     """
 
     _units: Units  # of the last ``start``
@@ -98,7 +95,7 @@ class CollaPipeStrategy(Strategy):
         on_round: Callable[[RoundResult], None] = lambda result: None,
         on_step: OnStep = lambda unit, step, loss, samples: None,
         places: Places | None = None,
-        on_account: Callable[[Sequence[Draw]], None] = lambda rounds: None,
+        on_account: Callable[[Mapping[int, int]], None] = lambda rounds: None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
         self._on_account = on_account
@@ -108,7 +105,7 @@ class CollaPipeStrategy(Strategy):
         self._screen = UpdateScreen(settings.federation.max_update_norm)
         self._private: PrivateMean | None = None
         if (clip_norm := settings.privacy.clip_norm) is not None:
-            self._private = PrivateMean(settings.privacy, chance_counts(settings), clip_norm)
+            self._private = PrivateMean(settings.privacy, clip_norm)
         self._arrays: ArrayRecord | None = None  # what the model's weights came from
         self._rounds_done = 0
         self._checkpoint: tuple[SchedulerState, TrainingState] | None = None
@@ -126,7 +123,7 @@ class CollaPipeStrategy(Strategy):
         round_: int,
         scheduler: SchedulerState,
         training: TrainingState,
-        account: Sequence[Draw] = (),
+        account: Mapping[int, int],
     ) -> None:
         """Let ``start`` go on after ``round_``: its first round is the next one. ``account`` as
         ``on_account`` was told it, of rounds after that one, too."""
@@ -197,7 +194,7 @@ class CollaPipeStrategy(Strategy):
         self._load(arrays)
         plan, heads = decision.plan, self._heads
         if self._private is not None and plan.clusters:
-            self._begin(self._private, decision)
+            self._private.check([each.unit for each in plan.clusters])
         models = {each.unit: self.model.of_unit(each.unit) for each in plan.clusters}
         num_rows = {each.unit: each.num_samples for each in decision.request.clusters}
         links = heads.open(round_, models, plan.clusters, num_rows)
@@ -246,15 +243,6 @@ class CollaPipeStrategy(Strategy):
         """Of the round's updates; None: they are not clipped."""
         return self._private.clip_norm if self._private else None
 
-    def _begin(self, private: PrivateMean, decision: RoundDecision) -> None:
-        """Open the round in the account. Raises ``BudgetSpentError``."""
-        planner, chosen = self._settings.planner, {each.unit for each in decision.plan.clusters}
-        able, drawn = chosen, len(chosen)
-        if isinstance(planner, RandomUnits) and private.by_chance:
-            able = drawable(planner, decision.request, self._units.gone)
-            drawn = planner.most(decision.request)
-        private.begin(able, chosen, drawn)
-
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -265,8 +253,6 @@ class CollaPipeStrategy(Strategy):
         self._heads.close()
         finished, failures = self._outcomes(now, replies)
         round_ = now.decision.plan.round
-        if self._private is not None:
-            self._private.forget(failures)
         summed: ClippedSum | None = None
         if now.masked is not None:
             masked = {unit: reply.weights for unit, reply in finished.items()}
@@ -377,19 +363,20 @@ class CollaPipeStrategy(Strategy):
         start = self.model.trained
         summed = summed or self._private.summed(models.values(), start)
         mean = self._private.mean(summed, start, seed)
-        self._tell_account(self._private)
+        if self._settings.privacy.noise_by == "server":
+            self._count(models)
         return self.model.move(round_, mean)
 
-    def _before_sum(self) -> None:
-        """The server is about to learn a masked sum. Where the noise is the units', nobody is
-        trusted with more than that: the round counts, whatever comes of it."""
-        if self._private is not None and self._settings.privacy.noise_by == "units":
-            self._private.count()
-            self._tell_account(self._private)
+    def _before_sum(self, units: Collection[int]) -> None:
+        """The server is about to learn a masked sum of ``units``. Where the noise is the units',
+        nobody is trusted with more than that: the round counts, whatever comes of it."""
+        if self._settings.privacy.noise_by == "units":
+            self._count(units)
 
-    def _tell_account(self, private: PrivateMean) -> None:
-        if private.settings.noise_multiplier:
-            self._on_account(private.rounds)
+    def _count(self, units: Collection[int]) -> None:
+        if self._private is not None and self._settings.privacy.noise_multiplier:
+            self._private.count(units)
+            self._on_account(self._private.rounds)
 
     def _shares(self, reports: Mapping[int, ClusterReport]) -> dict[int, float]:
         """Units' weights in the average, not normalised."""

@@ -107,22 +107,6 @@ def test_a_node_that_goes_costs_a_round_and_returns_as_another(tmp_path: Path) -
     assert grid.asked.count(3) == 1  # in the round that it missed
 
 
-def test_a_unit_whose_node_is_gone_is_none_that_might_have_been_drawn(tmp_path: Path) -> None:
-    """Though it trained before, and nobody has asked it since."""
-    gone_from = 3
-
-    def turn(grid: Moving, round_: int) -> None:
-        if round_ == gone_from:
-            grid.gone = {4}
-
-    options = "privacy=private", "privacy.noise_seed=1", "strategy=random"
-    options += "strategy.num_scheduled=1", "federation.rounds=5", "federation.checkpoint_every=9"
-    units, _ = rounds_of(tmp_path, turn, *options)
-    assert [2] in units[: gone_from - 1] and [] not in units
-    account = json.loads((tmp_path / "account.json").read_text())
-    assert {present for present, _ in account[gone_from:]} == {2}
-
-
 def test_a_unit_that_comes_late_takes_part_from_the_next_round(tmp_path: Path) -> None:
     def turn(grid: Moving, round_: int) -> None:
         if round_ == 2:

@@ -5,29 +5,27 @@ import math
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import pytest
 import torch
-from federated import play, rewritten, run, settings_of
+from dp_accounting.pld import PLDAccountant
+from federated import play, run, settings_of
 from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 from resumed import World
 
 from client_app.app import app as client_app
-from collapipe.errors import ConfigError
-from collapipe.privacy.accounting import Draw, epsilon
+from collapipe.errors import BudgetSpentError, ConfigError
+from collapipe.privacy.accounting import epsilon
 from collapipe.privacy.clipping import update_norm
 from collapipe.runs.folder import RunFolder
 from collapipe.sections import PrivacySettings
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.tensors import Tensors, not_finite
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
-from server_app.attendance import ABSENT
 from server_app.records.summary import noise_told
-from server_app.rounds.chance import chance_counts
-from server_app.rounds.private_mean import BudgetSpentError, PrivateMean
-from server_app.rounds.scheduler import Scheduler
+from server_app.rounds.private_mean import PrivateMean
 
 SENT: Tensors = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.5]]), "n": torch.tensor(7)}
 UPDATES = st.lists(
@@ -37,7 +35,7 @@ UPDATES = st.lists(
 
 def private_mean(clip_norm: float = 1.0, **options: Any) -> PrivateMean:
     settings = PrivacySettings(clip_norm=clip_norm, **options)
-    return PrivateMean(settings, by_chance=False, clip_norm=clip_norm)
+    return PrivateMean(settings, clip_norm)
 
 
 def moved(change: list[float]) -> Tensors:
@@ -47,8 +45,8 @@ def moved(change: list[float]) -> Tensors:
 
 
 def mean(private: PrivateMean, updates: list[list[float]], seed: int = 0) -> Tensors:
-    units = range(len(updates))
-    private.begin(units, units, len(units))
+    private.check(range(len(updates)))
+    private.count(range(len(updates)))
     summed = private.summed([moved(each) for each in updates], SENT)
     return private.mean(summed, SENT, seed)
 
@@ -83,7 +81,6 @@ def test_noise_is_as_large_as_it_says() -> None:
     options = {"noise_multiplier": 3.0, "noise_seed": 1}
     sent = {"a": torch.zeros(20_000)}
     private = private_mean(2.0, **options)
-    private.begin([0, 1], [0, 1], 2)
     found = private.mean(private.summed([sent, sent], sent), sent, seed=5)["a"]
     assert float(found.std()) == pytest.approx(3.0 * 2.0 / 2, rel=0.03)
     assert abs(float(found.mean())) < 0.1
@@ -129,144 +126,42 @@ def test_an_account_that_goes_on_is_the_same() -> None:
     mean(before, [[1, 2, 3], [3, 2, 1]])
     after = private_mean(noise_multiplier=4.0, clip_quantile=0.5)
     after.restore(before.packed(), before.rounds)
-    assert (after.clip_norm, after.rounds, after.seen) == (before.clip_norm, before.rounds, {0, 1})
+    assert (after.clip_norm, after.rounds) == (before.clip_norm, {0: 1, 1: 1})
     assert after.epsilon == before.epsilon
 
 
-def test_who_was_never_chosen_makes_no_choice_less_certain() -> None:
-    private = private_mean(noise_multiplier=4.0)
-    for chosen in ([0, 1], [1, 2], [0, 3]):
-        private.begin(range(10), chosen, 2)
-        private.mean(private.summed([SENT, SENT], SENT), SENT, 0)
-    assert [draw.present for draw in private.rounds] == [2, 3, 4]
+def dp_accounted(noise_multiplier: float, rounds: int) -> float:
+    """By dp-accounting's composition of privacy loss distributions."""
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    return float(PLDAccountant().compose(event, rounds).get_epsilon(1e-5))
 
 
-def test_units_that_are_gone_or_found_no_channel_make_a_choice_no_less_certain() -> None:
-    private = private_mean(noise_multiplier=4.0)
-    for present, chosen in (range(4), [0, 1, 2, 3]), ([0, 1, 2], [0, 1]), ([0, 1], [0]):
-        private.begin(present, chosen, 3)
-        private.mean(private.summed([SENT, SENT], SENT), SENT, 0)
-    assert private.rounds == [Draw(4, 3), Draw(3, 3), Draw(2, 2)]
+@pytest.mark.parametrize("noise_multiplier", [1.0, 4.0])
+def test_epsilon_is_that_of_the_unit_that_took_part_most(noise_multiplier: float) -> None:
+    private = private_mean(noise_multiplier=noise_multiplier)
+    for units in ([0, 1], [1, 2], [1], [2, 3]):
+        private.count(units)
+    assert private.rounds == {0: 1, 1: 3, 2: 2, 3: 1}
+    assert private.epsilon == pytest.approx(dp_accounted(noise_multiplier, 3), rel=1e-3)
 
 
-def test_a_unit_that_is_gone_is_none_that_might_have_been_chosen(tmp_path: Path) -> None:
-    gone = False
-
-    def client(message: Message, context: Context) -> Message:
-        nonlocal gone
-        if context.node_config["partition-id"] == 1 and (
-            gone or message.metadata.message_type == "train"
-        ):
-            gone = True
-            return Message(records.pack(Failure(ABSENT, "gone")), reply_to=message)
-        return client_app(message, context)
-
-    play(tmp_path / "run", "privacy=private", client=client)  # type: ignore[arg-type]
-    assert RunFolder(tmp_path / "run", resumed=True).account() == [Draw(3, 3), Draw(2, 2)]
-
-
-RANDOM = "privacy=private", "strategy=random", "federation.num_units=8", "strategy.num_scheduled=2"
-
-
-def test_a_unit_that_has_no_room_any_more_is_none_that_might_have_been_chosen(
-    tmp_path: Path,
-) -> None:
-    """All but unit 0 say so once they took part."""
+def test_a_unit_is_charged_for_the_rounds_whose_sums_have_its_update(tmp_path: Path) -> None:
+    """One of three is drawn in each round, and unit 1 fails when it is."""
 
     def client(message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
-        if message.metadata.message_type == "train" and context.node_config["partition-id"]:
-            with rewritten(reply) as told:
-                state = json.loads(told["state"])
-                for device in state["devices"]:
-                    device["max_blocks"] = 0
-                told["state"] = json.dumps(state)
-        return reply
-
-    options = "privacy=private", "strategy=random", "strategy.num_scheduled=2"
-    options += "federation.num_units=6", "federation.rounds=5", "privacy.noise_seed=1"
-    play(tmp_path / "run", *options, client=client)  # type: ignore[arg-type]
-    with_room = {*range(6)}
-    chosen = [json.loads(line)["units"] for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    for draw, units in zip(
-        RunFolder(tmp_path / "run", resumed=True).account(), chosen, strict=True
-    ):
-        assert draw.chosen == min(2, draw.present)
-        assert draw.present <= len(with_room)
-        with_room -= {*units} - {0}
-    assert len(with_room) < 6
-
-
-def test_a_unit_that_always_fails_makes_a_choice_no_less_certain(tmp_path: Path) -> None:
-    """How many took part says whom the choice fell on."""
-
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "train" and context.node_config["partition-id"]:
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 1:
             return Message(records.pack(Failure("WireError", "it lies")), reply_to=message)
         return client_app(message, context)
 
-    options = "privacy=private", "strategy=random", "strategy.num_scheduled=1"
-    play(tmp_path / "run", *options, "federation.rounds=9", "privacy.noise_seed=1", client=client)  # type: ignore[arg-type]
+    options = "strategy=random", "strategy.num_scheduled=1", "federation.rounds=6"
+    play(tmp_path / "run", "privacy=private", *options, client=client)  # type: ignore[arg-type]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    chosen = [line["plan"]["clusters"][0]["unit"] for line in lines]
-    assert {*chosen} == {0, 1, 2}
-    account = RunFolder(tmp_path / "run", resumed=True).account()
-    assert account == [Draw(1, 1)] * chosen.count(0)
-
-
-def test_units_whose_devices_may_be_lost_make_a_choice_no_less_certain(tmp_path: Path) -> None:
-    """Only they know, for it may be their owners' files that name them."""
-
-    def client(message: Message, context: Context) -> Message:
-        reply = client_app(message, context)
-        if "UnitReply" in reply.content and context.node_config["partition-id"]:
-            with rewritten(reply) as told:
-                told["state"] = json.dumps(json.loads(told["state"]) | {"real_devices": True})
-        return reply
-
-    options = "privacy=private", "strategy=random", "strategy.num_scheduled=1"
-    play(tmp_path / "run", *options, "federation.rounds=9", "privacy.noise_seed=1", client=client)  # type: ignore[arg-type]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
-    chosen = [line["plan"]["clusters"][0]["unit"] for line in lines]
-    met = chosen.index(0)  # before, nobody knows that unit 0 can take part
-    expected = [Draw(1 + (unit > 0 and place > met), 1) for place, unit in enumerate(chosen)]
-    assert {*chosen} == {0, 1, 2} and Draw(2, 1) in expected
-    assert RunFolder(tmp_path / "run", resumed=True).account() == expected
-
-
-def choices(tmp_path: Path, *overrides: str) -> list[tuple[int, ...]]:
-    settings, _ = settings_of(tmp_path, [*RANDOM, *overrides])
-    device = DeviceProfile("one", AffineLaw(0.0, 1e-3, 0.0, 0.0), max_blocks=9)
-    scheduler = Scheduler(settings, [ClusterState(unit, (device,), 9) for unit in range(8)])
-    plans = (scheduler.decide(round_).plan for round_ in range(1, 31))
-    return [tuple(sorted(cluster.unit for cluster in plan.clusters)) for plan in plans]
-
-
-def test_nobody_who_guesses_the_seed_knows_a_choice_that_counts_as_chance(tmp_path: Path) -> None:
-    assert choices(tmp_path) != choices(tmp_path)
-    for public in (
-        ("privacy.noise_seed=1",),
-        ("privacy.noise_multiplier=0", "privacy.max_epsilon=null"),
-    ):
-        assert choices(tmp_path, *public) == choices(tmp_path, *public)
-
-
-@pytest.mark.parametrize(
-    ("override", "counts"),
-    [
-        ("seed=1", True),
-        ("environment.fading=rayleigh", False),
-        ("strategy=all", False),
-        ("environment=mobile", False),
-        ("environment=jitter", False),
-        ("environment.memory_share=[0.5,1]", False),
-    ],
-)
-def test_chance_counts_where_who_can_take_part_always_can(
-    tmp_path: Path, override: str, counts: bool
-) -> None:
-    options = [each for each in RANDOM if override != "strategy=all" or "strategy" not in each]
-    assert chance_counts(settings_of(tmp_path, [*options, override])[0]) == counts
+    planned = [line["plan"]["clusters"][0]["unit"] for line in lines]
+    assert {*planned} == {0, 1, 2}
+    rounds = RunFolder(tmp_path / "run", resumed=True).account()
+    assert rounds == {unit: planned.count(unit) for unit in (0, 2)}
+    expected = dp_accounted(4.0, max(rounds.values()))
+    assert lines[-1]["epsilon"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_round_too_many_is_not_begun() -> None:
@@ -274,7 +169,7 @@ def test_a_round_too_many_is_not_begun() -> None:
     mean(private, [[1, 2, 3], [3, 2, 1]])
     with pytest.raises(BudgetSpentError, match=r"max_epsilon=1\.2 is spent: ε = .* after one more"):
         mean(private, [[1, 2, 3], [3, 2, 1]])
-    assert len(private.rounds) == 1
+    assert private.rounds == {0: 1, 1: 1}
 
 
 PRIVATE = "privacy=private", "privacy.noise_seed=3", "privacy.clip_quantile=0.5"
@@ -295,6 +190,7 @@ def test_a_run_ends_before_its_limit_and_says_so(whole: Path) -> None:
     assert summary["privacy"]["epsilon"] == lines[-1]["epsilon"] <= 1.6 < 2 * lines[0]["epsilon"]
     assert "privacy.max_epsilon=1.6 is spent" in summary["privacy"]["ended"]
     assert summary["privacy"]["noise"] == "privacy.noise_seed=3"
+    assert {*summary["constants"]["estimated"].values()} == {None}, "made of exact gradients"
     assert summary["metric"] is not None, "what was trained is tested"
 
 
@@ -345,14 +241,12 @@ def test_what_would_undo_it_is_refused(option: str, fault: str, tmp_path: Path) 
 def test_rounds_that_were_told_count_though_a_run_goes_back(tmp_path: Path) -> None:
     """Broken off before the third round's checkpoint, and from there by the first one's."""
     once = World(tmp_path, "privacy=private", "federation.rounds=3").run(tmp_path / "run")
-    assert len(RunFolder(once, resumed=True).account()) == 3
+    assert RunFolder(once, resumed=True).account() == {0: 3, 1: 3}
     world = World(tmp_path, "privacy=private", "federation.rounds=4")
     world.run(once, "000001")
     found = [json.loads(line)["epsilon"] for line in (once / "metrics.jsonl").open()]
-    expected = [
-        epsilon(world.settings.privacy, [Draw(2, 2)] * rounds, by_chance=False)
-        for rounds in (1, 4, 5, 6)  # 2 and 3 came twice
-    ]
+    # rounds 2 and 3 came twice
+    expected = [epsilon(world.settings.privacy, rounds) for rounds in (1, 4, 5, 6)]
     assert found == expected
     assert json.loads((once / "summary.json").read_text())["privacy"]["epsilon"] == expected[-1]
 
@@ -369,14 +263,14 @@ def test_a_run_that_has_told_all_that_it_may_goes_on_with_nothing(tmp_path: Path
 
 def test_noise_that_repeats_tells_nothing_new() -> None:
     private = private_mean(noise_multiplier=4.0, noise_seed=1)
-    private.restore(private.packed(), [Draw(2, 2)] * 3)
-    assert private.rounds == []
+    private.restore(private.packed(), {0: 3, 1: 3})
+    assert private.rounds == {}
 
 
-@pytest.mark.parametrize("text", ["{}", "[[2, 0]]", "[[2]]", "no"])
+@pytest.mark.parametrize("text", ["[]", '{"0": 0}', '{"-1": 2}', "no"])
 def test_an_account_that_no_run_wrote_is_refused(tmp_path: Path, text: str) -> None:
     folder = RunFolder(tmp_path)
-    assert folder.account() == []
+    assert folder.account() == {}
     (tmp_path / "account.json").write_text(text)
     with pytest.raises(ConfigError, match="not the account of a run"):
         folder.account()

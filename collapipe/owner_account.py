@@ -1,0 +1,118 @@
+"""ε that all runs together have spent of one owner's rows, in a file that the unit alone writes."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from collapipe.credentials import files
+from collapipe.errors import BudgetSpentError, ConfigError
+from collapipe.formatting import counted
+from collapipe.privacy.accounting import composed_epsilon
+from collapipe.sections import CountFrom0, PrivacySettings
+from collapipe.validation import rule
+
+KEPT = "kept"  # the folder, beside the owner's file, that a deployed unit may write
+_Sum = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """``rounds`` whose updates were sent, or were about to be; Σ 1/z² of their noise multipliers z,
+    of rounds in which the server was to add the noise and of those in which units did."""
+
+    rounds: CountFrom0
+    by_server: _Sum
+    by_units: _Sum
+
+    def epsilon(self, delta: float) -> float:
+        """ε of all these rounds, see ``collapipe.privacy.accounting``."""
+        squared = self.by_server + self.by_units
+        return composed_epsilon(squared, delta, self.by_units > 0) if squared else 0.0
+
+    def after(self, privacy: PrivacySettings) -> "Spent":
+        """With a further round of a run that has noise."""
+        field = f"by_{privacy.noise_by}"
+        more = getattr(self, field) + privacy.noise_multiplier**-2
+        return replace(self, rounds=self.rounds + 1, **{field: more})
+
+
+_SPENT = TypeAdapter(Spent)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerAccount:
+    """The account of the unit ``name``, in ``file``: its ε at ``delta`` stays within ``limit``."""
+
+    name: str
+    file: Path
+    limit: float
+    delta: float
+
+    def told(self) -> str:
+        """A line for the owner: ε so far, and the limit. Raises as ``spent``."""
+        spent = self.spent()
+        return (
+            f"ε = {spent.epsilon(self.delta):.3g} of privacy.lifetime_epsilon={self.limit:g} is "
+            f"spent, in {counted(spent.rounds, 'round')} of all runs"
+        )
+
+    def check(self, privacy: PrivacySettings) -> None:
+        """Raise ``BudgetSpentError`` if a further round of a run would exceed the limit, and
+        ``ConfigError`` if the file cannot be read."""
+        self._after(privacy)
+
+    def charge(self, privacy: PrivacySettings) -> None:
+        """Count a further round, on the disk, before its update is sent. Whatever ends the process
+        then, a round that was sent is never missing. Raises as ``check``."""
+        with self._locked():
+            content = _SPENT.dump_json(self._after(privacy), indent=2)
+            files.replace(self.file, content + b"\n", files.PRIVATE)
+            folder = os.open(self.file.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # the file's new name, which a power cut could take back
+            finally:
+                os.close(folder)
+
+    def spent(self) -> Spent:
+        """The file's content; zeros before the first round. Raises ``ConfigError``."""
+        if not self.file.exists():
+            return Spent(0, 0.0, 0.0)
+        way_out = "restore it, for it bounds what further runs may spend"
+        try:
+            return _SPENT.validate_json(files.read(self.file, way_out))
+        except ValidationError as error:
+            fault = rule(error.errors()[0])
+            raise ConfigError(
+                f"{self.file}: not the account of a unit ({fault}); {way_out}"
+            ) from error
+
+    def _after(self, privacy: PrivacySettings) -> Spent:
+        spent = self.spent()
+        after = spent.after(privacy)
+        if (then := after.epsilon(self.delta)) > self.limit:
+            raise BudgetSpentError(
+                f"{self.name} takes no part: one more round would raise ε of all its runs from "
+                f"{spent.epsilon(self.delta):.3g} to {then:.3g}, above its owner's "
+                f"privacy.lifetime_epsilon={self.limit:g}"
+            )
+        return after
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let one process at a time read and replace the file; the system frees the lock whatever
+        ends the process."""
+        files.make_folder(self.file.parent)
+        lock = self.file.with_name(f".{self.file.name}.lock")
+        try:
+            number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE)
+        except OSError as error:
+            raise ConfigError(f"{lock}: cannot be opened ({error.strerror})") from error
+        with os.fdopen(number):
+            fcntl.flock(number, fcntl.LOCK_EX)
+            yield

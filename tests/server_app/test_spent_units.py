@@ -1,0 +1,44 @@
+"""A unit whose owner allows no further round is named and left out, and the run goes on."""
+
+import json
+from pathlib import Path
+
+from federated import play
+from flwr.app import Context, Message
+
+from client_app.app import app as client_app
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+from server_app.attendance import SPENT, Attendance
+from server_app.rounds.failed_units import FailedUnits
+
+REFUSES = Failure(SPENT, "berlin takes no part: privacy.lifetime_epsilon=1 of its owner")
+
+
+def test_it_is_left_out_at_once_and_asked_again_later() -> None:
+    attendance = Attendance(miss_limit=3)
+    assert attendance.end_round(1, {1: REFUSES}, (0,)) == {1: REFUSES}
+    assert attendance.due(1, 2) and not attendance.due(1, 1)
+
+
+def test_it_has_failed_in_nothing() -> None:
+    assert FailedUnits().after(1, {1: REFUSES}, (0,)).in_a_row == {}
+
+
+def test_a_run_goes_on_without_it(tmp_path: Path) -> None:
+    trained = 0
+
+    def client(message: Message, context: Context) -> Message:
+        nonlocal trained
+        if context.node_config["partition-id"] == 1:
+            trained += message.metadata.message_type == records.TRAIN
+            if trained > 1:
+                return Message(records.pack(REFUSES), reply_to=message)
+        return client_app(message, context)
+
+    options = "privacy=private", "federation.rounds=3", "federation.local_steps=1"
+    play(tmp_path / "run", *options, client=client)  # type: ignore[arg-type]
+    first, second, third = map(json.loads, (tmp_path / "run" / "metrics.jsonl").open())
+    assert [each["units"] for each in (first, second, third)] == [[0, 1, 2], [0, 2], [0, 2]]
+    for told in second["failures"], third["excluded"]:
+        assert told == {"1": f"{SPENT}: {REFUSES.message}"}
