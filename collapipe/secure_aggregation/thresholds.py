@@ -20,7 +20,8 @@ the round, and at least t − c of the updates in it are of units that do not co
    them are not honest units that confirmed. So masks connect each honest survivor to the honest
    ones that confirmed, and the server has none of these masks' keys.
 
-2t − n colluding units are enough to have two lists confirmed.
+2t − n colluding units are enough to have two lists confirmed. A server that lies also chooses n and
+the threshold, but no owner shares secrets in a round with t < ``privacy.least_units``.
 """
 
 import math

@@ -26,6 +26,13 @@ def test_fewer_colluding_units_than_needed_cannot_have_two_lists_confirmed(
         assert found >= 1
 
 
-def test_the_default_threshold_takes_a_third_of_the_units() -> None:
-    for units in range(3, 61):
-        assert 3 * colluders_needed(units, units_needed(units, 2 / 3)) >= units
+def test_the_least_units_of_an_owner_bound_what_any_round_of_its_peers_takes() -> None:
+    """Whatever units and threshold the server chooses."""
+    for peers in range(3, 61):
+        for least in range(2, peers + 1):
+            found = min(
+                colluders_needed(units, max(least, units_needed(units, 0.5)))
+                for units in range(least, peers + 1)
+            )
+            assert found == max(1, min(2 * least - peers, least - 1))
+        assert 3 * colluders_needed(peers, units_needed(peers, 2 / 3)) >= peers
