@@ -32,11 +32,13 @@ from collapipe.secure_aggregation.messages import (
     MaskRequest,
     Roster,
     SharesReply,
+    SurvivorsReply,
+    SurvivorsRequest,
     UnmaskReply,
     UnmaskRequest,
 )
 from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
-from collapipe.secure_aggregation.server import relayed, unmask, usable
+from collapipe.secure_aggregation.server import checked, confirmed, relayed, unmask, usable
 from collapipe.secure_aggregation.session import Session
 from collapipe.secure_aggregation.unit import UnitWithKeys
 from collapipe.tensors import Tensors
@@ -118,11 +120,11 @@ def masked(changes: Sequence[np.ndarray], precision: str, gone: int) -> tuple[Ac
     for unit in units:
         account.to(unit, KeysRequest(1), KeysRequest)
         with account.busy(unit):
-            keys[unit] = UnitWithKeys.new(unit, 1)
+            keys[unit] = UnitWithKeys.new(unit, 1, 1)
             reply = KeysReply(unit, keys[unit].public)
         keys[unit] = keys[unit], account.back(unit, reply, KeysReply).keys
     with account.busy("server"):
-        roster = Roster(1, usable({unit: public for unit, (_, public) in keys.items()}))
+        roster = Roster(1, 1, usable({unit: public for unit, (_, public) in keys.items()}))
         session = Session(roster, THRESHOLD)
     shares, told = {}, {}
     for unit in units:
@@ -131,7 +133,7 @@ def masked(changes: Sequence[np.ndarray], precision: str, gone: int) -> tuple[Ac
             shares[unit], reply = keys[unit][0].share(everybody, THRESHOLD)
         told[unit] = account.back(unit, reply, SharesReply)
     with account.busy("server"):
-        requests = relayed(session, told)
+        requests = relayed(told)
     quantiser = Quantiser(changes[0].size, BOUND, LEVELS[precision], len(units))
     stages, came = {}, {}
     for unit in units[gone:]:
@@ -143,15 +145,23 @@ def masked(changes: Sequence[np.ndarray], precision: str, gone: int) -> tuple[Ac
         packed = account.arrays(unit, sent)[records.MASKED]
         with account.busy("server"):
             came[unit] = packed.numpy()
+    confirming, replies = {}, {}
+    for unit in came:
+        survivors = account.to(unit, SurvivorsRequest(1, tuple(came)), SurvivorsRequest)
+        with account.busy(unit):
+            confirming[unit], confirmation = stages[unit].confirm(survivors)
+        replies[unit] = account.back(unit, confirmation, SurvivorsReply)
+    with account.busy("server"):
+        confirmations = confirmed(1, replies)
     revealed = {}
     for unit in came:
-        request = account.to(unit, UnmaskRequest(1, tuple(came)), UnmaskRequest)
+        to_it = account.to(unit, confirmations[unit], UnmaskRequest)
         with account.busy(unit):
-            reply = stages[unit].reveal(request)
+            reply = confirming[unit].reveal(to_it)
         revealed[unit] = account.back(unit, reply, UnmaskReply)
     with account.busy("server"):
         total = functools.reduce(np.add, map(quantiser.unpack, came.values()))
-        unmask(session, told, came, revealed, total)
+        unmask(session, came, checked(told, came, revealed), total)
         mean = quantiser.restored(total, len(came)) / len(came)
     return account, mean
 

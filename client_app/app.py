@@ -22,6 +22,7 @@ from collapipe.models.part import prefixed
 from collapipe.owner import (
     account_of,
     as_told,
+    least_units_of,
     load_settings,
     name_of,
     peers_of,
@@ -36,6 +37,7 @@ from collapipe.secure_aggregation.messages import (
     MaskRequest,
     Roster,
     Signed,
+    SurvivorsRequest,
     UnmaskRequest,
 )
 from collapipe.secure_aggregation.signing import check_signed, sign
@@ -44,6 +46,7 @@ from collapipe.secure_aggregation.unit import (
     MaskedUnit,
     UnitWithKeys,
     UnitWithShares,
+    UnitWithSurvivors,
 )
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -154,32 +157,43 @@ def mask_keys(message: Message, context: Context) -> RecordDict:
     request, state = records.unpack(KeysRequest, message.content), context.state
     if LastMasked.__name__ in state and request.round <= records.unpack(LastMasked, state).round:
         raise WireError(f"an update was masked for round {request.round} already, or a later one")
-    stage = UnitWithKeys.new(_number(context), request.round)
+    stage = UnitWithKeys.new(_number(context), context.run_id, request.round)
     records.keep_stage(stage, state)
     signed: Signed | None = None
     if (key := signing_key(context.node_config)) is not None:
-        signed = sign(key, request.round, stage.unit, stage.public)
+        signed = sign(key, stage.run, stage.round, stage.unit, stage.public)
     return records.pack(KeysReply(stage.unit, stage.public, signed))
 
 
 @app.query("mask_shares")
 @_answering
 def mask_shares(message: Message, context: Context) -> RecordDict:
-    """Share the secrets of a masked sum with neighbours."""
+    """Share the secrets of a masked sum with the other units."""
     stage = records.take_stage(UnitWithKeys, context.state)
     roster = records.unpack(Roster, message.content)
     if (peers := peers_of(context.node_config)) is not None:
         check_signed(roster, stage.unit, peers)
-    shared, reply = stage.share(roster, _settings(context).privacy.threshold)
+    least_units = least_units_of(context.node_config)
+    shared, reply = stage.share(roster, _settings(context).privacy.threshold, least_units)
     records.keep_stage(shared, context.state)
+    return records.pack(reply)
+
+
+@app.query("survivors")
+@_answering
+def survivors(message: Message, context: Context) -> RecordDict:
+    """Confirm to the other survivors of a masked sum who they are."""
+    stage = records.take_stage(MaskedUnit, context.state)
+    told, reply = stage.confirm(records.unpack(SurvivorsRequest, message.content))
+    records.keep_stage(told, context.state)
     return records.pack(reply)
 
 
 @app.query("unmask")
 @_answering
 def unmask(message: Message, context: Context) -> RecordDict:
-    """Tell shares of others' secrets, once; nothing is left of them then."""
-    stage = records.take_stage(MaskedUnit, context.state)
+    """Reveal shares of units' secrets, once; nothing is left of them then."""
+    stage = records.take_stage(UnitWithSurvivors, context.state)
     return records.pack(stage.reveal(records.unpack(UnmaskRequest, message.content)))
 
 

@@ -140,6 +140,12 @@ def account_of(node_config: Mapping[str, Any]) -> OwnerAccount | None:
     return OwnerAccount(owner.name or "the unit", kept, limit, delta)
 
 
+def least_units_of(node_config: Mapping[str, Any]) -> int:
+    """How many updates a masked sum must have at least; 0 if the owner's file does not say."""
+    least = _read(node_config)[0].privacy.least_units if has_owner(node_config) else None
+    return least or 0
+
+
 def trusted_link(link: LinkAddress, node_config: Mapping[str, Any]) -> LinkAddress:
     """What a unit dials: as the server says, but that a deployed one takes the word of its owner's
     authority alone for whom it meets there.

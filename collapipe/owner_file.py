@@ -63,6 +63,7 @@ class PrivacySection(Section):
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # and have the units' own noise
     # and are summed with those alone whose credentials have these fingerprints
     peers: tuple[Fingerprint, ...] | None = None
+    least_units: Annotated[int, Field(ge=2)] | None = None  # in sums of so many updates at least
     # and all runs together may spend this ε of the unit's rows, at this δ
     lifetime_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     lifetime_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
@@ -72,8 +73,8 @@ class PrivacySection(Section):
         found, noise = settings.privacy, self.noise_multiplier
         if self.updates_only and settings.server_has_heads:
             yield "decoder.mode", "must be control_unit: updates alone may leave the unit"
-        masked = self.secure_aggregation or self.peers is not None
-        if masked and not found.secure_aggregation:
+        summed = self.peers is not None or self.least_units is not None
+        if (self.secure_aggregation or summed) and not found.secure_aggregation:
             yield "privacy.secure_aggregation", "must be true"
         if noise is not None and found.noise_by != "units":
             yield "privacy.noise_by", "must be units"

@@ -10,14 +10,20 @@ from collapipe.secure_aggregation.messages import (
     MaskRequest,
     Roster,
     SharesReply,
+    SurvivorsReply,
+    SurvivorsRequest,
     UnmaskReply,
-    UnmaskRequest,
 )
-from collapipe.secure_aggregation.server import relayed, unmask
+from collapipe.secure_aggregation.server import checked, confirmed, relayed, unmask
 from collapipe.secure_aggregation.session import Session
-from collapipe.secure_aggregation.unit import MaskedUnit, UnitWithKeys, UnitWithShares
+from collapipe.secure_aggregation.unit import (
+    MaskedUnit,
+    UnitWithKeys,
+    UnitWithShares,
+    UnitWithSurvivors,
+)
 
-THRESHOLD = 2 / 3
+THRESHOLD, RUN = 2 / 3, 1
 
 
 @dataclass
@@ -34,18 +40,20 @@ class Exchange:
     with_keys: dict[int, UnitWithKeys] = field(default_factory=dict)
     with_shares: dict[int, UnitWithShares] = field(default_factory=dict)
     with_masks: dict[int, MaskedUnit] = field(default_factory=dict)
+    confirmed: dict[int, SurvivorsReply] = field(default_factory=dict)
+    with_survivors: dict[int, UnitWithSurvivors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.with_keys = {n: UnitWithKeys.new(n, self.round) for n in range(self.num_units)}
+        self.with_keys = {n: UnitWithKeys.new(n, RUN, self.round) for n in range(self.num_units)}
         public = {unit: each.public for unit, each in self.with_keys.items()}
-        self.session = Session(Roster(self.round, public), self.threshold)
+        self.session = Session(Roster(RUN, self.round, public), self.threshold)
 
     def share(self, gone: Collection[int] = ()) -> "Exchange":
         for unit, stage in self.with_keys.items():
             if unit not in gone:
                 shared, reply = stage.share(self.session.roster, self.threshold)
                 self.with_shares[unit], self.told[unit] = shared, reply
-        self.requests = relayed(self.session, self.told)
+        self.requests = relayed(self.told)
         return self
 
     def mask(self, values: Mapping[int, Words], gone: Collection[int] = ()) -> "Exchange":
@@ -56,17 +64,28 @@ class Exchange:
                 self.masked[unit] = words
         return self
 
-    def unmask(self, gone: Collection[int] = ()) -> Words:
-        request = UnmaskRequest(self.round, tuple(self.masked))
+    def confirm(self, gone: Collection[int] = ()) -> "Exchange":
+        request = SurvivorsRequest(self.round, tuple(self.masked))
         for unit, stage in self.with_masks.items():
             if unit not in gone:
-                self.revealed[unit] = stage.reveal(request)
+                self.with_survivors[unit], self.confirmed[unit] = stage.confirm(request)
+        return self
+
+    def unmask(self, gone: Collection[int] = ()) -> Words:
+        """These are ``gone`` before they reveal shares."""
+        if not self.confirmed:
+            self.confirm()
+        requests = confirmed(self.round, self.confirmed)
+        for unit, stage in self.with_survivors.items():
+            if unit not in gone:
+                self.revealed[unit] = stage.reveal(requests[unit])
         return self.total()
 
     def total(self) -> Words:
         """What the server takes for the sum, of what was revealed."""
         total = np.sum([*self.masked.values()], axis=0, dtype=np.uint32)
-        unmask(self.session, self.told, self.masked, self.revealed, total)
+        shares = checked(self.told, self.masked, self.revealed)
+        unmask(self.session, self.masked, shares, total)
         return total
 
 

@@ -7,6 +7,8 @@ by one, and never take the largest value; its agreed keys depend on nothing but 
 so that one would serve two purposes.
 """
 
+import hmac
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,16 @@ def add_mask(words: Words, seed: bytes, negative: bool = False) -> None:
             part -= mask
         else:
             part += mask
+
+
+def confirming_key(private: bytes, public: bytes, session: bytes, one: int, other: int) -> bytes:
+    """The key by which two units confirm survivors to each other, the same for both."""
+    return _agreed(private, public, session, f"survivors {min(one, other)} {max(one, other)}")
+
+
+def confirmation(key: bytes, sender: int, survivors: Collection[int]) -> bytes:
+    """Show the other unit that has the ``key`` which survivors the ``sender`` was sent."""
+    return hmac.digest(key, f"{sender} {sorted(survivors)}".encode(), "sha256")[:TAG_BYTES]
 
 
 def seal(

@@ -7,17 +7,22 @@ from typing import Annotated, TypeVar
 from pydantic import Base64UrlBytes, Field
 
 from collapipe.secure_aggregation.masks import KEY_BYTES, TAG_BYTES
-from collapipe.secure_aggregation.shamir import SHARE_BYTES
+from collapipe.secure_aggregation.shamir import DIGEST_BYTES, SHARE_BYTES
 
 T = TypeVar("T")
 SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 Unit = Annotated[int, Field(ge=0, lt=2**31)]
+Run = Annotated[int, Field(ge=0, lt=2**64)]
 Round = Annotated[int, Field(ge=1, lt=2**63)]
 Key = Annotated[Base64UrlBytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Share = Annotated[Base64UrlBytes, Field(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 Sealed = Annotated[Base64UrlBytes, Field(min_length=SEALED_BYTES, max_length=SEALED_BYTES)]
 BothShares = Annotated[
     Base64UrlBytes, Field(min_length=2 * SHARE_BYTES, max_length=2 * SHARE_BYTES)
+]
+Tag = Annotated[Base64UrlBytes, Field(min_length=TAG_BYTES, max_length=TAG_BYTES)]
+BothDigests = Annotated[
+    Base64UrlBytes, Field(min_length=2 * DIGEST_BYTES, max_length=2 * DIGEST_BYTES)
 ]
 _MOST = Field(max_length=10_000)  # units
 ByUnit = Annotated[Mapping[Unit, T], _MOST]
@@ -57,9 +62,10 @@ class KeysReply:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """The public keys of all units of a round that told some, for each of them, and what shows
-    whose they are."""
+    """The public keys of all units that sent some for this round of a run, and the signatures that
+    show whose they are."""
 
+    run: Run
     round: Round
     keys: ByUnit[PublicKeys]
     signed: ByUnit[Signed] = field(default_factory=dict)
@@ -67,31 +73,52 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class SharesReply:
-    """A unit's shares, sealed for each neighbour: of its mask key, then of its self mask's seed."""
+    """A unit's shares, sealed for each other unit: of its mask key, then of its self mask's seed.
+
+    ``digests`` of both, also of its own, let the server check each share that is revealed. Shares
+    are as hard to guess as the secret, so that digests say nothing of them.
+    """
 
     unit: Unit
     sealed: ByUnit[Sealed]
+    digests: ByUnit[BothDigests]
 
 
 @dataclass(frozen=True, slots=True)
 class MaskRequest:
-    """Goes with the ``train`` message: the shares that a unit's neighbours sealed for it."""
+    """Goes with the ``train`` message: the shares that the other units sealed for this one."""
 
     sealed: ByUnit[Sealed]
 
 
 @dataclass(frozen=True, slots=True)
-class UnmaskRequest:
-    """Whose masked updates came."""
+class SurvivorsRequest:
+    """Names the units whose masked updates arrived."""
 
     round: Round
     survivors: Annotated[tuple[Unit, ...], _MOST]
 
 
 @dataclass(frozen=True, slots=True)
+class SurvivorsReply:
+    """Confirms to each other survivor which survivors this unit was sent."""
+
+    unit: Unit
+    confirmations: ByUnit[Tag]
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaskRequest:
+    """Asks a unit for its shares: the other survivors' confirmations for it."""
+
+    round: Round
+    confirmations: ByUnit[Tag]
+
+
+@dataclass(frozen=True, slots=True)
 class UnmaskReply:
-    """A unit's share of each neighbour's secret, and of its own: the self mask's seed of those
-    whose update came, the mask key of the others."""
+    """A unit's share of one secret of each unit, itself included: of the self mask's seed of a
+    survivor, of the mask key of each other unit."""
 
     unit: Unit
     shares: ByUnit[Share]

@@ -1,18 +1,23 @@
 """The server's part in a masked sum, which learns nothing but that."""
 
+import itertools
+from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from collapipe.errors import RoundFailedError
+from collapipe.errors import RoundFailedError, WireError
 from collapipe.secure_aggregation import masks
 from collapipe.secure_aggregation.masks import Words
 from collapipe.secure_aggregation.messages import (
     MaskRequest,
     PublicKeys,
     SharesReply,
+    SurvivorsReply,
     UnmaskReply,
+    UnmaskRequest,
 )
 from collapipe.secure_aggregation.session import Session, place
-from collapipe.secure_aggregation.shamir import combine
+from collapipe.secure_aggregation.shamir import DIGEST_BYTES, combine, digest
 
 
 def usable(told: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
@@ -26,51 +31,104 @@ def usable(told: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
     return known
 
 
-def relayed(session: Session, told: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:
+def relayed(told: Mapping[int, SharesReply]) -> dict[int, MaskRequest]:
     """For each unit that shared its secrets the shares that are sealed for it."""
     return {
-        unit: MaskRequest({each: told[each].sealed[unit] for each in _among(session, unit, told)})
+        unit: MaskRequest(
+            {other: each.sealed[unit] for other, each in told.items() if other != unit}
+        )
         for unit in told
     }
 
 
-def unmask(
-    session: Session,
-    shared: Collection[int],
+def confirmed(round_: int, told: Mapping[int, SurvivorsReply]) -> dict[int, UnmaskRequest]:
+    """For each unit that confirmed the survivors what the others confirm to it."""
+    return {
+        unit: UnmaskRequest(
+            round_,
+            {u: each.confirmations[unit] for u, each in told.items() if unit in each.confirmations},
+        )
+        for unit in told
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedShares:
+    """Revealed shares: those that are as their owners dealt them, by owner and place, and pairs
+    (holder, owner) of the others: the holder changed the share, or its owner sent it another one
+    than it sent the digest of."""
+
+    fitting: Mapping[int, Mapping[int, bytes]]
+    wrong: frozenset[tuple[int, int]]
+
+    def suspects(self) -> list[str]:
+        """Name the units that lied, if no more did than explain all wrong shares.
+
+        An honest unit has wrong shares in common with liars only. So if there are m liars, a unit
+        that has some with more than m others is one of them, and so is one whose own share is
+        wrong. Of each pair that is left, one is a liar.
+        """
+        others = defaultdict[int, set[int]](set)
+        for holder, owner in self.wrong:
+            others[holder].add(owner)
+            others[owner].add(holder)
+        for most in itertools.count():
+            liars = {u for u, each in others.items() if u in each or len(each) > most}
+            left = {(min(pair), max(pair)) for pair in self.wrong if not liars & {*pair}}
+            if len(liars) + len(left) <= most:
+                break
+        pairs = [f"unit {one} or unit {other}" for one, other in sorted(left)]
+        return [*(f"unit {unit}" for unit in sorted(liars)), *pairs]
+
+
+def checked(
+    shared: Mapping[int, SharesReply],
     survivors: Collection[int],
     revealed: Mapping[int, UnmaskReply],
-    total: Words,
+) -> CheckedShares:
+    """Compare the shares that units ``revealed`` with the digests of those that were ``shared``."""
+    fitting, wrong = {owner: dict[int, bytes]() for owner in shared}, set[tuple[int, int]]()
+    for holder, told in revealed.items():
+        for owner in told.shares.keys() & shared.keys():
+            dealt, share = shared[owner].digests[holder], told.shares[owner]
+            dealt = dealt[DIGEST_BYTES:] if owner in survivors else dealt[:DIGEST_BYTES]
+            if digest(share) == dealt:
+                fitting[owner][place(holder)] = share
+            else:
+                wrong.add((holder, owner))
+    return CheckedShares(fitting, frozenset(wrong))
+
+
+def unmask(
+    session: Session, survivors: Collection[int], shares: CheckedShares, total: Words
 ) -> None:
     """Take the masks off the ``total`` of the ``survivors``' masked words, in place.
 
-    Units have ``shared`` their secrets, and ``revealed`` shares of others'. A wrong share leaves a
-    random total. Raises ``RoundFailedError`` where shares are too few, ``WireError`` where they are
-    of no secret.
+    Raises ``RoundFailedError`` if too few ``shares`` fit, ``WireError`` if they restore no secret,
+    or another mask key than their owner's.
     """
-    gone = [unit for unit in shared if unit not in survivors and _among(session, unit, survivors)]
-    seeds = {unit: _secret(session, unit, revealed) for unit in survivors}
-    keys = {unit: _secret(session, unit, revealed) for unit in gone}
-    for seed in seeds.values():
-        masks.add_mask(total, seed, negative=True)
-    for unit, key in keys.items():
-        for other in _among(session, unit, survivors):
+    secrets = {unit: _secret(session, unit, shares) for unit in shares.fitting}
+    for unit, secret in secrets.items():
+        if unit in survivors:
+            masks.add_mask(total, secret, negative=True)
+            continue
+        if masks.public_key(secret) != session.keys[unit].mask:
+            raise WireError(f"unit {unit} dealt shares that restore another key than its own")
+        for other in survivors:
             public = session.keys[other].mask
-            seed = masks.pair_seed(key, public, session.digest, unit, other)
+            seed = masks.pair_seed(secret, public, session.digest, unit, other)
             masks.add_mask(total, seed, negative=other < unit)  # where that unit added it
 
 
-def _secret(session: Session, unit: int, revealed: Mapping[int, UnmaskReply]) -> bytes:
-    shares = {
-        place(holder): told.shares[unit] for holder, told in revealed.items() if unit in told.shares
-    }
-    need = session.shares_needed
-    if len(shares) < need:
+def _secret(session: Session, unit: int, shares: CheckedShares) -> bytes:
+    found, need = shares.fitting[unit], session.units_needed
+    if len(found) < need:
+        liars = ", ".join(shares.suspects()) or "none"
         raise RoundFailedError(
-            f"{len(shares)} shares came of the mask of unit {unit}, {need} restore it"
+            f"{len(found)} shares of the mask of unit {unit} are usable, {need} restore it; wrong "
+            f"shares came from: {liars}"
         )
-    return combine(dict(list(shares.items())[:need]))
-
-
-def _among(session: Session, unit: int, others: Collection[int]) -> list[int]:
-    """A unit's neighbours among the others."""
-    return [other for other in session.neighbours(unit) if other in others]
+    try:
+        return combine({each: found[each] for each in sorted(found)[:need]})
+    except WireError as error:
+        raise WireError(f"unit {unit} dealt {error}") from error

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collapipe.errors import WireError
-from collapipe.secure_aggregation.graph import neighbours, shares_needed, units_needed
 from collapipe.secure_aggregation.messages import PublicKeys, Roster
+from collapipe.secure_aggregation.thresholds import units_needed
 
 
 @dataclass(frozen=True)
 class Session:
-    """A round's units with their public keys, in the order that the graph is drawn by.
+    """A round's units with their public keys, and the share ``threshold`` of them that must finish.
 
-    Both follow from the keys, so that the server cannot choose who is whose neighbour, and units
-    that were told different keys, or a different ``threshold``, cannot open each other's shares.
-    That is the share of the units that must finish. Raises ``WireError`` for fewer than two units,
-    or keys that two have.
+    Units that were sent different keys, or use a different ``threshold``, cannot open each other's
+    shares. Raises ``WireError`` for fewer than two units, or keys that two of them have.
     """
 
     roster: Roster
@@ -34,31 +32,20 @@ class Session:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """What keys are made for, so that they are of use in no other session."""
+        """Binds keys that two units agree on to this session: they are of no use in another one."""
         told = (unit.to_bytes(8) + k.mask + k.seal for unit, k in sorted(self.keys.items()))
-        name = f"collapipe masked sum {self.roster.round} {self.threshold!r} ".encode()
+        session = f"{self.roster.run} {self.roster.round} {self.threshold!r}"
+        name = f"collapipe masked sum {session} ".encode()
         return hashlib.sha256(name + b"".join(told)).digest()
 
-    def neighbours(self, unit: int) -> frozenset[int]:
-        """Those that ``unit`` shares masks with."""
-        return neighbours(unit, self._order, self.threshold)
-
-    @property
-    def shares_needed(self) -> int:
-        """How many shares restore a secret."""
-        return shares_needed(len(self.keys), self.threshold)
+    def others(self, unit: int) -> frozenset[int]:
+        """All units but this one: it shares masks and secrets with each of them."""
+        return frozenset(self.keys) - {unit}
 
     @property
     def units_needed(self) -> int:
-        """How many units must finish."""
+        """How many units must finish, and how many shares restore a secret."""
         return units_needed(len(self.keys), self.threshold)
-
-    @functools.cached_property
-    def _order(self) -> list[int]:
-        def drawn(unit: int) -> bytes:
-            return hashlib.sha256(self.digest + unit.to_bytes(8)).digest()
-
-        return sorted(self.keys, key=drawn)
 
 
 def place(unit: int) -> int:

@@ -17,9 +17,11 @@ _HOW = ec.ECDSA(hashes.SHA256())
 _FORM = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
 
 
-def sign(key: ec.EllipticCurvePrivateKey, round_: int, unit: int, keys: PublicKeys) -> Signed:
-    """What shows that ``unit``, whose credentials have this ``key``, made ``keys`` in a round."""
-    signature = key.sign(_text(round_, unit, keys), _HOW)
+def sign(
+    key: ec.EllipticCurvePrivateKey, run: int, round_: int, unit: int, keys: PublicKeys
+) -> Signed:
+    """Show that ``unit``, whose credentials have this ``key``, made ``keys`` in this round."""
+    signature = key.sign(_text(run, round_, unit, keys), _HOW)
     return Signed(key.public_key().public_bytes(*_FORM), signature)
 
 
@@ -45,12 +47,14 @@ def _signer(roster: Roster, unit: int) -> str | None:
         key = serialization.load_der_public_key(signed.key)
         if not isinstance(key, ec.EllipticCurvePublicKey) or not is_p256(key):
             return None
-        key.verify(signed.signature, _text(roster.round, unit, roster.keys[unit]), _HOW)
+        text = _text(roster.run, roster.round, unit, roster.keys[unit])
+        key.verify(signed.signature, text, _HOW)
     except UNREADABLE:
         return None
     return fingerprint(key)
 
 
-def _text(round_: int, unit: int, keys: PublicKeys) -> bytes:
+def _text(run: int, round_: int, unit: int, keys: PublicKeys) -> bytes:
     name = b"collapipe keys of a masked sum "
-    return name + round_.to_bytes(8) + unit.to_bytes(8) + keys.mask + keys.seal
+    numbers = b"".join(each.to_bytes(8) for each in (run, round_, unit))
+    return name + numbers + keys.mask + keys.seal

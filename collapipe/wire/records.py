@@ -19,6 +19,8 @@ from collapipe.secure_aggregation.messages import (
     MaskRequest,
     Roster,
     SharesReply,
+    SurvivorsReply,
+    SurvivorsRequest,
     UnmaskReply,
     UnmaskRequest,
 )
@@ -27,6 +29,7 @@ from collapipe.secure_aggregation.unit import (
     MaskedUnit,
     UnitWithKeys,
     UnitWithShares,
+    UnitWithSurvivors,
 )
 from collapipe.state import ClusterState
 from collapipe.statistics import Statistics
@@ -58,9 +61,10 @@ TRAIN = "train"
 EVALUATE = "evaluate"
 MASK_KEYS = "query.mask_keys"
 MASK_SHARES = "query.mask_shares"
+SURVIVORS = "query.survivors"
 UNMASK = "query.unmask"
 MASKED = "masked"  # the one tensor of an upload that is masked
-_STAGES = UnitWithKeys, UnitWithShares, MaskedUnit
+_STAGES = UnitWithKeys, UnitWithShares, MaskedUnit, UnitWithSurvivors
 # What a unit's state has that its last round did not leave there.
 OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
 # Letters of a reply without its steps: a state of 128 devices and 20,000 channels, and events.
@@ -198,7 +202,9 @@ def unpack_tensors(record: ArrayRecord) -> Tensors:
     return separated(record[_JOINED].data)
 
 
-def keep_stage(stage: UnitWithKeys | UnitWithShares | MaskedUnit, state: RecordDict) -> None:
+def keep_stage(
+    stage: UnitWithKeys | UnitWithShares | MaskedUnit | UnitWithSurvivors, state: RecordDict
+) -> None:
     """Let a unit's state have this stage of a masked sum, and no other."""
     for each in _STAGES:
         state.pop(each.__name__, None)
@@ -272,8 +278,9 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {  # kept, for each costs a milli
     for kind in (
         *(ClusterState, RowsRequest, RowsReply, Setup, TrainRequest, UnitReply, Failure),
         *(EvaluateRequest, EvaluationRecord, KeepRequest, Trained, KeptFile),
-        *(KeysRequest, KeysReply, Roster, SharesReply, MaskRequest, UnmaskRequest, UnmaskReply),
-        *(UnitWithKeys, UnitWithShares, MaskedUnit, LastMasked),
+        *(KeysRequest, KeysReply, Roster, SharesReply, MaskRequest),
+        *(SurvivorsRequest, SurvivorsReply, UnmaskRequest, UnmaskReply),
+        *(*_STAGES, LastMasked),
     )
 }
 

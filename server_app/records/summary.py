@@ -20,7 +20,7 @@ from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
 from collapipe.sections import PrivacySettings
-from collapipe.secure_aggregation.graph import noise_parts
+from collapipe.secure_aggregation.thresholds import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra

@@ -1,4 +1,5 @@
-"""A round whose sum the server learns, and no summand: keys, shares, masked updates, unmasking."""
+"""A round of which the server learns the sum of the updates and no single one: keys, shares, masked
+updates, survivors, unmasking."""
 
 import functools
 import logging
@@ -11,18 +12,19 @@ from flwr.app import RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import RoundFailedError, WireError
-from collapipe.secure_aggregation.graph import units_needed
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     KeysRequest,
     Roster,
     SharesReply,
+    SurvivorsReply,
+    SurvivorsRequest,
     UnmaskReply,
-    UnmaskRequest,
 )
 from collapipe.secure_aggregation.quantising import Quantiser
-from collapipe.secure_aggregation.server import relayed, unmask, usable
+from collapipe.secure_aggregation.server import checked, confirmed, relayed, unmask, usable
 from collapipe.secure_aggregation.session import Session
+from collapipe.secure_aggregation.thresholds import units_needed
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
@@ -31,7 +33,7 @@ from server_app.units import Units
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 60.0  # for what is no work
-T = TypeVar("T", KeysReply, SharesReply, UnmaskReply)
+T = TypeVar("T", KeysReply, SharesReply, SurvivorsReply, UnmaskReply)
 
 
 class SecureSum:
@@ -86,22 +88,24 @@ class SecureSum:
         told = self._asked(records.MASK_KEYS, asked, KeysReply)
         keys = usable({unit: each.keys for unit, each in told.items()})
         signed = {unit: told[unit].signed for unit in keys}
-        roster = Roster(self._round, keys, {u: each for u, each in signed.items() if each})
+        run = self._units.grid.run.run_id
+        roster = Roster(run, self._round, keys, {u: each for u, each in signed.items() if each})
         for unit in told.keys() - roster.keys.keys():
             self.failures[unit] = Failure("WireError", "sent keys of small order, or another's")
         self._check_enough(roster.keys, "sent keys")
         self._session = Session(roster, self._settings.privacy.threshold)
         asked = dict.fromkeys(roster.keys, records.pack(roster))
         told_shares = self._asked(records.MASK_SHARES, asked, SharesReply)
-        self._shared = {u: each for u, each in told_shares.items() if self._for_neighbours(each)}
+        self._shared = {u: each for u, each in told_shares.items() if self._for_all(each)}
         self._check_enough(self._shared, "shared their keys")
-        requests = relayed(self._session, self._shared)
+        requests = relayed(self._shared)
         self.requests = {unit: records.pack(each) for unit, each in requests.items()}
         self.bytes_down += sum(map(records.text_bytes, self.requests.values()))
 
-    def _for_neighbours(self, reply: SharesReply) -> bool:
-        """Whether a unit has sent all of its neighbours shares; else it failed."""
-        if reply.sealed.keys() == self._session.neighbours(reply.unit):
+    def _for_all(self, reply: SharesReply) -> bool:
+        """Whether a unit has sent shares for all others, and their digests; else it failed."""
+        others, units = self._session.others(reply.unit), self._session.keys.keys()
+        if reply.sealed.keys() == others and reply.digests.keys() == units:
             return True
         self.failures[reply.unit] = Failure("WireError", "sealed shares for others than asked")
         return False
@@ -122,15 +126,22 @@ class SecureSum:
 
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
         self._check_enough(masked, "sent masked updates")
+        asked = dict.fromkeys(masked, records.pack(SurvivorsRequest(self._round, tuple(masked))))
+        told = self._asked(records.SURVIVORS, asked, SurvivorsReply)
+        self._check_enough(told, "confirmed the survivors")
+        requests = confirmed(self._round, told)
         self._before_sum(masked.keys())
-        asked = dict.fromkeys(masked, records.pack(UnmaskRequest(self._round, tuple(masked))))
+        asked = {unit: records.pack(each) for unit, each in requests.items()}
         revealed = self._asked(records.UNMASK, asked, UnmaskReply)
         for unit in masked.keys() - revealed.keys():
-            _log.warning("unit %d tells no shares: %s", unit, self.failures[unit].message)
+            _log.warning("unit %d reveals no shares: %s", unit, self.failures[unit].message)
+        shares = checked(self._shared, masked, revealed)
+        for each in shares.suspects():
+            _log.warning("round %d: %s sent wrong shares", self._round, each)
         quantiser = self._quantiser(like)
         words = (quantiser.unpack(each[records.MASKED].numpy()) for each in masked.values())
         total = functools.reduce(np.add, words)  # one by one, for they are large
-        unmask(self._session, self._shared, masked, revealed, total)
+        unmask(self._session, masked, shares, total)
         values = torch.from_numpy(quantiser.restored(total, len(masked)))
         names = sorted(name for name, each in like.items() if each.is_floating_point())
         parts = torch.split(values, [like[name].numel() for name in names])

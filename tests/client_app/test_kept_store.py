@@ -91,7 +91,7 @@ def test_a_unit_that_has_not_what_the_server_counts_begins_afresh(tmp_path: Path
     context = Context(
         7, 1, {}, records.pack_kept({**MESSAGES, "Trained": '{"round":1}'}, GROUPS), {}
     )
-    stage = UnitWithKeys.new(0, 4)
+    stage = UnitWithKeys.new(0, 1, 4)
     records.keep_stage(stage, context.state)
     go_back(store, Message(records.pack(KeepRequest(3)), 1, records.KEEP), context)
     assert records.unpack_kept(context.state) == (MESSAGES, {})

@@ -8,17 +8,24 @@ import torch
 from federated import TINY
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from masked_sums import Exchange, drawn
+from masked_sums import RUN, Exchange, drawn
 
 from client_app.app import app
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     KeysRequest,
     Roster,
+    SurvivorsReply,
+    SurvivorsRequest,
     UnmaskReply,
     UnmaskRequest,
 )
-from collapipe.secure_aggregation.unit import LastMasked, MaskedUnit, UnitWithKeys
+from collapipe.secure_aggregation.unit import (
+    LastMasked,
+    MaskedUnit,
+    UnitWithKeys,
+    UnitWithSurvivors,
+)
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 
@@ -59,40 +66,59 @@ def masked(round_: int = 1) -> MaskedUnit:
     return Exchange(3, round=round_).share().mask(drawn(3)).with_masks[0]
 
 
-def test_a_unit_reveals_once_and_keeps_nothing(unit: Context) -> None:
-    records.keep_stage(masked(), unit.state)
-    request = records.pack(UnmaskRequest(1, (0, 1)))
-    reply = records.unpack(UnmaskReply, ask(unit, records.UNMASK, request))
+def confirmations(exchange: Exchange) -> UnmaskRequest:
+    """What the others confirm to unit 0."""
+    told = exchange.confirm().confirmed
+    return UnmaskRequest(1, {unit: told[unit].confirmations[0] for unit in (1, 2)})
+
+
+def test_a_unit_confirms_and_reveals_once_and_keeps_nothing(unit: Context) -> None:
+    exchange = Exchange(3).share().mask(drawn(3))
+    records.keep_stage(exchange.with_masks[0], unit.state)
+    survivors, confirmed = SurvivorsRequest(1, (0, 1, 2)), confirmations(exchange)
+    told = ask(unit, records.SURVIVORS, records.pack(survivors))
+    assert records.unpack(SurvivorsReply, told).confirmations.keys() == {1, 2}
+    assert secrets(unit) == [UnitWithSurvivors.__name__]
+    reply = records.unpack(UnmaskReply, ask(unit, records.UNMASK, records.pack(confirmed)))
     assert reply.shares.keys() == {0, 1, 2}
     assert secrets(unit) == []
-    for survivors in ((0, 1), (0, 2), (0, 1, 2)):  # the same again, and the other share of each
-        assert refuses(unit, records.UNMASK, UnmaskRequest(1, survivors))
+    for again in (survivors, SurvivorsRequest(1, (0, 1))):
+        assert refuses(unit, records.SURVIVORS, again)
+    assert refuses(unit, records.UNMASK, confirmed)
+
+
+def test_a_unit_that_is_asked_for_survivors_again_reveals_nothing(unit: Context) -> None:
+    exchange = Exchange(3).share().mask(drawn(3))
+    records.keep_stage(exchange.with_masks[0], unit.state)
+    ask(unit, records.SURVIVORS, records.pack(SurvivorsRequest(1, (0, 1, 2))))
+    assert refuses(unit, records.SURVIVORS, SurvivorsRequest(1, (0, 1)))
+    assert refuses(unit, records.UNMASK, confirmations(exchange))
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        UnmaskRequest(1, (1, 2)),
-        UnmaskRequest(1, (0,)),
-        UnmaskRequest(1, (0, 1, 3)),
-        UnmaskRequest(2, (0, 1, 2)),
-        UnmaskRequest(1, tuple(range(20_000))),
-        UnmaskRequest(1, (0, -1)),
+        SurvivorsRequest(1, (1, 2)),
+        SurvivorsRequest(1, (0,)),
+        SurvivorsRequest(1, (0, 1, 3)),
+        SurvivorsRequest(2, (0, 1, 2)),
+        SurvivorsRequest(1, tuple(range(20_000))),
+        SurvivorsRequest(1, (0, -1)),
     ],
     ids=repr,
 )
-def test_a_forged_list_ends_the_units_part(unit: Context, request_: UnmaskRequest) -> None:
+def test_a_forged_list_ends_the_units_part(unit: Context, request_: SurvivorsRequest) -> None:
     records.keep_stage(masked(), unit.state)
-    assert refuses(unit, records.UNMASK, request_)
+    assert refuses(unit, records.SURVIVORS, request_)
     assert secrets(unit) == []
-    assert refuses(unit, records.UNMASK, UnmaskRequest(1, (0, 1, 2)))
+    assert refuses(unit, records.SURVIVORS, SurvivorsRequest(1, (0, 1, 2)))
 
 
 def test_new_keys_end_what_was_begun(unit: Context) -> None:
     records.keep_stage(masked(), unit.state)
     told = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
     assert secrets(unit) == [UnitWithKeys.__name__]
-    assert refuses(unit, records.UNMASK, UnmaskRequest(1, (0, 1, 2)))
+    assert refuses(unit, records.SURVIVORS, SurvivorsRequest(1, (0, 1, 2)))
     again = ask(unit, records.MASK_KEYS, records.pack(KeysRequest(2)))
     one, other = (records.unpack(KeysReply, each).keys for each in (told, again))
     assert one != other
@@ -106,28 +132,28 @@ def test_a_round_that_an_update_was_masked_for_does_not_come_again(unit: Context
 
 def test_no_update_leaves_a_unit_that_has_shared_no_keys(unit: Context) -> None:
     """Nor without masks, where the message asks for nothing else."""
-    for state in (None, UnitWithKeys.new(0, 1), masked()):
+    for state in (None, UnitWithKeys.new(0, RUN, 1), masked()):
         if state is not None:
             records.keep_stage(state, unit.state)
         assert refuses(unit, records.TRAIN, RecordDict({"weights": records.pack_tensors({})}))
 
 
 def test_a_roster_is_used_once_and_has_the_units_keys(unit: Context) -> None:
-    others = {n: UnitWithKeys.new(n, 1).public for n in (1, 2)}
+    others = {n: UnitWithKeys.new(n, RUN, 1).public for n in (1, 2)}
     asked = records.pack(KeysRequest(1))
     own = records.unpack(KeysReply, ask(unit, records.MASK_KEYS, asked)).keys
-    roster = Roster(1, {0: own, **others})
+    roster = Roster(RUN, 1, {0: own, **others})
     assert not refuses(unit, records.MASK_SHARES, roster)
     assert refuses(unit, records.MASK_SHARES, roster)
     assert secrets(unit) == []
     for keys in (others, {0: others[1], **others}, {0: own}, {0: own, 1: own}):
         ask(unit, records.MASK_KEYS, asked)
-        assert refuses(unit, records.MASK_SHARES, Roster(1, keys))
+        assert refuses(unit, records.MASK_SHARES, Roster(RUN, 1, keys))
 
 
 def test_a_huge_roster_is_refused(unit: Context) -> None:
     ask(unit, records.MASK_KEYS, records.pack(KeysRequest(1)))
-    content = records.pack(Roster(1, {1: UnitWithKeys.new(1, 1).public}))
+    content = records.pack(Roster(RUN, 1, {1: UnitWithKeys.new(1, RUN, 1).public}))
     tree = json.loads(str(content["Roster"]["json"]))  # type: ignore[index, call-overload]
     tree["keys"] = dict.fromkeys(range(20000), tree["keys"]["1"])
     huge = RecordDict({"Roster": ConfigRecord({"json": json.dumps(tree)})})
@@ -144,7 +170,9 @@ def test_a_server_that_asks_for_what_is_kept_gets_no_gradients(unit: Context) ->
 
 
 def test_secrets_are_in_no_checkpoint_and_on_no_disk(unit: Context) -> None:
-    for stage in (UnitWithKeys.new(0, 1), Exchange(3).share().with_shares[0], masked()):
+    exchange = Exchange(3).share().mask(drawn(3)).confirm()
+    stages = exchange.with_keys, exchange.with_shares, exchange.with_masks, exchange.with_survivors
+    for stage in (each[0] for each in stages):
         records.keep_stage(stage, unit.state)
         unit.state.update(records.pack(LastMasked(1)))
         assert not ask(unit, records.KEEP, records.pack_groups({})).array_records

@@ -12,23 +12,23 @@ from collapipe.secure_aggregation.messages import Roster
 from collapipe.secure_aggregation.signing import check_signed, sign
 from collapipe.secure_aggregation.unit import UnitWithKeys
 
-ROUND = 3
+RUN, ROUND = 7, 3
 KEYS = [make_key() for _ in range(3)]
 PEERS = {fingerprint(key.public_key()) for key in KEYS[1:]}
 
 
 def honest() -> Roster:
     """Unit 0 is the one that checks, and need have signed nothing."""
-    public = {unit: UnitWithKeys.new(unit, ROUND).public for unit in range(3)}
-    signed = {unit: sign(KEYS[unit], ROUND, unit, public[unit]) for unit in (1, 2)}
-    return Roster(ROUND, public, signed)
+    public = {unit: UnitWithKeys.new(unit, RUN, ROUND).public for unit in range(3)}
+    signed = {unit: sign(KEYS[unit], RUN, ROUND, unit, public[unit]) for unit in (1, 2)}
+    return Roster(RUN, ROUND, public, signed)
 
 
 def with_signature_of(key: ec.EllipticCurvePrivateKey) -> Callable[[Roster], Roster]:
     """In place of unit 2's."""
 
     def forged(roster: Roster) -> Roster:
-        mine = sign(key, ROUND, 2, roster.keys[2])
+        mine = sign(key, RUN, ROUND, 2, roster.keys[2])
         return replace(roster, signed={**roster.signed, 2: mine})
 
     return forged
@@ -39,11 +39,20 @@ def unsigned(roster: Roster) -> Roster:
 
 
 def with_keys_of_the_servers(roster: Roster) -> Roster:
-    return replace(roster, keys={**roster.keys, 2: UnitWithKeys.new(2, ROUND).public})
+    return replace(roster, keys={**roster.keys, 2: UnitWithKeys.new(2, RUN, ROUND).public})
 
 
 def of_another_round(roster: Roster) -> Roster:
     return replace(roster, round=ROUND + 1)
+
+
+def of_another_run(roster: Roster) -> Roster:
+    return replace(roster, run=RUN + 1)
+
+
+def signed_in_another_run(roster: Roster) -> Roster:
+    signed = sign(KEYS[2], RUN + 1, ROUND, 2, roster.keys[2])
+    return replace(roster, signed={**roster.signed, 2: signed})
 
 
 def with_units_exchanged(roster: Roster) -> Roster:
@@ -69,6 +78,8 @@ def test_a_roster_of_peers_is_taken() -> None:
         unsigned,
         with_keys_of_the_servers,
         of_another_round,
+        of_another_run,
+        signed_in_another_run,
         with_units_exchanged,
         with_nonsense,
         with_signature_of(KEYS[1]),  # who is there already

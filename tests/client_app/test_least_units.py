@@ -1,0 +1,74 @@
+"""An owner decides how few updates a masked sum may have, and the unit insists."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from federated import TINY
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+import client_app.app
+from collapipe import owner
+from collapipe.config import load_overrides
+from collapipe.errors import ConfigError
+from collapipe.owner_file import PrivacySection
+from collapipe.secure_aggregation.messages import KeysReply, KeysRequest, Roster, SharesReply
+from collapipe.secure_aggregation.unit import UnitWithKeys
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+
+RUN = 1
+MASKED = (
+    "decoder.mode=control_unit",
+    "federation.weighting=uniform",
+    "federation.max_update_norm=null",
+    "optimizer.state=reset",
+    "privacy.clip_norm=1",
+    "privacy.secure_aggregation=true",
+)
+
+
+def owned(folder: Path, privacy: str) -> dict[str, str]:
+    """The configuration of a node whose owner's file has this section."""
+    file = folder / "unit.yaml"
+    file.write_text(f"data: {{train_file: rows.csv}}\nprivacy: {privacy}\n", "utf-8")
+    return {"owner": str(file)}
+
+
+@pytest.mark.parametrize(("least_units", "refused"), [(2, False), (3, True)])
+def test_a_unit_shares_nothing_where_a_sum_may_have_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_units: int, refused: bool
+) -> None:
+    """Of three units two must finish. The run's options are as they are without an owner."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = RUN
+    settings = load_overrides([*TINY, *MASKED])
+    monkeypatch.setattr(client_app.app, "load_settings", lambda *configs: settings)
+    own = {"partition-id": 0} | owned(tmp_path, f"{{least_units: {least_units}}}")
+    unit = Context(RUN, 2, own, RecordDict(), {"overrides": shlex.join(TINY)})  # type: ignore[arg-type]
+
+    def asked(kind: str, message: object) -> RecordDict:
+        return client_app.app.app(Message(records.pack(message), 2, kind), unit).content
+
+    keys = records.unpack(KeysReply, asked(records.MASK_KEYS, KeysRequest(1))).keys
+    others = {n: UnitWithKeys.new(n, RUN, 1).public for n in (1, 2)}
+    reply = asked(records.MASK_SHARES, Roster(RUN, 1, {0: keys, **others}))
+    if refused:
+        assert "privacy.least_units=3" in records.unpack(Failure, reply).message
+    else:
+        assert records.unpack(SharesReply, reply).sealed.keys() == {1, 2}
+
+
+def test_an_owners_file_says_how_few(tmp_path: Path) -> None:
+    assert owner.least_units_of(owned(tmp_path, "{least_units: 3}")) == 3
+    assert owner.least_units_of(owned(tmp_path, "{updates_only: true}")) == 0
+    assert owner.least_units_of({}) == 0
+    with pytest.raises(ConfigError, match=r"unit\.yaml:2: privacy\.least_units"):
+        owner.least_units_of(owned(tmp_path, "{least_units: 1}"))
+
+
+def test_a_run_without_masks_is_refused() -> None:
+    asked = PrivacySection(least_units=3)
+    lacking = [*asked.lacking(load_overrides(TINY))]
+    assert lacking == [("privacy.secure_aggregation", "must be true")]
+    assert not [*asked.lacking(load_overrides([*TINY, *MASKED]))]

@@ -1,0 +1,100 @@
+"""Units that reveal or deal wrong shares: the sum is right, and they are named."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from masked_sums import Exchange, drawn
+
+from collapipe.errors import RoundFailedError, WireError
+from collapipe.secure_aggregation.server import CheckedShares, checked
+from collapipe.secure_aggregation.shamir import DIGEST_BYTES, SHARE_BYTES, digest
+
+NUM_UNITS = 7  # of which five must finish
+
+
+def exchanged(gone: Collection[int] = ()) -> Exchange:
+    exchange = Exchange(NUM_UNITS).share().mask(drawn(NUM_UNITS), gone)
+    exchange.unmask()
+    return exchange
+
+
+def lie(exchange: Exchange, holder: int, owners: Collection[int]) -> None:
+    reply = exchange.revealed[holder]
+    wrong = dict.fromkeys(owners, (1).to_bytes(SHARE_BYTES))
+    exchange.revealed[holder] = replace(reply, shares={**reply.shares, **wrong})
+
+
+def suspects(exchange: Exchange) -> list[str]:
+    return checked(exchange.told, exchange.masked, exchange.revealed).suspects()
+
+
+@pytest.mark.parametrize("gone", [(), (6,)])
+def test_the_sum_is_exact_with_as_many_liars_as_may_be_gone(gone: tuple[int, ...]) -> None:
+    """Of self masks, and of a mask key."""
+    exchange = exchanged(gone)
+    liars = (0, 4)[: 2 - len(gone)]
+    for liar in liars:
+        lie(exchange, liar, range(NUM_UNITS))
+    left = [each for unit, each in drawn(NUM_UNITS).items() if unit not in gone]
+    assert np.array_equal(exchange.total(), np.sum(left, axis=0, dtype=np.uint32))
+    assert suspects(exchange) == [f"unit {liar}" for liar in liars]
+
+
+def test_one_liar_more_ends_the_round_which_names_them() -> None:
+    exchange = exchanged()
+    for liar in (0, 4, 5):
+        lie(exchange, liar, range(NUM_UNITS))
+    with pytest.raises(RoundFailedError, match=r"4 shares .* unit 0, unit 4, unit 5$"):
+        exchange.total()
+
+
+def test_of_one_wrong_share_the_holder_and_the_owner_are_named() -> None:
+    exchange = exchanged()
+    lie(exchange, 3, [1])
+    assert suspects(exchange) == ["unit 1 or unit 3"]
+    lie(exchange, 1, [1])  # its own
+    assert suspects(exchange) == ["unit 1"]
+
+
+def test_an_owner_whose_digests_are_of_other_shares_is_named() -> None:
+    exchange = exchanged()
+    told = exchange.told[2]
+    odd = dict.fromkeys(told.digests, bytes(2 * DIGEST_BYTES))
+    exchange.told[2] = replace(told, digests=odd)
+    assert suspects(exchange) == ["unit 2"]
+    with pytest.raises(RoundFailedError, match=r"unit 2 are usable.*: unit 2$"):
+        exchange.total()
+
+
+def test_an_owner_that_deals_another_key_than_its_own_is_named() -> None:
+    exchange = exchanged([2])
+    other, own = Exchange(NUM_UNITS).share().mask(drawn(NUM_UNITS), [2]), exchange.told[2]
+    other.unmask()
+    digests = dict(own.digests)
+    for holder, reply in other.revealed.items():
+        share, told = reply.shares[2], exchange.revealed[holder]
+        exchange.revealed[holder] = replace(told, shares={**told.shares, 2: share})
+        digests[holder] = digest(share) + bytes(DIGEST_BYTES)
+    exchange.told[2] = replace(own, digests=digests)
+    with pytest.raises(WireError, match="unit 2 dealt"):
+        exchange.total()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ([], []),
+        ([(1, 4), (1, 5), (1, 6), (2, 4)], ["unit 1", "unit 2 or unit 4"]),
+        ([(1, 4), (5, 4)], ["unit 4"]),
+        (
+            [(1, 3), (1, 4), (2, 3), (2, 4)],
+            [f"unit {a} or unit {b}" for a in (1, 2) for b in (3, 4)],
+        ),
+    ],
+)
+def test_as_few_liars_are_named_as_explain_all_wrong_shares(
+    wrong: list[tuple[int, int]], named: list[str]
+) -> None:
+    assert CheckedShares({}, frozenset(wrong)).suspects() == named
