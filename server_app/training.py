@@ -66,7 +66,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             check_goes_on(settings, checkpoint)
             places.of.update(checkpoint.progress.names)
             known = _own_tokenizer(folder)
-        told = Units(grid, settings.federation, places=places).rows(known is None)
+        units = Units(grid, settings.federation, places=places)
+        told = units.rows(known is None, settings.task)
         tokenizer = make_tokenizer(settings, told.values()) if known is None else known
         # all units' words may be as large as the model
         told = {unit: replace(reply, words={}) for unit, reply in told.items()}
@@ -101,7 +102,8 @@ def _places(grid: Grid, folder: RunFolder) -> Places:
     if server is None:
         return Places()
     server.note_run(str(grid.run.run_id), folder.path)
-    return Places(signed=partial(signed_names, server))
+    reserved = {name: place for place, name in enumerate(server.settings().units)}
+    return Places(signed=partial(signed_names, server), reserved=reserved)
 
 
 def _own_tokenizer(folder: RunFolder) -> Tokenizer | None:

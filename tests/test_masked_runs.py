@@ -273,7 +273,7 @@ def test_an_answer_without_end_costs_its_unit_the_round(tmp_path: Path) -> None:
         reply, unit = client_app(message, context), context.node_config["partition-id"]
         if message.metadata.message_type == records.MASK_KEYS and unit == 1:
             for told in reply.content.config_records.values():
-                told["json"] = f"{told['json']}{' ' * records.REPLY_LETTERS}"
+                told["json"] = f"{told['json']}{' ' * records.REPLY_BYTES}"
         return reply
 
     run(tmp_path / "run", *MASKED, "federation.rounds=1", client=padding)  # type: ignore[arg-type]

@@ -44,7 +44,9 @@ class LinkAddress:
 Told = Annotated[int, Field(ge=1)]
 # as its owner calls a unit; printable, and empty where nobody does
 UnitName = Annotated[str, Field(max_length=64), AfterValidator(_printable)]
-_MOST = {"labels": (10_000, 200), "words": (2**22, 2**16)}  # how many, and letters of each
+MOST_LABELS, MOST_WORDS = 10_000, 2**20  # of a unit
+_MOST = {"labels": (MOST_LABELS, 200), "words": (MOST_WORDS, 2**16)}  # and letters of each
+_FEWER = {"labels": "", "words": "; raise data.tokenizer_min_rows to send fewer"}
 _MOST_TOLD = 2**27  # a tokeniser counts as many words in minutes
 
 
@@ -72,7 +74,7 @@ class RowsReply:
             if len(each) > most or sum(each.values()) > _MOST_TOLD:
                 raise WireError(
                     f"{len(each):,} {name}, {sum(each.values()):,} in all; at most {most:,}, and "
-                    f"{_MOST_TOLD:,} in all"
+                    f"{_MOST_TOLD:,} in all" + _FEWER[name]
                 )
             if not all(0 < len(word) <= longest and word.isprintable() for word in each):
                 raise WireError(f"{name} must be printable, and of 1 to {longest} letters")
