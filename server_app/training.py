@@ -20,6 +20,7 @@ from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
+from server_app import reply_limit
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
 from server_app.checkpoints.resumption import (
     check_fits,
@@ -101,7 +102,9 @@ def _places(grid: Grid, folder: RunFolder) -> Places:
     server = own_folder()
     if server is None:
         return Places()
-    server.note_run(str(grid.run.run_id), folder.path)
+    run = str(grid.run.run_id)
+    server.note_run(run, folder.path)
+    reply_limit.expected.note = partial(server.expect_replies, run)
     reserved = {name: place for place, name in enumerate(server.settings().units)}
     return Places(signed=partial(signed_names, server), reserved=reserved)
 

@@ -38,6 +38,7 @@ from server_app import questions, reply_limit
 from server_app.attendance import ABSENT, SILENT, Attendance
 from server_app.labels import unfit_labels
 from server_app.places import Places
+from server_app.pulling import UNUSABLE
 from server_app.questions import Question, Size, check_size
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
@@ -393,6 +394,8 @@ def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
 def answered(reply: Message, question: Question[T]) -> T | Failure:
     """What a node answered, measured before it is parsed; a failure if it cannot be used. What the
     unit itself says of a failure is in quotes."""
+    if reply.has_error() and reply.error.code == UNUSABLE:
+        return Failure("WireError", one_line(reply.error.reason))
     if reply.has_error():
         kind = ABSENT if reply.error.code in _UNAVAILABLE else "ClientApp"
         return Failure(kind, quoted(reply.error.reason))
