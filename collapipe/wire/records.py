@@ -233,7 +233,7 @@ class UnitReply:
     """What a unit sends; ``state`` is read apart from the rest, which may be valid without it."""
 
     unit: int
-    state: str
+    state: Annotated[str, Field(max_length=REPLY_BYTES)]
     report: ClusterReport | None = None
     lacking: tuple[str, ...] = ()
     name: UnitName = ""

@@ -1,6 +1,7 @@
 """Of what units keep a checkpoint has what they can have kept, and nothing else."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import KeepRequest
 from server_app.checkpoints.file import CheckpointFolder, flat
+from server_app.questions import check_size, keep
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.kept import check_kept
+from server_app.rounds.kept import check_kept, most_kept
 from server_app.units import Kept
 
 Lie = Callable[[Kept], None]
@@ -126,3 +128,17 @@ def test_a_unit_that_keeps_what_none_can_costs_nobody_a_checkpoint(
     for unit in range(3):
         names = {name for name in {*first, *last} if name.startswith(f"units.{unit}.")}
         assert names and bool(names & changed) == (unit == 2)
+
+
+@pytest.mark.parametrize("rows", [8, 10**9])
+def test_what_a_unit_may_keep_follows_from_the_runs_steps(
+    trained: tuple[Settings, GlobalModel, Kept], rows: int
+) -> None:
+    """Not from how many rows it reports."""
+    settings, model, kept = trained
+    claimed = replace(CLUSTER, num_samples=rows)
+    most = most_kept(claimed, 1, model, settings)
+    assert sum(most.values()) < 2**22
+    content = records.pack_groups(kept)
+    content.pop("message")
+    check_size(content, keep(most).size)
