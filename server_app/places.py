@@ -12,12 +12,12 @@ class Places:
     """The places of units by their names: a name keeps the place that it had first, with its
     queues, losses and what checkpoints hold, whatever number its node reports later.
 
-    On a federation's server a node's name is that of its certificate, which it cannot choose.
+    On a federation's server the certificate names the node, which cannot choose its name.
     ``signed`` returns these names by node; None: nodes have no certificates. ``reserved`` are the
     places of the federation's units, in the order of ``server.yaml``.
 
-    ``failed`` are nodes that sent no usable reply on their rows, and ``barred`` those among them
-    that take no part until they connect anew.
+    ``failed`` nodes sent no usable reply on their rows; the ``barred`` nodes among them take no
+    part until they connect again.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class Places:
             raise WireError(f"a node calls itself {name!r}, its certificate is that of {certified}")
 
     def claim(self, name: str, number: int, num_units: int, taken: Container[int]) -> int:
-        """The place of the node that reports ``name`` and ``number``; those of other nodes are
-        ``taken``. Raises ``WireError`` if it has none."""
+        """The place of the node that reports ``name`` and ``number``; other nodes have the places
+        that are ``taken``. Raises ``WireError`` if the node has none."""
         own = self._own(name)
         place = number if own is None else own
         holder, called = self.name(place), name or "a node without a name"

@@ -1,9 +1,9 @@
 """Replies pulled from a SuperLink and measured before they become messages.
 
-Flower's own grid waits for minutes for a part that a node has announced and does not send, makes
-any number of bytes of a few (an array may name the same piece many times), lets a malformed part
-end the run, and believes a reply about its sender. How parts are pulled is Flower's own and no
-published interface: this file alone knows of it.
+Flower's own grid waits for minutes if a node announces a part and does not send it. It makes any
+number of bytes of a few, for an array may name the same piece many times. A malformed part ends the
+run, and a reply is believed about its sender. How parts are pulled is Flower's own and no published
+interface: this file alone knows of it.
 """
 
 import json
@@ -135,7 +135,7 @@ _NONSENSE = (
 
 
 def _ids(tree: ObjectTree) -> Iterable[str]:
-    """Of all parts, those of a part before it."""
+    """Of all parts; a part comes after its children."""
     for child in tree.children:
         yield from _ids(child)
     yield tree.object_id

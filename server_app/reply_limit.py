@@ -1,5 +1,6 @@
-"""How large the largest reply is that the server expects now, for those who receive replies before
-they are read: the SuperLink's guard, and the grid that pulls them."""
+"""The size of the largest reply that the server expects now. The SuperLink's guard and the grid that
+pulls replies need it before replies are read.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

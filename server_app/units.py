@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -47,6 +47,7 @@ Numbered = TypeVar("Numbered", RowsReply, StateReply)
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
 _AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
+_FEW = 3  # units that an error names
 _LONGEST_KIND = 64  # characters of an error's name
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
 _OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in common is wrong
@@ -341,7 +342,7 @@ class Units:
         whose = dict[str, list[str]]()
         for node, each in failures.items():
             whose.setdefault(f"{each.kind}: {each.message}", []).append(self.places.of_node(node))
-        return few_of(f"{few_of(who)}: {cause}" for cause, who in whose.items())
+        return few_of(f"{_named(who)}: {cause}" for cause, who in whose.items())
 
     def _ask(
         self,
@@ -374,6 +375,11 @@ def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, 
     """The answers, and why others have none."""
     told = {key: each for key, each in answers.items() if not isinstance(each, Failure)}
     return told, {key: each for key, each in answers.items() if isinstance(each, Failure)}
+
+
+def _named(who: Sequence[str]) -> str:
+    more = f" and {len(who) - _FEW} more" if len(who) > _FEW else ""
+    return ", ".join(who[:_FEW]) + more
 
 
 def _connected(grid: Grid, federation: FederationSettings) -> list[int]:

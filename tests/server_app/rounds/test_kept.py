@@ -1,6 +1,8 @@
 """Of what units keep a checkpoint has what they can have kept, and nothing else."""
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +10,13 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from resumed import World, differing
+from sections import section
 from torch import Tensor
 
 from client_app.app import app as units
 from collapipe.config import Settings
 from collapipe.errors import WireError
+from collapipe.sections import LoraSettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
@@ -142,3 +146,26 @@ def test_what_a_unit_may_keep_follows_from_the_runs_steps(
     content = records.pack_groups(kept)
     content.pop("message")
     check_size(content, keep(most).size)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([0, 3, 7], ""),
+        ([3, 0], "not different ones of 0 … 7"),
+        ([3, 3], "not different ones"),
+        ([-1, 3], "not different ones"),
+        ([3, 8], "not different ones"),
+        ([*range(7), 7, 7], "expected torch.int64 [8]"),
+        ([[0, 3]], "expected torch.int64 [2]"),
+        ([0.5], "expected torch.int64"),
+    ],
+)
+def test_rows_behind_a_stem_are_those_that_steps_can_have_read(
+    trained: tuple[Settings, GlobalModel, Kept], rows: list[int], says: str
+) -> None:
+    settings, model, _ = trained
+    cached = replace(settings, adapter=section(LoraSettings, "adapter/lora.yaml", cache=True))
+    kept = {"stem": {"kept": torch.tensor(rows)}}
+    with pytest.raises(WireError, match=re.escape(says)) if says else nullcontext():
+        check_kept(kept, CLUSTER, 9, model, cached)
