@@ -1,5 +1,6 @@
-"""The size of the largest reply that the server expects now. The SuperLink's guard and the grid that
-pulls replies need it before replies are read.
+"""The size of the largest reply that the server expects now.
+
+The SuperLink's guard and the grid that pulls replies need it before replies are read.
 """
 
 from collections.abc import Callable
