@@ -237,6 +237,8 @@ class Units:
     ) -> tuple[dict[int, ClusterState | Failure], dict[int, Failure]]:
         """States of the ``nodes`` that become known units, and why others do not, by node; the
         places of the units that are ``gone`` are free."""
+        if not nodes:
+            return {}, {}
         answers = self._states(nodes, {}, timeout_s)
         self._met.update(answers)
         self._place(answers, self.nodes.keys() - set(gone))
