@@ -146,7 +146,7 @@ def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path)
     five = "federation.num_units=5", "channel.num_channels=5", "strategy=all"
     with pytest.raises(RoundFailedError) as failed:
         run(tmp_path / "run", *five, client=faulty)  # type: ignore[arg-type]
-    cause = "ClientApp: ValueError: the battery is empty"
+    cause = 'ClientApp: "ValueError: the battery is empty"'
     causes = "; ".join(f"unit {unit}: {cause}" for unit in range(3))
     assert str(failed.value) == f"round 2: every unit failed: {causes}; and 2 more"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -170,7 +170,7 @@ def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
     run(tmp_path / "run", f"decoder.mode={mode}", client=claims_divergence)  # type: ignore[arg-type]
     first, second = lines(tmp_path / "run")
     assert first["units"] == second["units"] == [2]
-    assert first["failures"] == dict.fromkeys("01", "NonFiniteLossError: it is NaN")
+    assert first["failures"] == dict.fromkeys("01", 'NonFiniteLossError: "it is NaN"')
 
 
 @pytest.mark.parametrize("name", ["check_report", "restore", "noise_variance"])
