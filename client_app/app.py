@@ -17,11 +17,12 @@ from client_app.training import RoundInputs, run_round
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
-from collapipe.errors import CollaPipeError, WireError, one_line
+from collapipe.errors import CollaPipeError, ConfigError, WireError, one_line
 from collapipe.models.part import prefixed
 from collapipe.owner import (
     account_of,
     as_told,
+    has_owner,
     least_units_of,
     load_settings,
     name_of,
@@ -49,7 +50,7 @@ from collapipe.secure_aggregation.unit import (
     UnitWithSurvivors,
 )
 from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Tokenizer
+from collapipe.text.tokenizer import Tokenizer, check_tokenizer
 from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
 from collapipe.wire.kept_file import KeptFile
@@ -106,6 +107,8 @@ def state(message: Message, context: Context) -> RecordDict:
     """Keep what the run is made of; the cluster's state, and the frozen parts not stored here."""
     _check_account(context)
     setup = records.unpack(Setup, message.content)
+    if has_owner(context.node_config):  # the tokeniser is somebody else's
+        _try_tokenizer(setup.tokenizer)
     context.state.update(records.pack(setup))
     absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
     lacking = [part for part, name in setup.frozen.items() if name in absent]
@@ -274,6 +277,15 @@ def _number(context: Context) -> int:
     if Setup.__name__ in context.state and (told := _setup(context).unit) is not None:
         return told
     return int(context.node_config["partition-id"])
+
+
+@functools.lru_cache(maxsize=1)  # of the run that the process serves
+def _try_tokenizer(packed: str) -> None:
+    """Raise ``WireError`` for a tokeniser of the server's that does not work."""
+    try:
+        check_tokenizer(packed, "packed")
+    except ConfigError as error:
+        raise WireError(f"the run's tokeniser: {error}") from error
 
 
 @functools.lru_cache(maxsize=1)  # of the run that the process serves, for all its units and rounds

@@ -158,15 +158,17 @@ class ControlUnit:
         return replace(self._described, devices=there, real_devices=True)
 
     def stem_rows(self, kept: Tensor | None) -> StemRows:
-        """The account of a round, where ``kept`` is what the last one left, if anything, and of as
-        many rows as there are: else it begins anew."""
+        """The account of a round, where ``kept`` are the numbers of the rows that the last round
+        left, int64 [n], if any; a run that goes on may have had more rows."""
         settings, adapter, spec = self._settings, self._settings.adapter, self._settings.model
         further = rows_behind(spec.base, spec.frozen_blocks) if isinstance(spec, StemSpec) else 0
         row_bytes = spec.dim * getattr(torch, settings.pipeline.dtype).itemsize
-        num_rows = len(self._lengths)
+        rows = np.zeros(len(self._lengths), np.bool_)
+        if kept is not None:
+            rows[kept.numpy()[kept.numpy() < len(rows)]] = True
         return StemRows(
             (np.asarray(self._lengths, np.int64) + further) * row_bytes,
-            np.zeros(num_rows, np.bool_) if kept is None or len(kept) != num_rows else kept.numpy(),
+            rows,
             adapter.cache_bytes if isinstance(adapter, LoraSettings) and adapter.cache else 0,
         )
 

@@ -67,12 +67,16 @@ class Messages:
         client = self._client(RuntimeVersionHttpInterceptor(component_name="SuperExec"), auth)
         wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         while True:
-            with suppress(httpx.HTTPError):  # a SuperNode that has ended is started again
+            try:
                 found = client.AcquireTask(wanted)
                 if found.token:
                     with message_taken():
                         self._answer_one(app, found.token)
                     continue
+            except httpx.HTTPError:
+                pass  # a SuperNode that has ended is started again
+            except (Exception, SystemExit):  # else the unit would be online and never answer
+                _log.exception("takes the next message after an unexpected error")
             time.sleep(_PAUSE_S)
 
     def _answer_one(self, app: ClientApp, token: str) -> None:
@@ -101,7 +105,7 @@ class Messages:
                     self.kept.write(context.run_id, *kept, after_round=kind == records.TRAIN)
                 push_message(client, reply, context)
                 push_task_output(client, context, SubStatus.COMPLETED, "")
-            except Exception as error:
+            except BaseException as error:
                 # Such as after a minute's sleep of the machine, when it has been given up.
                 _log.warning("a message is not answered: %s", one_line(error))
                 push_task_output(client, None, SubStatus.FAILED, "not answered")
@@ -177,7 +181,7 @@ def _answered(app: ClientApp, message: Message, context: Context, sender: str) -
     else:
         try:
             return app(message, context)
-        except Exception as error:
+        except BaseException as error:  # a library's panic, too, or its sys.exit
             _log.exception("the unit failed")
             reason = f"{type(error).__name__}; the unit's log says more"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -6,6 +6,7 @@ Knows nothing of Flower.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from client_app.control_unit import ControlUnit
@@ -75,7 +76,7 @@ def run_round(unit: ControlUnit, settings: Settings, given: RoundInputs) -> Roun
     if own is not None:
         kept[OPTIMIZER] = own
     if stem.kept.any():
-        kept[STEM] = {STEM_ROWS: torch.from_numpy(stem.kept)}
+        kept[STEM] = {STEM_ROWS: torch.from_numpy(np.flatnonzero(stem.kept))}
     if coder is not None:  # whether the round counts, the next request says
         kept |= zip(ACTIVATIONS, (coder.known.pack(), coder.arrived.pack()), strict=True)
     report = replace(reply.report, rounding=rounding)

@@ -14,10 +14,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from collapipe.cancellation import cancellable
 from collapipe.wire import kept_file
-from collapipe.wire.flower_waits import wait_briefly
+from server_app.pulling import Replies
 
 _log = logging.getLogger(__name__)
 _RUN_ID, _SERVER_NODE_ID = 1, 1
@@ -142,12 +143,15 @@ def make_prompt(grid: Grid) -> Grid:
     is. For a node that is gone, or that a message cannot be sent to, Flower answers itself: in its
     own name, or not at all.
     """
-    wait_briefly()
+    coming = Replies(grid) if isinstance(grid, HttpGrid) else None
+    pull = grid.pull_messages if coming is None else coming.pull
 
     def send_and_receive(
         messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         asked, replies = list(messages), list[Message]()
+        if coming is not None:
+            coming.forget()
         ids: list[str | None] = [*grid.push_messages(asked)] or [None] * len(asked)
         waiting = {key: each for key, each in zip(ids, asked, strict=True) if key is not None}
         error = Error(_NODE_UNAVAILABLE, "Flower could not send the message to the node")
@@ -159,11 +163,11 @@ def make_prompt(grid: Grid) -> Grid:
         began = time.monotonic()
         waited_s = 0.0
         while True:
-            # Flower's look waits for what a node has announced, minutes if it is gone by now; so
-            # the last look begins after the time is over, and finds the others' replies.
             last = timeout is not None and waited_s >= timeout
-            for reply in grid.pull_messages(list(waiting)) if waiting else ():
-                request = waiting.pop(reply.metadata.reply_to_message_id)
+            for reply in pull(list(waiting)) if waiting else ():
+                request = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if request is None:
+                    continue  # of an earlier question
                 gone = reply.has_error()
                 replies.append(Message(reply.error, reply_to=request) if gone else reply)
             if not waiting or last:

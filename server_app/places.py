@@ -1,39 +1,70 @@
-"""Which unit of the run a node is: by its name, or by its number where nobody has named it."""
+"""Which unit of the run a node is: by its name, or by its number if it has none."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 from collapipe.errors import WireError
-
-
-def check_signed(name: str, signed: str) -> None:
-    """Raise ``WireError`` where a node calls itself what its certificate does not."""
-    if name != signed:
-        raise WireError(f"a node calls itself {name!r}, its certificate is that of {signed}")
+from collapipe.wire.messages import Failure
 
 
 @dataclass
 class Places:
-    """Of units by their names. A name keeps the place that it had first, whatever number its box
-    tells later: queues, losses and what checkpoints hold are its. ``signed`` are the names that
-    deployed nodes have by their certificates, which they cannot choose."""
+    """The places of units by their names: a name keeps the place that it had first, with its
+    queues, losses and what checkpoints hold, whatever number its node reports later.
+
+    On a federation's server the certificate names the node, which cannot choose its name.
+    ``signed`` returns these names by node; None: nodes have no certificates. ``reserved`` are the
+    places of the federation's units, in the order of ``server.yaml``.
+
+    ``failed`` nodes sent no usable reply on their rows; the ``barred`` nodes among them take no
+    part until they connect again.
+    """
 
     of: dict[str, int] = field(default_factory=dict)
-    signed: Callable[[], Mapping[int, str]] = dict
+    signed: Callable[[], Mapping[int, str]] | None = None
+    reserved: Mapping[str, int] = field(default_factory=dict)
+    failed: dict[int, Failure] = field(default_factory=dict)
+    barred: set[int] = field(default_factory=set)
 
     def name(self, place: int) -> str:
-        """Empty where it is nobody's, or nobody has named the unit."""
-        return next((name for name, own in self.of.items() if own == place), "")
+        """Empty if the place is free, or its unit has no name."""
+        free = {name: own for name, own in self.reserved.items() if name not in self.of}
+        return next((name for name, own in [*self.of.items(), *free.items()] if own == place), "")
 
     def called(self, place: int) -> str:
         """Such as ``berlin (unit 0)``."""
         name = self.name(place)
         return f"{name} (unit {place})" if name else f"unit {place}"
 
+    def of_node(self, node: int, number: int | None = None) -> str:
+        """A node in a message to users: by its certificate, its ``number`` if it has one, or
+        Flower's number of it."""
+        name = (self.signed() if self.signed else {}).get(node)
+        place = number if name is None else self._own(name)
+        return (name or f"node {node}") if place is None else self.called(place)
+
+    def place(self, node: int) -> int | None:
+        """The place of a node that has sent nothing usable, by its certificate."""
+        return self._own((self.signed() if self.signed else {}).get(node, ""))
+
+    def _own(self, name: str) -> int | None:
+        return self.of.get(name, self.reserved.get(name))
+
+    def check_signed(self, node: int, name: str) -> None:
+        """Raise ``WireError`` if a node reports another ``name`` than its certificate has."""
+        if self.signed is None:
+            return
+        certified = self.signed().get(node)
+        if certified is None:
+            raise WireError(f"a node reported the name {name!r}, and has no valid certificate")
+        if certified != name:
+            raise WireError(f"a node calls itself {name!r}, its certificate is that of {certified}")
+
     def claim(self, name: str, number: int, num_units: int, taken: Container[int]) -> int:
-        """The place of the node that tells ``name`` and ``number``; those of other nodes are
-        ``taken``. Raises ``WireError`` where it has none."""
-        place = self.of.get(name, number)
+        """The place of the node that reports ``name`` and ``number``; other nodes have the places
+        that are ``taken``. Raises ``WireError`` if the node has none."""
+        own = self._own(name)
+        place = number if own is None else own
         holder, called = self.name(place), name or "a node without a name"
         if not 0 <= place < num_units:
             raise WireError(f"a node reported to be unit {place}, expected 0 … {num_units - 1}")
@@ -44,8 +75,8 @@ class Places:
             )
         if place in taken:
             which = f"are called {name}" if holder else f"reported to be unit {place}"
-            own = "name" if holder else "partition-id"
-            raise WireError(f"two nodes {which}; each needs a {own} of its own")
+            own_what = "name" if holder else "partition-id"
+            raise WireError(f"two nodes {which}; each needs a {own_what} of its own")
         if name:
             self.of[name] = place
         return place

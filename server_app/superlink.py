@@ -15,6 +15,8 @@ import re
 import socket
 import sys
 from base64 import b64decode
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import flwr
@@ -23,12 +25,16 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePub
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.superlink.cli.flower_superlink import flower_superlink
+from google.protobuf.message import DecodeError
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ASGIMessage
 
 import collapipe
 from collapipe.credentials.keys import UNREADABLE, fingerprint
@@ -41,20 +47,26 @@ _log = logging.getLogger(__name__)
 _FLEET = "/v1/fleet/"
 _METRICS = "/metrics"
 _NUMBER, _MARK = re.compile(r"[0-9]{1,20}"), re.compile(r"\.[0-9a-f]{32}")
-_MOST_BYTES = 2**26  # of a request; Flower cuts arrays into pieces of 5 MiB
+_PUSHES = "/v1/fleet/push-messages", "/v1/fleet/push-object"  # a reply, and its parts
+_MOST_BYTES = 2**26  # of a part of a reply; Flower cuts arrays into pieces of 5 MiB
+_SMALL_BYTES = 2**20  # of another request, and of replies while no run has asked anything
+_SHARE = 2  # times the largest reply: what a node may send of it, for a broken push is repeated
 
 
 class NodesAlone:
     """Passes on to ``app`` what comes from this machine, and what admitted units ask.
 
     Tells who knows the fingerprint of a unit's key whether the unit is among the nodes that
-    ``folder`` has, and which versions are here. On this machine it hands out the metrics of the
-    last round, and folders of runs: who may submit runs could read them anyhow. The log says once
-    of each stranger that it was refused.
+    ``folder`` has, and which versions are here. No node sends more than the largest reply to the
+    last question has, or anything but replies of its own. On this machine the guard hands out the
+    metrics of the last round, and folders of runs: who may submit runs could read them anyhow. The
+    log says once of each stranger that it was refused.
     """
 
     def __init__(self, app: ASGIApp, folder: ServerFolder) -> None:
         self._app, self._folder, self._refusals = app, folder, Refusals(_log)
+        self._questions: object = None  # that were the last when bytes were counted
+        self._sent = Counter[str]()  # bytes of replies to these, by the senders' keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -74,20 +86,36 @@ class NodesAlone:
             answer = _run(self._folder, path.removeprefix(RUNS), mark)
         await answer(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> PlainTextResponse | None:
+    def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
         """Before anything is read of a request but its head."""
         known = self._known()
         if known is None:  # which nodes take for a reason to try again
             return PlainTextResponse("units are being admitted", 503)
         key = _shown(headers)
         if key is None or fingerprint(key) not in known or not _has_signed(key, headers):
-            shown = "no key of a unit" if key is None else f"key {fingerprint(key)}"
+            shown = "no key of a unit" if key is None else _named(key)
             self._refusals.note(_host(scope), f"{shown}, which is not admitted or signed nothing")
             return PlainTextResponse("not an admitted unit", 401)
-        length = headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _MOST_BYTES:
-            return PlainTextResponse(f"more than {_MOST_BYTES} bytes, or nobody says how many", 413)
+        length, path = headers.get("Content-Length", ""), scope["path"]
+        most = _MOST_BYTES if path == _PUSHES[1] else _SMALL_BYTES
+        if not length.isdecimal() or int(length) > most:
+            return PlainTextResponse(f"more than {most} bytes, or nobody says how many", 413)
+        if path in _PUSHES and not self._has_room(fingerprint(key), int(length)):
+            self._refusals.note(_host(scope), f"{_named(key)} sends more than any reply has")
+            return PlainTextResponse("more than any reply to the question has", 413)
+        if path == _PUSHES[0]:
+            return _OwnReplies(self._app, str(known[fingerprint(key)]))
         return None
+
+    def _has_room(self, key: str, size: int) -> bool:
+        """Count bytes that a node sends in reply to the last question of each run, which the run's
+        ServerApp notes; whether they are no more than the replies can have."""
+        expected = self._folder.expected_replies()
+        if self._questions != expected:
+            self._questions, self._sent = expected, Counter()
+        most = _SMALL_BYTES + _SHARE * sum(most_bytes for _, most_bytes in expected.values())
+        self._sent[key] += size
+        return self._sent[key] <= most
 
     def _known(self) -> dict[str, object] | None:
         """Admitted units by the fingerprints of their keys; None while the server starts."""
@@ -101,6 +129,46 @@ class NodesAlone:
         if known is not None and key not in known:
             self._refusals.note(_host(scope), f"key {key} is not admitted")
         return {**versions, "admitted": None if known is None else key in known}
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnReplies:
+    """Passes on to ``app`` a request of a node that sends its own replies. Flower checks who asks,
+    and not whose messages these are: a node could send others the server's questions, or replies in
+    their names."""
+
+    app: ASGIApp
+    node: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await Request(scope, receive).body()
+        if not _are_own_replies(body, self.node):
+            answer = PlainTextResponse("not a reply of the node's own", 403)
+            return await answer(scope, receive, send)
+        read = False
+
+        async def again() -> ASGIMessage:
+            nonlocal read
+            if read:
+                return await receive()
+            read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return await self.app(scope, again, send)
+
+
+def _are_own_replies(body: bytes, node: str) -> bool:
+    try:
+        messages = PushMessagesRequest.FromString(body).messages_list
+    except DecodeError:
+        return False
+    found = [each.metadata for each in messages]
+    return all(str(each.src_node_id) == node and each.reply_to_message_id for each in found)
+
+
+def _named(key: EllipticCurvePublicKey) -> str:
+    """A key in the log."""
+    return f"key {fingerprint(key)}"
 
 
 def _run(folder: ServerFolder, number: str, mark: str) -> Response:

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
+from server_app import reply_limit
 from server_app.checkpoints.file import Checkpoint, write_checkpoint
 from server_app.checkpoints.resumption import (
     check_fits,
@@ -58,14 +60,15 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     torch.set_num_threads(settings.pipeline.threads)
     logging.getLogger("flwr").setLevel(logging.WARNING)  # rounds are told in our own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
-    with folder.locked():
-        places, checkpoint, known = _places(grid, folder), None, None
+    with folder.locked(), _placed(grid, folder) as places:
+        checkpoint, known = None, None
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
             check_goes_on(settings, checkpoint)
             places.of.update(checkpoint.progress.names)
             known = _own_tokenizer(folder)
-        told = Units(grid, settings.federation, places=places).rows(known is None)
+        units = Units(grid, settings.federation, places=places)
+        told = units.rows(known is None, settings.task)
         tokenizer = make_tokenizer(settings, told.values()) if known is None else known
         # all units' words may be as large as the model
         told = {unit: replace(reply, words={}) for unit, reply in told.items()}
@@ -94,13 +97,22 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
                 run.plan(grid)
 
 
-def _places(grid: Grid, folder: RunFolder) -> Places:
-    """Nobody's yet; on a federation's server, which notes the run, names are those of keys."""
+@contextmanager
+def _placed(grid: Grid, folder: RunFolder) -> Iterator[Places]:
+    """The places of a run's units. A federation's server notes the run and how large replies may
+    be, names units by their keys, and has a place for each."""
     server = own_folder()
     if server is None:
-        return Places()
-    server.note_run(str(grid.run.run_id), folder.path)
-    return Places(signed=partial(signed_names, server))
+        yield Places()
+        return
+    run = str(grid.run.run_id)
+    server.note_run(run, folder.path)
+    reply_limit.expected.note = partial(server.expect_replies, run)
+    reserved = {name: place for place, name in enumerate(server.settings().units)}
+    try:
+        yield Places(signed=partial(signed_names, server), reserved=reserved)
+    finally:
+        server.forget_questions(run)
 
 
 def _own_tokenizer(folder: RunFolder) -> Tokenizer | None:

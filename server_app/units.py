@@ -3,23 +3,29 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain, repeat
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from collapipe.errors import ConfigError, DataError, RoundFailedError, WireError, few_of, one_line
+from collapipe.errors import (
+    CollaPipeError,
+    ConfigError,
+    DataError,
+    RoundFailedError,
+    WireError,
+    few_of,
+    one_line,
+)
 from collapipe.sections import FederationSettings
 from collapipe.state import ClusterState
+from collapipe.tasks.task import Task
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.frozen_store import digest
 from collapipe.wire.messages import (
-    KEPT,
     EvaluateReply,
     Failure,
     KeepRequest,
@@ -28,22 +34,28 @@ from collapipe.wire.messages import (
     Setup,
     StateReply,
 )
+from server_app import questions, reply_limit
 from server_app.attendance import ABSENT, SILENT, Attendance
-from server_app.places import Places, check_signed
+from server_app.labels import unfit_labels
+from server_app.places import Places
+from server_app.pulling import UNUSABLE
+from server_app.questions import Question, Size, check_size
 
 Kept = dict[str, Tensors]  # what a unit keeps between rounds, by its names of it
 T = TypeVar("T")
 Numbered = TypeVar("Numbered", RowsReply, StateReply)
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
-_AGAIN_S = 60.0  # for a unit that was left out to answer
+_AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
+_FEW = 3  # units that an error names
+_LONGEST_KIND = 64  # characters of an error's name
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
 _OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in common is wrong
 
 
 @dataclass
 class Units:
-    """Asks nodes, and judges what they answer: what one says costs nobody else.
+    """Asks nodes ``questions``, and judges the replies: a bad one costs its sender alone.
 
     ``tokenizer`` is as ``Tokenizer.pack`` makes it; ``rows`` alone can do without. ``places`` says
     which unit a node is, and remembers those with names. ``nodes`` are those of the units that are
@@ -60,6 +72,7 @@ class Units:
     frozen_bytes: int = 0
     arrived: dict[int, int] = field(default_factory=dict)
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
+    _calls: Attendance = field(default_factory=lambda: Attendance(1))  # of strangers, by node
     _owed: dict[int, Kept] = field(default_factory=dict)  # to units that are yet to be restored
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
 
@@ -68,66 +81,82 @@ class Units:
         digests = {part: digest(tensors) for part, tensors in self.frozen.items()}
         self._setup = Setup(self.tokenizer, digests)
 
-    def rows(self, words: bool = True) -> dict[int, RowsReply]:
-        """What each unit tells of its training rows, with ``words`` where the run is yet to make
-        its tokeniser; one that tells nothing usable is left out.
+    def rows(self, words: bool = True, task: Task | None = None) -> dict[int, RowsReply]:
+        """What each unit reports of its training rows, with ``words`` if the run has no tokeniser
+        yet. A unit that sends nothing usable, or labels that the ``task`` does not allow, is left
+        out and named.
 
-        Raises ``ConfigError`` where there are too few nodes or too many, or where a
-        unit cannot use the run's options or data, ``RoundFailedError`` where none tells anything.
+        Raises ``ConfigError`` if there are too few nodes or too many, or if fewer units than
+        ``federation.min_units`` are left and some cannot use the run's options or data, else
+        ``RoundFailedError``.
         """
         nodes = _connected(self.grid, self.federation)
-        contents = dict.fromkeys(nodes, records.pack(RowsRequest(words)))
-        answers = self._ask(records.ROWS, contents, partial(records.unpack, RowsReply))
+        request = records.pack(RowsRequest(words))
+        answers = self._ask(questions.rows(words), dict.fromkeys(nodes, request))
         self._place(answers, set())
         told, failures = _apart(answers)
-        causes = [*failures.values()]
-        for failure in causes:
-            if failure.kind in _OF_ALL:
-                raise ConfigError(failure.message)
-        if not told:
-            raise RoundFailedError(f"no unit tells of its rows: {_each(causes)}")
-        for failure in causes:
-            _log.warning("rows of a unit are not counted: %s: %s", failure.kind, failure.message)
+        unfit = {} if task is None else unfit_labels(told, task)
+        failures |= unfit
+        told = {node: reply for node, reply in told.items() if node not in unfit}
+        self.places.failed.update(failures)
+        self.places.barred.update(unfit)
+        if len(told) < (self.federation.min_units or 1):
+            raise self._too_few(len(told), len(nodes), failures)
+        for node, failure in failures.items():
+            self._warn_left_out(node, failure)
         return dict(sorted((reply.unit, reply) for reply in told.values()))
 
     def discover(self) -> tuple[ClusterState | Failure, ...]:
         """Ask each node for its cluster's state, and give it the tokeniser and the frozen parts of
         the model that it lacks; what each unit answered, in their order.
 
-        A unit is left out, with the reason as its answer, whose node does not answer, raises, or
-        answers nonsense, or a number or name that is none or another's: the first of two keeps it.
-        Raises ``ConfigError`` where there are too few nodes or too many, or where
-        no unit is left and one says that it cannot use its options or data; else
-        ``RoundFailedError`` where none is left.
+        Nodes that sent no usable reply on their rows are not asked here: ``ask_again`` asks them. A
+        unit is left out, with the reason as its answer, if its node does not answer, raises, or
+        sends a malformed reply, or a number or name that is another's or out of range.
+        Raises ``ConfigError`` if there are too few nodes or too many, or if no unit is left and one
+        says that it cannot use its options or data; else ``RoundFailedError`` if none is left.
         """
-        num_units = self.federation.num_units
-        self._strangers = _connected(self.grid, self.federation)
-        told, causes = self._introduce(())
+        num_units, failed = self.federation.num_units, self.places.failed
+        nodes = _connected(self.grid, self.federation)
+        told, failures = self._introduce([node for node in nodes if node not in failed], ())
+        later = {node: each for node, each in failed.items() if node in nodes}
+        self._met.update(later)
+        self._strangers += later.keys() - self.places.barred
+        for node, failure in {**later, **failures}.items():
+            if failure.kind == SILENT:
+                self._calls.asked(node, 1, answered=False)
+        failures = {**later, **failures}
         if not told:
-            for failure in causes:
-                if failure.kind in _OF_ALL:
-                    raise ConfigError(failure.message)
-            raise RoundFailedError(f"no unit can report its state: {_each(causes)}")
-        missing = [unit for unit in range(num_units) if unit not in told]
-        absent = Failure(ABSENT, "no node has told this number")
-        told |= dict(zip(missing, chain(causes, repeat(absent)), strict=False))
+            raise self._too_few(0, len(nodes), failures)
+        causes = {self.places.place(node): failure for node, failure in failures.items()}
+        others = [each for node, each in failures.items() if self.places.place(node) is None]
+        for unit in range(num_units):
+            if unit not in told:
+                absent = others.pop(0) if others else Failure(ABSENT, "no node has this number")
+                told[unit] = causes.get(unit, absent)
         return tuple(told[unit] for unit in range(num_units))
 
     def ask_again(
         self, round_: int, excluded: Collection[int]
     ) -> dict[int, ClusterState | Failure]:
         """Ask the ``excluded`` units that are due for their clusters' states, and nodes that have
-        come, or have told no usable number; unusable answers are left out.
+        come, or have sent nothing usable yet; unusable answers are left out.
 
         A node that comes may take the number of one that is gone: a box that was started anew.
         """
         online = set(self.grid.get_node_ids())
-        came = [node for node in online if node not in self._met]
-        self._strangers = [node for node in self._strangers if node in online] + came
+        self._met &= online
+        came = online - self._met - {*self.nodes.values()}
+        self._strangers = [node for node in self._strangers if node in online and node not in came]
+        self._strangers += sorted(came)
         gone = {unit for unit, node in self.nodes.items() if node not in online}
-        told, causes = self._introduce(gone) if self._strangers else ({}, [])
-        for failure in causes if came else ():
-            _log.warning("a node that came is left out: %s: %s", failure.kind, failure.message)
+        asked = [node for node in self._strangers if self._calls.due(node, round_)]
+        told, failures = self._introduce(asked, gone, _AGAIN_S)
+        for node in asked:
+            answered = node not in failures or failures[node].kind != SILENT
+            self._calls.asked(node, round_, answered)
+        for node in came & failures.keys():
+            self._warn_left_out(node, failures[node])
         due = [unit for unit in excluded if unit not in told and self.attendance.due(unit, round_)]
         known = {self.nodes[unit]: unit for unit in due if unit in self.nodes and unit not in gone}
         answers: dict[int, StateReply | Failure] = {
@@ -141,34 +170,42 @@ class Units:
             self.attendance.asked(unit, round_, answered=unit in told)
         return told
 
-    def evaluate(self, contents: Mapping[int, RecordDict]) -> dict[int, EvaluateReply | Failure]:
-        """Send each of these units a model, and what it tells of it."""
-        return self.ask(records.EVALUATE, contents, records.unpack_evaluation)
+    def evaluate(
+        self, contents: Mapping[int, RecordDict], num_labels: int
+    ) -> dict[int, EvaluateReply | Failure]:
+        """Send each of these units a model; what each reports of it, in a run of so many labels."""
+        return self.ask(questions.evaluate(num_labels), contents)
 
     def ask(
         self,
-        kind: str,
+        question: Question[T],
         contents: Mapping[int, RecordDict],
-        unpack: Callable[[RecordDict], T],
         timeout_s: float = math.inf,
+        sizes: Mapping[int, Size] | None = None,
     ) -> dict[int, T | Failure]:
-        """Each unit's answer to its content; a failure where it cannot be used, or none came."""
+        """Each unit's answer to its content; a failure if it cannot be used, or none came.
+        ``sizes`` are those of the units' largest replies, if they differ from the question's."""
         of_nodes = {self.nodes[unit]: content for unit, content in contents.items()}
-        answers = self._ask(kind, of_nodes, unpack, timeout_s)
+        most = {self.nodes[unit]: size for unit, size in (sizes or {}).items()}
+        answers = self._ask(question, of_nodes, timeout_s, most)
         return {unit: answers[self.nodes[unit]] for unit in contents}
 
     def kept(
-        self, excluded: Collection[int], check: Callable[[int, Kept], None]
+        self,
+        excluded: Collection[int],
+        most: Callable[[int], Mapping[str, int]],
+        check: Callable[[int, Kept], None],
     ) -> tuple[dict[int, Kept], dict[int, Failure]]:
-        """What every unit keeps: its optimiser's memory and the like; not of the ``excluded`` ones.
-        And why others do not tell, or tell what ``check`` raises ``WireError`` for; the log says.
-        """
+        """What every unit keeps, such as its optimiser's state; not of the ``excluded`` ones.
+        And why others send none, or what ``check`` raises ``WireError`` for; the log says it.
+        ``most`` returns the bytes of each group that a unit may keep."""
         contents = {
             unit: records.pack(KeepRequest(self.arrived.get(unit, 0)))
             for unit in self.nodes
             if unit not in excluded
         }
-        answers = self.ask(records.KEEP, contents, _unpack_kept)
+        sizes = {unit: questions.keep(most(unit)).size for unit in contents}
+        answers = self.ask(questions.keep({}), contents, sizes=sizes)
         for unit, kept in _apart(answers)[0].items():
             try:
                 check(unit, kept)
@@ -185,48 +222,46 @@ class Units:
         Raises ``RoundFailedError`` where all do.
         """
         contents = {unit: records.pack_groups(kept.get(unit, {})) for unit in self.nodes}
-        done, failures = _apart(self.ask(records.RESTORE, contents, records.unpack_groups))
+        done, failures = _apart(self.ask(questions.restore(), contents))
         if not done:
-            raise RoundFailedError(f"no unit goes on: {_each(failures.values())}")
+            causes = {self.nodes[unit]: failure for unit, failure in failures.items()}
+            raise RoundFailedError(f"no unit goes on: {self._each(causes)}")
         self._warn("it goes on when it answers again", failures)
         owed = (kept.keys() | failures.keys()) - done.keys()
         self._owed = {unit: kept.get(unit, {}) for unit in owed}
         return failures
 
     def _introduce(
-        self, gone: Collection[int]
-    ) -> tuple[dict[int, ClusterState | Failure], list[Failure]]:
-        """States of the strangers that become known by it, and why the others do not; the places
-        of the units that are ``gone`` are free."""
-        answers = self._states(self._strangers, {})
+        self, nodes: Collection[int], gone: Collection[int], timeout_s: float = math.inf
+    ) -> tuple[dict[int, ClusterState | Failure], dict[int, Failure]]:
+        """States of the ``nodes`` that become known units, and why others do not, by node; the
+        places of the units that are ``gone`` are free."""
+        if not nodes:
+            return {}, {}
+        answers = self._states(nodes, {}, timeout_s)
         self._met.update(answers)
-        self._strangers = [
-            node
-            for node, each in answers.items()
-            if not isinstance(each, Failure) or each.kind != SILENT
-        ]
         self._place(answers, self.nodes.keys() - set(gone))
         self._tell_places(answers)
         self._send_frozen(answers)
         self._send_owed(answers)
         told, failures = _apart(answers)
-        for node, answer in told.items():
-            self._strangers.remove(node)
-            self.nodes[answer.unit] = node
-        return {answer.unit: answer.state for answer in told.values()}, [*failures.values()]
+        self.nodes |= {answer.unit: node for node, answer in told.items()}
+        self._strangers = [node for node in self._strangers if node not in told]
+        self._strangers += [node for node in failures if node not in self._strangers]
+        return {answer.unit: answer.state for answer in told.values()}, failures
 
     def _place(self, answers: dict[int, Numbered | Failure], taken: set[int]) -> None:
-        """Let each answer be of the unit whose place the node has, and make a failure of it where
-        it has none; those of other nodes are ``taken``."""
-        num_units, signed = self.federation.num_units, self.places.signed()
-        for node, reply in answers.items():
-            if isinstance(reply, Failure):
-                continue
+        """Let each answer be of the unit whose place the node has, and make a failure of it if it
+        has none; those of other nodes are ``taken``. Names that have places come first."""
+        num_units = self.federation.num_units
+        replies = {n: each for n, each in answers.items() if not isinstance(each, Failure)}
+        for node in sorted(replies, key=lambda node: self.places.place(node) is None):
+            reply = replies[node]
             try:
-                check_signed(reply.name, signed.get(node, reply.name))
+                self.places.check_signed(node, reply.name)
                 unit = self.places.claim(reply.name, reply.unit, num_units, taken)
             except WireError as error:
-                answers[node] = Failure("WireError", str(error))
+                answers[node] = Failure("WireError", one_line(error))
             else:
                 answers[node] = replace(reply, unit=unit)
                 taken.add(unit)
@@ -257,7 +292,7 @@ class Units:
                 for node, reply in answers.items()
                 if isinstance(reply, StateReply) and part in reply.lacking
             }
-            done = self._ask(records.FROZEN, contents, records.unpack_groups)
+            done = self._ask(questions.frozen(), contents)
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
             self.frozen_bytes += len(contents) * records.num_bytes(tensors)
 
@@ -269,7 +304,7 @@ class Units:
             if isinstance(reply, StateReply) and reply.unit in self._owed
         }
         contents = {node: records.pack_groups(self._owed[unit]) for node, unit in back.items()}
-        for node, done in self._ask(records.RESTORE, contents, records.unpack_groups).items():
+        for node, done in self._ask(questions.restore(), contents).items():
             if isinstance(done, Failure):
                 answers[node] = done
             else:
@@ -284,31 +319,57 @@ class Units:
             node: records.pack(replace(self._setup, unit=known[node])) if node in known else anybody
             for node in nodes
         }
-        return self._ask(records.STATE, contents, records.unpack_state, timeout_s)
+        return self._ask(questions.state(), contents, timeout_s)
 
     def _warn(self, so: str, failures: Mapping[int, Failure]) -> None:
         for unit, failure in failures.items():
             told = self.places.called(unit), so, failure.kind, failure.message
             _log.warning("%s: %s (%s: %s)", *told)
 
+    def _warn_left_out(self, node: int, failure: Failure) -> None:
+        who = self.places.of_node(node)
+        _log.warning("%s is left out: %s: %s", who, failure.kind, failure.message)
+
+    def _too_few(self, able: int, there: int, failures: Mapping[int, Failure]) -> CollaPipeError:
+        """What ends the run if so few units of those that are ``there`` can begin."""
+        of_all = any(failure.kind in _OF_ALL for failure in failures.values())
+        least = self.federation.min_units or 1
+        return (ConfigError if of_all else RoundFailedError)(
+            f"{able} of {there} units can begin, at least {least} must: {self._each(failures)}"
+        )
+
+    def _each(self, failures: Mapping[int, Failure]) -> str:
+        """Causes of nodes' failures, and whose they are."""
+        whose = dict[str, list[str]]()
+        for node, each in failures.items():
+            whose.setdefault(f"{each.kind}: {each.message}", []).append(self.places.of_node(node))
+        return few_of(f"{_named(who)}: {cause}" for cause, who in whose.items())
+
     def _ask(
         self,
-        kind: str,
+        question: Question[T],
         contents: Mapping[int, RecordDict],
-        unpack: Callable[[RecordDict], T],
         timeout_s: float = math.inf,
+        sizes: Mapping[int, Size] | None = None,
     ) -> dict[int, T | Failure]:
-        """Each node's answer to its content; a failure where it cannot be used, or none came."""
+        """Each node's answer to its content; a failure if it cannot be used, or none came."""
         if not contents:
             return {}
-        messages = [Message(content, node, kind) for node, content in contents.items()]
+        asked = {
+            node: replace(question, size=(sizes or {}).get(node, question.size))
+            for node in contents
+        }
+        messages = [Message(content, node, question.kind) for node, content in contents.items()]
         timeout_s = min(timeout_s, self.federation.round_timeout_s)
-        replies = self.grid.send_and_receive(messages, timeout=timeout_s)
-        answers = {reply.metadata.src_node_id: answered(reply, unpack) for reply in replies}
-        silence = Failure(
-            SILENT, f"no answer to {kind} in {timeout_s:g} s; raise federation.round_timeout_s"
-        )
-        return {node: answers.get(node, silence) for node in contents}
+        reply_limit.expect(max(each.size.total_bytes for each in asked.values()))
+        answers = dict[int, T | Failure]()
+        for reply in self.grid.send_and_receive(messages, timeout=timeout_s):
+            node = reply.metadata.src_node_id
+            if node in asked:
+                answers[node] = answered(reply, asked[node])
+        silence = f"no answer to {question.kind} in {timeout_s:g} s"
+        silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
+        return {node: answers.get(node, silent) for node in contents}
 
 
 def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, Failure]]:
@@ -317,15 +378,9 @@ def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, 
     return told, {key: each for key, each in answers.items() if isinstance(each, Failure)}
 
 
-def _unpack_kept(content: RecordDict) -> Kept:
-    """Groups of tensors. Raises ``WireError`` for others than units keep, before they are read."""
-    for name in content.array_records.keys() - set(KEPT):
-        raise WireError(f"keeps {name[:80]!r}, expected nothing but {', '.join(KEPT)}")
-    return records.unpack_groups(content)
-
-
-def _each(failures: Iterable[Failure]) -> str:
-    return few_of(f"{each.kind}: {each.message}" for each in failures)
+def _named(who: Sequence[str]) -> str:
+    more = f" and {len(who) - _FEW} more" if len(who) > _FEW else ""
+    return ", ".join(who[:_FEW]) + more
 
 
 def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
@@ -343,15 +398,25 @@ def _connected(grid: Grid, federation: FederationSettings) -> list[int]:
     return nodes
 
 
-def answered(reply: Message, unpack: Callable[[RecordDict], T]) -> T | Failure:
-    """What a node answered; whatever cannot be used is a failure, told in one printable line."""
+def answered(reply: Message, question: Question[T]) -> T | Failure:
+    """What a node answered, measured before it is parsed; a failure if it cannot be used. What the
+    unit itself says of a failure is in quotes."""
+    if reply.has_error() and reply.error.code == UNUSABLE:
+        return Failure("WireError", one_line(reply.error.reason))
     if reply.has_error():
         kind = ABSENT if reply.error.code in _UNAVAILABLE else "ClientApp"
-        return Failure(kind, one_line(reply.error.reason))
+        return Failure(kind, quoted(reply.error.reason))
     try:
+        check_size(reply.content, question.size)
         if Failure.__name__ not in reply.content:
-            return unpack(reply.content)
-        failure = records.unpack(Failure, reply.content, records.REPLY_LETTERS)
+            return question.unpack(reply.content)
+        failure = records.unpack(Failure, reply.content)
     except WireError as error:
-        failure = Failure("WireError", str(error))
-    return Failure(one_line(failure.kind), one_line(failure.message))
+        return Failure("WireError", one_line(error))
+    named = failure.kind.isidentifier() and len(failure.kind) <= _LONGEST_KIND
+    return Failure(failure.kind if named else Failure.__name__, quoted(failure.message))
+
+
+def quoted(words: str) -> str:
+    """Another machine's words in one line and in quotes, so that they read as nobody else's."""
+    return '"' + one_line(words).replace('"', "'") + '"'

@@ -273,13 +273,13 @@ def test_an_answer_without_end_costs_its_unit_the_round(tmp_path: Path) -> None:
         reply, unit = client_app(message, context), context.node_config["partition-id"]
         if message.metadata.message_type == records.MASK_KEYS and unit == 1:
             for told in reply.content.config_records.values():
-                told["json"] = f"{told['json']}{' ' * records.REPLY_LETTERS}"
+                told["json"] = f"{told['json']}{' ' * records.REPLY_BYTES}"
         return reply
 
     run(tmp_path / "run", *MASKED, "federation.rounds=1", client=padding)  # type: ignore[arg-type]
     (told,) = lines(tmp_path / "run")
     assert told["units"] == [0, 2]
-    assert "letters, expected at most 1,048,576" in str(told["failures"])
+    assert "bytes of JSON, at most 4,096" in str(told["failures"])
 
 
 def test_a_vector_of_nonsense_ends_the_round_and_one_of_another_length_the_units_part(

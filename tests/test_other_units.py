@@ -20,7 +20,7 @@ from collapipe.errors import WireError
 from collapipe.runs.model import read_tokenizer
 from collapipe.wire import records
 from collapipe.wire.messages import RowsReply
-from server_app import training
+from server_app import reply_limit, training
 from server_app.checkpoints.file import CheckpointFolder, flat
 from server_app.grid import InlineGrid
 from server_app.places import Places
@@ -188,14 +188,24 @@ def test_who_claims_the_place_of_another_is_refused_and_both_are_named(
 def test_on_a_federations_server_nobody_has_another_name_than_its_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    noted = list[Path]()
-    server = SimpleNamespace(note_run=lambda run_id, run_dir: noted.append(run_dir))
+    noted, expected = list[Path](), list[int]()
+    monkeypatch.setattr(reply_limit, "expected", reply_limit.Expected())
+    server = SimpleNamespace(
+        note_run=lambda run_id, run_dir: noted.append(run_dir),
+        expect_replies=lambda run_id, question, most_bytes: expected.append(most_bytes),
+        forget_questions=lambda run_id: expected.append(0),
+        settings=lambda: SimpleNamespace(units=["ann", "eve"]),
+    )
     monkeypatch.setattr(training, "own_folder", lambda: server)
-    monkeypatch.setattr(training, "signed_names", lambda of: {3: "eve"} if of is server else {})
+    monkeypatch.setattr(
+        training, "signed_names", lambda of: {2: "ann", 3: "eve"} if of is server else {}
+    )
     with caplog.at_level(logging.WARNING, "server_app.units"):
         run_dir = Federation(tmp_path).run(tmp_path / "run", {"ann": 0, "bob": 1})
     assert "a node calls itself 'bob', its certificate is that of eve" in caplog.text
     assert finished(run_dir) == [[0]] * 4 and noted == [run_dir]
+    assert expected.pop() == 0 and expected == sorted(expected)
+    assert expected[-1] > expected[0] > 0
 
 
 @pytest.mark.parametrize(

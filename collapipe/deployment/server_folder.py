@@ -26,6 +26,7 @@ from collapipe.inventory.yaml_file import load
 CONNECTION = "collapipe"  # by which Flower's commands know the SuperLink
 NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys' fingerprints
 ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
+EXPECTED = ".replies"  # the suffix of a run's note on the replies that it expects
 RUNS = "/collapipe/runs/"  # path at which the server hands out the folder of a run that has ended
 SERVER_FOLDER = "COLLAPIPE_SERVER_FOLDER"  # in the environment of a run: its server's folder
 _LOCAL = "localhost", "127.0.0.1"
@@ -100,6 +101,24 @@ class ServerFolder:
         """What was noted of a run; None where nothing was."""
         note = self._note(number)
         return Path(os.fsdecode(note.read_bytes())) if note.exists() else None
+
+    def expect_replies(self, number: str, question: int, most_bytes: int) -> None:
+        """Say how large the largest reply to a question of the run with Flower's ``number`` is;
+        questions are counted."""
+        files.replace(self._note(number).with_suffix(EXPECTED), b"%d %d" % (question, most_bytes))
+
+    def expected_replies(self) -> dict[str, tuple[int, int]]:
+        """The last question of each run, and bytes of its largest reply."""
+        found = dict[str, tuple[int, int]]()
+        for file in sorted((self.flower_home / "runs").glob(f"*{EXPECTED}")):
+            question, most_bytes = file.read_bytes().split()
+            found[file.stem] = int(question), int(most_bytes)
+        return found
+
+    def forget_questions(self, number: str = "*") -> None:
+        """Of a run that is over; of all runs by default."""
+        for file in (self.flower_home / "runs").glob(f"{number}{EXPECTED}"):
+            file.unlink(missing_ok=True)
 
     def _note(self, number: str) -> Path:
         return self.flower_home / "runs" / f"{int(number)}"

@@ -33,6 +33,7 @@ def serve(folder: ServerFolder) -> None:
     AuthorityFolder(folder.authority)  # which says what is wrong with it
     _check_free(settings.port, folder)
     (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
+    folder.forget_questions()
     flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
     command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]

@@ -13,11 +13,14 @@ from collapipe.batch import Batch
 from collapipe.data.folders import Splits
 from collapipe.report import Score as Score  # what a user's task returns
 from collapipe.statistics import Statistics
+from collapipe.text.labels import MOST_LABELS
 from collapipe.text.tokenizer import Tokenizer
 
 VocabularySize = Annotated[int, Field(ge=259)]  # one for each of 256 bytes, three special tokens
 # With fewer there is no token beside two special ones; attention over more fits no device.
 TextLength = Annotated[int, Field(ge=3, le=2**15)]
+LabelCount = Annotated[int, Field(ge=2, le=MOST_LABELS)]
+MAX_LABELS = 256  # of older runs
 
 
 class Examples(Protocol):
@@ -61,6 +64,11 @@ class Task(Protocol):
     def listed_labels(self) -> tuple[str, ...] | None:
         """Names of all labels that rows may have, in the order of their ids; None: those that
         training rows have."""
+
+    @property
+    def max_labels(self) -> int:
+        """How many labels all training rows may have together without a list; 0: the task predicts
+        text."""
 
     def splits(self, seed: int) -> Splits:
         """All rows, where the user brings none. Raises ``DataError`` that names file and line."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.folders import Parse, Splits, read_lines, read_splits
 from collapipe.errors import ConfigError, DataError
-from collapipe.tasks.task import Examples, TextLength, VocabularySize
+from collapipe.tasks.task import MAX_LABELS, Examples, LabelCount, TextLength, VocabularySize
 from collapipe.text.labels import MOST_LABELS, fault_of_label
 from collapipe.text.tokenizer import Tokenizer
 
@@ -45,6 +45,11 @@ class TextTask:
     def listed_labels(self) -> tuple[str, ...] | None:
         """None: a task that has labels lists them by being a ``LabelledTask``."""
         return None
+
+    @property
+    def max_labels(self) -> int:
+        """0: the task predicts text."""
+        return 0
 
     def label_counts(self, rows: Dataset) -> dict[str, int]:
         """None: the task predicts text."""
@@ -123,9 +128,12 @@ class LabelledTask(FolderTask):
     ----------
     labels
         All that rows may have; None: those that rows have.
+    max_labels
+        How many rows may have without a list, those of all units together.
     """
 
     labels: tuple[str, ...] | None = None
+    max_labels: LabelCount = MAX_LABELS
 
     def __post_init__(self) -> None:
         names = self.labels or ()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, repeat
-from typing import Any
+from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -29,22 +29,8 @@ class SpecialTokens:
 
 _MOST_TOKENS = 2**22
 _BLANK = "Ġ"  # as byte-level tokenisers write it
-_MOST_BYTES, _MOST_MEMORY, _SECONDS = 2**27, 2**32, 60
-_MOST_PROBES, _LONGEST_PROBE = 2000, 1000
-_PROBES = ["", " ", "\n", "A hen, 7 eggs: naïve?", "".join(map(chr, range(1, 1024))), "母鸡 🐔 ﷺ"]
-_TRY = f"""
-import json, resource, sys
-resource.setrlimit(resource.RLIMIT_AS, ({_MOST_MEMORY}, {_MOST_MEMORY}))
-import tokenizers
-text, probes = json.load(sys.stdin)
-tokenizer = tokenizers.Tokenizer.from_str(text)
-tokenizer.no_padding(), tokenizer.no_truncation()
-for probe in probes:
-    ids = tokenizer.encode(probe, add_special_tokens=False).ids
-    tokenizer.decode(ids)
-    if len(ids) > 100 * len(probe) + 100:
-        sys.exit(f"{{len(ids)}} tokens for a text of {{len(probe)}} characters")
-"""
+_MOST_BYTES, _SECONDS = 2**27, 60
+_TRIAL = Path(__file__).with_name("trial.py")
 
 
 @contextmanager
@@ -157,43 +143,28 @@ class Tokenizer:
         return [[ids[word] for word in row] for row in rows]
 
 
-def check_tokenizer(json_text: str) -> None:
-    """Raise ``ConfigError`` for a tokeniser's JSON that the library cannot use.
+def check_tokenizer(json_text: str, *how: str) -> None:
+    """Raise ``ConfigError`` for a tokeniser's JSON that the library cannot use; with ``"packed"``,
+    for a text that ``Tokenizer.unpack`` cannot use.
 
     The tokeniser must load and encode common texts and the texts named in its own rules. It is
-    tried in a separate process first: the library may panic with a backtrace, or take all memory
-    and end the process.
+    parsed and tried in a separate process first: the library may panic with a backtrace, or take
+    all memory and end the process.
     """
     if len(json_text) > _MOST_BYTES:
         raise ConfigError(f"a tokeniser of {len(json_text)} characters, at most {_MOST_BYTES}")
-    try:
-        tree = json.loads(json_text)
-        rules = [tree[part] for part in ("normalizer", "pre_tokenizer", "decoder") if part in tree]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"not a tokeniser's JSON ({one_line(error)})") from error
-    probes = [*_PROBES, *_texts(rules)][:_MOST_PROBES]
+    environment = {"RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"}
     try:
         tried = subprocess.run(  # noqa: S603, our own program
-            [sys.executable, "-I", "-c", _TRY],
-            input=json.dumps([json_text, probes]),
-            env={**os.environ, "RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"},
+            [sys.executable, "-I", "-X", "utf8", str(_TRIAL), *how],
+            input=json_text.encode(errors="surrogatepass"),
+            env={**os.environ, **environment},
             capture_output=True,
             check=False,
-            text=True,
-            errors="replace",
             timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"a tokeniser that takes longer than {_SECONDS} s") from error
     if tried.returncode:
-        why = (tried.stderr.strip() or f"status {tried.returncode}").splitlines()[-1]
-        raise ConfigError(f"not a tokeniser that works ({one_line(why)})")
-
-
-def _texts(rules: Any) -> Iterator[str]:
-    """What a tokeniser's rules name: a rule may fail on that alone."""
-    if isinstance(rules, dict | list):
-        for rule in rules.values() if isinstance(rules, dict) else rules:
-            yield from _texts(rule)
-    elif isinstance(rules, str):
-        yield rules[:_LONGEST_PROBE]
+        said = tried.stderr.decode(errors="replace").strip() or f"status {tried.returncode}"
+        raise ConfigError(f"not a tokeniser that works ({one_line(said.splitlines()[-1])})")

@@ -165,7 +165,7 @@ def restore(sent: Tensors, start: Tensors, precision: str, sender: str) -> Tenso
     Raises ``WireError`` that names ``sender`` and the tensor unless names, shapes and dtypes are
     those expected and all values finite.
     """
-    check_like(sent, _expected(start, precision), sender)
+    check_like(sent, expected(start, precision), sender)
     restored: Tensors = {}
     for name, value in start.items():
         try:
@@ -263,7 +263,7 @@ def check_like(tensors: Tensors, expected: Tensors, sender: str) -> None:
             )
 
 
-def _expected(start: Mapping[str, Tensor], precision: str) -> Tensors:
+def expected(start: Mapping[str, Tensor], precision: str) -> Tensors:
     """Tensors without values, of the names, dtypes and shapes that travel."""
     expected: Tensors = {}
     for name, value in start.items():

@@ -45,7 +45,9 @@ class LinkAddress:
 Told = Annotated[int, Field(ge=1)]
 # as its owner calls a unit; printable, and empty where nobody does
 UnitName = Annotated[str, Field(max_length=64), AfterValidator(_printable)]
-_MOST = {"labels": MOST_LABELS, "words": 2**22}
+MOST_WORDS = 2**20  # of a unit
+_MOST = {"labels": MOST_LABELS, "words": MOST_WORDS}
+_FEWER = {"labels": "", "words": "; raise data.tokenizer_min_rows to send fewer"}
 _MOST_TOLD = 2**27  # a tokeniser counts as many words in minutes
 
 
@@ -73,7 +75,7 @@ class RowsReply:
             if len(each) > most or sum(each.values()) > _MOST_TOLD:
                 raise WireError(
                     f"{len(each):,} {name}, {sum(each.values()):,} in all; at most {most:,}, and "
-                    f"{_MOST_TOLD:,} in all"
+                    f"{_MOST_TOLD:,} in all" + _FEWER[name]
                 )
         if not all(0 < len(word) <= LONGEST_WORD for word in self.words):
             raise WireError(f"words must be of 1 to {LONGEST_WORD} letters")

@@ -1,6 +1,5 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,9 +66,9 @@ MASKED = "masked"  # the one tensor of an upload that is masked
 _STAGES = UnitWithKeys, UnitWithShares, MaskedUnit, UnitWithSurvivors
 # What a unit's state has that its last round did not leave there.
 OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
-# Letters of a reply without its steps: a state of 128 devices and 20,000 channels, and events.
-REPLY_LETTERS = 2**20
-_HEAD_STATE, _COUNTS = "head_state", "counts"
+# JSON of a reply without its steps: a state of 128 devices and 20,000 channels, and events.
+REPLY_BYTES = 2**20
+WEIGHTS, HEAD_STATE, COUNTS = "weights", "head_state", "counts"  # arrays of replies
 _MOST_PARTS = 64  # of an exact sum; more than 42 no sum of floats has
 _JOINED = "safetensors"
 
@@ -80,18 +79,13 @@ def pack(message: object, **groups: ArrayRecord) -> RecordDict:
     return RecordDict({type(message).__name__: config, **groups})
 
 
-def unpack(kind: type[T], content: RecordDict, most_letters: float = math.inf) -> T:
-    """The message of this class. Raises ``WireError``, as all that unpack do, for a longer one
-    before it is parsed: that may take 60 times its memory."""
+def unpack(kind: type[T], content: RecordDict) -> T:
+    """The message of this class. Raises ``WireError``, as all that unpack do. Its size was checked
+    before: parsing may take 60 times its memory."""
     config = content.get(kind.__name__)
     if not isinstance(config, ConfigRecord) or "json" not in config:
         raise WireError(f"message without {kind.__name__}; has {sorted(content)}")
-    text = config["json"]
-    if isinstance(text, str | bytes) and len(text) > most_letters:
-        raise WireError(
-            f"a {kind.__name__} of {len(text):,} letters, expected at most {most_letters:,}"
-        )
-    return _parse(kind, text)
+    return _parse(kind, config["json"])
 
 
 def pack_state(state: ClusterState, lacking: Sequence[str], name: str = "") -> RecordDict:
@@ -100,7 +94,7 @@ def pack_state(state: ClusterState, lacking: Sequence[str], name: str = "") -> R
 
 
 def unpack_state(content: RecordDict) -> StateReply:
-    answer = unpack(UnitReply, content, REPLY_LETTERS)
+    answer = unpack(UnitReply, content)
     return StateReply(answer.unit, _own_state(answer), answer.lacking, answer.name)
 
 
@@ -148,18 +142,18 @@ def pack_reply(reply: TrainReply) -> RecordDict:
 
 def pack_head_state(tensors: Tensors) -> dict[str, ArrayRecord]:
     """What goes with the weights of a head that has trained; nothing for another."""
-    return {_HEAD_STATE: pack_tensors(tensors)} if tensors else {}
+    return {HEAD_STATE: pack_tensors(tensors)} if tensors else {}
 
 
 def unpack_head_state(content: RecordDict) -> Tensors:
-    return unpack_record(content, _HEAD_STATE) if _HEAD_STATE in content else {}
+    return unpack_record(content, HEAD_STATE) if HEAD_STATE in content else {}
 
 
-def unpack_reply(content: RecordDict, most_letters: float = math.inf) -> TrainReply:
-    answer = unpack(UnitReply, content, most_letters)
+def unpack_reply(content: RecordDict) -> TrainReply:
+    answer = unpack(UnitReply, content)
     if answer.report is None or answer.report.unit != answer.unit:
         raise WireError(f"reply of unit {answer.unit} without a report of its own")
-    weights, head_state = unpack_record(content, "weights"), unpack_head_state(content)
+    weights, head_state = unpack_record(content, WEIGHTS), unpack_head_state(content)
     return TrainReply(weights, answer.report, _own_state(answer), head_state)
 
 
@@ -167,15 +161,15 @@ def pack_evaluation(reply: EvaluateReply) -> RecordDict:
     """A unit's answer to an ``evaluate`` message."""
     if (found := reply.statistics) is None:
         return pack(EvaluationRecord(reply.unit))
-    counts = pack_tensors({_COUNTS: torch.from_numpy(found.counts)})
+    counts = pack_tensors({COUNTS: torch.from_numpy(found.counts)})
     return pack(EvaluationRecord(reply.unit, found.rows, found.tokens, found.losses), counts=counts)
 
 
 def unpack_evaluation(content: RecordDict) -> EvaluateReply:
-    told = unpack(EvaluationRecord, content, REPLY_LETTERS)
+    told = unpack(EvaluationRecord, content)
     if not told.rows:
         return EvaluateReply(told.unit, None)
-    counts = unpack_record(content, _COUNTS).get(_COUNTS)
+    counts = unpack_record(content, COUNTS).get(COUNTS)
     if counts is None or counts.dtype != torch.int64:
         raise WireError("an evaluation without counts that are whole numbers")
     return EvaluateReply(told.unit, Statistics(told.rows, told.tokens, told.losses, counts.numpy()))
@@ -245,7 +239,7 @@ class UnitReply:
     """What a unit sends; ``state`` is read apart from the rest, which may be valid without it."""
 
     unit: int
-    state: str
+    state: Annotated[str, Field(max_length=REPLY_BYTES)]
     report: ClusterReport | None = None
     lacking: tuple[str, ...] = ()
     name: UnitName = ""

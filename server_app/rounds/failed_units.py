@@ -61,8 +61,8 @@ class FailedUnits:
 
 
 def _nobody_finished(round_: int, failures: Mapping[int, Failure]) -> CollaPipeError:
+    causes = few_of(f"unit {unit}: {f.kind}: {f.message}" for unit, f in sorted(failures.items()))
     for common in (NonFiniteLossError, StorageError):
         if all(failure.kind == common.__name__ for failure in failures.values()):
-            return common(next(iter(failures.values())).message)
-    causes = few_of(f"unit {unit}: {f.kind}: {f.message}" for unit, f in sorted(failures.items()))
+            return common(f"round {round_}: every unit failed: {causes}")
     return RoundFailedError(f"round {round_}: every unit failed: {causes}")

@@ -2,6 +2,7 @@
 the run's model can have left there."""
 
 import torch
+from torch import Tensor
 
 from collapipe.config import Settings
 from collapipe.errors import WireError
@@ -13,6 +14,7 @@ from collapipe.tensors import Tensors, all_finite, chosen, not_finite
 from collapipe.wire.compression import check_like
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import ACTIVATIONS, KEPT, OPTIMIZER, RESIDUAL, STEM, STEM_ROWS
+from server_app import questions
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Kept
 
@@ -22,6 +24,7 @@ def check_kept(
 ) -> None:
     """Raise ``WireError`` unless the unit of this cluster can keep that after a round."""
     sender, found = f"unit {cluster.unit}", {key: kept.get(key, {}) for key in KEPT}
+    most_rows = _most_rows(cluster, round_, settings)
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
     if masked and any(found[key] for key in KEPT if key != STEM):
         raise WireError(f"{sender} tells more than {STEM!r}, though updates are masked")
@@ -33,14 +36,44 @@ def check_kept(
         raise WireError(f"{sender} sent {odd} with values that are NaN or infinite")
     if found[STEM]:
         cached = isinstance(settings.adapter, LoraSettings) and settings.adapter.cache
-        account = torch.empty(cluster.num_samples, dtype=torch.bool, device="meta")
-        check_like(found[STEM], {STEM_ROWS: account} if cached else {}, sender)
-    steps = round_ * settings.federation.local_steps if settings.compression.feedback else 0
-    rows = min(cluster.num_samples, steps * settings.batch_size)
+        numbers = found[STEM].get(STEM_ROWS, torch.empty(0))
+        like = torch.empty(min(numbers.numel(), most_rows), dtype=torch.int64, device="meta")
+        check_like(found[STEM], {STEM_ROWS: like} if cached else {}, sender)
+        _check_rows(numbers, cluster.num_samples, sender)
+    rows = most_rows if settings.compression.feedback else 0
     most = rows, settings.task.max_length + extra_rows(settings.model)
     dim, dtype = settings.model.dim, getattr(torch, settings.pipeline.dtype)
     for key in ACTIVATIONS:
         ActivationMemory.unpack(found[key], dim, dtype, most)
+
+
+def most_kept(
+    cluster: ClusterState, round_: int, model: GlobalModel, settings: Settings
+) -> dict[str, int]:
+    """Bytes of each group that the unit of this cluster can keep after a round, at most; they
+    depend on the rounds' steps, not on how many rows the unit reports."""
+    own = model.names(settings.units_have_heads)
+    weights = chosen(model.weights, own)
+    rows = _most_rows(cluster, round_, settings)
+    tokens = settings.task.max_length + extra_rows(settings.model)
+    row = tokens * settings.model.dim * getattr(torch, settings.pipeline.dtype).itemsize
+    activations = rows * (row + 16) if settings.compression.feedback else 0
+    most = dict.fromkeys(ACTIVATIONS, activations) | {STEM: 8 * rows}
+    groups = {OPTIMIZER: state_like(settings.optimizer, weights), RESIDUAL: weights}
+    most = {name: questions.tensors_bytes({}) + size for name, size in most.items()}
+    return most | {name: questions.tensors_bytes(each) for name, each in groups.items()}
+
+
+def _check_rows(numbers: Tensor, num_rows: int, sender: str) -> None:
+    """Raise ``WireError`` unless ``numbers`` [n] are different rows in their order."""
+    ascending = bool((numbers.diff() > 0).all())
+    if len(numbers) and not (ascending and 0 <= int(numbers[0]) <= int(numbers[-1]) < num_rows):
+        raise WireError(f"{sender} keeps rows that are not different ones of 0 … {num_rows - 1}")
+
+
+def _most_rows(cluster: ClusterState, round_: int, settings: Settings) -> int:
+    """Rows of the unit that the run's steps can have read by the end of a round."""
+    return min(cluster.num_samples, round_ * settings.federation.local_steps * settings.batch_size)
 
 
 def check_state(state: Tensors, weights: Tensors, settings: OptimizerSettings, sender: str) -> None:

@@ -9,6 +9,7 @@ from flwr.app import Message, RecordDict
 
 from collapipe.config import Settings
 from collapipe.errors import WireError, is_printable
+from collapipe.models.optimizer import state_like
 from collapipe.models.split import HEAD
 from collapipe.plan import ClusterPlan
 from collapipe.report import TRACED_STEPS, ClusterReport
@@ -16,18 +17,19 @@ from collapipe.seeds import derive
 from collapipe.state import ClusterState
 from collapipe.tensors import Tensors
 from collapipe.wire import records
-from collapipe.wire.compression import check_like, restore
+from collapipe.wire.compression import check_like, expected, restore
 from collapipe.wire.messages import Failure, TrainReply
 from optim.convergence import interference_error
 from optim.planner import RoundRequest
+from server_app import questions
 from server_app.attendance import SILENT
+from server_app.questions import Question
 from server_app.rounds.kept import check_state
 from server_app.units import answered
 
 _MOST_PHASES, _LONGEST = 32, 64  # characters of a phase's name
 _MOST = 1e100  # of what is averaged, so that no sum of it is infinite
 _ACTIONS = 3  # of a micro-batch in a segment: forward, backward, and its weights' part
-_STEP_LETTERS, _ACTION_LETTERS = 64, 128  # of two numbers as JSON, and of four
 
 
 def received(
@@ -49,11 +51,10 @@ def received(
         return Failure(SILENT, f"no answer in {settings.federation.round_timeout_s:g} s")
 
     def whole(content: RecordDict) -> TrainReply:
-        traced = most_traced(plan, request)
-        reply = records.unpack_reply(content, most_letters(traced, request))
+        reply = records.unpack_reply(content)
         upload = settings.compression.of(plan.uplink).upload
         check_report(reply.report, plan.unit, seen, settings)
-        check_traces(reply.report, plan.unit, traced)
+        check_traces(reply.report, plan.unit, most_traced(plan, request))
         sender = f"unit {plan.unit}"
         check_head_state(reply.head_state, plan, sent, settings)
         if masked is not None:
@@ -61,13 +62,31 @@ def received(
             return reply
         return replace(reply, weights=restore(reply.weights, sent, upload, sender))
 
-    reply, factor = answered(message, whole), settings.federation.channel_noise
+    question = question_of(plan, request, sent, settings, masked)
+    reply = answered(message, replace(question, unpack=whole))
+    factor = settings.federation.channel_noise
     if isinstance(reply, Failure) or not factor:
         return reply
     constant_w = settings.channel.interference_constant_w
     variance = noise_variance(plan, request, constant_w, factor)
     seed = derive(settings.seed, "channel_noise", request.round, plan.unit)
     return replace(reply, weights=with_noise(reply.weights, variance, seed))
+
+
+def question_of(
+    plan: ClusterPlan,
+    request: RoundRequest,
+    sent: Tensors,
+    settings: Settings,
+    masked: Tensors | None,
+) -> Question[TrainReply]:
+    """The question of a unit's round, with the size of the largest reply; as in ``received``."""
+    upload = settings.compression.of(plan.uplink).upload
+    weights = expected(sent, upload) if masked is None else masked
+    heads = state_like(settings.optimizer, _sent_head(plan, sent, settings))
+    arrays = {records.WEIGHTS: weights, records.HEAD_STATE: heads}
+    sizes = {name: questions.tensors_bytes(tensors) for name, tensors in arrays.items()}
+    return questions.train(request.local_steps, most_traced(plan, request), sizes)
 
 
 def trained(message: Message) -> bool:
@@ -78,9 +97,13 @@ def trained(message: Message) -> bool:
 def check_head_state(state: Tensors, plan: ClusterPlan, sent: Tensors, settings: Settings) -> None:
     """Raise ``WireError`` unless it is what an optimiser remembers of the weights of the head that
     were ``sent``; nothing where none were, or where nobody else would go on with it."""
+    check_state(state, _sent_head(plan, sent, settings), settings.optimizer, f"unit {plan.unit}")
+
+
+def _sent_head(plan: ClusterPlan, sent: Tensors, settings: Settings) -> Tensors:
+    """The weights of the head that were ``sent`` and of which the optimiser's state returns."""
     moves = settings.chooses_heads and settings.unit_has_head(plan.uplink)
-    heads = {name: each for name, each in sent.items() if name.startswith(f"{HEAD}.")}
-    check_state(state, heads if moves else {}, settings.optimizer, f"unit {plan.unit}")
+    return {name: each for name, each in sent.items() if moves and name.startswith(f"{HEAD}.")}
 
 
 def check_report(report: ClusterReport, unit: int, seen: int | None, settings: Settings) -> None:
@@ -120,12 +143,6 @@ def most_traced(plan: ClusterPlan, request: RoundRequest) -> int:
     segments = min(len(_cluster(plan, request).devices), request.num_blocks)
     steps = min(request.local_steps, TRACED_STEPS)
     return segments * steps * plan.num_micro_batches * _ACTIONS
-
-
-def most_letters(traced: int, request: RoundRequest) -> int:
-    """Of a reply's JSON, with so many ``traced`` actions."""
-    steps = request.local_steps * _STEP_LETTERS
-    return records.REPLY_LETTERS + steps + traced * _ACTION_LETTERS
 
 
 def check_traces(report: ClusterReport, unit: int, most: int) -> None:

@@ -4,6 +4,7 @@ updates, survivors, unmasking."""
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +29,8 @@ from collapipe.secure_aggregation.thresholds import units_needed
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
+from server_app import questions
+from server_app.questions import Question
 from server_app.rounds.private_mean import ClippedSum
 from server_app.units import Units
 
@@ -85,7 +88,7 @@ class SecureSum:
 
     def _open(self) -> None:
         asked = dict.fromkeys(self._planned, records.pack(KeysRequest(self._round)))
-        told = self._asked(records.MASK_KEYS, asked, KeysReply)
+        told = self._asked(questions.mask_keys(), asked)
         keys = usable({unit: each.keys for unit, each in told.items()})
         signed = {unit: told[unit].signed for unit in keys}
         run = self._units.grid.run.run_id
@@ -95,7 +98,7 @@ class SecureSum:
         self._check_enough(roster.keys, "sent keys")
         self._session = Session(roster, self._settings.privacy.threshold)
         asked = dict.fromkeys(roster.keys, records.pack(roster))
-        told_shares = self._asked(records.MASK_SHARES, asked, SharesReply)
+        told_shares = self._asked(questions.mask_shares(len(asked)), asked)
         self._shared = {u: each for u, each in told_shares.items() if self._for_all(each)}
         self._check_enough(self._shared, "shared their keys")
         requests = relayed(self._shared)
@@ -127,12 +130,12 @@ class SecureSum:
     def _sum(self, masked: Mapping[int, Tensors], like: Tensors) -> ClippedSum:
         self._check_enough(masked, "sent masked updates")
         asked = dict.fromkeys(masked, records.pack(SurvivorsRequest(self._round, tuple(masked))))
-        told = self._asked(records.SURVIVORS, asked, SurvivorsReply)
+        told = self._asked(questions.survivors(len(masked)), asked)
         self._check_enough(told, "confirmed the survivors")
         requests = confirmed(self._round, told)
         self._before_sum(masked.keys())
         asked = {unit: records.pack(each) for unit, each in requests.items()}
-        revealed = self._asked(records.UNMASK, asked, UnmaskReply)
+        revealed = self._asked(questions.unmask(len(self._session.keys)), asked)
         for unit in masked.keys() - revealed.keys():
             _log.warning("unit %d reveals no shares: %s", unit, self.failures[unit].message)
         shares = checked(self._shared, masked, revealed)
@@ -150,17 +153,15 @@ class SecureSum:
         }
         return ClippedSum(changes, len(masked))
 
-    def _asked(
-        self, kind: str, contents: Mapping[int, RecordDict], expected: type[T]
-    ) -> dict[int, T]:
+    def _asked(self, question: Question[T], contents: Mapping[int, RecordDict]) -> dict[int, T]:
         """Answers of the units that did as they were asked; the others' ``failures``."""
         self.bytes_down += sum(map(records.text_bytes, contents.values()))
 
         def unpack(content: RecordDict) -> T:
             self.bytes_up += records.text_bytes(content)
-            return records.unpack(expected, content, records.REPLY_LETTERS)
+            return question.unpack(content)
 
-        answers = self._units.ask(kind, contents, unpack, _ANSWER_S)
+        answers = self._units.ask(replace(question, unpack=unpack), contents, _ANSWER_S)
         told = dict[int, T]()
         for unit, each in answers.items():
             if isinstance(each, Failure):

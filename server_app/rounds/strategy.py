@@ -31,11 +31,12 @@ from server_app.decoding.decoder import OnStep
 from server_app.decoding.heads import Heads
 from server_app.decoding.link import DecoderLinkServer
 from server_app.places import Places
+from server_app.reply_limit import expect
 from server_app.rounds.estimates import observed
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.kept import check_kept
+from server_app.rounds.kept import check_kept, most_kept
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
-from server_app.rounds.replies import received, trained
+from server_app.rounds.replies import question_of, received, trained
 from server_app.rounds.results import RoundResult, TrainingState
 from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
 from server_app.rounds.screening import BELIEVED, UpdateScreen, capped
@@ -216,9 +217,29 @@ class CollaPipeStrategy(Strategy):
             content.update(masked.requests[unit] if masked else {})
             node = self._units.nodes[unit]
             messages.append(Message(content, node, records.TRAIN, group_id=str(round_)))
+        expect(self._largest(decision, sent, masked))
         left = time.perf_counter()
         self._round = _Round(decision, sent, states, began, planned, left, masked)
         return messages
+
+    def _largest(
+        self, decision: RoundDecision, sent: Mapping[int, Tensors], masked: SecureSum | None
+    ) -> int:
+        """Bytes of the round's largest reply."""
+        return max(
+            (
+                question_of(
+                    each,
+                    decision.request,
+                    sent[each.unit],
+                    self._settings,
+                    masked.expected(sent[each.unit]) if masked else None,
+                ).size.total_bytes
+                for each in decision.plan.clusters
+                if masked is None or each.unit in masked.requests
+            ),
+            default=0,
+        )
 
     def _masked(self, round_: int, planned: Sequence[int]) -> SecureSum | None:
         """The round's masked sum, for which units have made keys; None: updates travel plain."""
@@ -426,7 +447,10 @@ class CollaPipeStrategy(Strategy):
         def check(unit: int, kept: Kept) -> None:
             check_kept(kept, clusters[unit], round_, model, self._settings)
 
-        kept, failures = self._units.kept(self._scheduler.excluded, check)
+        def most(unit: int) -> dict[str, int]:
+            return most_kept(clusters[unit], round_, model, self._settings)
+
+        kept, failures = self._units.kept(self._scheduler.excluded, most, check)
         missed = self._units.attendance.end_round(round_, failures, ())
         self._scheduler.update_states(missed)  # as one that misses a round
         memories = self._heads.memories

@@ -41,9 +41,9 @@ def evaluate_on_units(
     names = model.names(with_head=True)
     sent = chosen(model.weights, names)
     request = EvaluateRequest(split, settings.federation.round_timeout_s)
+    replies = units.evaluate(_contents(request, asked, sent, model), len(labels))
     answers = {
-        unit: _checked(answer, unit, settings.task, labels)
-        for unit, answer in units.evaluate(_contents(request, asked, sent, model)).items()
+        unit: _checked(answer, unit, settings.task, labels) for unit, answer in replies.items()
     }
     bytes_down = len(asked) * records.num_bytes(sent)
     return _summed(answers, settings, bytes_down)

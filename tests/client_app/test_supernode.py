@@ -14,6 +14,7 @@ from client_app import supernode
 from client_app.app import app
 from client_app.arrival import taken_s
 from client_app.kept_store import KeptStore
+from collapipe import __version__
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -75,3 +76,58 @@ def test_each_message_is_ended_and_the_next_one_taken(
     with pytest.raises(Over):
         supernode.Messages("127.0.0.1:0", b"secret", KeptStore(tmp_path)).answer(app)
     assert node.ended == [SubStatus.FAILED, SubStatus.FAILED, SubStatus.COMPLETED]
+
+
+class Panic(BaseException):
+    """As Rust's libraries raise it, which is no Exception."""
+
+
+class Unexpected(SuperNode):
+    """Raises at each step of a message, before it has one that can be answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.replies = ["no token", "unreadable", "sound"], list[Message]()
+
+    def AcquireTask(self, asked: object) -> AcquireTaskResponse:  # noqa: N802 - Flower's name
+        found = super().AcquireTask(asked)
+        if found.token == "no token":
+            raise SystemExit(1)
+        return found
+
+    def pull(self, _: object) -> tuple[Message, Context, Any, None]:
+        if self.now == "unreadable":
+            raise Panic
+        run = type("Run", (), {"fab_id": "collapipe/collapipe", "fab_version": __version__})
+        return Message(RecordDict(), 1, "query.odd"), Context(1, 1, {}, RecordDict(), {}), run, None
+
+    def push(self, _client: object, reply: Message, _context: object) -> None:
+        self.replies.append(reply)
+
+    def end(self, _client: object, _context: object, status: str, _details: str) -> None:
+        self.ended.append(status)
+        if status == SubStatus.FAILED:
+            raise RuntimeError("the SuperNode has forgotten the message")
+
+
+@pytest.mark.parametrize("error", [ValueError("secret"), SystemExit(0), Panic("secret")])
+def test_whatever_is_raised_the_unit_answers(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No dead thread stands behind a SuperNode that is online."""
+
+    def raising(message: Message, context: Context) -> Message:
+        raise error
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    node = Unexpected()
+    monkeypatch.setattr(supernode.Messages, "_client", lambda *_: node)
+    monkeypatch.setattr(supernode, "pull_task_input", node.pull)
+    monkeypatch.setattr(supernode, "push_message", node.push)
+    monkeypatch.setattr(supernode, "push_task_output", node.end)
+    monkeypatch.setattr(supernode, "_PAUSE_S", 0)
+    with pytest.raises(Over):
+        supernode.Messages("127.0.0.1:0", b"secret", KeptStore(tmp_path)).answer(raising)  # type: ignore[arg-type]
+    (reply,) = node.replies
+    assert reply.error.reason == f"{type(error).__name__}; the unit's log says more"
+    assert node.ended == [SubStatus.FAILED, SubStatus.COMPLETED]

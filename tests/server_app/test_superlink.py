@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from starlette.applications import Starlette
@@ -22,11 +24,14 @@ from collapipe.credentials.keys import fingerprint, make_key
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
-from server_app import refusals
+from server_app import refusals, superlink
 from server_app.records.prometheus import write_metrics
 from server_app.superlink import NodesAlone
 
+PUSH, PART = "/v1/fleet/push-messages", "/v1/fleet/push-object"
+NODE, SERVER = 17, 1  # numbers of Flower's
 CONTROL, RUNTIME, FLEET = "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/get-run"
+PATHS = "/", CONTROL, RUNTIME, FLEET, PUSH, PART
 KEY, STRANGER = make_key(), make_key()
 
 
@@ -35,12 +40,14 @@ def dialled_from(host: str, folder: Path, known: bool = True) -> TestClient:
     server = ServerFolder(folder)
     server.flower_home.mkdir(parents=True, exist_ok=True)
     if known:
-        (server.flower_home / NODES).write_text(json.dumps({fingerprint(KEY.public_key()): "17"}))
+        (server.flower_home / NODES).write_text(
+            json.dumps({fingerprint(KEY.public_key()): f"{NODE}"})
+        )
 
     async def answer(request: Request) -> PlainTextResponse:
         return PlainTextResponse(f"Flower got {len(await request.body())}")
 
-    routes = [Route(path, answer, methods=["POST"]) for path in ("/", CONTROL, RUNTIME, FLEET)]
+    routes = [Route(path, answer, methods=["POST"]) for path in PATHS]
     guard = NodesAlone(Starlette(routes=routes), server)
     return TestClient(guard, client=(host, 4000))
 
@@ -172,3 +179,69 @@ def test_the_last_rounds_figures_are_told_on_the_machine(tmp_path: Path) -> None
         assert line in told
     assert 'collapipe_bytes{way="up"} 5.0' in told
     assert 'collapipe_seconds{phase="plan"} 0.5' in told
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    """An admitted node."""
+    client = dialled_from("192.0.2.7", tmp_path)
+    (tmp_path / "server" / "flower" / "runs").mkdir()
+    return client
+
+
+def pushed(*messages: tuple[int, str]) -> bytes:
+    """Messages of these senders, in reply to these."""
+    found = [
+        Message(metadata=Metadata(src_node_id=sender, reply_to_message_id=asked))
+        for sender, asked in messages
+    ]
+    return PushMessagesRequest(messages_list=found).SerializeToString()
+
+
+def test_replies_of_its_own_pass(client: TestClient) -> None:
+    body = pushed((NODE, "asked"))
+    assert client.post(PUSH, content=body, headers=signed()).text == f"Flower got {len(body)}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pushed((NODE + 1, "asked")),
+        pushed((NODE, "asked"), (NODE + 1, "asked")),
+        pushed((SERVER, "")),
+        pushed((NODE, "")),
+        b"no message",
+    ],
+    ids=["another's reply", "beside its own", "a question of the server's", "a question", "none"],
+)
+def test_no_node_speaks_for_another(client: TestClient, body: bytes) -> None:
+    """Flower believes it: a unit could have others train, restore and tell."""
+    answer = client.post(PUSH, content=body, headers=signed())
+    assert answer.status_code == 403 and "Flower" not in answer.text
+
+
+def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "_SMALL_BYTES", 1000)
+    folder = ServerFolder(tmp_path)
+
+    def took(times: int) -> list[int]:
+        part = {"content": b"x" * 400, "headers": signed()}
+        return [client.post(PART, **part).status_code for _ in range(times)]  # type: ignore[arg-type]
+
+    assert took(3) == [200, 200, 413]  # nobody has asked
+    folder.expect_replies("5", 1, 300)  # a reply may be pushed twice
+    assert took(5) == [200] * 4 + [413]
+    folder.expect_replies("5", 2, 300)
+    folder.expect_replies("6", 1, 400)
+    assert took(7) == [200] * 6 + [413]
+    folder.forget_questions("6")
+    assert took(5) == [200] * 4 + [413]
+    folder.forget_questions()
+    assert folder.expected_replies() == {}
+
+
+def test_another_request_than_a_part_is_small(client: TestClient) -> None:
+    head = signed() | {"Content-Length": str(2**20 + 1)}
+    assert client.post(PUSH, content=b"abc", headers=head).status_code == 413

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from sections import federation_settings
 
 from client_app.app import app
-from collapipe.errors import ConfigError, RoundFailedError, WireError
+from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from server_app import units
@@ -127,17 +127,6 @@ def test_a_unit_that_cannot_be_told_is_left_out_and_named(
     assert [line["units"] for line in lines] == [[0, 2], [0, 1, 2]]
     assert list(lines[0]["excluded"]) == ["1"]
     assert cause in lines[0]["excluded"]["1"]
-
-
-def test_an_answer_without_end_is_not_parsed() -> None:
-    end = "letters, expected at most 1,048,576"
-    InlineGrid(app, 1, {})  # which lets messages be made
-    failure = records.pack(Failure("ConfigError", "x" * records.REPLY_LETTERS))
-    told = units.answered(Message(failure, 2, records.STATE), records.unpack_state)
-    assert isinstance(told, Failure) and end in told.message
-    text = f'{{"unit": 0}}{" " * records.REPLY_LETTERS}'
-    with pytest.raises(WireError, match=end):
-        records.unpack_evaluation(RecordDict({"EvaluationRecord": ConfigRecord({"json": text})}))
 
 
 def test_no_run_begins_without_any_unit(tmp_path: Path) -> None:

@@ -251,11 +251,11 @@ def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:
     (folder.flower_home / NODES).write_text(json.dumps(nodes))
     places = Places(signed=lambda: signed_names(folder))
     units = Units(cast(Grid, None), federation_settings(num_units=4), places=places)
-    told = {11: "a", 12: "a", 13: "whoever"}  # the last is of no SuperLink's authority: simulated
+    told = {11: "a", 12: "a", 13: "whoever"}  # the last has no certificate, or no longer
     answers: dict[int, RowsReply | Failure] = {
         node: RowsReply(node - 11, 1, {}, {}, name) for node, name in told.items()
     }
     units._place(answers, set())
-    assert [isinstance(answers[node], RowsReply) for node in told] == [True, False, True]
+    assert [isinstance(answers[node], RowsReply) for node in told] == [True, False, False]
     assert "calls itself 'a', its certificate is that of b" in str(answers[12])
-    assert places.of == {"a": 0, "whoever": 2}
+    assert places.of == {"a": 0}

@@ -63,10 +63,22 @@ def test_a_broken_tokeniser_is_one_line(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 100_000])
-def test_what_is_no_tokeniser(text: str) -> None:
+PACKED = [
+    '{"tokenizer": 7, "marks": {}, "labels": []}',
+    '{"tokenizer": "", "marks": {"pad": [[]]}, "labels": []}',
+    '{"tokenizer": "", "marks": {}, "labels": [[]]}',
+]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 100_000, *PACKED])
+@pytest.mark.parametrize("how", [(), ("packed",)])
+def test_what_is_no_tokeniser(text: str, how: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):
-        check_tokenizer(text)
+        check_tokenizer(text, *how)
+
+
+def test_a_packed_one_passes() -> None:
+    check_tokenizer(Tokenizer.of_bytes().with_labels(["hen"]).pack(), "packed")
 
 
 def test_a_sound_one_passes() -> None:

@@ -32,10 +32,11 @@ from collapipe.wire import records
 from collapipe.wire.messages import Failure, TrainReply
 from optim.planner import RoundRequest
 from pipeline.engine import Pipeline
+from server_app import questions
 from server_app.attendance import SILENT
 from server_app.decoding import heads
 from server_app.rounds.failed_units import FailedUnits
-from server_app.rounds.replies import check_traces, most_letters, most_traced
+from server_app.rounds.replies import check_traces, most_traced
 
 
 class Faulty:
@@ -145,7 +146,7 @@ def test_a_round_without_any_unit_ends_the_run_with_a_few_causes(tmp_path: Path)
     five = "federation.num_units=5", "channel.num_channels=5", "strategy=all"
     with pytest.raises(RoundFailedError) as failed:
         run(tmp_path / "run", *five, client=faulty)  # type: ignore[arg-type]
-    cause = "ClientApp: ValueError: the battery is empty"
+    cause = 'ClientApp: "ValueError: the battery is empty"'
     causes = "; ".join(f"unit {unit}: {cause}" for unit in range(3))
     assert str(failed.value) == f"round 2: every unit failed: {causes}; and 2 more"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -169,7 +170,7 @@ def test_a_unit_that_claims_a_loss_that_is_not_finite_costs_itself_the_round(
     run(tmp_path / "run", f"decoder.mode={mode}", client=claims_divergence)  # type: ignore[arg-type]
     first, second = lines(tmp_path / "run")
     assert first["units"] == second["units"] == [2]
-    assert first["failures"] == dict.fromkeys("01", "NonFiniteLossError: it is NaN")
+    assert first["failures"] == dict.fromkeys("01", 'NonFiniteLossError: "it is NaN"')
 
 
 @pytest.mark.parametrize("name", ["check_report", "restore", "noise_variance"])
@@ -513,7 +514,7 @@ def test_a_unit_that_lies_ends_no_round_but_its_own(
     causes = first["failures"]
     says = ["no round of it can have"] * 13 + ["cannot be read", "other weights"]
     says += ["without a report of its own"]
-    says += ["37 actions of devices, expected at most 36", "letters, expected at most 1,0"]
+    says += ["37 actions of devices, expected at most 36", "bytes of JSON, at most 1,0"]
     assert all(words in causes[str(unit)] for unit, words in enumerate(says))
     assert all(cause.isprintable() and len(cause) < 500 for cause in causes.values())
     assert "\x1b" not in capsys.readouterr().out
@@ -538,7 +539,11 @@ def test_the_longest_reply_of_a_round_is_no_lie() -> None:
         traces=tuple(DeviceTrace(each.name, high, (actions,) * steps) for each in devices),
     )
     content, most = records.pack_reply(TrainReply({}, report, state)), most_traced(plan, request)
-    told = records.unpack_reply(content, most_letters(most, request))
+    arrays = {records.WEIGHTS: questions.tensors_bytes({})}
+    questions.check_size(content, questions.train(steps, most, arrays).size)
+    told = records.unpack_reply(content)
     check_traces(told.report, 7, most)
     assert (told.report, told.state) == (report, state)
-    assert records.unpack_state(records.pack_state(state, [])).state == state
+    content = records.pack_state(state, [])
+    questions.check_size(content, questions.state().size)
+    assert records.unpack_state(content).state == state

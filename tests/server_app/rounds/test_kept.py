@@ -1,24 +1,30 @@
 """Of what units keep a checkpoint has what they can have kept, and nothing else."""
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from flwr.app import Context, Message
 from resumed import World, differing
+from sections import section
 from torch import Tensor
 
 from client_app.app import app as units
 from collapipe.config import Settings
 from collapipe.errors import WireError
+from collapipe.sections import LoraSettings
 from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from collapipe.wire import records
 from collapipe.wire.feedback import ActivationMemory
 from collapipe.wire.messages import KeepRequest
 from server_app.checkpoints.file import CheckpointFolder, flat
+from server_app.questions import check_size, keep
 from server_app.rounds.global_model import GlobalModel
-from server_app.rounds.kept import check_kept
+from server_app.rounds.kept import check_kept, most_kept
 from server_app.units import Kept
 
 Lie = Callable[[Kept], None]
@@ -126,3 +132,40 @@ def test_a_unit_that_keeps_what_none_can_costs_nobody_a_checkpoint(
     for unit in range(3):
         names = {name for name in {*first, *last} if name.startswith(f"units.{unit}.")}
         assert names and bool(names & changed) == (unit == 2)
+
+
+@pytest.mark.parametrize("rows", [8, 10**9])
+def test_what_a_unit_may_keep_follows_from_the_runs_steps(
+    trained: tuple[Settings, GlobalModel, Kept], rows: int
+) -> None:
+    """Not from how many rows it reports."""
+    settings, model, kept = trained
+    claimed = replace(CLUSTER, num_samples=rows)
+    most = most_kept(claimed, 1, model, settings)
+    assert sum(most.values()) < 2**22
+    content = records.pack_groups(kept)
+    content.pop("message")
+    check_size(content, keep(most).size)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([0, 3, 7], ""),
+        ([3, 0], "not different ones of 0 … 7"),
+        ([3, 3], "not different ones"),
+        ([-1, 3], "not different ones"),
+        ([3, 8], "not different ones"),
+        ([*range(7), 7, 7], "expected torch.int64 [8]"),
+        ([[0, 3]], "expected torch.int64 [2]"),
+        ([0.5], "expected torch.int64"),
+    ],
+)
+def test_rows_behind_a_stem_are_those_that_steps_can_have_read(
+    trained: tuple[Settings, GlobalModel, Kept], rows: list[int], says: str
+) -> None:
+    settings, model, _ = trained
+    cached = replace(settings, adapter=section(LoraSettings, "adapter/lora.yaml", cache=True))
+    kept = {"stem": {"kept": torch.tensor(rows)}}
+    with pytest.raises(WireError, match=re.escape(says)) if says else nullcontext():
+        check_kept(kept, CLUSTER, 9, model, cached)

@@ -1,0 +1,184 @@
+"""Replies pulled from a SuperLink and measured before they become messages.
+
+Flower's own grid waits for minutes if a node announces a part and does not send it. It makes any
+number of bytes of a few, for an array may name the same piece many times. A malformed part ends the
+run, and a reply is believed about its sender. How parts are pulled is Flower's own and no published
+interface: this file alone knows of it.
+"""
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from flwr.app import Array, ConfigRecord, Error, Message
+from flwr.app.message import make_message
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.serde import metadata_from_proto
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Metadata,
+    ObjectTree,
+    PullObjectRequest,
+)
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.superlink.grid.http_grid import HttpGrid
+from google.protobuf.internal.decoder import _DecodeVarint
+from google.protobuf.message import DecodeError
+
+from collapipe.errors import WireError, one_line
+from server_app import reply_limit
+
+UNUSABLE = 9
+"""Code of the error in place of a reply that cannot be used; none of Flower's."""
+_AT_ONCE = 2  # parts, as Flower pulls them
+_MOST_PARTS = 10_000  # of a reply
+_SMALL_BYTES = 2**19  # of all parts that are neither texts nor pieces of arrays
+_ITEM, _VALUE, _TEXT = b"\x0a", b"\x0a\x04json\x12", b"*"
+
+
+@dataclass
+class _Coming:
+    """A reply of which some parts may still be on their way to the SuperLink."""
+
+    metadata: Metadata
+    missing: list[str]
+    parts: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass
+class Replies:
+    """Those to the questions of one ServerApp."""
+
+    grid: HttpGrid
+    _coming: dict[str, _Coming] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Of earlier questions nothing is waited for any more."""
+        for key in [*self._coming]:
+            self._confirm(key)
+
+    def pull(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies to these messages that are whole by now; an error in place of one that cannot
+        be used."""
+        asked = {*message_ids}
+        found = self.grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=[*asked]))
+        for each, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            if each.metadata.reply_to_message_id in asked:
+                parts = [*dict.fromkeys(_ids(tree))]
+                self._coming[each.metadata.message_id] = _Coming(each.metadata, parts)
+        replies = list[Message]()
+        for key, coming in [*self._coming.items()]:
+            try:
+                if not self._is_whole(coming):
+                    continue
+                _check_parts(coming.parts)
+                reply = _made(key, coming)
+            except _NONSENSE as error:
+                reason = f"the reply cannot be used: {type(error).__name__}: {one_line(error)}"
+                reply = make_message(
+                    metadata_from_proto(coming.metadata), error=Error(UNUSABLE, reason)
+                )
+            self._confirm(key)
+            replies.append(reply)
+        return replies
+
+    def _confirm(self, key: str) -> None:
+        """Let the SuperLink forget a reply."""
+        del self._coming[key]
+        self.grid._runtime_client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(
+                node=self.grid.node, run_id=self.grid.run.run_id, message_object_id=key
+            )
+        )
+
+    def _is_whole(self, coming: _Coming) -> bool:
+        """Fetch what has come since the last look. Raises ``WireError`` for more than the largest
+        reply has."""
+        if len(coming.missing) > _MOST_PARTS:
+            raise WireError(f"{len(coming.missing):,} parts, at most {_MOST_PARTS:,}")
+        most = reply_limit.expected.most_bytes
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            while coming.missing:
+                some = coming.missing[:_AT_ONCE]
+                for key, part in zip(some, pool.map(self._part, some), strict=True):
+                    if part:
+                        coming.parts[key] = part
+                        coming.missing.remove(key)
+                        coming.size += len(part)
+                if coming.size > most:
+                    raise WireError(f"more than {most:,} bytes, as the largest reply has")
+                if some == coming.missing[: len(some)]:
+                    return False
+        return True
+
+    def _part(self, key: str) -> bytes:
+        """Empty until it is there."""
+        found = self.grid._runtime_client.PullObject(
+            PullObjectRequest(node=self.grid.node, run_id=self.grid.run.run_id, object_id=key)
+        )
+        if not found.object_found:
+            raise WireError("a part of it is unknown to the SuperLink")
+        return bytes(found.object_content) if found.object_available else b""
+
+
+_NONSENSE = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    *(AssertionError, DecodeError, RecursionError, WireError),
+)  # what Flower's own code raises for parts that are not what they should be
+
+
+def _ids(tree: ObjectTree) -> Iterable[str]:
+    """Of all parts; a part comes after its children."""
+    for child in tree.children:
+        yield from _ids(child)
+    yield tree.object_id
+
+
+def _check_parts(parts: dict[str, bytes]) -> None:
+    """Raise ``WireError`` if more would be made of the parts than the largest reply has, or much be
+    parsed for it."""
+    small = made = 0
+    for part in parts.values():
+        kind, children, _ = get_object_head_values_from_object_content(part)
+        if kind == ConfigRecord.__qualname__:
+            _check_text(get_object_body(part, ConfigRecord))
+        elif kind != ArrayChunk.__qualname__:
+            small += len(part)
+        if small > _SMALL_BYTES:
+            raise WireError(f"more than {_SMALL_BYTES:,} bytes beside texts and arrays")
+        if kind == Array.__qualname__:
+            pieces = json.loads(get_object_body(part, Array))["arraychunk_ids"]
+            made += sum(len(parts[children[piece]]) for piece in pieces)
+    if made > reply_limit.expected.most_bytes:
+        raise WireError(f"{made:,} bytes of arrays, at most {reply_limit.expected.most_bytes:,}")
+
+
+def _check_text(body: bytes) -> None:
+    """Raise ``WireError`` unless a record has one text or nothing: of many small values much more
+    would be made. In protobuf that is an item, its value and the text, each up to the end."""
+    at = 0
+    for tag in (_ITEM, _VALUE, _TEXT) if body else ():
+        if not body.startswith(tag, at):
+            raise WireError("a record that has more than one text")
+        size, at = _DecodeVarint(body, at + len(tag))  # type: ignore[no-untyped-call]
+        if at + size != len(body):
+            raise WireError("a record that has more than one text")
+
+
+def _made(key: str, coming: _Coming) -> Message:
+    """The reply of the parts, from who sent it."""
+    made = inflate_object_from_contents(key, coming.parts)
+    if not isinstance(made, Message):
+        raise WireError(f"a {type(made).__name__} in place of a message")
+    if made.has_error():
+        if made.error.code == UNUSABLE:
+            raise WireError("an error that units do not send")
+        return make_message(metadata_from_proto(coming.metadata), error=made.error)
+    return make_message(metadata_from_proto(coming.metadata), content=made.content)

@@ -1,0 +1,195 @@
+"""Replies are pulled in parts, as many bytes as there may be, and are their senders' own."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_id,
+    get_object_tree,
+)
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from client_app.app import app
+from server_app import reply_limit
+from server_app.grid import InlineGrid, make_prompt
+from server_app.pulling import UNUSABLE, Replies
+
+MOST = 2**20
+
+
+class SuperLink:
+    """Has one question of the server's to each of two nodes, and what they push in reply."""
+
+    def __init__(self) -> None:
+        InlineGrid(app, 1, {})  # which lets messages be made
+        self.asked = {node: Message(RecordDict(), node, "query.rows") for node in (7, 8)}
+        for node, message in self.asked.items():
+            message.metadata.__dict__["_message_id"] = f"question to {node}"
+        self.replies = list[tuple[Any, ObjectTree]]()
+        self.parts, self.confirmed, self.pulled = dict[str, bytes](), list[str](), 0
+
+    def reply(self, node: int, content: RecordDict | Error) -> Message:
+        message = Message(content, reply_to=self.asked[node])
+        message.metadata.__dict__["_message_id"] = message.object_id
+        return message
+
+    def push(self, reply: Message, parts: dict[str, bytes] | None = None) -> None:
+        """As its node does; other ``parts`` in place of the reply's own."""
+        proto = message_to_proto(remove_content_from_message(reply))
+        if parts is None:
+            self.parts |= {k: e.deflate() for k, e in get_all_nested_objects(reply).items()}
+            self.replies.append((proto, get_object_tree(reply)))
+            return
+        self.parts |= parts
+        tree = ObjectTree(object_id=[*parts][-1])
+        tree.children.extend(ObjectTree(object_id=key) for key in [*parts][:-1])
+        proto.metadata.message_id = tree.object_id
+        self.replies.append((proto, tree))
+
+    def PullMessages(self, _: object) -> PullAppMessagesResponse:  # noqa: N802 - Flower's names
+        protos, trees = ([each[i] for each in self.replies] for i in (0, 1))
+        self.replies = []
+        return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
+
+    def PullObject(self, asked: Any) -> PullObjectResponse:  # noqa: N802
+        part = self.parts.get(asked.object_id)
+        self.pulled += len(part or b"")
+        return PullObjectResponse(
+            object_found=part is not None, object_available=bool(part), object_content=part
+        )
+
+    def ConfirmMessageReceived(self, asked: Any) -> None:  # noqa: N802
+        self.confirmed.append(asked.message_object_id)
+
+    def pull(self) -> list[Message]:
+        return self.replies_.pull([f"question to {node}" for node in self.asked])
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
+    link = SuperLink()
+    run, node = SimpleNamespace(run_id=1), Node(node_id=1)
+    grid = SimpleNamespace(_runtime_client=link, run=run, node=node)
+    link.replies_ = Replies(cast(HttpGrid, grid))  # type: ignore[attr-defined]
+    monkeypatch.setattr(reply_limit.expected, "most_bytes", MOST)
+    return link
+
+
+def arrays(size: int) -> RecordDict:
+    values = np.random.default_rng(0).bytes(size)
+    return RecordDict({"x": ArrayRecord({"all": Array("uint8", (size,), "raw", values)})})
+
+
+def text(json: str) -> RecordDict:
+    return RecordDict({"RowsReply": ConfigRecord({"json": json})})
+
+
+@pytest.mark.parametrize(
+    "content", [arrays(MOST // 2), text("[]" * 99), RecordDict({"message": ConfigRecord()})]
+)
+def test_an_honest_reply_comes_through(link: SuperLink, content: RecordDict) -> None:
+    link.push(reply := link.reply(7, content))
+    (came,) = link.pull()
+    assert came.content == content and came.metadata.src_node_id == 7
+    assert link.confirmed == [reply.object_id] and link.pull() == []
+    link.push(link.reply(8, Error(2, "the unit failed")))
+    (failed,) = link.pull()
+    assert (failed.error.code, failed.error.reason) == (2, "the unit failed")
+
+
+def test_a_part_that_does_not_come_holds_up_nobody(link: SuperLink) -> None:
+    """And is fetched once it is there; what was fetched before is not fetched again."""
+    late = link.reply(7, arrays(MOST // 2))
+    link.push(late)
+    missing = link.parts[late.object_id]
+    link.parts[late.object_id] = b""
+    link.push(link.reply(8, text("{}")))
+    assert [each.metadata.src_node_id for each in link.pull()] == [8]
+    pulled, link.parts[late.object_id] = link.pulled, missing
+    assert [each.metadata.src_node_id for each in link.pull()] == [7]
+    assert link.pulled - pulled == len(missing)
+
+
+def refused(link: SuperLink, words: str) -> None:
+    (came,) = link.pull()
+    assert came.error.code == UNUSABLE and words in came.error.reason
+    assert came.metadata.src_node_id == 7 and len(link.confirmed) == 1
+
+
+def test_no_more_is_pulled_than_the_largest_reply_has(link: SuperLink) -> None:
+    pieces = {get_object_id(piece): piece for piece in (bytes([n]) * 2**19 for n in range(20))}
+    link.push(link.reply(7, text("")), pieces)
+    refused(link, "more than 1,048,576 bytes")
+    assert link.pulled <= MOST + 2 * 2**19
+
+
+def part(kind: str, body: bytes, *children: str) -> dict[str, bytes]:
+    head = f"{kind} {','.join(children)} {len(body)}".encode()
+    made = head + b"\x00" + body
+    return {get_object_id(made): made}
+
+
+def test_a_piece_that_an_array_has_a_thousand_times_counts_as_often(link: SuperLink) -> None:
+    piece = part("ArrayChunk", b"x" * 2**16)
+    (key,) = piece
+    body = f'{{"dtype": "uint8", "shape": [9], "stype": "raw", "arraychunk_ids": {[0] * 1000}}}'
+    link.push(link.reply(7, text("")), {**piece, **part("Array", body.encode(), key)})
+    refused(link, "bytes of arrays")
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (part("Array", b"[" * (2**19 + 1)), "beside texts and arrays"),
+        (part("RecordDict", b"[" * 99), "JSONDecodeError"),
+        (part("ConfigRecord", b"\n\x02\n\x00" * 9), "more than one text"),
+        (part("ConfigRecord", ConfigRecord({"json": [1] * 999}).deflate()[20:]), "one text"),
+        (part("Nothing", b""), "KeyError"),
+        (part("ConfigRecord", b""), "a ConfigRecord in place of a message"),
+        ({"ab" * 32: b"no head"}, "Error"),
+        ({"ab" * 32: b""}, ""),
+    ],
+)
+def test_parts_that_make_no_reply(link: SuperLink, parts: dict[str, bytes], words: str) -> None:
+    link.push(link.reply(7, text("")), parts)
+    if words:
+        refused(link, words)
+    else:
+        assert link.pull() == []
+
+
+def test_a_reply_is_of_the_node_that_sent_it_whatever_it_says(link: SuperLink) -> None:
+    """The SuperLink knows who pushed it; the reply's own parts may say anything."""
+    mine, others = link.reply(7, text("mine")), link.reply(8, text("theirs"))
+    proto = message_to_proto(remove_content_from_message(mine))
+    proto.metadata.message_id = others.object_id
+    link.parts |= {k: e.deflate() for k, e in get_all_nested_objects(others).items()}
+    link.replies.append((proto, get_object_tree(others)))
+    (came,) = link.pull()
+    assert came.metadata.src_node_id == 7
+    assert came.metadata.reply_to_message_id == "question to 7"
+
+
+def test_a_reply_to_nothing_that_was_asked_ends_no_run(link: SuperLink) -> None:
+    stray = link.reply(7, text(""))
+    proto = message_to_proto(remove_content_from_message(stray))
+    proto.metadata.reply_to_message_id = "another"
+    link.replies.append((proto, get_object_tree(stray)))
+    assert link.pull() == []
+
+
+def test_flowers_grid_gets_our_pull() -> None:
+    """Flower has not moved what it needs."""
+    grid = HttpGrid(insecure=True, token="any")
+    make_prompt(grid)
+    assert {*vars(grid)} >= {"_run", "node", "send_and_receive"}
+    assert isinstance(type(grid).__dict__["_runtime_client"], property)

@@ -1,0 +1,308 @@
+"""A reply is measured before it is parsed, for every question; a bad one costs its sender alone."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sections import federation_settings
+
+from client_app.app import app
+from collapipe import cancellation
+from collapipe.errors import ConfigError, RoundFailedError, WireError
+from collapipe.tasks.classification import Classification
+from collapipe.text.labels import MOST_LABELS
+from collapipe.wire import records
+from collapipe.wire.messages import KEPT, Failure, RowsReply, Setup
+from server_app import questions
+from server_app.grid import InlineGrid
+from server_app.labels import unfit_labels
+from server_app.places import Places
+from server_app.questions import FAILURE, Question, check_size
+from server_app.units import Units, answered
+
+WEIGHTS = {"blocks.0.weight": torch.zeros(9, 9), "blocks.0.bias": torch.zeros(9)}
+ARRAYS = {records.WEIGHTS: WEIGHTS, records.HEAD_STATE: WEIGHTS}
+SIZES = {name: questions.tensors_bytes(tensors) for name, tensors in ARRAYS.items()}
+TABLE: dict[str, Question[Any]] = {
+    each.kind: cast(Question[Any], each)
+    for each in (
+        questions.rows(words=False),
+        questions.state(),
+        questions.frozen(),
+        questions.restore(),
+        questions.train(steps=20, traced=240, arrays=SIZES),
+        questions.evaluate(num_labels=3),
+        questions.keep(dict.fromkeys(KEPT, questions.tensors_bytes(WEIGHTS))),
+        questions.mask_keys(),
+        questions.mask_shares(num_units=5),
+        questions.survivors(num_units=5),
+        questions.unmask(num_units=5),
+    )
+}
+
+
+def test_every_message_that_a_unit_answers_is_in_the_table() -> None:
+    assert {name.removesuffix(".default") for name in app._registered_funcs} == TABLE.keys()
+
+
+def reply_of(*records_: tuple[str, Any]) -> Message:
+    InlineGrid(app, 1, {})  # which lets messages be made
+    return Message(RecordDict(dict(records_)), 2, "query.any")
+
+
+def never(*arguments: object) -> None:
+    raise AssertionError("parsed")
+
+
+def text(json: str) -> tuple[str, ConfigRecord]:
+    return "UnitReply", ConfigRecord({"json": json})
+
+
+def lies(question: Question[Any], more: int) -> dict[str, Callable[[], tuple[str, Any]]]:
+    """Records that are larger than a reply to the question can have, or no record of it."""
+    size = question.size
+    nested = "[" * (size.values + more)
+    arrays = {
+        f"arrays {name}": partial(_arrays, name, most + more) for name, most in size.arrays.items()
+    }
+    return {
+        "longer": lambda: text("x" * (size.json_bytes + more)),
+        "wider": lambda: text("ä" * (size.json_bytes // 2 + more)),
+        "nested": lambda: text(nested if size.values < size.json_bytes else "x" * 2**21),
+        "beside": lambda: ("UnitReply", ConfigRecord({"json": "", "more": "x"})),
+        "bytes": lambda: ("UnitReply", ConfigRecord({"json": b"{}"})),
+        "metrics": lambda: ("metrics", MetricRecord({"x": 1.0})),
+        "other arrays": lambda: _arrays("other", 1),
+        "failure": lambda: ("Failure", ConfigRecord({"json": "x" * (FAILURE.json_bytes + more)})),
+        **arrays,
+    }
+
+
+def _arrays(name: str, size: int) -> tuple[str, Any]:
+    return name, records.pack_tensors({"x": torch.zeros(size, dtype=torch.uint8)})
+
+
+@given(st.sampled_from(sorted(TABLE)), st.integers(1, 3), st.data())
+def test_a_reply_that_is_too_large_is_refused_before_anything_is_parsed(
+    kind: str, more: int, data: st.DataObject
+) -> None:
+    each = lies(TABLE[kind], more)
+    lie = each[data.draw(st.sampled_from(sorted(each)))]()
+    with patch.object(records, "_parse", never), patch.object(records, "separated", never):
+        told = answered(reply_of(lie), TABLE[kind])
+    assert isinstance(told, Failure) and told.kind == "WireError"
+
+
+@pytest.mark.parametrize("kind", sorted(TABLE))
+def test_more_records_than_a_reply_has_are_refused(kind: str) -> None:
+    many = {f"UnitReply{i}": ConfigRecord({"json": "{}"}) for i in range(99)}
+    with pytest.raises(WireError, match="99 records"):
+        check_size(RecordDict(many), TABLE[kind].size)
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_the_largest_arrays_pass(name: str) -> None:
+    check_size(RecordDict({name: records.pack_tensors(ARRAYS[name])}), TABLE[records.TRAIN].size)
+
+
+def test_the_most_labels_and_words_pass() -> None:
+    labels = {f"{number:0200}": 2**13 for number in range(MOST_LABELS)}
+    reply = RowsReply(0, 2**52, labels, {}, "x" * 64)
+    check_size(records.pack(reply), questions.rows(words=False).size)
+    with patch.object(questions, "MOST_WORDS", 10):
+        words = {f"Ġhen{number}": 9 for number in range(10)}
+        check_size(records.pack(RowsReply(0, 1, {}, words)), questions.rows(words=True).size)
+
+
+VALUES = st.recursive(
+    st.text('["{,\\', max_size=3) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("[,", max_size=2), inner),
+    max_leaves=6,
+)
+
+
+@given(VALUES)
+@settings(max_examples=30)
+def test_json_values_are_counted(value: object) -> None:
+    """Never too few, whatever texts hold."""
+
+    def parts(of: object) -> int:
+        inner = [*of.values()] if isinstance(of, dict) else of if isinstance(of, list) else []
+        return 1 + sum(map(parts, inner))
+
+    assert parts(value) <= questions._num_values(json.dumps(value)) <= 2 * parts(value)
+
+
+def federated(answers: Mapping[int, Callable[[Message, Context], RecordDict]]) -> InlineGrid:
+    """As many nodes, by the numbers that they are configured with; none trains."""
+
+    def client(message: Message, context: Context) -> Message:
+        unit = int(context.node_config["partition-id"])
+        return Message(answers[unit](message, context), reply_to=message)
+
+    return InlineGrid(client, len(answers), {"overrides": ""})  # type: ignore[arg-type]
+
+
+def honest(name: str = "", labels: Mapping[str, int] = {"a": 1, "b": 1}) -> Any:
+    """A unit that has rows and no cluster."""
+
+    def answer(message: Message, context: Context) -> RecordDict:
+        unit = int(context.node_config["partition-id"])
+        if message.metadata.message_type == records.ROWS:
+            return records.pack(RowsReply(unit, 9, labels, {}, name))
+        told = records.unpack(Setup, message.content).unit
+        return records.pack(records.UnitReply(unit if told is None else told, "none", name=name))
+
+    return answer
+
+
+def failing(message: Message, context: Context) -> RecordDict:
+    return records.pack(Failure("ConfigError", 'error: "pay\x1b[31m\n' + "x" * 900))
+
+
+def raising(message: Message, context: Context) -> RecordDict:
+    raise ValueError("the battery is empty")
+
+
+def nested(message: Message, context: Context) -> RecordDict:
+    text = "[" * 2**20 + "]" * 2**20
+    return RecordDict({"RowsReply": ConfigRecord({"json": text})})
+
+
+def laden(message: Message, context: Context) -> RecordDict:
+    told = honest()(message, context)
+    told["junk"] = records.pack_tensors({"x": torch.zeros(9)})
+    return cast(RecordDict, told)
+
+
+@pytest.mark.parametrize("answer", [failing, raising, nested, laden])
+def test_a_bad_answer_at_the_start_costs_its_unit_alone_which_is_named_once(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = federated({0: honest(), 1: answer, 2: honest()})
+    units = Units(grid, federation_settings(min_units=2))
+    assert [*units.rows()] == [0, 2]
+    later = Units(grid, units.federation, places=units.places)
+    assert [isinstance(each, Failure) for each in later.discover()] == [True] * 3
+    later.ask_again(1, ())
+    (line,) = (each for each in caplog.messages if "left out" in each)
+    assert line.startswith("node 3 is left out") and line.isprintable() and len(line) < 600
+    if answer is failing:
+        assert """ConfigError: "error: 'pay [31m xxx""" in line
+
+
+def test_too_few_units_end_the_run_in_the_units_own_words() -> None:
+    grid = federated({0: failing, 1: failing, 2: honest()})
+    with pytest.raises(ConfigError, match="1 of 3 units can begin, at least 2 must: node 2") as few:
+        Units(grid, federation_settings(min_units=2)).rows()
+    assert str(few.value).count("ConfigError:") == 1
+    with pytest.raises(RoundFailedError, match="0 of 1 units can begin"):
+        Units(federated({0: raising}), federation_settings(num_units=1)).rows()
+
+
+def test_a_silent_unit_is_waited_for_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And asked again later, but not before the first round."""
+    released, asked = False, list[str]()
+
+    def silent(message: Message, context: Context) -> RecordDict:
+        asked.append(message.metadata.message_type)
+        while not released:
+            time.sleep(0.005)
+            cancellation.check()
+        return cast(RecordDict, honest()(message, context))
+
+    grid = federated({0: honest(), 1: silent})
+    units = Units(grid, federation_settings(num_units=2, round_timeout_s=0.1))
+    assert [*units.rows()] == [0]
+    later = Units(grid, units.federation, places=units.places)
+    assert "Timeout" in str(later.discover()[1])
+    later.ask_again(1, ())
+    assert asked == ["query.rows"]
+    released = True
+    assert [*later.ask_again(2, ())] == [1]
+    assert asked == ["query.rows", "query.state"]
+
+
+TASK = Classification(None, True, 300, 32)
+
+
+def told_labels(*counts: int) -> dict[int, RowsReply]:
+    """Nodes with so many labels of their own, beside two that all have."""
+    return {
+        node: RowsReply(
+            node, 9, dict.fromkeys(["a", "b", *(f"{node}-{i}" for i in range(n))], 1), {}
+        )
+        for node, n in enumerate(counts)
+    }
+
+
+def test_invented_labels_cost_the_unit_that_invents_them() -> None:
+    told = told_labels(0, 9000, 3)
+    unfit = unfit_labels(told, TASK)
+    assert [*unfit] == [1] and "9,002 labels, 9,000 of which no other unit has" in str(unfit[1])
+    assert unfit_labels(told_labels(0, 100, 100), TASK) == {}
+    listed = Classification(None, True, 300, 32, labels=("a", "b"))
+    assert [*unfit_labels(told, listed)] == [1, 2]
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=6))
+def test_the_labels_that_are_left_are_no_more_than_may_be(counts: list[int]) -> None:
+    told = told_labels(*counts)
+    left = told.keys() - unfit_labels(told, TASK).keys()
+    assert len({label for node in left for label in told[node].labels}) <= TASK.max_labels
+    few = [node for node, n in enumerate(counts) if n == min(counts)]
+    assert left or min(counts) + 2 > TASK.max_labels or few
+
+
+def test_a_unit_with_unfit_labels_takes_no_part(caplog: pytest.LogCaptureFixture) -> None:
+    grid = federated({0: honest(), 1: honest(labels={str(n): 1 for n in range(300)})})
+    units = Units(grid, federation_settings(num_units=2))
+    assert [*units.rows(task=TASK)] == [0]
+    later = Units(grid, units.federation, places=units.places)
+    later.discover()
+    later.ask_again(1, ())
+    assert [*later.nodes] == [0]
+    assert sum("raise task.max_labels" in each for each in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations([11, 12, 13])])
+def test_a_certified_unit_has_the_place_of_its_name(order: tuple[int, ...]) -> None:
+    """Whoever answers first, and whatever number anybody reports."""
+    named = {11: "paris", 12: "rome", 13: "mallory"}
+    reserved = {"berlin": 0, "paris": 1, "rome": 2}
+    places = Places(signed=lambda: named, reserved=reserved)
+    units = Units(cast(Grid, SimpleNamespace()), federation_settings(num_units=4), places=places)
+    numbers = {11: 2, 12: 2, 13: 1}
+    answers: dict[int, RowsReply | Failure] = {
+        node: RowsReply(numbers[node], 1, {}, {}, named[node]) for node in order
+    }
+    units._place(answers, set())
+    found = {named[node]: each for node, each in answers.items()}
+    assert [cast(RowsReply, found[name]).unit for name in ("paris", "rome")] == [1, 2]
+    assert "unit 1 is paris, and mallory claims the same number" in str(found["mallory"])
+    assert places.called(0) == "berlin (unit 0)" and places.of_node(13) == "mallory"
+
+
+def test_a_node_without_a_valid_certificate_has_no_place() -> None:
+    places = Places(signed=dict)
+    with pytest.raises(WireError, match="'rome', and has no valid certificate"):
+        places.check_signed(17, "rome")
+
+
+def test_a_run_that_goes_on_keeps_its_places() -> None:
+    """Another list of units gives nobody the place of a unit of the run."""
+    places = Places({"rome": 0, "paris": 1}, dict, {"paris": 0, "oslo": 1, "bern": 2})
+    assert [places.name(place) for place in range(3)] == ["rome", "paris", "bern"]
+    with pytest.raises(WireError, match="unit 1 is paris, and oslo claims"):
+        places.claim("oslo", 5, 3, set())
