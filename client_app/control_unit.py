@@ -303,7 +303,6 @@ class ControlUnit:
         weights, kept = trainer.weights(), trainer.optimizer_state()
         link_bytes = 0, 0
         if isinstance(head, DecoderLink):
-            head.finish()  # before its bytes are counted
             link_bytes = head.bytes_up, head.bytes_down
         elif head is not None:
             weights, kept = weights | head.weights(), kept | head.optimizer_state()

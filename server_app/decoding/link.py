@@ -3,8 +3,8 @@
 Listens with mutual TLS and certificates made at start, but for a deployed server's own: who has no
 unit's key gets no further than the handshake, so a stranger can open no HTTP/2 stream. A stream is
 served only with the bearer token of a session that is open and not in use; tokens are good for one
-unit and one round. A unit whose stream broke may open another, and goes on behind the last step
-that was done.
+unit and one round. A unit whose stream broke may open another, and goes on after the last step that
+was done. It does so after all steps, too, because the answer to the last one may be lost.
 """
 
 import hmac
@@ -171,7 +171,7 @@ class DecoderLinkServer:
         finally:
             session.abandon()
             with self._lock:  # the unit may dial again
-                if self._claims.get(token) is claim and not session.complete:
+                if self._claims.get(token) is claim:
                     del self._claims[token]
             claim.left.set()
 
@@ -199,7 +199,7 @@ class DecoderLinkServer:
 def _obeyed(claim: _Claim) -> Iterator[bytes]:
     """What is sent to a unit, whose frames are obeyed in between: gRPC's thread computes, too."""
     session, stream = claim.session, claim.stream
-    while claim.context.is_active() and not session.complete:
+    while claim.context.is_active():
         yield from stream.outgoing(until=stream.waiting)
         try:
             frame = stream.receive()
@@ -212,8 +212,6 @@ def _obeyed(claim: _Claim) -> Iterator[bytes]:
         claim.active = time.monotonic()
         if answer is not None:
             stream.send(answer)
-    stream.close()
-    yield from stream.outgoing()
 
 
 def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
@@ -239,9 +237,6 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
         return replace(frame, tensors=(own,))
     if frame.kind == FrameKind.RESUME:
         return replace(frame, tensors=(torch.tensor(session.last_step, dtype=torch.float64),))
-    if frame.kind == FrameKind.BYE:
-        session.finish()
-        return replace(frame, tensors=())
     raise WireError(f"a unit does not send {frame.kind.name}")
 
 
