@@ -1,6 +1,5 @@
 """Who misses rounds, and when a unit that was left out is asked again."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -14,10 +13,11 @@ _LONGEST_PAUSE = 32  # rounds
 @dataclass
 class Attendance:
     """Of units by their numbers. A unit that has missed ``miss_limit`` rounds in a row is left out,
-    and asked again after 1, 2, 4, … rounds, at most 32."""
+    and asked again after 1, 2, 4, … rounds, at most 32. A round counts once, though a unit may miss
+    its training and its checkpoint."""
 
     miss_limit: int
-    _misses: Counter[int] = field(default_factory=Counter)
+    _misses: dict[int, set[int]] = field(default_factory=dict)  # rounds
     _pauses: dict[int, int] = field(default_factory=dict)
     _due: dict[int, int] = field(default_factory=dict)
 
@@ -27,11 +27,12 @@ class Attendance:
         """The units that are left out from now on, and why."""
         left_out = dict[int, Failure]()
         for unit in finished:
-            del self._misses[unit]
+            self._misses.pop(unit, None)
         for unit, failure in failures.items():
             if failure.kind in (ABSENT, SILENT):
-                self._misses[unit] += 1
-                if self._misses[unit] >= self.miss_limit:
+                missed = self._misses.setdefault(unit, set())
+                missed.add(round_)
+                if len(missed) >= self.miss_limit:
                     left_out[unit] = failure
                     self.asked(unit, round_, answered=False)
         return left_out
