@@ -18,7 +18,7 @@ from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
 from collapipe.errors import ConfigError, LinkError
 from collapipe.torch_device import CPU
-from collapipe.wire.dialing import SERVER_OPTIONS, Dialer, accept_stream, open_stream
+from collapipe.wire.dialing import SERVER_OPTIONS, Dialer, open_stream, serve_stream
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP
 from collapipe.wire.segments import (
@@ -148,8 +148,7 @@ class Daemon:
             self._work = work = threading.Thread(target=session.run, daemon=True)
             work.start()
             try:
-                accept_stream(stream, messages, context)
-                yield from stream.outgoing()
+                yield from serve_stream(stream, messages, context)
             finally:  # also where gRPC gives the call up in the middle
                 work.join()
 
@@ -168,8 +167,7 @@ class Daemon:
             session.attach(side, stream)
         except LinkError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
-        accept_stream(stream, messages, context)
-        yield from stream.outgoing()
+        yield from serve_stream(stream, messages, context)
 
     def _probe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answers.probed(context):
@@ -177,8 +175,7 @@ class Daemon:
             stream.on_close(context.cancel)  # also where the caller does not read
             work = threading.Thread(target=echo, args=(stream,), daemon=True)
             work.start()
-            accept_stream(stream, messages, context)
-            yield from stream.outgoing()
+            yield from serve_stream(stream, messages, context)
             work.join()
 
     @contextmanager

@@ -9,8 +9,8 @@ import grpc
 
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import cause, dial, host_and_port, require_loopback
-from collapipe.errors import LinkError
-from collapipe.wire.streams import PIECE_BYTES, FrameStream, broken
+from collapipe.errors import LinkError, WireError
+from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
 _MESSAGE_BYTES = PIECE_BYTES + 1024
@@ -82,21 +82,19 @@ def open_stream(
     arrived: threading.Event,
     metadata: Sequence[tuple[str, str]] = (),
 ) -> FrameStream:
-    """A stream that the other end has accepted. Raises ``LinkError`` where it does not."""
+    """A stream that the other end, by ``serve_stream``, has accepted. Raises ``LinkError`` where it
+    does not."""
     stream = FrameStream(peer, max_bytes, arrived)
-    call = start_stream(stream, channel, method, metadata)
-    accepted = threading.Event()
-
-    def wait() -> None:  # for good where the call ends at a bad moment: gRPC does not say so here
-        call.initial_metadata()  # which the other end sends when it has accepted
-        accepted.set()
-
-    threading.Thread(target=wait, daemon=True, name=f"to {peer}").start()
-    if not accepted.wait(CONNECT_S):
-        call.cancel()
-    if not call.is_active():
+    start_stream(stream, channel, method, metadata)
+    try:
+        # gRPC's own word for it, the initial metadata, may never come where a call ends
+        stream.wait_until_accepted(CONNECT_S)
+    except WireError as error:
         stream.close()
-        raise broken(peer, call)
+        raise LinkError(str(error)) from error
+    except LinkError:
+        stream.close()
+        raise
     return stream
 
 
@@ -121,7 +119,16 @@ def start_stream(
 def accept_stream(
     stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> None:
-    """Tell the caller, and take in what it sends; the handler yields what is ``outgoing``."""
-    context.send_initial_metadata(())
+    """Take in what the caller sends; the handler yields what is ``outgoing``."""
     threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
-    context.add_callback(stream.close)
+    if not context.add_callback(stream.close):  # the call has ended
+        stream.close()
+
+
+def serve_stream(
+    stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
+) -> Iterator[bytes]:
+    """Take in what the caller sends; yield what goes to it, first that its stream is accepted."""
+    accept_stream(stream, messages, context)
+    yield ACCEPTED
+    yield from stream.outgoing()

@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from collapipe import cancellation
-from collapipe.errors import NonFiniteLossError, StageError, WireError
+from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors
@@ -38,6 +38,7 @@ from pipeline.remote.replica import Replica
 
 _LOAD, _CONNECT = range(2)  # steps of gathering, as frames count them
 _CLOCK_TRIPS = 3
+_BUSY_S = 0.2  # between two attempts to dial a device that works for another caller
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _STOPPED_S = 1.0  # a longer time without a look was this machine's own
 
@@ -84,13 +85,18 @@ class Placement:
         return Placement(plan, self.cluster, common, self.replica, *shared)
 
     def gather(self) -> None:
-        """Give each device its segment, and connect them in their order."""
+        """Give each device its segment, and connect them in their order.
+
+        Devices that still work for another caller, such as a round that was cancelled, are waited
+        for as long as one action may take.
+        """
+        until = time.monotonic() + self.hung_s
         epoch, segments = self.common.epoch, self.plan.segments
         held = {block_name(k): each.device for each in segments for k in each.span.indices()}
         self.replica.expect(epoch, held)
         for name in self.names:
             if name not in self.connections:
-                self.connections[name] = self._dialled(name)
+                self.connections[name] = self._dialled(name, until)
         for each in self.members:
             if each.name not in self.clocks:
                 self.clocks[each.name] = self._clock(each)
@@ -189,12 +195,22 @@ class Placement:
         connection = self.connections.get(device)
         return connection.troubles.get(self.common.epoch) if connection else None
 
-    def _dialled(self, name: str) -> DeviceConnection:
+    def _dialled(self, name: str, until: float) -> DeviceConnection:
+        """A connection to a device that is free before ``until``, of ``time.monotonic``."""
         if name not in self.cluster.devices:
             raise StageError(name, "the cluster's file has no such device")
         device, dialer = self.cluster.devices[name], self.cluster.dialer
         replica = self.replica
-        return DeviceConnection(device, dialer, self.arrived, replica.put, replica.most_bytes())
+        while True:
+            try:
+                part_bytes = replica.most_bytes()
+                return DeviceConnection(device, dialer, self.arrived, replica.put, part_bytes)
+            except StageError as refused:
+                busy = isinstance(refused.__cause__, BusyLinkError)
+                if not busy or time.monotonic() > until:
+                    raise
+            time.sleep(_BUSY_S)
+            cancellation.check()
 
     def _description(self, stage: int, sessions: Sequence[str]) -> SegmentDescription:
         segment, last = self.plan.segments[stage], stage == len(sessions) - 1
