@@ -64,7 +64,7 @@ class FrameStream:
         self._unmade = 0  # parts that are yet to be made
         self._credit = WINDOW
         self._closed = False
-        self._cancel: Callable[[], object] | None = None
+        self._cancel: Callable[[], object] = lambda: None
         self.on_sent: Callable[[Frame], None] = _nothing
         self.accepts: Callable[[Frame], bool] = _all
 
@@ -143,10 +143,9 @@ class FrameStream:
     def close(self) -> None:
         """End the stream now."""
         with self._changed:
-            self._closed = True
+            self._closed, cancel = True, self._cancel
             self._changed.notify_all()
-        if self._cancel is not None:
-            self._cancel()
+        cancel()
 
     def outgoing(self, until: Callable[[], bool] | None = None) -> Iterator[bytes]:
         """Messages for gRPC: all, or those that may go before ``until`` has become true."""
@@ -157,8 +156,11 @@ class FrameStream:
                 self.arrived.set()
 
     def on_close(self, cancel: Callable[[], object]) -> None:
-        """``close`` calls ``cancel`` as well."""
-        self._cancel = cancel
+        """``close`` calls ``cancel`` as well; it is called now where the stream is closed."""
+        with self._changed:
+            self._cancel, closed = cancel, self._closed
+        if closed:
+            cancel()
 
     def feed(self, messages: Iterable[bytes]) -> None:
         """Take in all ``messages``, up to the stream's end."""

@@ -252,10 +252,9 @@ class Placement:
         self.hops.append(members[-1].hop(sessions[-1], BEHIND))
         between = range(len(members) - 1) if self.cluster.relay else ()
         for stage in between:
-            front = members[stage].hop(sessions[stage], BEHIND)
-            behind = members[stage + 1].hop(sessions[stage + 1], BEFORE)
-            self.hops += front, behind
-            relay(front, behind)
+            self.hops.append(members[stage].hop(sessions[stage], BEHIND))
+            self.hops.append(members[stage + 1].hop(sessions[stage + 1], BEFORE))
+            relay(*self.hops[-2:])
 
     def _clock(self, connection: DeviceConnection) -> Clock:
         """From a few round trips; the quickest tells most."""

@@ -66,6 +66,7 @@ class RemoteSegments:
 
     def __enter__(self) -> "RemoteSegments":
         try:
+            self._replica.open()
             self._recovering(self._gather)
         except BaseException:
             self.__exit__()
