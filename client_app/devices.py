@@ -23,7 +23,7 @@ from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.report import ClusterReport, DeviceReport
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
-from collapipe.wire.dialing import Dialer
+from collapipe.wire.dialing import Dialer, without_addresses
 from collapipe.wire.messages import TrainRequest
 from collapipe.wire.segments import RoundDescription
 from optim.partition.exact import exact_partition
@@ -49,6 +49,7 @@ class Devices:
         own = cluster.credentials
         self.dialer = Dialer(load(own) if own else None)
         self._profile = settings.pipeline.profile is not False
+        self.relay = settings.pipeline.relay  # also once a device could not dial another
         self._slowness: dict[str, float] = {}  # measured over described seconds of a chunk
         self.absent: Mapping[str, str] = {}  # when they were last asked, and why
         self.news: list[str] = []  # of who came and went since a report has told it
@@ -92,6 +93,10 @@ class Devices:
                     "counts on what was measured"
                 )
 
+    def told(self, text: str) -> str:
+        """What the server is told of devices: their names, but no address."""
+        return one_line(without_addresses(text, self.roster.values()))
+
     def _fault(self, name: str) -> str | None:
         return self.dialer.fault(name, self.roster[name].address)
 
@@ -127,7 +132,7 @@ class DevicePipeline:
         replica = Replica(blocks, known, partial(state_like, settings.optimizer), _trained(spec))
         samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
-        how = self._without, self._hung_s, settings.pipeline.relay, needed
+        how = self._without, self._hung_s, devices.relay, needed
         reach = Cluster(devices.roster, devices.dialer, *how)
         common = RoundDescription(
             version=collapipe.__version__,
@@ -164,7 +169,8 @@ class DevicePipeline:
         drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
         events = (*self._all.news, *self._segments.events, *drifts)
         self._all.news.clear()
-        told, traces = tuple(one_line(each) for each in events), tuple(self._segments.traces())
+        self._all.relay = self._segments.relays
+        told, traces = tuple(map(self._all.told, events)), tuple(self._segments.traces())
         return replace(report, devices=measured, events=told, traces=traces)
 
     @property
@@ -178,7 +184,7 @@ class DevicePipeline:
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))
         if not left:
-            why = "; ".join(f"{name} ({cause})" for name, cause in gone.items())
+            why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
             raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices: {why}")
         settings, m = self._settings, self._plan.num_micro_batches
         sizes = self._spec.num_blocks, settings.batch_size, m

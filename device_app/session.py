@@ -30,7 +30,7 @@ from collapipe.wire.segments import (
 from collapipe.wire.streams import FrameStream
 from device_app.held_segment import HeldSegment
 from pipeline.hop_codec import HopCodec
-from pipeline.remote.ports import Fence, HopError, StreamPorts
+from pipeline.remote.ports import Fence, HopError, StreamPorts, UndialledError
 from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
@@ -158,7 +158,7 @@ class Session:
             try:
                 stream = self.dial(description.next, description.next_session)
             except LinkError as error:
-                raise HopError(BEHIND, str(error)) from error
+                raise UndialledError(BEHIND, str(error)) from error
             self.attach(BEHIND, secret_for(description.session, BEHIND), stream)
         if self._held(frame).complete:  # else when the last part has come
             self._answer(frame, FrameKind.READY)

@@ -146,6 +146,7 @@ def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> No
         assert "device-1" in event
     (told,) = later[0]["events"]["0"]
     assert "planned without device-1" in told and "Connection refused" in told
+    assert all(each.address not in json.dumps(lines(tmp_path / "real")) for each in there)
     assert later[1]["events"] == {}
     assert_same(real, simulated)
 

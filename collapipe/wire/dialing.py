@@ -1,8 +1,9 @@
 """How a stream of frames is opened to another machine, and served to one."""
 
+import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -10,6 +11,7 @@ import grpc
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import cause, dial, host_and_port, require_loopback
 from collapipe.errors import LinkError, WireError
+from collapipe.wire.segments import DeviceAddress
 from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
@@ -34,6 +36,29 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
 )
+
+
+_ADDRESSES = re.compile(
+    r"""
+    (?:ipv[46]:)?  # as gRPC has it
+    (?:
+        (?:\[[0-9a-f:.]+\]|%5B[0-9a-f:.]+%5D)(?::\d{1,5})?  # [2001:db8::7]:7700
+        |(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}  # 2001:db8::7
+        |\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?  # 10.0.0.5:7700
+        |[\w.-]+:\d{1,5}\b  # jetson.home:7700
+    )
+    """,
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
+)
+
+
+def without_addresses(text: str, devices: Collection[DeviceAddress]) -> str:
+    """The text with "…" for every address in it, and for hosts of these devices, but not for their
+    names: who has no access to devices is told of these alone."""
+    text, names = _ADDRESSES.sub("…", text), {each.name for each in devices}
+    for host in {each.address.rpartition(":")[0].strip("[]") for each in devices} - names:
+        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "…", text)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

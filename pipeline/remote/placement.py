@@ -14,6 +14,7 @@ from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, Wire
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors
+from collapipe.wire.dialing import without_addresses
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import grouped
 from collapipe.wire.segments import (
@@ -32,7 +33,7 @@ from collapipe.wire.streams import FrameStream
 from pipeline.remote.cluster import Cluster
 from pipeline.remote.connection import SILENT_S, DeviceConnection
 from pipeline.remote.measurements import Clock
-from pipeline.remote.ports import HopError
+from pipeline.remote.ports import HopError, UndialledError
 from pipeline.remote.relay import relay
 from pipeline.remote.replica import Replica
 
@@ -41,6 +42,14 @@ _CLOCK_TRIPS = 3
 _BUSY_S = 0.2  # between two attempts to dial a device that works for another caller
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _STOPPED_S = 1.0  # a longer time without a look was this machine's own
+
+
+class UnreachedError(StageError):
+    """A device cannot be dialled by its neighbour ``source``, though both live."""
+
+    def __init__(self, device: str, cause: str, source: str) -> None:
+        super().__init__(device, cause)
+        self.source = source
 
 
 @dataclass
@@ -75,14 +84,14 @@ class Placement:
     def members(self) -> list[DeviceConnection]:
         return [self.connections[name] for name in self.names]
 
-    def followed_by(self, plan: ClusterPlan) -> "Placement":
+    def followed_by(self, plan: ClusterPlan, cluster: Cluster) -> "Placement":
         """The same devices under another plan, in another epoch."""
         self.hang_up()
         for connection in self.connections.values():
             connection.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
         shared = self.connections, self.arrived, self.clocks
-        return Placement(plan, self.cluster, common, self.replica, *shared)
+        return Placement(plan, cluster, common, self.replica, *shared)
 
     def gather(self) -> None:
         """Give each device its segment, and connect them in their order.
@@ -165,7 +174,8 @@ class Placement:
         for connection in self.members:
             if trouble := connection.troubles.get(self.common.epoch):
                 if trouble.kind == NonFiniteLossError.__name__:  # no fault of the device
-                    raise NonFiniteLossError(trouble.message)
+                    devices = self.cluster.devices.values()
+                    raise NonFiniteLossError(without_addresses(trouble.message, devices))
                 raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
 
     def blamed(self, error: StageError | HopError) -> StageError:
@@ -185,10 +195,13 @@ class Placement:
                     return gone
             self.arrived.wait(_LOOK_S)
             self.arrived.clear()
-        if suspect is not None:
-            return StageError(suspect, str(error))
-        assert isinstance(error, StageError)
-        return error
+        if suspect is None:
+            assert isinstance(error, StageError)
+            return error
+        trouble = self.trouble(error.device) if isinstance(error, StageError) else None
+        if trouble is not None and trouble.kind == UndialledError.__name__:
+            return UnreachedError(suspect, trouble.message, error.device)
+        return StageError(suspect, str(error))
 
     def trouble(self, device: str) -> Trouble | None:
         """What the device has told under this plan."""
