@@ -13,6 +13,7 @@ from client_app.cluster_state import block_cost
 from collapipe.allocator import return_large_blocks
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
+from collapipe.devices.slowness import Slowness, drifted
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
@@ -36,12 +37,14 @@ from pipeline.remote.segments import RemoteSegments
 from pipeline.timer import PhaseTimer
 
 _log = logging.getLogger(__name__)
-_DRIFT = 1.3  # times as fast or as slow as planned: another plan
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # an action takes longer than this, and than so many planned
 
 
 class Devices:
-    """The real devices of unit ``unit``: which are there, and how fast each was measured to be."""
+    """The real devices of unit ``unit``: which are there, and how fast each was measured to be.
+
+    Their ``slowness`` is that of the round or question at hand: who keeps it between them sets it.
+    """
 
     def __init__(self, settings: Settings, cluster: DeviceCluster, unit: int) -> None:
         return_large_blocks()
@@ -50,21 +53,21 @@ class Devices:
         self.dialer = Dialer(load(own) if own else None)
         self._profile = settings.pipeline.profile is not False
         self.relay = settings.pipeline.relay  # also once a device could not dial another
-        self._slowness: dict[str, float] = {}  # measured over described seconds of a chunk
+        self.slowness = Slowness()
         self.absent: Mapping[str, str] = {}  # when they were last asked, and why
         self.news: list[str] = []  # of who came and went since a report has told it
 
-    def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
-        """Described devices with the speed that was measured of them."""
-        return tuple(
-            replace(each, time=each.time.taking(self._slowness.get(each.name, 1.0)))
-            for each in profiles
-        )
+    def recall(self, kept: Tensors) -> None:
+        """Go on from the slowness that was ``kept``, but for devices that are no longer described.
+        Raises ``WireError``."""
+        known = {name: each for name, each in kept.items() if name in self.roster}
+        self.slowness = Slowness.unpack(known, known) if self._profile else Slowness()
 
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
     ) -> tuple[DeviceProfile, ...]:
-        """``known``, where who does not answer holds no block; who is ``alive`` is not asked."""
+        """Devices with the speed that was measured of them, where those that do not answer hold no
+        block; those that are ``alive`` are not asked."""
         names = [each.name for each in profiles if each.name not in alive]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             faults = dict(zip(names, pool.map(self._fault, names), strict=True))
@@ -75,7 +78,7 @@ class Devices:
             _log.warning("no device answers: %s", "; ".join(self.absent.values()))
         return tuple(
             replace(each, max_blocks=0) if each.name in self.absent else each
-            for each in self.known(profiles)
+            for each in self.slowness.known(profiles)
         )
 
     def learn(
@@ -83,14 +86,18 @@ class Devices:
     ) -> Iterator[str]:
         """Take over speeds that are far from the ``planned`` laws, and say so; a micro-batch had
         ``samples``."""
-        for each in reports if self._profile else ():
+        if not self._profile:
+            return
+        ratios = dict[str, float]()
+        for each in reports:
             expected_s = planned[each.name].compute(each.blocks, samples)
-            ratio = each.chunk_s / expected_s if expected_s else 1.0
-            if not 1 / _DRIFT <= ratio <= _DRIFT:
-                self._slowness[each.name] = ratio * self._slowness.get(each.name, 1.0)
+            ratios[each.name] = each.chunk_s / expected_s if expected_s else 1.0
+        self.slowness = self.slowness.after(ratios)
+        for name, ratio in ratios.items():
+            if drifted(ratio):
                 yield (
-                    f"{each.name} computed {ratio:.2g} times as long as planned; the next plan "
-                    "counts on what was measured"
+                    f"{name} computed {ratio:.2g} times as long as planned; the next plan counts "
+                    "on what was measured"
                 )
 
     def told(self, text: str) -> str:

@@ -4,6 +4,7 @@ the run's model can have left there."""
 import torch
 
 from collapipe.config import Settings
+from collapipe.devices.slowness import Slowness
 from collapipe.errors import WireError
 from collapipe.models.cut import extra_rows
 from collapipe.models.optimizer import state_like
@@ -12,7 +13,16 @@ from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite, chosen, not_finite
 from collapipe.wire.compression import check_like
 from collapipe.wire.feedback import ActivationMemory
-from collapipe.wire.messages import ACTIVATIONS, KEPT, OPTIMIZER, RESIDUAL, STEM, STEM_ROWS
+from collapipe.wire.messages import (
+    ACTIVATIONS,
+    KEPT,
+    NOT_TRAINED,
+    OPTIMIZER,
+    RESIDUAL,
+    SLOWNESS,
+    STEM,
+    STEM_ROWS,
+)
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Kept
 
@@ -23,8 +33,10 @@ def check_kept(
     """Raise ``WireError`` unless the unit of this cluster can keep that after a round."""
     sender, found = f"unit {cluster.unit}", {key: kept.get(key, {}) for key in KEPT}
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
-    if masked and any(found[key] for key in KEPT if key != STEM):
-        raise WireError(f"{sender} tells more than {STEM!r}, though updates are masked")
+    if masked and any(found[key] for key in KEPT if key not in NOT_TRAINED):
+        told = ", ".join(NOT_TRAINED)
+        raise WireError(f"{sender} sent more than {told}, though updates are masked")
+    Slowness.unpack(found[SLOWNESS], {each.name for each in cluster.devices})
     own = model.names(with_head and not settings.chooses_heads)
     check_state(found[OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
     sent = model.names(with_head) & found[RESIDUAL].keys()
