@@ -96,7 +96,7 @@ def _carry(near: socket.socket, far: socket.socket) -> None:
 @contextmanager
 def wire_to(server: DecoderLinkServer) -> Iterator[Wire]:
     """A way to the server."""
-    wire = Wire(int(server._tokenless.address.rpartition(":")[2]))
+    wire = Wire(int(server._address.rpartition(":")[2]))
     try:
         yield wire
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ from collapipe.wire.link import (
     METHOD,
     SERVER_NAME,
     UNIT_NAME,
+    VALID,
     credentials,
     self_signed,
 )
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.streams import PIECE_BYTES, WINDOW, FrameStream
+from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
 
@@ -508,6 +511,35 @@ def test_a_unit_keeps_its_connection_between_rounds(
         assert one.complete
         server.close()
     assert len(opened) == 1
+
+
+def test_certificates_are_renewed_before_they_end(
+    server: DecoderLinkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may be longer than they are valid, and a unit may start anew at any time."""
+    first = server.open(session(0))
+    train_round(first, 0)
+    server.close()
+    assert replace(server.open(session(0)), token=first.token) == first
+    server.close()
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + VALID * 0.6
+
+    monkeypatch.setattr(link_server, "datetime", Later)
+    mine, other = session(0), session(1)
+    address, stale = server.open(mine), server.open(other)
+    assert address.server_certificate != first.server_certificate
+    train_round(address, 0)
+    assert mine.complete
+    stale = replace(stale, unit_key=first.unit_key, unit_certificate=first.unit_certificate)
+    with pytest.raises(LinkError, match="UNAVAILABLE"):
+        train_round(stale, 1)
+    server.close()
+    again = replace(server.open(session(0)), token=address.token)
+    assert again == address  # though the clock is still later
 
 
 def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> None:
