@@ -1,4 +1,4 @@
-"""How much slower or faster than described devices were measured to be, and how that is forgotten."""
+"""How slow devices were measured to be, against their description, and how that is forgotten."""
 
 import math
 from collections.abc import Collection, Mapping

@@ -198,9 +198,10 @@ class Placement:
         if suspect is None:
             assert isinstance(error, StageError)
             return error
-        trouble = self.trouble(error.device) if isinstance(error, StageError) else None
-        if trouble is not None and trouble.kind == UndialledError.__name__:
-            return UnreachedError(suspect, trouble.message, error.device)
+        if isinstance(error, StageError):
+            trouble = self.trouble(error.device)
+            if trouble is not None and trouble.kind == UndialledError.__name__:
+                return UnreachedError(suspect, trouble.message, error.device)
         return StageError(suspect, str(error))
 
     def trouble(self, device: str) -> Trouble | None:

@@ -23,9 +23,9 @@ class Replica:
     """Of each block what trains, with the optimiser's state, as it is after a step.
 
     ``step`` is the last one that is complete; before the first is, blocks are as at the ``start``.
-    Nothing is ``put`` before it is ``open``. Devices' threads ``put`` at once; older steps than the last complete one are forgotten.
-    ``state_like`` tells what the optimiser remembers of weights; ``trained`` are names of weights
-    that no block may lack; what else is frozen never changes.
+    Nothing is ``put`` before ``open``. Devices' threads ``put`` at once; older steps than the last
+    complete one are forgotten. ``state_like`` tells what the optimiser remembers of weights;
+    ``trained`` are names of weights that no block may lack; what else is frozen never changes.
     """
 
     def __init__(

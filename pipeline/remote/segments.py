@@ -190,10 +190,7 @@ class RemoteSegments:
 
     def _without(self, lost: StageError) -> None:
         """Another plan or other hops, and the steps since the last complete replica."""
-        if isinstance(lost, UnreachedError):
-            plan = self._relayed(lost)
-        else:
-            plan = self._replanned(lost)
+        plan = self._relayed(lost) if isinstance(lost, UnreachedError) else self._replanned(lost)
         self._placed = self._placed.followed_by(plan, self._cluster)
         self._gather()
         for record in list(self._journal):

@@ -89,7 +89,7 @@ def test_a_refused_stream_leaves_no_thread_and_keeps_its_kind() -> None:
 def test_a_stream_that_nobody_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialing, "CONNECT_S", 0.0)
     call = Call(silent)
-    with pytest.raises(LinkError, match="device-0: .* 0 s"):
+    with pytest.raises(LinkError, match="not accepted within 0 s"):
         opened(call)
     assert call.cancelled.is_set()
 
