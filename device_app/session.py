@@ -159,7 +159,11 @@ class Session:
                 stream = self.dial(description.next, description.next_session)
             except LinkError as error:
                 raise UndialledError(BEHIND, str(error)) from error
-            self.attach(BEHIND, secret_for(description.session, BEHIND), stream)
+            try:
+                self.attach(BEHIND, secret_for(description.session, BEHIND), stream)
+            except LinkError:
+                stream.close()
+                raise
         if self._held(frame).complete:  # else when the last part has come
             self._answer(frame, FrameKind.READY)
 

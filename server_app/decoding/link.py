@@ -2,10 +2,10 @@
 
 Listens with mutual TLS and certificates made at start, and anew after half of the time for which
 they are valid, but for a deployed server's own: a caller without a unit's key gets no further than
-the handshake, so a stranger can open no HTTP/2 stream. A stream is
-served only with the bearer token of a session that is open and not in use; tokens are good for one
-unit and one round. A unit whose stream broke may open another, and goes on after the last step that
-was done. It does so after all steps, too, because the answer to the last one may be lost.
+the handshake, so a stranger can open no HTTP/2 stream. A stream is served only with the bearer
+token of a session that is open and not in use; tokens are good for one unit and one round. A unit
+whose stream broke may open another, and goes on after the last step that was done. It does so after
+all steps, too, because the answer to the last one may be lost.
 """
 
 import hmac
@@ -169,8 +169,9 @@ class DecoderLinkServer:
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
         """Certificates for this handshake and later ones; None: those of the last one."""
-        fresh, self._fresh = self._fresh, None
-        return fresh
+        with self._lock:
+            fresh, self._fresh = self._fresh, None
+            return fresh
 
     def _serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
