@@ -105,7 +105,8 @@ def state(message: Message, context: Context) -> RecordDict:
     lacking = [part for part, name in setup.frozen.items() if name in absent]
     name = name_of(context.node_config)
     unit = _control_unit(context)
-    unit.slowness = _kept(context).get(SLOWNESS, {})
+    if unit.has_devices:
+        unit.slowness = _kept(context).get(SLOWNESS, {})
     return records.pack_state(unit.state, lacking, name)
 
 

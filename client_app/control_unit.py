@@ -151,6 +151,11 @@ class ControlUnit:
         return self._state()
 
     @property
+    def has_devices(self) -> bool:
+        """Whether the unit's devices are real."""
+        return self._devices is not None
+
+    @property
     def slowness(self) -> Tensors:
         """What was measured of real devices' speeds, for the next round to go on from; set before a
         round or a question for the ``state``. Raises ``WireError`` for what cannot be measured."""
