@@ -57,7 +57,8 @@ from collapipe.wire.kept_file import KeptFile
 from collapipe.wire.messages import (
     ACTIVATIONS,
     KEPT,
-    STEM,
+    NOT_TRAINED,
+    SLOWNESS,
     EvaluateReply,
     EvaluateRequest,
     Failure,
@@ -113,7 +114,10 @@ def state(message: Message, context: Context) -> RecordDict:
     absent = FrozenStore(default_folder()).lacks(setup.frozen.values())
     lacking = [part for part, name in setup.frozen.items() if name in absent]
     name = name_of(context.node_config)
-    return records.pack_state(_control_unit(context).state, lacking, name)
+    unit = _control_unit(context)
+    if unit.has_devices:
+        unit.slowness = _kept(context).get(SLOWNESS, {})
+    return records.pack_state(unit.state, lacking, name)
 
 
 @app.query("frozen")
@@ -133,7 +137,7 @@ def frozen(message: Message, context: Context) -> RecordDict:
 def keep(message: Message, context: Context) -> RecordDict:
     """What is kept here between rounds, for a checkpoint; where updates are masked nothing that is
     made of gradients, as an optimiser's memory is."""
-    told = (STEM,) if _settings(context).privacy.secure_aggregation else KEPT
+    told = NOT_TRAINED if _settings(context).privacy.secure_aggregation else KEPT
     kept = _kept(context)
     return records.pack_groups({key: kept[key] for key in told if kept.get(key)})
 

@@ -150,6 +150,22 @@ class ControlUnit:
         """The cluster; of devices that are real, which of them answer now."""
         return self._state()
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether the unit's devices are real."""
+        return self._devices is not None
+
+    @property
+    def slowness(self) -> Tensors:
+        """What was measured of real devices' speeds, for the next round to go on from; set before a
+        round or a question for the ``state``. Raises ``WireError`` for what cannot be measured."""
+        return self._devices.slowness.pack() if self._devices else {}
+
+    @slowness.setter
+    def slowness(self, kept: Tensors) -> None:
+        if self._devices is not None:
+            self._devices.recall(kept)
+
     def _state(self, alive: Collection[str] = ()) -> ClusterState:
         """As ``state``, where devices that are ``alive`` need not be asked."""
         if self._devices is None:
@@ -219,7 +235,7 @@ class ControlUnit:
             if self._devices is None:
                 pipeline = stack.enter_context(self._pipeline(request, *given))
                 return self._run(request, pipeline, stem, head)
-            known = self._devices.known(self._described.devices)
+            known = self._devices.slowness.known(self._described.devices)
             start = RoundStart(weights, state, frozen)
             remote = DevicePipeline(settings, self._devices, known, request, spec, start)
             stack.enter_context(remote)
@@ -305,7 +321,6 @@ class ControlUnit:
         weights, kept = trainer.weights(), trainer.optimizer_state()
         link_bytes = 0, 0
         if isinstance(head, DecoderLink):
-            head.finish()  # before its bytes are counted
             link_bytes = head.bytes_up, head.bytes_down
         elif head is not None:
             weights, kept = weights | head.weights(), kept | head.optimizer_state()

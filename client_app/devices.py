@@ -13,6 +13,7 @@ from client_app.cluster_state import block_cost
 from collapipe.allocator import return_large_blocks
 from collapipe.config import Settings
 from collapipe.credentials.credentials import load
+from collapipe.devices.slowness import Slowness, drifted
 from collapipe.errors import InfeasibleRoundError, RoundFailedError, one_line
 from collapipe.inventory.cluster import DeviceCluster
 from collapipe.models.description import describe
@@ -23,7 +24,7 @@ from collapipe.plan import ClusterPlan, segment_plans
 from collapipe.report import ClusterReport, DeviceReport
 from collapipe.state import AffineLaw, DeviceProfile
 from collapipe.tensors import Tensors
-from collapipe.wire.dialing import Dialer
+from collapipe.wire.dialing import Dialer, without_addresses
 from collapipe.wire.messages import TrainRequest
 from collapipe.wire.segments import RoundDescription
 from optim.partition.exact import exact_partition
@@ -36,12 +37,14 @@ from pipeline.remote.segments import RemoteSegments
 from pipeline.timer import PhaseTimer
 
 _log = logging.getLogger(__name__)
-_DRIFT = 1.3  # times as fast or as slow as planned: another plan
 _HUNG_S, _HUNG_CHUNKS = 10.0, 20.0  # an action takes longer than this, and than so many planned
 
 
 class Devices:
-    """The real devices of unit ``unit``: which are there, and how fast each was measured to be."""
+    """The real devices of unit ``unit``: which are there, and how fast each was measured to be.
+
+    Their ``slowness`` is that of the round or question at hand: who keeps it between them sets it.
+    """
 
     def __init__(self, settings: Settings, cluster: DeviceCluster, unit: int) -> None:
         return_large_blocks()
@@ -49,21 +52,22 @@ class Devices:
         own = cluster.credentials
         self.dialer = Dialer(load(own) if own else None)
         self._profile = settings.pipeline.profile is not False
-        self._slowness: dict[str, float] = {}  # measured over described seconds of a chunk
+        self.relay = settings.pipeline.relay  # also once a device could not dial another
+        self.slowness = Slowness()
         self.absent: Mapping[str, str] = {}  # when they were last asked, and why
         self.news: list[str] = []  # of who came and went since a report has told it
 
-    def known(self, profiles: Collection[DeviceProfile]) -> tuple[DeviceProfile, ...]:
-        """Described devices with the speed that was measured of them."""
-        return tuple(
-            replace(each, time=each.time.taking(self._slowness.get(each.name, 1.0)))
-            for each in profiles
-        )
+    def recall(self, kept: Tensors) -> None:
+        """Go on from the slowness that was ``kept``, but for devices that are no longer described.
+        Raises ``WireError``."""
+        known = {name: each for name, each in kept.items() if name in self.roster}
+        self.slowness = Slowness.unpack(known, known) if self._profile else Slowness()
 
     def present(
         self, profiles: Collection[DeviceProfile], alive: Collection[str] = ()
     ) -> tuple[DeviceProfile, ...]:
-        """``known``, where who does not answer holds no block; who is ``alive`` is not asked."""
+        """Devices with the speed that was measured of them, where those that do not answer hold no
+        block; those that are ``alive`` are not asked."""
         names = [each.name for each in profiles if each.name not in alive]
         with ThreadPoolExecutor(max(1, len(names))) as pool:
             faults = dict(zip(names, pool.map(self._fault, names), strict=True))
@@ -74,7 +78,7 @@ class Devices:
             _log.warning("no device answers: %s", "; ".join(self.absent.values()))
         return tuple(
             replace(each, max_blocks=0) if each.name in self.absent else each
-            for each in self.known(profiles)
+            for each in self.slowness.known(profiles)
         )
 
     def learn(
@@ -82,15 +86,23 @@ class Devices:
     ) -> Iterator[str]:
         """Take over speeds that are far from the ``planned`` laws, and say so; a micro-batch had
         ``samples``."""
-        for each in reports if self._profile else ():
+        if not self._profile:
+            return
+        ratios = dict[str, float]()
+        for each in reports:
             expected_s = planned[each.name].compute(each.blocks, samples)
-            ratio = each.chunk_s / expected_s if expected_s else 1.0
-            if not 1 / _DRIFT <= ratio <= _DRIFT:
-                self._slowness[each.name] = ratio * self._slowness.get(each.name, 1.0)
+            ratios[each.name] = each.chunk_s / expected_s if expected_s else 1.0
+        self.slowness = self.slowness.after(ratios)
+        for name, ratio in ratios.items():
+            if drifted(ratio):
                 yield (
-                    f"{each.name} computed {ratio:.2g} times as long as planned; the next plan "
-                    "counts on what was measured"
+                    f"{name} computed {ratio:.2g} times as long as planned; the next plan counts "
+                    "on what was measured"
                 )
+
+    def told(self, text: str) -> str:
+        """What the server is told of devices: their names, but no address."""
+        return one_line(without_addresses(text, self.roster.values()))
 
     def _fault(self, name: str) -> str | None:
         return self.dialer.fault(name, self.roster[name].address)
@@ -127,7 +139,7 @@ class DevicePipeline:
         replica = Replica(blocks, known, partial(state_like, settings.optimizer), _trained(spec))
         samples = settings.batch_size / request.plan.num_micro_batches
         needed = partial(block_cost(settings).segment_needs, samples=samples)
-        how = self._without, self._hung_s, settings.pipeline.relay, needed
+        how = self._without, self._hung_s, devices.relay, needed
         reach = Cluster(devices.roster, devices.dialer, *how)
         common = RoundDescription(
             version=collapipe.__version__,
@@ -164,7 +176,8 @@ class DevicePipeline:
         drifts = self._all.learn(measured, laws, self._settings.batch_size / m)
         events = (*self._all.news, *self._segments.events, *drifts)
         self._all.news.clear()
-        told, traces = tuple(one_line(each) for each in events), tuple(self._segments.traces())
+        self._all.relay = self._segments.relays
+        told, traces = tuple(map(self._all.told, events)), tuple(self._segments.traces())
         return replace(report, devices=measured, events=told, traces=traces)
 
     @property
@@ -178,7 +191,7 @@ class DevicePipeline:
         left = tuple(each for name, each in self._devices.items() if name not in gone)
         named = ", ".join(sorted(gone))
         if not left:
-            why = "; ".join(f"{name} ({cause})" for name, cause in gone.items())
+            why = "; ".join(f"{name} ({self._all.told(cause)})" for name, cause in gone.items())
             raise RoundFailedError(f"unit {self._plan.unit}: lost all its devices: {why}")
         settings, m = self._settings, self._plan.num_micro_batches
         sizes = self._spec.num_blocks, settings.batch_size, m

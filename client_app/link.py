@@ -64,8 +64,10 @@ class DecoderLink:
     back; of both the rows that the head reads.
 
     A stream that breaks is opened again for ``link.reconnect_s``, and the step under way is sent
-    again; not where activations travel as changes, which the server has taken in. Raises
-    ``LinkError`` where the server refuses, closes or vanishes, with gRPC's own cause.
+    again; not where activations travel as changes, which the server has taken in. The answer to a
+    step's norms says that the server has done the step: after the last one of a round nothing is
+    left that could be lost. Raises ``LinkError`` where the server refuses, closes or vanishes, with
+    gRPC's own cause.
     """
 
     def __init__(
@@ -80,7 +82,6 @@ class DecoderLink:
         self.bytes_up = self.bytes_down = 0  # each frame once, also where it had to be said again
         self._link, self._unit, self._settings = link, unit, settings
         self._round, self._rows, self._precisions = round_, rows, precisions
-        self._again_s = 0.0 if precisions.coder else settings.reconnect_s
         self._step = 0
         self._answers: dict[int, tuple[float, Tensor]] = {}
         self._submitted: dict[int, tuple[Tensor, Tensor]] = {}  # what was sent, and its rows
@@ -150,12 +151,6 @@ class DecoderLink:
         self._answers.clear()
         self._submitted.clear()
 
-    def finish(self) -> None:
-        """Tell the server that all steps are done, and wait until it knows."""
-        self._said.clear()
-        self._send(FrameKind.BYE, 0)
-        self._receive(FrameKind.BYE)
-
     def _opened(self) -> FrameStream:
         stream = FrameStream(_PEER, self._settings.max_message_bytes, self._arrived)
         channel = _channel(replace(self._link, token=""))
@@ -164,7 +159,7 @@ class DecoderLink:
 
     def _send(self, kind: FrameKind, micro_batch: int, *tensors: Tensor) -> None:
         frame = Frame(kind, self._round, self._step, micro_batch, tensors)
-        if self._again_s:
+        if self._settings.reconnect_s:
             self._said.append(frame)
         self.bytes_up += frames.size(frame)
         self._stream.send(frame)
@@ -181,7 +176,7 @@ class DecoderLink:
         try:
             frame = self._next()
         except BrokenLinkError as broken:
-            if not self._again_s:
+            if not self._settings.reconnect_s or (self._precisions.coder and not self._norms_sent):
                 raise
             frame = self._reopened(broken)
         if frame is None or self._known(frame):
@@ -222,7 +217,8 @@ class DecoderLink:
         """Open another stream, and say again what the step under way has said. The norms that the
         server answered with, where it had done the step and its answer was lost."""
         _log.warning("%s; it is opened again, and goes on with step %d", broken, self._step)
-        deadline = time.monotonic() + self._again_s
+        again_s = self._settings.reconnect_s
+        deadline = time.monotonic() + again_s
         while time.monotonic() < deadline:
             self._stream.close()
             self._stream, self._opened_again = self._opened(), True
@@ -233,16 +229,21 @@ class DecoderLink:
                 raise
             except LinkError:  # also while the server has not seen that the first one broke
                 time.sleep(_AGAIN_S)
-        raise LinkError(f"{broken}; not back within link.reconnect_s={self._again_s:g}")
+        raise LinkError(f"{broken}; not back within link.reconnect_s={again_s:g}")
+
+    @property
+    def _norms_sent(self) -> bool:
+        return bool(self._said) and self._said[-1].kind == FrameKind.NORMS
 
     def _resumed(self, came: Frame) -> Frame | None:
         if came.kind != FrameKind.RESUME or [each.shape for each in came.tensors] != [(2,)]:
             raise WireError("the decoder does not say which step was the last")
         last, own = came.tensors[0].tolist()
-        norms_sent = bool(self._said) and self._said[-1].kind == FrameKind.NORMS
-        if last == self._step and norms_sent:
+        if last == self._step and self._norms_sent:
             own_norm = torch.tensor([own], dtype=torch.float64)
             return Frame(FrameKind.NORMS, self._round, self._step, 0, (own_norm,))
+        if self._precisions.coder:
+            raise RefusedLinkError(f"{_PEER}: broke before the server had done step {self._step}")
         for frame in self._said:
             if frame.kind == FrameKind.NORMS:  # would overtake activations: all were answered
                 for _ in self._answered:

@@ -17,7 +17,6 @@ from collapipe.wire.compression import layout, sent_share
 from pipeline.micro_batch import split
 
 _SAMPLED = 64  # batches: a second for tens of thousands of rows
-BYE = frames.num_bytes([])  # of the farewell that ends a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class LinkTraffic:
         if self.preset_bits is not None:
             return self.local_steps * self.preset_bits * self.form.share(precision)
         step = fmean(self.form.step(each, precision) for each in self.steps)
-        return 8 * (self.local_steps * step + BYE)
+        return 8 * self.local_steps * step
 
     @property
     def down_bits(self) -> float:

@@ -23,6 +23,7 @@ from collapipe.wire.messages import (
     ACTIVATIONS,
     OPTIMIZER,
     RESIDUAL,
+    SLOWNESS,
     STEM,
     STEM_ROWS,
     TrainReply,
@@ -67,7 +68,9 @@ def run_round(unit: ControlUnit, settings: Settings, given: RoundInputs) -> Roun
         coder = unit.change_coder(request, *(kept.get(key, {}) for key in ACTIVATIONS))
     meter = ActivationMeter() if compression.activation == "auto" else None
     whole, state = {**given.fixed, **given.weights}, kept.get(OPTIMIZER, {}) | given.head_state
+    unit.slowness = kept.get(SLOWNESS, {})
     reply, state = unit.train(request, whole, state, stem, given.frozen, coder, meter)
+    kept[SLOWNESS] = unit.slowness
     end = {name: reply.weights[name] for name in given.weights}
     lacking = {} if given.masks else kept.get(RESIDUAL, {})
     sent, kept[RESIDUAL], masked = _sent(settings, given, start, end)

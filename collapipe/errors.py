@@ -72,6 +72,10 @@ class BrokenLinkError(LinkError):
     """A stream ended, though nobody meant it to: it may be opened again."""
 
 
+class BusyLinkError(LinkError):
+    """The other end works for another caller: it may be free when it is dialled again."""
+
+
 class RefusedLinkError(LinkError):
     """There is nothing for this caller at the other end: dialling again does not help."""
 

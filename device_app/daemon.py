@@ -16,9 +16,9 @@ from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import require_loopback
 from collapipe.credentials.doorkeeper import Doorkeeper
 from collapipe.credentials.member import Role
-from collapipe.errors import ConfigError, LinkError
+from collapipe.errors import BusyLinkError, ConfigError, RefusedLinkError
 from collapipe.torch_device import CPU
-from collapipe.wire.dialing import SERVER_OPTIONS, Dialer, accept_stream, open_stream
+from collapipe.wire.dialing import SERVER_OPTIONS, Dialer, open_stream, serve_stream
 from collapipe.wire.frozen_store import FrozenStore, default_folder
 from collapipe.wire.inquiries import PROBE, PROBE_FRAME_BYTES, STATUS, TIME_HOP
 from collapipe.wire.segments import (
@@ -148,28 +148,24 @@ class Daemon:
             self._work = work = threading.Thread(target=session.run, daemon=True)
             work.start()
             try:
-                accept_stream(stream, messages, context)
-                yield from stream.outgoing()
+                yield from serve_stream(stream, messages, context)
             finally:  # also where gRPC gives the call up in the middle
                 work.join()
 
     def _hop(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         asked = dict(context.invocation_metadata())
         session, side = self._session, asked.get(SIDE, "")
-        if (
-            session is None
-            or side not in (BEFORE, BEHIND)
-            or not session.accepts(side, asked.get(SESSION, ""))
-        ):
+        if session is None or side not in (BEFORE, BEHIND):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no segment here has such a session")
             return
         stream = FrameStream(f"the stage {side} ({context.peer()})", self._most, session.arrived)
         try:
-            session.attach(side, stream)
-        except LinkError as error:
+            session.attach(side, asked.get(SESSION, ""), stream)
+        except RefusedLinkError as error:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except BusyLinkError as error:
             context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
-        accept_stream(stream, messages, context)
-        yield from stream.outgoing()
+        yield from serve_stream(stream, messages, context)
 
     def _probe(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with self._answers.probed(context):
@@ -177,8 +173,7 @@ class Daemon:
             stream.on_close(context.cancel)  # also where the caller does not read
             work = threading.Thread(target=echo, args=(stream,), daemon=True)
             work.start()
-            accept_stream(stream, messages, context)
-            yield from stream.outgoing()
+            yield from serve_stream(stream, messages, context)
             work.join()
 
     @contextmanager
@@ -189,7 +184,8 @@ class Daemon:
             if taken is None:
                 self._session = session
         if taken is not None:
-            unit = f" unit {taken.held.description.unit}" if taken.held else " another control unit"
+            held = taken.held  # which the session's thread may change
+            unit = f" unit {held.description.unit}" if held else " another control unit"
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._settings.name} works for{unit}; wait, or take another device",
@@ -211,6 +207,10 @@ class Daemon:
         channel = self._dialer.channel(neighbour.name, neighbour.address)
         said = (SESSION, session), (SIDE, BEFORE)
         peer = f"{neighbour.name} ({neighbour.address})"
-        stream = open_stream(channel, HOP, peer, self._most, running.arrived, said)
+        try:
+            stream = open_stream(channel, HOP, peer, self._most, running.arrived, said)
+        except BaseException:
+            channel.close()
+            raise
         stream.on_close(channel.close)
         return stream

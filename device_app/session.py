@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from collapipe.errors import LinkError, WireError, one_line
+from collapipe.errors import BusyLinkError, LinkError, RefusedLinkError, WireError, one_line
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import (
     BEFORE,
@@ -30,7 +30,7 @@ from collapipe.wire.segments import (
 from collapipe.wire.streams import FrameStream
 from device_app.held_segment import HeldSegment
 from pipeline.hop_codec import HopCodec
-from pipeline.remote.ports import Fence, HopError, StreamPorts
+from pipeline.remote.ports import Fence, HopError, StreamPorts, UndialledError
 from pipeline.schedule import BACKWARD, FORWARD, Action
 from pipeline.stage import Passed, SegmentStage, run_stage
 from pipeline.timer import PhaseTimer
@@ -53,7 +53,8 @@ class Session:
 
     A step ends when a frame of the control unit comes in between: it never sends one but to give
     the step up. ``neighbours`` are the streams from ``before`` and ``behind``. ``arrived`` is set
-    by every stream of the session, and when ``leaving`` is.
+    by every stream of the session, and when ``leaving`` is. What ``held`` and ``neighbours`` are
+    changes together.
     """
 
     control: FrameStream
@@ -64,6 +65,7 @@ class Session:
     held: HeldSegment | None = None
     neighbours: dict[str, FrameStream] = field(default_factory=dict)
     _busy_since: float | None = None
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
         """Until the control unit ends the stream or is gone, or the daemon leaves."""
@@ -79,24 +81,27 @@ class Session:
             self._tell(LinkError("this device is leaving"), None)
         finally:
             done.set()
-            self.held = None  # now, not when Python looks for cycles: the next one needs the memory
-            self._leave_neighbours()
+            self._let_go()  # now, not when Python looks for cycles: the next one needs the memory
             self.control.close()
 
-    def accepts(self, side: str, secret: str) -> bool:
-        """Whether the segment's stream from this side has this secret."""
-        held = self.held  # which the session's thread may change
-        return held is not None and secret_for(held.description.session, side) == secret
+    def attach(self, side: str, secret: str, stream: FrameStream) -> None:
+        """Take the stream of a neighbour who dialled. Raises ``RefusedLinkError`` where the segment
+        has another secret for this side, ``BusyLinkError`` for a second stream."""
+        with self._changing:  # the session's thread may take another segment meanwhile
+            held = self.held
+            if held is None or secret_for(held.description.session, side) != secret:
+                raise RefusedLinkError("no segment here has such a session")
+            if self.neighbours.setdefault(side, stream) is not stream:
+                raise BusyLinkError(f"there is a stream from {side} already")
 
-    def attach(self, side: str, stream: FrameStream) -> None:
-        """Take the stream of a neighbour who dialled. Raises ``LinkError`` for a second one."""
-        if self.neighbours.setdefault(side, stream) is not stream:
-            raise LinkError(f"there is a stream from {side} already")
-
-    def _leave_neighbours(self) -> None:
-        streams, self.neighbours = self.neighbours, {}
-        for stream in list(streams.values()):
+    def _let_go(self) -> HeldSegment | None:
+        """End the streams of the segment that was held, and return it."""
+        with self._changing:
+            earlier, self.held = self.held, None
+            streams, self.neighbours = self.neighbours, {}
+        for stream in streams.values():
             stream.close()
+        return earlier
 
     def _may_obey(self) -> bool:
         return self.control.waiting() and self.control.backlog()[0] < _MOST_UNSENT
@@ -124,8 +129,7 @@ class Session:
             self._tell(error, frame)
 
     def _load(self, frame: Frame) -> None:
-        earlier, self.held = self.held, None
-        self._leave_neighbours()
+        earlier = self._let_go()
         self.control.drop_parts()  # of a plan that was given up
         self.control.accepts = partial(self._accepts, frame.epoch)
         description = unpacked(SegmentDescription, _only(frame, 1)[0])
@@ -152,9 +156,14 @@ class Session:
         description = self._held(frame).description
         if description.next is not None and description.next_session is not None:
             try:
-                self.neighbours[BEHIND] = self.dial(description.next, description.next_session)
+                stream = self.dial(description.next, description.next_session)
             except LinkError as error:
-                raise HopError(BEHIND, str(error)) from error
+                raise UndialledError(BEHIND, str(error)) from error
+            try:
+                self.attach(BEHIND, secret_for(description.session, BEHIND), stream)
+            except LinkError:
+                stream.close()
+                raise
         if self._held(frame).complete:  # else when the last part has come
             self._answer(frame, FrameKind.READY)
 

@@ -1,6 +1,5 @@
 """Who misses rounds, and when a unit that was left out is asked again."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -18,10 +17,10 @@ _LONGEST_PAUSE = 32  # rounds
 class Attendance:
     """Of units by their numbers. A unit is left out if it has missed ``miss_limit`` rounds in a
     row, or at once if its owner allows no further round. It is asked again after 1, 2, 4, … rounds,
-    at most 32."""
+    at most 32. A round counts once, though a unit may miss its training and its checkpoint."""
 
     miss_limit: int
-    _misses: Counter[int] = field(default_factory=Counter)
+    _misses: dict[int, set[int]] = field(default_factory=dict)  # rounds
     _pauses: dict[int, int] = field(default_factory=dict)
     _due: dict[int, int] = field(default_factory=dict)
 
@@ -31,11 +30,12 @@ class Attendance:
         """The units that are left out from now on, and why."""
         left_out = dict[int, Failure]()
         for unit in finished:
-            del self._misses[unit]
+            self._misses.pop(unit, None)
         for unit, failure in failures.items():
             if failure.kind in AWAY:
-                self._misses[unit] += 1
-                if failure.kind == SPENT or self._misses[unit] >= self.miss_limit:
+                missed = self._misses.setdefault(unit, set())
+                missed.add(round_)
+                if failure.kind == SPENT or len(missed) >= self.miss_limit:
                     left_out[unit] = failure
                     self.asked(unit, round_, answered=False)
         return left_out

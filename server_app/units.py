@@ -158,17 +158,19 @@ class Units:
         for node in came & failures.keys():
             self._warn_left_out(node, failures[node])
         due = [unit for unit in excluded if unit not in told and self.attendance.due(unit, round_)]
-        known = {self.nodes[unit]: unit for unit in due if unit in self.nodes and unit not in gone}
-        answers: dict[int, StateReply | Failure] = {
-            node: reply
-            for node, reply in self._states(known, known, _AGAIN_S).items()
-            if isinstance(reply, StateReply) and reply.unit == known[node]
-        }
+        known = {unit for unit in due if unit in self.nodes and unit not in gone}
+        answers = self._states_of(known)
         self._send_owed(answers)
         told |= {reply.unit: reply.state for reply in _apart(answers)[0].values()}
-        for unit in {*known.values(), *told}:
+        for unit in known | told.keys():
             self.attendance.asked(unit, round_, answered=unit in told)
         return told
+
+    def states(self, units: Iterable[int]) -> dict[int, ClusterState | Failure]:
+        """States of units that may have changed by what they were sent; unusable answers are left
+        out."""
+        answers = self._states_of(unit for unit in units if unit in self.nodes)
+        return {reply.unit: reply.state for reply in _apart(answers)[0].values()}
 
     def evaluate(
         self, contents: Mapping[int, RecordDict], num_labels: int
@@ -230,6 +232,15 @@ class Units:
         owed = (kept.keys() | failures.keys()) - done.keys()
         self._owed = {unit: kept.get(unit, {}) for unit in owed}
         return failures
+
+    def _states_of(self, units: Iterable[int]) -> dict[int, StateReply | Failure]:
+        """What the nodes of these units answer, by nodes; unusable answers are left out."""
+        known = {self.nodes[unit]: unit for unit in units}
+        return {
+            node: reply
+            for node, reply in self._states(known, known, _AGAIN_S).items()
+            if isinstance(reply, StateReply) and reply.unit == known[node]
+        }
 
     def _introduce(
         self, nodes: Collection[int], gone: Collection[int], timeout_s: float = math.inf

@@ -14,6 +14,7 @@ import torch
 from device_cluster import daemons
 from torch import Tensor
 
+from client_app.app import _cached_unit
 from collapipe.cli.status import describe
 from collapipe.errors import ConfigError
 from collapipe.run_report.page import run_page
@@ -146,6 +147,7 @@ def test_a_lost_device_costs_no_bit_and_is_planned_without(tmp_path: Path) -> No
         assert "device-1" in event
     (told,) = later[0]["events"]["0"]
     assert "planned without device-1" in told and "Connection refused" in told
+    assert all(each.address not in json.dumps(lines(tmp_path / "real")) for each in there)
     assert later[1]["events"] == {}
     assert_same(real, simulated)
 
@@ -179,15 +181,24 @@ def test_frozen_weights_travel_to_a_device_once(
     assert_same(real, simulated)
 
 
-def test_what_is_far_from_the_plan_changes_the_next_one(tmp_path: Path) -> None:
-    """The file says a thousandth of the speed; the second round's plan knows better."""
+def test_what_is_far_from_the_plan_changes_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file says a thousandth of the speed; the second round's plan knows better, and so does a
+    process that goes on from the checkpoint."""
+    run_dir = tmp_path / "run"
     with daemons(2) as there:
         file = inventory(tmp_path / "here.yaml", there, 1e6)
-        options = "strategy=all", "federation.num_units=1"
-        federated.run(tmp_path / "run", "cluster=devices", f"cluster.file={file}", *options)
-    first, second = lines(tmp_path / "run")
+        own = "strategy=all", "federation.num_units=1", "cluster=devices", f"cluster.file={file}"
+        for rounds, resume in ((1, None), (2, "000001")):
+            options = *own, "federation.checkpoint_every=1", f"federation.rounds={rounds}"
+            settings, overrides = federated.settings_of(run_dir, options)
+            federated.train(federated.grid_of(settings, overrides, None), settings, resume)
+            _cached_unit.cache_clear()
+    first, second = lines(run_dir)
     assert first["events"]["0"]
     assert second["plan"]["clusters"][0]["latency_s"] != first["plan"]["clusters"][0]["latency_s"]
+    assert "will not end as it would have" not in caplog.text
 
 
 def test_a_trace_is_in_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import grpc
 
 from collapipe.credentials.credentials import load
 from collapipe.errors import LinkError
-from collapipe.wire.dialing import CHANNEL_OPTIONS, accept_stream
+from collapipe.wire.dialing import CHANNEL_OPTIONS, serve_stream
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.segments import HOP
 from collapipe.wire.streams import FrameStream
@@ -47,8 +47,7 @@ def main() -> None:
 def _stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
     stream = FrameStream("hop", MOST)
     threading.Thread(target=_reply, args=(stream,), daemon=True).start()
-    accept_stream(stream, messages, context)
-    yield from stream.outgoing()
+    yield from serve_stream(stream, messages, context)
 
 
 def _reply(stream: FrameStream) -> None:

@@ -1,16 +1,18 @@
 """How a stream of frames is opened to another machine, and served to one."""
 
+import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from collapipe.credentials.credentials import Credentials
 from collapipe.credentials.dialing import cause, dial, host_and_port, require_loopback
-from collapipe.errors import LinkError
-from collapipe.wire.streams import PIECE_BYTES, FrameStream, broken
+from collapipe.errors import LinkError, WireError
+from collapipe.wire.segments import DeviceAddress
+from collapipe.wire.streams import ACCEPTED, PIECE_BYTES, FrameStream
 
 CONNECT_S = 5.0  # for a handshake, on a busy machine too
 _MESSAGE_BYTES = PIECE_BYTES + 1024
@@ -34,6 +36,29 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),  # silent connections end
 )
+
+
+_ADDRESSES = re.compile(
+    r"""
+    (?:ipv[46]:)?  # as gRPC has it
+    (?:
+        (?:\[[0-9a-f:.]+\]|%5B[0-9a-f:.]+%5D)(?::\d{1,5})?  # [2001:db8::7]:7700
+        |(?<![\w:])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}  # 2001:db8::7
+        |\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?  # 10.0.0.5:7700
+        |[\w.-]+:\d{1,5}\b  # jetson.home:7700
+    )
+    """,
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
+)
+
+
+def without_addresses(text: str, devices: Collection[DeviceAddress]) -> str:
+    """The text with "…" for every address in it, and for hosts of these devices, but not for their
+    names: who has no access to devices is told of these alone."""
+    text, names = _ADDRESSES.sub("…", text), {each.name for each in devices}
+    for host in {each.address.rpartition(":")[0].strip("[]") for each in devices} - names:
+        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "…", text)
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +107,19 @@ def open_stream(
     arrived: threading.Event,
     metadata: Sequence[tuple[str, str]] = (),
 ) -> FrameStream:
-    """A stream that the other end has accepted. Raises ``LinkError`` where it does not."""
+    """A stream that the other end, by ``serve_stream``, has accepted. Raises ``LinkError`` where it
+    does not."""
     stream = FrameStream(peer, max_bytes, arrived)
-    call = start_stream(stream, channel, method, metadata)
-    accepted = threading.Event()
-
-    def wait() -> None:  # for good where the call ends at a bad moment: gRPC does not say so here
-        call.initial_metadata()  # which the other end sends when it has accepted
-        accepted.set()
-
-    threading.Thread(target=wait, daemon=True, name=f"to {peer}").start()
-    if not accepted.wait(CONNECT_S):
-        call.cancel()
-    if not call.is_active():
+    start_stream(stream, channel, method, metadata)
+    try:
+        # gRPC's own word for it, the initial metadata, may never come where a call ends
+        stream.wait_until_accepted(CONNECT_S)
+    except WireError as error:
         stream.close()
-        raise broken(peer, call)
+        raise LinkError(str(error)) from error
+    except LinkError:
+        stream.close()
+        raise
     return stream
 
 
@@ -121,7 +144,16 @@ def start_stream(
 def accept_stream(
     stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
 ) -> None:
-    """Tell the caller, and take in what it sends; the handler yields what is ``outgoing``."""
-    context.send_initial_metadata(())
+    """Take in what the caller sends; the handler yields what is ``outgoing``."""
     threading.Thread(target=stream.feed, args=(messages,), daemon=True).start()
-    context.add_callback(stream.close)
+    if not context.add_callback(stream.close):  # the call has ended
+        stream.close()
+
+
+def serve_stream(
+    stream: FrameStream, messages: Iterator[bytes], context: grpc.ServicerContext
+) -> Iterator[bytes]:
+    """Take in what the caller sends; yield what goes to it, first that its stream is accepted."""
+    accept_stream(stream, messages, context)
+    yield ACCEPTED
+    yield from stream.outgoing()

@@ -41,7 +41,6 @@ class FrameKind(IntEnum):
     ACTIVATION = 2  # a segment's output as it travels, and its mask; for a decoder also targets
     GRADIENT = 3  # the gradient of an activation; of a decoder behind the micro-batch's loss
     NORMS = 4  # squared gradient norms of the sender's parts; of a device also what it measured
-    BYE = 5  # the round's steps are done
     LOAD = 6  # a segment's description, as JSON
     PART = 7  # a block's name, and tensors as safetensors; micro-batch: how many such follow
     READY = 8  # what was asked for is done; after LOAD also what of the segment is wanted

@@ -1,6 +1,6 @@
 """What both ends of the decoder link share: a gRPC method that carries frames, tokens and
-certificates. Those are made for one run at its start, sent through Flower and never stored; a
-deployed server's own takes the place of one."""
+certificates. Those are made for one run, sent through Flower and never stored; a deployed server's
+own takes the place of one."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,7 +15,7 @@ METHOD = "/collapipe.DecoderLink/Train"
 # In the certificates, whatever the addresses are.
 SERVER_NAME, UNIT_NAME = "decoder.collapipe", "unit.collapipe"
 _AUTHORIZATION, _UNIT = "authorization", "collapipe-unit"
-_VALID = timedelta(days=30)
+VALID = timedelta(days=30)
 
 
 def credentials(unit: int, token: str) -> tuple[tuple[str, str], ...]:
@@ -32,5 +32,5 @@ def self_signed(subject: str = SERVER_NAME) -> tuple[bytes, bytes]:
     """Private key and certificate of ``subject``, both PEM."""
     key = make_key()
     names = x509.SubjectAlternativeName([x509.DNSName(subject)])
-    builder = issuing.self_signed(key, subject, _VALID).add_extension(names, critical=False)
+    builder = issuing.self_signed(key, subject, VALID).add_extension(names, critical=False)
     return key_pem(key), builder.sign(key, hashes.SHA256()).public_bytes(PEM)

@@ -110,10 +110,12 @@ class TrainRequest:
     arrived: int = 0
 
 
-OPTIMIZER, RESIDUAL, STEM = "optimizer", "residual", "stem"
+OPTIMIZER, RESIDUAL, STEM, SLOWNESS = "optimizer", "residual", "stem", "slowness"
 ACTIVATIONS = "activations", "last_activations"
-KEPT = OPTIMIZER, RESIDUAL, STEM, *ACTIVATIONS
-"""Names of the groups of tensors that a unit keeps between rounds."""
+NOT_TRAINED = STEM, SLOWNESS
+KEPT = OPTIMIZER, RESIDUAL, *NOT_TRAINED, *ACTIVATIONS
+"""Names of the groups of tensors that a unit keeps between rounds; those that are NOT_TRAINED are
+not made of gradients."""
 STEM_ROWS = "kept"  # the one tensor of the stem's account
 
 

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import grpc
 
-from collapipe.errors import BrokenLinkError, LinkError, RefusedLinkError, WireError, one_line
+from collapipe.errors import (
+    BrokenLinkError,
+    BusyLinkError,
+    LinkError,
+    RefusedLinkError,
+    WireError,
+    one_line,
+)
 from collapipe.wire import frames
 from collapipe.wire.frames import Frame, FrameKind
 
@@ -17,10 +24,12 @@ WINDOW = 4  # activations, or gradients, that the other end has not taken yet
 _MOST_WAITING = 64  # frames that have come and that nobody has taken yet
 _MORE, _LAST = 0, 1  # first byte of a piece
 _PART = 2  # added to it: a piece of a part, between whose pieces other frames may come
+ACCEPTED = b"\4"  # instead of a piece: the other end has accepted the stream
 _COUNTED = FrameKind.ACTIVATION, FrameKind.GRADIENT
 _SLOW = FrameKind.PART, FrameKind.MOMENTS
 _ENDS = {
     grpc.StatusCode.UNIMPLEMENTED: RefusedLinkError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: BusyLinkError,
     **dict.fromkeys((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), BrokenLinkError),
     **dict.fromkeys((grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), BrokenLinkError),
 }
@@ -47,6 +56,7 @@ class FrameStream:
         self.arrived = arrived or threading.Event()
         self._changed = threading.Condition()
         self._incoming: deque[tuple[Frame, int]] = deque()  # with their bytes
+        self._accepted = False
         self._ended: LinkError | WireError | None = None
         self._urgent: deque[Frame] = deque()
         self._tensors: deque[Frame] = deque()
@@ -54,7 +64,7 @@ class FrameStream:
         self._unmade = 0  # parts that are yet to be made
         self._credit = WINDOW
         self._closed = False
-        self._cancel: Callable[[], object] | None = None
+        self._cancel: Callable[[], object] = lambda: None
         self.on_sent: Callable[[Frame], None] = _nothing
         self.accepts: Callable[[Frame], bool] = _all
 
@@ -113,23 +123,29 @@ class FrameStream:
             if not self._changed.wait_for(self.waiting, timeout_s):
                 raise queue.Empty
             if not self._incoming:
-                assert (
-                    self._ended is not None
-                )  # raised anew: a traceback holds all that is under way
-                raise type(self._ended)(*self._ended.args)
+                raise self._end()
             received, _ = self._incoming.popleft()
             self._changed.notify_all()
         if received.kind in _COUNTED:
             self.send(Frame(FrameKind.CREDIT, received.round, received.step, 0))
         return received
 
+    def wait_until_accepted(self, timeout_s: float) -> None:
+        """Raise ``LinkError`` where the other end does not accept the stream in time, ``WireError``
+        where it sends what is no frame."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._accepted or self._ended is not None, timeout_s)
+            if self._ended is not None:
+                raise self._end()
+            if not self._accepted:
+                raise LinkError(f"{self.peer}: the stream was not accepted within {timeout_s:g} s")
+
     def close(self) -> None:
         """End the stream now."""
         with self._changed:
-            self._closed = True
+            self._closed, cancel = True, self._cancel
             self._changed.notify_all()
-        if self._cancel is not None:
-            self._cancel()
+        cancel()
 
     def outgoing(self, until: Callable[[], bool] | None = None) -> Iterator[bytes]:
         """Messages for gRPC: all, or those that may go before ``until`` has become true."""
@@ -140,8 +156,11 @@ class FrameStream:
                 self.arrived.set()
 
     def on_close(self, cancel: Callable[[], object]) -> None:
-        """``close`` calls ``cancel`` as well."""
-        self._cancel = cancel
+        """``close`` calls ``cancel`` as well; it is called now where the stream is closed."""
+        with self._changed:
+            self._cancel, closed = cancel, self._closed
+        if closed:
+            cancel()
 
     def feed(self, messages: Iterable[bytes]) -> None:
         """Take in all ``messages``, up to the stream's end."""
@@ -158,6 +177,11 @@ class FrameStream:
             self._ended = ended
             self._changed.notify_all()
         self.arrived.set()
+
+    def _end(self) -> LinkError | WireError:
+        """What ended the stream, as a new error: a traceback would hold all that is under way."""
+        assert self._ended is not None
+        return type(self._ended)(*self._ended.args)
 
     def _take(self, frame: Frame, size: int) -> None:
         """Keep a frame, once there is room for it."""
@@ -233,6 +257,11 @@ class FrameStream:
         lanes = {0: bytearray(), _PART: bytearray()}
         for message in messages:
             self.heard = time.monotonic()
+            if message == ACCEPTED:
+                with self._changed:
+                    self._accepted = True
+                    self._changed.notify_all()
+                continue
             if not message or message[0] > _PART | _LAST or len(message) > PIECE_BYTES + 1:
                 raise WireError(f"a message of {len(message):,} bytes that is no piece of a frame")
             lane = message[0] & _PART

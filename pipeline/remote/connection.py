@@ -75,7 +75,7 @@ class DeviceConnection:
             )
         except LinkError as error:
             self.close()
-            raise StageError(device.name, f"{device.address}: {error}") from error
+            raise StageError(device.name, str(error)) from error
         threading.Thread(target=self._listen, daemon=True, name=f"hear {device.name}").start()
 
     def close(self) -> None:

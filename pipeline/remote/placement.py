@@ -10,10 +10,11 @@ from functools import partial
 from torch import Tensor
 
 from collapipe import cancellation
-from collapipe.errors import NonFiniteLossError, StageError, WireError
+from collapipe.errors import BusyLinkError, NonFiniteLossError, StageError, WireError
 from collapipe.models.split import block_name
 from collapipe.plan import ClusterPlan
 from collapipe.tensors import Tensors
+from collapipe.wire.dialing import without_addresses
 from collapipe.wire.frames import Frame, FrameKind
 from collapipe.wire.parts import grouped
 from collapipe.wire.segments import (
@@ -32,14 +33,23 @@ from collapipe.wire.streams import FrameStream
 from pipeline.remote.cluster import Cluster
 from pipeline.remote.connection import SILENT_S, DeviceConnection
 from pipeline.remote.measurements import Clock
-from pipeline.remote.ports import HopError
+from pipeline.remote.ports import HopError, UndialledError
 from pipeline.remote.relay import relay
 from pipeline.remote.replica import Replica
 
 _LOAD, _CONNECT = range(2)  # steps of gathering, as frames count them
 _CLOCK_TRIPS = 3
+_BUSY_S = 0.2  # between two attempts to dial a device that works for another caller
 _LOOK_S = 0.1  # between two looks at cancellation and signs of life
 _STOPPED_S = 1.0  # a longer time without a look was this machine's own
+
+
+class UnreachedError(StageError):
+    """A device cannot be dialled by its neighbour ``source``, though both live."""
+
+    def __init__(self, device: str, cause: str, source: str) -> None:
+        super().__init__(device, cause)
+        self.source = source
 
 
 @dataclass
@@ -74,23 +84,28 @@ class Placement:
     def members(self) -> list[DeviceConnection]:
         return [self.connections[name] for name in self.names]
 
-    def followed_by(self, plan: ClusterPlan) -> "Placement":
+    def followed_by(self, plan: ClusterPlan, cluster: Cluster) -> "Placement":
         """The same devices under another plan, in another epoch."""
         self.hang_up()
         for connection in self.connections.values():
             connection.drop_parts()
         common = replace(self.common, epoch=self.common.epoch + 1)
         shared = self.connections, self.arrived, self.clocks
-        return Placement(plan, self.cluster, common, self.replica, *shared)
+        return Placement(plan, cluster, common, self.replica, *shared)
 
     def gather(self) -> None:
-        """Give each device its segment, and connect them in their order."""
+        """Give each device its segment, and connect them in their order.
+
+        Devices that still work for another caller, such as a round that was cancelled, are waited
+        for as long as one action may take.
+        """
+        until = time.monotonic() + self.hung_s
         epoch, segments = self.common.epoch, self.plan.segments
         held = {block_name(k): each.device for each in segments for k in each.span.indices()}
         self.replica.expect(epoch, held)
         for name in self.names:
             if name not in self.connections:
-                self.connections[name] = self._dialled(name)
+                self.connections[name] = self._dialled(name, until)
         for each in self.members:
             if each.name not in self.clocks:
                 self.clocks[each.name] = self._clock(each)
@@ -159,7 +174,8 @@ class Placement:
         for connection in self.members:
             if trouble := connection.troubles.get(self.common.epoch):
                 if trouble.kind == NonFiniteLossError.__name__:  # no fault of the device
-                    raise NonFiniteLossError(trouble.message)
+                    devices = self.cluster.devices.values()
+                    raise NonFiniteLossError(without_addresses(trouble.message, devices))
                 raise StageError(connection.name, f"{trouble.kind}: {trouble.message}")
 
     def blamed(self, error: StageError | HopError) -> StageError:
@@ -179,22 +195,36 @@ class Placement:
                     return gone
             self.arrived.wait(_LOOK_S)
             self.arrived.clear()
-        if suspect is not None:
-            return StageError(suspect, str(error))
-        assert isinstance(error, StageError)
-        return error
+        if suspect is None:
+            assert isinstance(error, StageError)
+            return error
+        if isinstance(error, StageError):
+            trouble = self.trouble(error.device)
+            if trouble is not None and trouble.kind == UndialledError.__name__:
+                return UnreachedError(suspect, trouble.message, error.device)
+        return StageError(suspect, str(error))
 
     def trouble(self, device: str) -> Trouble | None:
         """What the device has told under this plan."""
         connection = self.connections.get(device)
         return connection.troubles.get(self.common.epoch) if connection else None
 
-    def _dialled(self, name: str) -> DeviceConnection:
+    def _dialled(self, name: str, until: float) -> DeviceConnection:
+        """A connection to a device that is free before ``until``, of ``time.monotonic``."""
         if name not in self.cluster.devices:
             raise StageError(name, "the cluster's file has no such device")
         device, dialer = self.cluster.devices[name], self.cluster.dialer
         replica = self.replica
-        return DeviceConnection(device, dialer, self.arrived, replica.put, replica.most_bytes())
+        while True:
+            try:
+                part_bytes = replica.most_bytes()
+                return DeviceConnection(device, dialer, self.arrived, replica.put, part_bytes)
+            except StageError as refused:
+                busy = isinstance(refused.__cause__, BusyLinkError)
+                if not busy or time.monotonic() > until:
+                    raise
+            time.sleep(_BUSY_S)
+            cancellation.check()
 
     def _description(self, stage: int, sessions: Sequence[str]) -> SegmentDescription:
         segment, last = self.plan.segments[stage], stage == len(sessions) - 1
@@ -236,10 +266,9 @@ class Placement:
         self.hops.append(members[-1].hop(sessions[-1], BEHIND))
         between = range(len(members) - 1) if self.cluster.relay else ()
         for stage in between:
-            front = members[stage].hop(sessions[stage], BEHIND)
-            behind = members[stage + 1].hop(sessions[stage + 1], BEFORE)
-            self.hops += front, behind
-            relay(front, behind)
+            self.hops.append(members[stage].hop(sessions[stage], BEHIND))
+            self.hops.append(members[stage + 1].hop(sessions[stage + 1], BEFORE))
+            relay(*self.hops[-2:])
 
     def _clock(self, connection: DeviceConnection) -> Clock:
         """From a few round trips; the quickest tells most."""

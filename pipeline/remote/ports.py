@@ -24,6 +24,10 @@ class HopError(LinkError):
         self.side = side
 
 
+class UndialledError(HopError):
+    """A device cannot dial the next one of the plan."""
+
+
 Wait = Callable[[Callable[[], bool]], None]
 """Return when it is so; raise where it never will be."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from collapipe.errors import WireError
+from collapipe.errors import StorageError, WireError
 from collapipe.models.part import prefixed, select
 from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.parts import joined, mapped_part, most_bytes, read_part
@@ -23,9 +23,9 @@ class Replica:
     """Of each block what trains, with the optimiser's state, as it is after a step.
 
     ``step`` is the last one that is complete; before the first is, blocks are as at the ``start``.
-    Devices' threads ``put`` at once; older steps than the last complete one are forgotten.
-    ``state_like`` tells what the optimiser remembers of weights; ``trained`` are names of weights
-    that no block may lack; what else is frozen never changes.
+    Nothing is ``put`` before ``open``. Devices' threads ``put`` at once; older steps than the last
+    complete one are forgotten. ``state_like`` tells what the optimiser remembers of weights;
+    ``trained`` are names of weights that no block may lack; what else is frozen never changes.
     """
 
     def __init__(
@@ -45,12 +45,22 @@ class Replica:
         self._expected: tuple[int, Mapping[str, str]] = 0, {}  # changed at once, never inside
         self.step: int | None = None
         self.told: int | None = None  # the last step that devices were told to do
-        self._folder = Path(tempfile.mkdtemp(prefix="collapipe-replica-"))
-        self._new = self._folder / "new.safetensors"
+        self._folder: Path | None = None
+
+    def open(self) -> None:
+        """Make the folder of the files; who calls this calls ``close``. Raises ``StorageError``."""
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="collapipe-replica-"))
+        except OSError as error:
+            raise StorageError(
+                f"no folder for copies of blocks ({error.strerror}); set TMPDIR to one that can be "
+                "written"
+            ) from error
 
     def close(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def expect(self, epoch: int, holders: Mapping[str, str]) -> None:
         """From now on take blocks under the plan of ``epoch`` alone, each of the device that holds
@@ -84,7 +94,7 @@ class Replica:
             try:
                 kept = self._keep(name, step, left, data)
             finally:
-                self._new.unlink(missing_ok=True)
+                self._file("new").unlink(missing_ok=True)
             if not kept:
                 return
             if left:
@@ -132,7 +142,7 @@ class Replica:
         """Whether it is kept."""
         if len(data) > self._most_bytes(name):
             raise WireError(f"{name}: {len(data):,} bytes, at most {self._most_bytes(name):,}")
-        self._new.write_bytes(data)
+        self._file("new").write_bytes(data)
         keys, came = self._check(name), self._came[name, step]
         known = set[str]().union(*came.values())
         if left in came or keys & known:
@@ -141,7 +151,7 @@ class Replica:
             raise WireError(f"{name}: came without {min(missing)[:80]!r}")
         if left and not keys:  # of which any number might come
             return False
-        self._new.rename(self._file(name, step, left))
+        self._file("new").rename(self._file(name, step, left))
         came[left] = keys
         return True
 
@@ -153,7 +163,7 @@ class Replica:
         weights = {key: each for key, each in self._start(name).items() if "/" not in key}
         known = weights | self._state_like(weights)
         try:
-            tensors = read_part(self._new)
+            tensors = read_part(self._file("new"))
         except WireError as error:
             raise WireError(f"{name}: {error}") from error
         for key, tensor in tensors.items():
@@ -179,8 +189,9 @@ class Replica:
     def _newer(self, step: int) -> bool:
         return self.step is None or self.step < step
 
-    def _file(self, name: str, step: int, left: int) -> Path:
-        return self._folder / f"{name}-{step}-{left}.safetensors"
+    def _file(self, *name: object) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{'-'.join(map(str, name))}.safetensors"
 
 
 def starting_with(weights: Tensors, state: Tensors) -> Start:

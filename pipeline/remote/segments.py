@@ -27,7 +27,7 @@ from pipeline.remote.journal import (
     StepRecord,
 )
 from pipeline.remote.measurements import Measurements
-from pipeline.remote.placement import Placement
+from pipeline.remote.placement import Placement, UnreachedError
 from pipeline.remote.ports import Fence, HopError, StreamPorts
 from pipeline.remote.replica import Replica
 from pipeline.stage import FirstStage, LastStage, Stage
@@ -42,7 +42,8 @@ class RemoteSegments:
 
     ``common`` is what their descriptions have in common. Where a device is lost, the cluster
     is planned anew, its blocks come from the ``replica``, and the steps since are done again: the
-    result is the same as without the loss. Raises ``StageError`` where no plan is left.
+    result is the same as without the loss. Where a device cannot dial the next one, though both
+    live, hops go through the control unit. Raises ``StageError`` where no plan is left.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class RemoteSegments:
 
     def __enter__(self) -> "RemoteSegments":
         try:
+            self._replica.open()
             self._recovering(self._gather)
         except BaseException:
             self.__exit__()
@@ -101,6 +103,11 @@ class RemoteSegments:
     def lost(self) -> Collection[str]:
         """Devices that are gone, or could not go on."""
         return self._lost.keys()
+
+    @property
+    def relays(self) -> bool:
+        """Whether hops go through the control unit."""
+        return self._cluster.relay
 
     @property
     def plan(self) -> ClusterPlan:
@@ -166,13 +173,15 @@ class RemoteSegments:
 
     def _recover(self, lost: StageError) -> None:
         """Go on without a device, and without those that are lost meanwhile."""
-        began = time.monotonic()
+        began, before = time.monotonic(), len(self._lost)
         while True:
             try:
                 self._without(lost)
             except (StageError, HopError) as error:
                 lost = self._placed.blamed(error)
             else:
+                if len(self._lost) == before:
+                    return
                 left = " and ".join(self._placed.names)
                 gone = "; ".join(f"{name} ({cause})" for name, cause in self._lost.items())
                 seconds = time.monotonic() - began
@@ -180,18 +189,34 @@ class RemoteSegments:
                 return
 
     def _without(self, lost: StageError) -> None:
-        """Another plan, other segments, and the steps since the last complete replica."""
-        told = self._placed.trouble(lost.device)  # says more than that its stream ended
-        cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
-        self._lost[lost.device] = cause
-        _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
-        self._placed.drop(lost.device)
-        self._placed = self._placed.followed_by(self._cluster.replan(dict(self._lost)))
+        """Another plan or other hops, and the steps since the last complete replica."""
+        plan = self._relayed(lost) if isinstance(lost, UnreachedError) else self._replanned(lost)
+        self._placed = self._placed.followed_by(plan, self._cluster)
         self._gather()
         for record in list(self._journal):
             embedding, head = Recording(record.activations, {}), Recording({}, record.gradients)
             self._pass(record, embedding, head)
             self._tell_step(record)
+
+    def _relayed(self, unreached: UnreachedError) -> ClusterPlan:
+        """The same plan, from now on with hops through the control unit."""
+        self._cluster = replace(self._cluster, relay=True)
+        ends, cause = f"{unreached.source} cannot dial {unreached.device}", unreached.cause
+        _log.info("unit %d: %s: %s", self._common.unit, ends, cause)
+        self.events.append(
+            f"{ends} ({cause}); from now on hops go through the control unit, as with "
+            "pipeline.relay=true: set it, or correct the address"
+        )
+        return self.plan
+
+    def _replanned(self, lost: StageError) -> ClusterPlan:
+        """A plan without the device, whose streams end."""
+        told = self._placed.trouble(lost.device)  # says more than that its stream ended
+        cause = f"{told.kind}: {told.message}" if told and told.side is None else lost.cause
+        self._lost[lost.device] = cause
+        _log.info("unit %d: lost %s: %s", self._common.unit, lost.device, cause)
+        self._placed.drop(lost.device)
+        return self._cluster.replan(dict(self._lost))
 
     def _gather(self) -> None:
         """Give devices their segments, from the last complete replica, unless they have them."""

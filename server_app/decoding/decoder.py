@@ -40,8 +40,9 @@ class DecoderSession:
     logits cost far more memory than the targets that ask for them. ``activation`` and ``gradient``
     are the precisions of what comes and of what answers. ``turn`` is held from the begin to the end
     of a step: where units share a head, their gradients must not mix. Nothing here is kept unless
-    ``complete`` is True at the round's end; ``target_tokens`` counts those of the finished steps,
-    and an activation comes as ``activation_tensors``, with a ``coder`` perhaps as its change.
+    the session is ``complete`` at the round's end; ``target_tokens`` counts those of the finished
+    steps, and an activation comes as ``activation_tensors``, with a ``coder`` perhaps as its
+    change.
     """
 
     settings: Settings
@@ -54,7 +55,6 @@ class DecoderSession:
     activation: str = FLOAT32
     gradient: str = FLOAT32
     coder: ChangeCoder | None = None
-    complete: bool = False
     target_tokens: int = 0
     diverged: str | None = None  # the loss or norm that was seen to be not finite, and where
     _step: _OpenStep | None = None
@@ -77,13 +77,18 @@ class DecoderSession:
         return number, self._last_norm
 
     @property
+    def complete(self) -> bool:
+        """Whether all steps of the round are done; the unit knows it by the last step's norms."""
+        return self._steps_done == len(self._steps)
+
+    @property
     def in_step(self) -> bool:
         """Whether a step has begun and not ended."""
         return self._step is not None
 
     def begin(self, step: int, num_micro_batches: int, target_tokens: int) -> None:
         """Start a step. Raises ``WireError`` for another step than the plan's next."""
-        if self._step is not None or self._steps_done >= len(self._steps):
+        if self._step is not None or self.complete:
             raise WireError(f"step {step} begins, but another is under way or all are done")
         if step != self._steps[self._steps_done]:
             raise WireError(f"step {step} begins, expected {self._steps[self._steps_done]}")
@@ -143,12 +148,6 @@ class DecoderSession:
         self.target_tokens += step.target_tokens
         self.on_step(self.unit, step.number, step.loss, step.seen_samples)
         return own
-
-    def finish(self) -> None:
-        """All steps are done. Raises ``WireError`` if they are not."""
-        if self._step is not None or self._steps_done != len(self._steps):
-            raise WireError(f"the round ends after {self._steps_done} of {len(self._steps)} steps")
-        self.complete = True
 
     def abandon(self) -> None:
         """The stream is gone: leave a step that is under way, without a trace of it."""

@@ -1,10 +1,11 @@
 """The decoder link's server: streams in, decoder sessions, streams out.
 
-Listens with mutual TLS and certificates made at start, but for a deployed server's own: who has no
-unit's key gets no further than the handshake, so a stranger can open no HTTP/2 stream. A stream is
-served only with the bearer token of a session that is open and not in use; tokens are good for one
-unit and one round. A unit whose stream broke may open another, and goes on behind the last step
-that was done.
+Listens with mutual TLS and certificates made at start, and anew after half of the time for which
+they are valid, but for a deployed server's own: a caller without a unit's key gets no further than
+the handshake, so a stranger can open no HTTP/2 stream. A stream is served only with the bearer
+token of a session that is open and not in use; tokens are good for one unit and one round. A unit
+whose stream broke may open another, and goes on after the last step that was done. It does so after
+all steps, too, because the answer to the last one may be lost.
 """
 
 import hmac
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import grpc
 import torch
@@ -24,7 +26,14 @@ from collapipe.errors import CollaPipeError, ConfigError, LinkError, WireError
 from collapipe.sections import LinkSettings
 from collapipe.wire.dialing import SERVER_OPTIONS, accept_stream
 from collapipe.wire.frames import Frame, FrameKind
-from collapipe.wire.link import METHOD, SERVER_NAME, UNIT_NAME, read_credentials, self_signed
+from collapipe.wire.link import (
+    METHOD,
+    SERVER_NAME,
+    UNIT_NAME,
+    VALID,
+    read_credentials,
+    self_signed,
+)
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.streams import FrameStream
 from server_app.decoding.decoder import DecoderSession
@@ -92,8 +101,8 @@ class DecoderLinkServer:
         self._lock = threading.RLock()  # ``_find`` takes it, too
         self._settings, self._max_sessions = settings, max_sessions
         self._closed = threading.Event()
-        key, certificate = certified or self_signed()
-        unit_key, unit_certificate = self_signed(UNIT_NAME)
+        self._watching = threading.Thread(target=self._watch, daemon=True, name="decoder-watch")
+        self._certified = certified
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * max_sessions, thread_name_prefix="decoder-link"),
             options=[
@@ -103,8 +112,9 @@ class DecoderLinkServer:
         )
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         self._server.add_generic_rpc_handlers((_TokenCheck(handler, self._find),))
-        credentials = grpc.ssl_server_credentials(
-            [(key, certificate)], unit_certificate, require_client_auth=True
+        self._make_certificates()
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._fresh, self._renewed, require_client_authentication=True
         )
         wanted = f"{settings.host}:{settings.port}"
         try:
@@ -113,17 +123,16 @@ class DecoderLinkServer:
             raise ConfigError(
                 f"link.host, link.port={wanted}: cannot listen there ({error}); set another"
             ) from error
-        address = settings.dialled(port)
-        pinned = (b"", "") if certified else (certificate, SERVER_NAME)
-        self._tokenless = LinkAddress(address, *pinned, unit_key, unit_certificate, token="")
+        self._address = settings.dialled(port)
 
     def __enter__(self) -> "DecoderLinkServer":
         self._server.start()
-        threading.Thread(target=self._watch, daemon=True, name="decoder-watch").start()
+        self._watching.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
+        self._watching.join()
         self._server.stop(_CLOSE_S).wait()
 
     def open(self, session: DecoderSession) -> LinkAddress:
@@ -132,8 +141,10 @@ class DecoderLinkServer:
         with self._lock:
             if len(self._sessions) >= self._max_sessions:
                 raise LinkError(f"{len(self._sessions)} sessions are open, as many as there may be")
+            if datetime.now(UTC) - self._made_at > VALID / 2:
+                self._make_certificates()
             self._sessions[token] = session
-        return replace(self._tokenless, token=token)
+            return LinkAddress(self._address, *self._pinned, *self._unit_identity, token)
 
     def close(self) -> None:
         """Forget all sessions and end their streams; none is in its session any more on return."""
@@ -145,6 +156,22 @@ class DecoderLinkServer:
             claim.context.cancel()
         for claim in claims:
             claim.left.wait()
+
+    def _make_certificates(self) -> None:
+        """Those that units know from the next session that is opened for them."""
+        self._made_at = datetime.now(UTC)
+        key, certificate = self._certified or self_signed()
+        self._pinned = (b"", "") if self._certified else (certificate, SERVER_NAME)
+        self._unit_identity = self_signed(UNIT_NAME)
+        self._fresh = grpc.ssl_server_certificate_configuration(
+            [(key, certificate)], self._unit_identity[1]
+        )
+
+    def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Certificates for this handshake and later ones; None: those of the last one."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, None
+            return fresh
 
     def _serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -171,7 +198,7 @@ class DecoderLinkServer:
         finally:
             session.abandon()
             with self._lock:  # the unit may dial again
-                if self._claims.get(token) is claim and not session.complete:
+                if self._claims.get(token) is claim:
                     del self._claims[token]
             claim.left.set()
 
@@ -199,7 +226,7 @@ class DecoderLinkServer:
 def _obeyed(claim: _Claim) -> Iterator[bytes]:
     """What is sent to a unit, whose frames are obeyed in between: gRPC's thread computes, too."""
     session, stream = claim.session, claim.stream
-    while claim.context.is_active() and not session.complete:
+    while claim.context.is_active():
         yield from stream.outgoing(until=stream.waiting)
         try:
             frame = stream.receive()
@@ -212,8 +239,6 @@ def _obeyed(claim: _Claim) -> Iterator[bytes]:
         claim.active = time.monotonic()
         if answer is not None:
             stream.send(answer)
-    stream.close()
-    yield from stream.outgoing()
 
 
 def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
@@ -239,9 +264,6 @@ def _answer(session: DecoderSession, frame: Frame) -> Frame | None:
         return replace(frame, tensors=(own,))
     if frame.kind == FrameKind.RESUME:
         return replace(frame, tensors=(torch.tensor(session.last_step, dtype=torch.float64),))
-    if frame.kind == FrameKind.BYE:
-        session.finish()
-        return replace(frame, tensors=())
     raise WireError(f"a unit does not send {frame.kind.name}")
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from collapipe.config import Settings
+from collapipe.devices.slowness import Slowness
 from collapipe.errors import WireError
 from collapipe.models.cut import extra_rows
 from collapipe.models.optimizer import state_like
@@ -13,7 +14,16 @@ from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, all_finite, chosen, not_finite
 from collapipe.wire.compression import check_like
 from collapipe.wire.feedback import ActivationMemory
-from collapipe.wire.messages import ACTIVATIONS, KEPT, OPTIMIZER, RESIDUAL, STEM, STEM_ROWS
+from collapipe.wire.messages import (
+    ACTIVATIONS,
+    KEPT,
+    NOT_TRAINED,
+    OPTIMIZER,
+    RESIDUAL,
+    SLOWNESS,
+    STEM,
+    STEM_ROWS,
+)
 from server_app import questions
 from server_app.rounds.global_model import GlobalModel
 from server_app.units import Kept
@@ -26,8 +36,10 @@ def check_kept(
     sender, found = f"unit {cluster.unit}", {key: kept.get(key, {}) for key in KEPT}
     most_rows = _most_rows(cluster, round_, settings)
     masked, with_head = settings.privacy.secure_aggregation, settings.units_have_heads
-    if masked and any(found[key] for key in KEPT if key != STEM):
-        raise WireError(f"{sender} tells more than {STEM!r}, though updates are masked")
+    if masked and any(found[key] for key in KEPT if key not in NOT_TRAINED):
+        told = ", ".join(NOT_TRAINED)
+        raise WireError(f"{sender} sent more than {told}, though updates are masked")
+    Slowness.unpack(found[SLOWNESS], {each.name for each in cluster.devices})
     own = model.names(with_head and not settings.chooses_heads)
     check_state(found[OPTIMIZER], chosen(model.weights, own), settings.optimizer, sender)
     sent = model.names(with_head) & found[RESIDUAL].keys()
@@ -59,7 +71,9 @@ def most_kept(
     row = tokens * settings.model.dim * getattr(torch, settings.pipeline.dtype).itemsize
     activations = rows * (row + 16) if settings.compression.feedback else 0
     most = dict.fromkeys(ACTIVATIONS, activations) | {STEM: 8 * rows}
-    groups = {OPTIMIZER: state_like(settings.optimizer, weights), RESIDUAL: weights}
+    slowness = Slowness({each.name: 1.0 for each in cluster.devices}).pack()
+    state = state_like(settings.optimizer, weights)
+    groups = {OPTIMIZER: state, RESIDUAL: weights, SLOWNESS: slowness}
     most = {name: questions.tensors_bytes({}) + size for name, size in most.items()}
     return most | {name: questions.tensors_bytes(each) for name, each in groups.items()}
 

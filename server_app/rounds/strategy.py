@@ -429,6 +429,10 @@ class CollaPipeStrategy(Strategy):
     def _restore(self, then: SchedulerState, training: TrainingState) -> None:
         known, excluded = self._units.nodes, self._scheduler.excluded
         missing = {unit: failure for unit, failure in excluded.items() if unit not in known}
+        failures = self._units.restore(training.units)
+        # what units keep of their devices' speeds is in the states by now, as it was then
+        real = [each.unit for each in self._scheduler.clusters if each.real_devices]
+        self._scheduler.update_states(self._units.states(real))
         self._scheduler.resume_from(then)
         self._scheduler.update_states(missing)
         self._heads.states = dict(training.heads)
@@ -437,7 +441,7 @@ class CollaPipeStrategy(Strategy):
             unit: ActivationMemory.unpack(tensors, dim, dtype)
             for unit, tensors in training.activations.items()
         }
-        self._scheduler.update_states(self._units.restore(training.units))
+        self._scheduler.update_states(failures)
 
     def _training_state(self, round_: int) -> TrainingState:
         model, heads = self.model, self._heads.states

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sections import link_settings
 
 from client_app.link import DecoderLink, LinkPrecisions
-from client_app.traffic import BYE, LinkFormat, LinkTraffic, sampled_steps
+from client_app.traffic import LinkFormat, LinkTraffic, sampled_steps
 from collapipe.batch import IGNORED, Batch, mask_of, padded
 from collapipe.data.shards import batch_rows
 from collapipe.models.dropout import DropoutKey
@@ -113,7 +113,7 @@ def test_the_expectation_is_the_mean_of_an_epochs_steps(
         steps.append(sent(form, parts, precision))
     sampled = sampled_steps(examples, batch_size, num_micro_batches, seed)
     traffic = LinkTraffic(form, 3, sampled, None)
-    bits = traffic.up_bits(precision) - 8 * BYE, traffic.down_bits
+    bits = traffic.up_bits(precision), traffic.down_bits
     assert bits == pytest.approx(24 * np.mean(steps, axis=0))
 
 
@@ -143,8 +143,7 @@ def test_a_round_is_as_long_as_the_links_own_count(
                 link.submit(index, torch.randn(*each.mask.shape, 8))
                 link.answer(index)
             link.exchange_norms([1.0] * 3)
-        link.finish()
     steps = [split(batch, num_micro_batches) for batch in batches]
-    assert sum(form.step(each, precision) for each in steps) + BYE == link.bytes_up
+    assert sum(form.step(each, precision) for each in steps) == link.bytes_up
     norms = frames.num_bytes([(torch.float64, (1,))])  # the head's own
-    assert link.bytes_down == sum(map(form.answers, steps)) + len(steps) * norms + BYE
+    assert link.bytes_down == sum(map(form.answers, steps)) + len(steps) * norms

@@ -41,6 +41,14 @@ def test_misses_count_in_a_row(kind: str) -> None:
     assert attendance.end_round(4, missed, {0}) == missed
 
 
+def test_a_unit_misses_a_round_once_however_often_it_is_asked_in_it() -> None:
+    """Its training, and what it keeps for the checkpoint."""
+    attendance, missed = Attendance(2), {1: Failure(SILENT, "")}
+    assert not attendance.end_round(1, missed, {0})
+    assert not attendance.end_round(1, missed, ())
+    assert attendance.end_round(2, missed, {0}) == missed
+
+
 def test_who_answers_with_an_error_misses_nothing() -> None:
     assert not Attendance(1).end_round(1, {1: Failure("DataError", "no rows")}, {0})
 

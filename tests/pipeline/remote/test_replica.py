@@ -1,16 +1,18 @@
 """What a control unit takes from its devices, and what it does not."""
 
 import itertools
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from device_cluster import ADAMW, Work, daemons, device_name, plan_of
 from safetensors.torch import save
 
-from collapipe.errors import StageError, WireError
+from collapipe.errors import StageError, StorageError, WireError
 from collapipe.models.optimizer import state_like
 from collapipe.tensors import Tensors
 from collapipe.wire.frames import Frame, FrameKind
@@ -35,8 +37,26 @@ def replica() -> Iterator[Replica]:
     replica = Replica(["blocks.0", "blocks.1"], start, partial(state_like, ADAMW), trained)
     replica.told = 4
     replica.expect(2, HOLDERS)
+    replica.open()
     yield replica
     replica.close()
+
+
+def test_nothing_lies_about_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What raises between making a replica and opening it leaves no folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    replica = Replica(["blocks.0"], lambda name: {}, dict)
+    assert not [*tmp_path.iterdir()]
+    replica.close()
+    replica.open()
+    assert len([*tmp_path.iterdir()]) == 1
+    replica.close()
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(StorageError, match="TMPDIR"):
+        replica.open()
 
 
 def test_a_step_counts_once_all_blocks_are_there(replica: Replica) -> None:
@@ -77,7 +97,7 @@ def test_parts_of_nothing_are_not_kept(replica: Replica) -> None:
         replica.put("pi", 2, "blocks.0", 3, left, save({}))
     with pytest.raises(WireError):
         replica.put("pi", 2, "blocks.0", 3, 1, save({"blocks.0.weight": WEIGHT}, {"x": "y" * 2000}))
-    assert list(replica._folder.iterdir()) == []
+    assert replica._folder is not None and not [*replica._folder.iterdir()]
 
 
 def test_another_plan_begins_with_complete_steps(replica: Replica) -> None:
@@ -118,7 +138,7 @@ def test_what_is_no_block_is_refused(
     with pytest.raises(WireError):
         replica.put("pi", 2, "blocks.0", 3, 0, b"no tensors")
     assert replica.step is None
-    assert list(replica._folder.glob("blocks*")) == []
+    assert replica._folder is not None and not [*replica._folder.glob("blocks*")]
 
 
 def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:

@@ -22,11 +22,13 @@ from collapipe.models.dropout import DropoutKey
 from collapipe.models.sent_rows import RowsRead
 from collapipe.tensors import Tensors
 from collapipe.wire.feedback import ActivationMemory, ChangeCoder
+from collapipe.wire.frames import Frame
+from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
 
 SETTINGS = link_settings(reconnect_s=8)
-POINTS = ("begin", "submit", "answer", "norms", "finish")
+POINTS = ("begin", "submit", "answer", "norms")
 
 
 class Wire:
@@ -94,7 +96,7 @@ def _carry(near: socket.socket, far: socket.socket) -> None:
 @contextmanager
 def wire_to(server: DecoderLinkServer) -> Iterator[Wire]:
     """A way to the server."""
-    wire = Wire(int(server._tokenless.address.rpartition(":")[2]))
+    wire = Wire(int(server._address.rpartition(":")[2]))
     try:
         yield wire
     finally:
@@ -140,6 +142,12 @@ def wait_until(condition: Callable[[], bool], come: threading.Event) -> None:
         come.clear()
 
 
+def precisions(session: DecoderSession) -> LinkPrecisions:
+    """Those of the session's unit, which has three rows."""
+    coder = ChangeCoder(ActivationMemory(), 3, 3) if session.coder else None
+    return LinkPrecisions(session.activation, session.gradient, coder)
+
+
 Outcome = tuple[list[float], tuple[int, int], Tensors, bool]
 
 
@@ -149,8 +157,7 @@ def trained(cut_at: tuple[int, str] | None, *options: str) -> Outcome:
     session = decoder_session(0, 3, "task.max_length=5", *options)
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         address = replace(server.open(session), address=wire.address)
-        how = LinkPrecisions(session.activation, session.gradient)
-        link = DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), how)
+        link = DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), precisions(session))
         losses = _round(link, wire, cut_at)
     weights = {k: each.clone() for k, each in session.part.weights().items()}
     return losses, (link.bytes_up, link.bytes_down), weights, session.complete
@@ -177,8 +184,6 @@ def _round(link: DecoderLink, wire: Wire, cut_at: tuple[int, str] | None) -> lis
             losses.append(link.answer(1)[0])
             at(step, "norms")
             losses += link.exchange_norms([1.0, 1.0, 1.0])
-        at(5, "finish")
-        link.finish()
     return losses
 
 
@@ -200,25 +205,29 @@ def test_a_cut_changes_nothing(point: str, precision: str) -> None:
     assert all(torch.equal(each, same[name]) for name, each in weights.items())
 
 
-def test_norms_whose_answer_was_lost_are_not_a_second_step() -> None:
-    """The server had stepped: it says so, and does not step again."""
-    wires = list[Wire]()
+@pytest.mark.parametrize("feedback", ["false", "true"])
+@pytest.mark.parametrize("step", [4, 5])
+def test_an_answer_that_was_lost_is_not_a_second_step(
+    step: int, feedback: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has done the step: it says so again, after the last step of the round, too."""
+    wires, answer = list[Wire](), link_server._answer
 
-    def finish_and_cut(norms: list[float]) -> list[float]:
-        own = real(norms)
-        if wires and session._steps_done == 1:
+    def answer_and_cut(session: DecoderSession, frame: Frame) -> Frame | None:
+        own = answer(session, frame)
+        if wires and session.last_step[0] == step:
             wires.pop().cut()
         return own
 
-    losses, sent, weights, _ = trained(None)
+    monkeypatch.setattr(link_server, "_answer", answer_and_cut)
+    options = "task.max_length=5", f"compression.feedback={feedback}"
+    losses, sent, weights, _ = trained(None, *options)
     torch.manual_seed(0)
-    session = decoder_session(0, 3, "task.max_length=5")
-    real = session.finish_step
-    session.finish_step = finish_and_cut  # type: ignore[method-assign,assignment]
+    session = decoder_session(0, 3, *options)
     with DecoderLinkServer(SETTINGS, 1) as server, wire_to(server) as wire:
         wires.append(wire)
         address = replace(server.open(session), address=wire.address)
-        link = DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"))
+        link = DecoderLink(address, 0, 3, SETTINGS, RowsRead("real"), precisions(session))
         again = _round(link, wire, None)
     assert not wires and session.complete
     assert (again, (link.bytes_up, link.bytes_down)) == (losses, sent)

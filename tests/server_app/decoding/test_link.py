@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ from collapipe.wire.link import (
     METHOD,
     SERVER_NAME,
     UNIT_NAME,
+    VALID,
     credentials,
     self_signed,
 )
 from collapipe.wire.messages import LinkAddress
 from collapipe.wire.streams import PIECE_BYTES, WINDOW, FrameStream
+from server_app.decoding import link as link_server
 from server_app.decoding.decoder import DecoderSession
 from server_app.decoding.link import DecoderLinkServer
 
@@ -75,7 +78,6 @@ def train_round(address: LinkAddress, unit: int, round_: int = 3, steps: int = 2
             assert gradient[batch().mask].all() and not gradient[~batch().mask].any()
             link.exchange_norms([1.0, 1.0, 1.0])
             losses.append(loss)
-        link.finish()
     return losses
 
 
@@ -198,10 +200,20 @@ def test_the_token_of_an_old_round_is_refused_and_the_new_round_goes_on(
     assert now.complete
 
 
-def test_a_token_opens_one_stream(server: DecoderLinkServer) -> None:
+def test_a_token_opens_one_stream_at_a_time(server: DecoderLinkServer) -> None:
+    address = server.open(session(0))
+    with DecoderLink(address, 0, 3, ONCE, ROWS) as link:
+        link.begin(DropoutKey(0, 0, 4), [batch()], batch().num_targets)
+        link.submit(0, torch.ones(2, 3, 8))
+        link.answer(0)
+        with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+            train_round(address, 0)
+
+
+def test_a_round_is_trained_once(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     train_round(address, 0)
-    with pytest.raises(LinkError, match="UNAUTHENTICATED"):
+    with pytest.raises(LinkError, match="all are done"):
         train_round(address, 0)
 
 
@@ -257,8 +269,7 @@ def test_a_closed_round_computes_nothing_more_of_what_has_come(server: DecoderLi
 
 def test_a_unit_that_stops_early_has_not_finished(server: DecoderLinkServer) -> None:
     mine = session(0)
-    with pytest.raises(LinkError, match="after 1 of 2 steps"):
-        train_round(server.open(mine), 0, steps=1)
+    train_round(server.open(mine), 0, steps=1)
     assert not mine.complete
 
 
@@ -319,7 +330,6 @@ MICRO_BATCH = good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS)
         ([BEGIN, good(FrameKind.ACTIVATION, HIDDEN, MASK, TARGETS[:, :0])], "do not fit"),
         ([good(FrameKind.BEGIN, torch.tensor([5, 4]))], "5 micro-batches"),
         ([good(FrameKind.BEGIN, torch.tensor([1, 21]))], "21 target tokens"),
-        ([good(FrameKind.BYE)], "0 of 2 steps"),
         ([good(FrameKind.GRADIENT)], "does not send GRADIENT"),
     ],
 )
@@ -501,6 +511,35 @@ def test_a_unit_keeps_its_connection_between_rounds(
         assert one.complete
         server.close()
     assert len(opened) == 1
+
+
+def test_certificates_are_renewed_before_they_end(
+    server: DecoderLinkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may be longer than they are valid, and a unit may start anew at any time."""
+    first = server.open(session(0))
+    train_round(first, 0)
+    server.close()
+    assert replace(server.open(session(0)), token=first.token) == first
+    server.close()
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + VALID * 0.6
+
+    monkeypatch.setattr(link_server, "datetime", Later)
+    mine, other = session(0), session(1)
+    address, stale = server.open(mine), server.open(other)
+    assert address.server_certificate != first.server_certificate
+    train_round(address, 0)
+    assert mine.complete
+    stale = replace(stale, unit_key=first.unit_key, unit_certificate=first.unit_certificate)
+    with pytest.raises(LinkError, match="UNAVAILABLE"):
+        train_round(stale, 1)
+    server.close()
+    again = replace(server.open(session(0)), token=address.token)
+    assert again == address  # though the clock is still later
 
 
 def test_strangers_take_no_place_from_the_units(server: DecoderLinkServer) -> None:

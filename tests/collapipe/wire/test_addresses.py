@@ -1,0 +1,33 @@
+"""No address of an owner's device is in what others are told."""
+
+import pytest
+
+from collapipe.wire.dialing import without_addresses
+from collapipe.wire.segments import DeviceAddress
+
+DEVICES = [
+    DeviceAddress("jetson", "jetson.home:7700"),
+    DeviceAddress("pi-5", "192.168.1.21:7700"),
+    DeviceAddress("nano", "nano:7700"),
+    DeviceAddress("six", "[2001:db8::7]:7700"),
+]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("device pi-5 at 192.168.1.21:7700: timed out", "device pi-5 at …: timed out"),
+        ("the stage before (ipv4:10.0.0.9:51234): ended", "the stage before (…): ended"),
+        ("the stage behind (ipv6:%5B::1%5D:51234): ended", "the stage behind (…): ended"),
+        ("no route to [2001:db8::7]:7700", "no route to …"),
+        ("no route to 2001:db8::7 or fe80::1", "no route to … or …"),
+        ("DNS resolution failed for jetson.home:7700", "DNS resolution failed for …"),
+        ("C-ares status qtype=A name=jetson.home is_balancer=0", None),
+        ("nano: hangs in one action since 12 s", "nano: hangs in one action since 12 s"),
+        ("round, epoch, step, micro-batch (3, 0, 1, 0)", None),
+        ("4 blocks need 1,000 bytes; install 2.13.0", None),
+    ],
+)
+def test_what_is_told_of_an_address(said: str, told: str | None) -> None:
+    expected = said.replace("jetson.home", "…") if told is None else told
+    assert without_addresses(said, DEVICES) == expected
