@@ -62,7 +62,7 @@ class InlineGrid(Grid):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._kept.cleanup()
+        self._kept.close()
 
     def set_run(self, run: Run) -> None:
         self.run = run

@@ -14,10 +14,12 @@ from typer import Argument, Option
 from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
 from collapipe.cli.interrupts import sure_interrupts
-from collapipe.errors import CollaPipeError, printable
+from collapipe.cli.output import complain, open_streams, write_rest
+from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
+_log = logging.getLogger(__name__)
 RunDir = Annotated[Path, Argument(help="Folder of a run.")]
 Overrides = Annotated[
     list[str] | None,
@@ -36,11 +38,14 @@ app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
-    """Run the command; errors of ours are one line on standard error, and a status."""
+    """Run the command; what goes wrong is one line on standard error, and a status."""
+    open_streams()
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's or a desktop's may not be installed here
     with sure_interrupts():
         status = _status()
     if status == _INTERRUPTED:  # some versions of typer make it of a KeyboardInterrupt themselves
-        print("interrupted; what was finished is saved", file=sys.stderr)
+        complain("interrupted; what was finished is saved")
+    status = write_rest(status)
     _leave_stuck_threads(status)
     raise SystemExit(status)
 
@@ -48,6 +53,7 @@ def main() -> None:
 def _status() -> int:
     try:
         find_own_packages_first()
+        _check_folder()
         return app(standalone_mode=False) or 0
     except typer.Exit as error:
         return error.exit_code
@@ -55,10 +61,25 @@ def _status() -> int:
         error.show()
         return error.exit_code
     except CollaPipeError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        complain(f"error: {printable(str(error))}")
         return error.exit_status
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
+    except BrokenPipeError:  # whoever reads our output has read enough
+        return CollaPipeError.exit_status
+    except (OSError, MemoryError) as error:
+        _log.debug("raised here", exc_info=error)
+        why = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
+        complain(f"error: {why}; collapipe --verbose … says where")
+        return CollaPipeError.exit_status
+
+
+def _check_folder() -> None:
+    """Raise ``ConfigError`` if the current folder has been removed."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError("the current folder is gone; change to another one") from error
 
 
 def _leave_stuck_threads(status: int) -> None:
@@ -66,8 +87,6 @@ def _leave_stuck_threads(status: int) -> None:
     threads out of torch, which aborts."""
     if any(thread.name.startswith("unit-") for thread in threading.enumerate()):
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
 
 
@@ -133,6 +152,8 @@ def predict(
     """Use a run's trained model."""
     from collapipe.cli.predict import as_texts, lines_of, predict_texts
 
+    if sys.stdin is None and not texts:
+        raise ConfigError("standard input is closed; give TEXTS, or lines through a pipe")
     predict_texts(
         run_dir,
         [as_texts(texts)] if texts else lines_of(sys.stdin.buffer),

@@ -1,7 +1,5 @@
 """Copies of all blocks on the control unit's disk: what a cluster goes on from without a device."""
 
-import shutil
-import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from collapipe.errors import WireError
 from collapipe.models.part import prefixed, select
+from collapipe.temporary import TemporaryFolder
 from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.parts import joined, mapped_part, most_bytes, read_part
 
@@ -45,12 +44,13 @@ class Replica:
         self._expected: tuple[int, Mapping[str, str]] = 0, {}  # changed at once, never inside
         self.step: int | None = None
         self.told: int | None = None  # the last step that devices were told to do
-        self._folder = Path(tempfile.mkdtemp(prefix="collapipe-replica-"))
+        self._temporary = TemporaryFolder("replica")
+        self._folder = self._temporary.path
         self._new = self._folder / "new.safetensors"
 
     def close(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.close()
 
     def expect(self, epoch: int, holders: Mapping[str, str]) -> None:
         """From now on take blocks under the plan of ``epoch`` alone, each of the device that holds
