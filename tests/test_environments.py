@@ -1,8 +1,8 @@
 """Commands on machines that are set up in odd ways: a table of environments and commands.
 
 A row of ``PLACES`` is a few lines of shell that run before a command, in its working folder, and
-the statuses that the command may end with. A row of ``COMMANDS`` is a command at its cheapest
-settings. Every pair is a test: a command prints no traceback, and an error is one line. ``FAST``
+the statuses that the command may end with. A row of ``COMMANDS`` or ``TRAINING`` is a command at its
+cheapest settings. Every pair is a test: a command prints no traceback, and an error is one line. ``FAST``
 has the pairs that `make test` runs.
 """
 
@@ -35,64 +35,73 @@ _WAIT_S = 200
 
 @dataclass(frozen=True)
 class Place:
-    """An environment: shell before the command, and the statuses that the command may have."""
+    """An environment: shell before the command, the statuses that the command may have, and which
+    of the commands that train or start others are tried there."""
 
     prelude: str
     statuses: tuple[int, ...] = (0,)
+    training: tuple[str, ...] = ("run",)
 
 
 PLACES = {
-    "ascii": Place("export PYTHONIOENCODING=ascii LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"),
+    "ascii": Place(
+        "export PYTHONIOENCODING=ascii LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0",
+        training=("run", "up"),
+    ),
     "latin-1": Place("export PYTHONIOENCODING=latin-1"),
-    "no standard streams": Place("exec <&- >&- 2>&-"),
-    "full device": Place("exec >/dev/full", (1,)),
+    "no standard streams": Place("exec <&- >&- 2>&-", (0, 2), ("run", "up", "simulation")),
+    "full device": Place("exec >/dev/full", (1,), ("run", "up", "resume")),
     "errors to a full device": Place("exec 2>/dev/full"),
     "reader that has left": Place("exec > >(exec true); sleep 0.2", (0, 1)),
-    "folder that is gone": Place('mkdir gone && cd gone && rmdir "$PWD"', (2,)),
+    "folder that is gone": Place('mkdir gone && cd gone && rmdir "$PWD"', (0, 1, 2)),
     "modules of other people": Place(
         "for name in types psutil click torch; do echo 'raise SystemExit(9)' > $name.py; done; "
-        "mkdir datasets numpy"
+        "mkdir datasets numpy",
+        training=("run", "up", "simulation"),
     ),
     "notebook": Place("export MPLBACKEND=module://matplotlib_inline.backend_inline"),
     "LaTeX that is missing": Place("echo 'text.usetex: True' > matplotlibrc"),
     "proxies": Place(
         "export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 "
-        "HTTPS_PROXY=http://127.0.0.1:9 ALL_PROXY=socks5://127.0.0.1:9"
+        "HTTPS_PROXY=http://127.0.0.1:9 ALL_PROXY=socks5://127.0.0.1:9",
+        training=("run", "up", "simulation", "unit"),
     ),
-    "somebody's Ray": Place("export RAY_ADDRESS=127.0.0.1:9"),
-    "no rights for new files": Place("umask 777", (0, 1, 2)),
-    "no home": Place("unset HOME; export XDG_CACHE_HOME=/proc/nowhere"),
-    "few descriptors": Place("ulimit -n 256"),
+    "somebody's Ray": Place("export RAY_ADDRESS=127.0.0.1:9", training=("simulation",)),
+    "no rights for new files": Place("umask 777", (0, 1, 2), ("run", "up")),
+    "no home": Place("unset HOME; export XDG_CACHE_HOME=/proc/nowhere", training=("run", "up")),
+    "few descriptors": Place("ulimit -n 256", training=("run", "up")),
     "warnings as errors": Place("export PYTHONWARNINGS=error::UserWarning"),
-    "little memory": Place("ulimit -v 300000", (0, 1)),
+    "little memory": Place("ulimit -v 300000", (0, 1, 2)),
 }
 COMMANDS = {
     "plan": ("plan", ROOT / "docs/examples/workshop.yaml"),
     "picture": ("plan", ROOT / "docs/examples/workshop.yaml", "--plot", "plan.svg"),
     "report": ("report", "{made}"),
     "status": ("status", "{made}"),
+    "latest": ("status",),
     "predict": ("predict", "{trained}", "Dienstag"),
     "device": ("device", "check", "{boxes}"),
     "deploy": ("deploy", "init", "federation", "--units", "a,b", "--server", "edge.example"),
-    "unit": ("unit", "{owner}"),
+}
+TRAINING = {
     "run": ("run", *RUN, "hydra.run.dir=run"),
     "simulation": ("run", *RUN, "hydra.run.dir=run", "runtime=simulation"),
     "up": ("up", "--devices", "1", "--", "run", *RUN, "hydra.run.dir=run"),
     "resume": ("resume", "{trained}", "federation.rounds=2"),
+    "unit": ("unit", "{owner}"),
 }
 # What a command ends with where nothing is odd, if not with 0.
-STATUSES = {"device": 1, "unit": 4}
+STATUSES = {"latest": 2, "device": 1, "unit": 4}
 FAST = {
-    ("ascii", "plan"),
+    ("ascii", "status"),
     ("full device", "plan"),
-    ("folder that is gone", "plan"),
+    ("folder that is gone", "latest"),
     ("notebook", "picture"),
-    ("no standard streams", "status"),
 }
 PAIRS = [
-    pytest.param(place, name, marks=() if (place, name) in FAST else pytest.mark.thorough)
-    for place in PLACES
-    for name in COMMANDS
+    pytest.param(name, command, marks=() if (name, command) in FAST else pytest.mark.thorough)
+    for name, place in PLACES.items()
+    for command in (*COMMANDS, *place.training)
 ]
 
 
@@ -102,12 +111,12 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("there")
     boxes = folder / "boxes.yaml"
     boxes.write_text((ROOT / "docs/examples/workshop.yaml").read_text())
-    return {"made": make_run(folder / "made"), "boxes": boxes, "trained": folder / "trained"}
+    return {"made": make_run(folder / "von Jürgen"), "boxes": boxes, "trained": folder / "trained"}
 
 
 def prepared(there: dict[str, Path], name: str) -> list[str]:
     """A command with its files, which are made when they are needed first."""
-    words = [str(each) for each in COMMANDS[name]]
+    words = [str(each) for each in {**COMMANDS, **TRAINING}[name]]
     if "{trained}" in words and not there["trained"].exists():
         whole = *RUN, "federation.checkpoint_every=1", f"hydra.run.dir={there['trained']}"
         subprocess.run([*COLLAPIPE, "run", *whole], check=True, capture_output=True)
@@ -150,7 +159,7 @@ def test_all_that_a_command_started_ends_with_it(
 ) -> None:
     """A closed terminal sends SIGHUP. A killed process can remove no files: the next start does."""
     (temporary := tmp_path / "temporary").mkdir()
-    words = [*map(str, COMMANDS[command]), "federation.rounds=100000"]
+    words = [*map(str, TRAINING[command]), "federation.rounds=100000"]
     own = {**os.environ, "TMPDIR": str(temporary), "RAY_TMPDIR": "/tmp"}
     with subprocess.Popen([*COLLAPIPE, *words], cwd=tmp_path, env=own) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"

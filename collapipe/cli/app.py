@@ -53,7 +53,6 @@ def main() -> None:
 def _status() -> int:
     try:
         find_own_packages_first()
-        _check_folder()
         return app(standalone_mode=False) or 0
     except typer.Exit as error:
         return error.exit_code
@@ -69,17 +68,17 @@ def _status() -> int:
         return CollaPipeError.exit_status
     except (OSError, MemoryError) as error:
         _log.debug("raised here", exc_info=error)
-        why = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
-        complain(f"error: {why}; collapipe --verbose … says where")
+        complain(f"error: {_cause(error)}")
         return CollaPipeError.exit_status
 
 
-def _check_folder() -> None:
-    """Raise ``ConfigError`` if the current folder has been removed."""
+def _cause(error: OSError | MemoryError) -> str:
     try:
         Path.cwd()
-    except OSError as error:
-        raise ConfigError("the current folder is gone; change to another one") from error
+    except OSError:
+        return "the current folder is gone; change to another one"
+    cause = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
+    return f"{cause}; collapipe --verbose … shows where"
 
 
 def _leave_stuck_threads(status: int) -> None:
