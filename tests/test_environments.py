@@ -1,9 +1,9 @@
 """Commands on machines that are set up in odd ways: a table of environments and commands.
 
 A row of ``PLACES`` is a few lines of shell that run before a command, in its working folder, and
-the statuses that the command may end with. A row of ``COMMANDS`` or ``TRAINING`` is a command at its
-cheapest settings. Every pair is a test: a command prints no traceback, and an error is one line. ``FAST``
-has the pairs that `make test` runs.
+the statuses that the command may end with. A row of ``COMMANDS`` or ``TRAINING`` is a command at
+its cheapest settings. Every pair is a test: a command prints no traceback, and an error is one
+line. ``FAST`` has the pairs that `make test` runs.
 """
 
 import os
@@ -21,16 +21,22 @@ import pytest
 from federated import TINY
 from made_run import make_run
 from requirements_files import ROOT
+from test_deployment import Processes, written
 
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import free_port
+from collapipe.deployment.overview import overview
 from collapipe.deployment.server_folder import create
 from collapipe.temporary import TemporaryFolder
 
 COLLAPIPE = (sys.executable, "-P", "-m", "collapipe")
 RUN = (*TINY, "federation.rounds=1", "federation.num_units=1")
 _WAIT_S = 200
+
+
+PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), "http://127.0.0.1:9")
+PROXIES["ALL_PROXY"] = "socks5://127.0.0.1:9"
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,8 @@ PLACES = {
     "notebook": Place("export MPLBACKEND=module://matplotlib_inline.backend_inline"),
     "LaTeX that is missing": Place("echo 'text.usetex: True' > matplotlibrc"),
     "proxies": Place(
-        "export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 "
-        "HTTPS_PROXY=http://127.0.0.1:9 ALL_PROXY=socks5://127.0.0.1:9",
-        training=("run", "up", "simulation", "unit"),
+        "export " + " ".join(f"{name}={value}" for name, value in PROXIES.items()),
+        training=("run", "up", "simulation"),
     ),
     "somebody's Ray": Place("export RAY_ADDRESS=127.0.0.1:9", training=("simulation",)),
     "no rights for new files": Place("umask 777", (0, 1, 2), ("run", "up")),
@@ -88,10 +93,9 @@ TRAINING = {
     "simulation": ("run", *RUN, "hydra.run.dir=run", "runtime=simulation"),
     "up": ("up", "--devices", "1", "--", "run", *RUN, "hydra.run.dir=run"),
     "resume": ("resume", "{trained}", "federation.rounds=2"),
-    "unit": ("unit", "{owner}"),
 }
 # What a command ends with where nothing is odd, if not with 0.
-STATUSES = {"latest": 2, "device": 1, "unit": 4}
+STATUSES = {"latest": 2, "device": 1}
 FAST = {
     ("ascii", "status"),
     ("full device", "plan"),
@@ -120,12 +124,6 @@ def prepared(there: dict[str, Path], name: str) -> list[str]:
     if "{trained}" in words and not there["trained"].exists():
         whole = *RUN, "federation.checkpoint_every=1", f"hydra.run.dir={there['trained']}"
         subprocess.run([*COLLAPIPE, "run", *whole], check=True, capture_output=True)
-    if "{owner}" in words and "owner" not in there:
-        where = there["made"].parent / "federation"
-        folder = create(where, ["berlin"], "127.0.0.1", free_port(), free_port())
-        own = folder.root / "units" / "berlin"
-        AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 30, own / "credentials")
-        there["owner"] = own / "unit.yaml"
     return [each.format(**there) if each.startswith("{") else each for each in words]
 
 
@@ -175,3 +173,31 @@ def test_all_that_a_command_started_ends_with_it(
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
         TemporaryFolder("next").close()
     assert [*temporary.glob("collapipe-*")] == []
+
+
+@pytest.mark.thorough
+def test_a_unit_and_its_server_meet_where_there_are_proxies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of theirs goes through one; and the SuperLink ends when its server is killed."""
+    for name, value in PROXIES.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    folder = create(tmp_path / "federation", ["berlin"], "127.0.0.1", free_port(), free_port())
+    own = folder.root / "units" / "berlin"
+    AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 30, own / "credentials")
+    written(own / "train.csv", 24)
+    with Processes(tmp_path) as there:
+        there.start("server", "deploy", "serve", folder.root)
+        there.wait_for("server", "may come")
+        there.start("berlin", "unit", own / "unit.yaml")
+        there.wait_for("berlin", ": dials ")
+        while [each.state for each in overview(folder)[0]] != ["online"]:
+            assert there.running["berlin"].poll() is None
+            time.sleep(0.5)
+        time.sleep(2.0)  # for the thread that answers
+        assert there.running["berlin"].poll() is None
+        family = psutil.Process(there.running["server"].pid).children(recursive=True)
+        assert family
+        there.running["server"].kill()
+        assert psutil.wait_procs(family, 60)[1] == []

@@ -25,7 +25,7 @@ _QUIET = {
     "PYTHONUNBUFFERED": "1",  # flwr log prints each line when it comes
     "TERM": "dumb",  # FORCE_COLOR would colour Flower's JSON
 }
-_START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
+_START_SECONDS = 240.0  # a SuperLink needs 2 to 4 s, and minutes on a busy machine
 _POLL_SECONDS = 0.1
 _NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
