@@ -19,6 +19,8 @@ from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
+# Of the machine, not of ours: a library that finds no memory for its code is an ImportError.
+_FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError
 _log = logging.getLogger(__name__)
 RunDir = Annotated[Path, Argument(help="Folder of a run.")]
 Overrides = Annotated[
@@ -66,13 +68,13 @@ def _status() -> int:
         return _INTERRUPTED
     except BrokenPipeError:  # whoever reads our output has read enough
         return CollaPipeError.exit_status
-    except (OSError, MemoryError) as error:
+    except _FAULTS as error:
         _log.debug("raised here", exc_info=error)
         complain(f"error: {_cause(error)}")
         return CollaPipeError.exit_status
 
 
-def _cause(error: OSError | MemoryError) -> str:
+def _cause(error: Exception) -> str:
     try:
         Path.cwd()
     except OSError:

@@ -124,7 +124,7 @@ class _Answers:
     def __init__(self, address: str, secret: bytes, kept: Path) -> None:
         self._api, self._kept = (address, secret), kept
         self._thread = threading.Thread(target=self._answer, daemon=True)
-        self._ended: Exception | None = None
+        self._ended: BaseException | None = None
 
     def start(self) -> None:
         """Answer from now on; does nothing if it has begun."""
@@ -149,5 +149,5 @@ class _Answers:
             logging.getLogger("client_app").setLevel(logging.INFO)
             logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
             Messages(*self._api, KeptStore(self._kept)).answer(app)
-        except Exception as error:  # which ends the process
+        except BaseException as error:  # Flower may end its caller by SystemExit
             self._ended = error
