@@ -34,11 +34,11 @@ def complain(text: str) -> None:
 
 
 def write_rest(status: int) -> int:
-    """Write what standard output still holds; the status, which is not 0 if that fails."""
+    """Write what standard output still holds; return ``status``, or 1 for 0 if that fails."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # whoever reads it has read enough
+        if not status and not isinstance(error, BrokenPipeError):  # its reader has read enough
             complain(f"error: standard output: {one_line(error.strerror)}")
         # The interpreter would try again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -78,7 +78,8 @@ def _site() -> Iterator[Flower]:
 def _check_ray_folder() -> None:
     """Raise ``ConfigError`` if Ray's sockets cannot be in its temporary folder: Ray would wait for
     minutes."""
-    name = next((each for each in ("RAY_TMPDIR", "TMPDIR") if each in os.environ), None)
+    names = ["RAY_TMPDIR", *(["TMPDIR"] if sys.platform == "linux" else [])]
+    name = next((each for each in names if each in os.environ), None)
     folder = "/tmp" if name is None else os.environ[name]  # noqa: S108 - what Ray takes
     if not folder.isascii() or len(folder) > _MOST_LETTERS:
         raise ConfigError(

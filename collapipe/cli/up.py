@@ -91,7 +91,7 @@ def _run(arguments: Sequence[str]) -> int:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                process.send_signal(signal.SIGINT)
+                process.terminate()  # SIGINT is ignored in what a script starts with &
 
 
 @contextmanager
