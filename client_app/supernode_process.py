@@ -8,10 +8,10 @@ import sys
 import time
 from types import SimpleNamespace
 
-from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
+from collapipe.processes import end_with_parent
 from collapipe.wire.flower_waits import wait_briefly
 
 _POLL_S = 0.5
@@ -23,7 +23,7 @@ def _sleep(seconds: float) -> None:
 
 def main() -> None:
     """Run until the parent has ended, or a signal comes."""
-    start_parent_process_monitor(int(sys.argv.pop(1)))
+    end_with_parent(int(sys.argv.pop(1)))
     wait_briefly()
     setattr(start_client_internal, "time", SimpleNamespace(sleep=_sleep))  # noqa: B010 - a module
     flower_supernode()

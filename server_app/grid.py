@@ -47,7 +47,7 @@ class InlineGrid(Grid):
         self._contexts = dict[int, Context]()  # by node
         for unit, node_id in enumerate(range(2, num_nodes + 2)):
             own: UserConfig = {"partition-id": unit, "num-partitions": num_nodes}
-            own[kept_file.IN_NODE] = self._kept.name
+            own[kept_file.IN_NODE] = str(self._kept.path)
             self._contexts[node_id] = Context(
                 run_id=_RUN_ID,
                 node_id=node_id,
@@ -63,7 +63,7 @@ class InlineGrid(Grid):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._kept.cleanup()
+        self._kept.close()
 
     def set_run(self, run: Run) -> None:
         self.run = run

@@ -26,7 +26,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from google.protobuf.message import DecodeError
@@ -41,6 +40,7 @@ from collapipe.credentials.keys import UNREADABLE, fingerprint
 from collapipe.deployment.run_archive import pack
 from collapipe.deployment.server_folder import ADMITTED, NODES, RUNS, ServerFolder, own_folder
 from collapipe.errors import ConfigError
+from collapipe.processes import end_with_parent
 from server_app.refusals import Refusals
 
 _log = logging.getLogger(__name__)
@@ -225,9 +225,8 @@ def _all_addresses() -> dict[str, str]:
 
 def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
-    start_parent_process_monitor(int(sys.argv.pop(1)))
+    end_with_parent(int(sys.argv.pop(1)))
     run, folder = uvicorn.run, own_folder()
-    assert folder is not None  # as ``deploy serve`` says
 
     def guarded(app: ASGIApp, **options: Any) -> None:
         # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
@@ -235,7 +234,8 @@ def main() -> None:
         own = {"proxy_headers": False, "access_log": False, "http": "h11", "ws": "none"}
         run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
 
-    uvicorn.run = guarded  # type: ignore[assignment]
+    if folder is not None:  # else a simulation's, which listens on loopback
+        uvicorn.run = guarded  # type: ignore[assignment]
     flower_superlink()
 
 

@@ -32,7 +32,7 @@ from server_app.checkpoints.resumption import (
 )
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.places import Places
-from server_app.records.progress import RunProgress
+from server_app.records.progress import RunProgress, lasting_output
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import write_shard_report
 from server_app.records.summary import (
@@ -78,7 +78,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)
         folder.write_tokenizer(tokenizer)
-        console, history = Console(), History(time.perf_counter())
+        console, history = Console(file=lasting_output()), History(time.perf_counter())
         lines = [opening(settings, folder), budget_told(settings.privacy)]
         if checkpoint is not None:
             history = checkpoint.progress.history

@@ -18,7 +18,7 @@ from collapipe import config
 from collapipe.config import Settings
 from server_app import training
 from server_app.grid import InlineGrid
-from server_app.records import shard_report
+from server_app.records import shard_picture
 
 TINY = (
     "task.train_rows=40",
@@ -72,7 +72,7 @@ def play(run_dir: Path, *overrides: str, client: ClientApp | None = None) -> Non
 
 def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     """A whole training, but for the picture of the shards, which takes a tenth of a tiny one."""
-    with patch.object(shard_report, "draw", lambda *arguments: arguments[-1].touch()):
+    with patch.object(shard_picture, "draw", lambda *arguments: arguments[-1].touch()):
         training.train(grid, settings, resume)
 
 

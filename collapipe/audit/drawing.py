@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from collapipe.audit.result import Audit, Recovery
 from collapipe.audit.sections import ATTACKS, chosen
+from collapipe.drawing import own_look
 from collapipe.state import Precision
 
 _COLOURS = {
@@ -27,6 +28,7 @@ _PANELS = {
 }
 
 
+@own_look()
 def draw(found: Audit, file: Path) -> None:
     """Write the picture as a PNG. Raises ``OSError``."""
     figure = Figure((9.5, 3.6), layout="constrained")

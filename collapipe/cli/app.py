@@ -15,11 +15,15 @@ from typer import Argument, Option
 from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
 from collapipe.cli.interrupts import sure_interrupts
-from collapipe.errors import CollaPipeError, printable
+from collapipe.cli.output import complain, open_streams, write_rest
+from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.home import in_home
 from collapipe.own_packages import find_own_packages_first
 
 _INTERRUPTED = 130
+# Of the machine, not of ours: a library that finds no memory for its code is an ImportError.
+_FAULTS = OSError, UnicodeEncodeError, MemoryError, ImportError
+_log = logging.getLogger(__name__)
 RunDir = Annotated[Path, Argument(help="Folder of a run.")]
 Overrides = Annotated[
     list[str] | None,
@@ -38,11 +42,14 @@ app.add_typer(deploy.app, name="deploy")
 
 
 def main() -> None:
-    """Run the command; errors of ours are one line on standard error, and a status."""
+    """Run the command; what goes wrong is one line on standard error, and a status."""
+    open_streams()
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's or a desktop's may not be installed here
     with sure_interrupts():
         status = _status()
     if status == _INTERRUPTED:  # some versions of typer make it of a KeyboardInterrupt themselves
-        print("interrupted; what was finished is saved", file=sys.stderr)
+        complain("interrupted; what was finished is saved")
+    status = write_rest(status)
     _leave_stuck_threads(status)
     raise SystemExit(status)
 
@@ -57,10 +64,25 @@ def _status() -> int:
         error.show()
         return error.exit_code
     except CollaPipeError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        complain(f"error: {printable(str(error))}")
         return error.exit_status
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
+    except BrokenPipeError:  # whoever reads our output has read enough
+        return CollaPipeError.exit_status
+    except _FAULTS as error:
+        _log.debug("raised here", exc_info=error)
+        complain(f"error: {_cause(error)}")
+        return CollaPipeError.exit_status
+
+
+def _cause(error: Exception) -> str:
+    try:
+        Path.cwd()
+    except OSError:
+        return "the current folder is gone; change to another one"
+    cause = "no memory is left" if isinstance(error, MemoryError) else one_line(error)
+    return f"{cause}; collapipe --verbose … shows where"
 
 
 def with_home(arguments: Sequence[str]) -> list[str]:
@@ -79,8 +101,6 @@ def _leave_stuck_threads(status: int) -> None:
     threads out of torch, which aborts."""
     if any(thread.name.startswith("unit-") for thread in threading.enumerate()):
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(status)
 
 
@@ -146,6 +166,8 @@ def predict(
     """Use a run's trained model."""
     from collapipe.cli.predict import as_texts, lines_of, predict_texts
 
+    if sys.stdin is None and not texts:
+        raise ConfigError("standard input is closed; give TEXTS, or lines through a pipe")
     predict_texts(
         run_dir,
         [as_texts(texts)] if texts else lines_of(sys.stdin.buffer),

@@ -121,7 +121,8 @@ def _credentials(folder: Path | None, name: str | None) -> "Credentials":
 
 
 def _asked_to_end() -> queue.SimpleQueue[int]:
-    """Gets the first SIGTERM or Ctrl-C from now on; a second one ends the process at once."""
+    """Gets the first SIGTERM, SIGHUP or Ctrl-C from now on; a second one ends the process at
+    once."""
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()  # a signal handler may use it
     earlier = itertools.count()
 
@@ -130,8 +131,9 @@ def _asked_to_end() -> queue.SimpleQueue[int]:
             os._exit(_AT_ONCE)
         asked.put(number)
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, ask)
+    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(each, ask)
     return asked
 
 

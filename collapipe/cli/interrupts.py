@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command wherever they find it."""
+"""Ctrl-C, SIGTERM and SIGHUP end a command wherever they find it."""
 
 import signal
 import sys
@@ -11,7 +11,8 @@ _AGAIN_S = 0.1
 
 @contextmanager
 def sure_interrupts() -> Iterator[None]:
-    """SIGTERM raises ``KeyboardInterrupt`` as Ctrl-C does, and neither is lost.
+    """SIGTERM raises ``KeyboardInterrupt`` as Ctrl-C does, and none is lost; so does SIGHUP, which
+    a terminal sends when it is closed, unless ``nohup`` has it ignored.
 
     Python runs destructors and callbacks of weak references between any two steps of the main
     thread, and drops what is raised there; an interrupt that meets one is sent again.
@@ -28,6 +29,8 @@ def sure_interrupts() -> Iterator[None]:
             before(what)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     sys.unraisablehook = dropped
     try:
         yield

@@ -4,19 +4,19 @@ Left to itself, ``flwr run`` starts a detached SuperLink which stays up, is shar
 on the machine and imports its clients from the folder in which it was started.  Here each run has a
 SuperLink of its own, in a temporary folder, on a free port of 127.0.0.1::
 
-    this process ── flower-superlink ── flower-superexec ── flwr-simulation ── Ray's processes
-                                                            (ServerApp)        (ClientApps)
+    this process ── SuperLink ── flower-superexec ── flwr-simulation ── Ray's processes
+                                                     (ServerApp)        (ClientApps)
 
 Each of these starts a session of its own, and some outlive their parent; all of them inherit
-``FLWR_HOME``, the temporary folder, and are found by it.
+``FLWR_HOME``, the temporary folder, and are found by it. If this process is killed, the SuperLink
+notices it and ends, and the others after it.
 """
 
 import math
 import os
 import secrets
-import shutil
 import signal
-import tempfile
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,11 +26,14 @@ import psutil
 
 from collapipe.config.settings import PLUGIN_FOLDER
 from collapipe.deployment.flower import Flower, free_port, run_config, wait_until_open
+from collapipe.errors import ConfigError
+from collapipe.temporary import TemporaryFolder
 from collapipe.wire.kept_file import IN_ENVIRONMENT
 
 _HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 _GRACE_SECONDS = 15.0  # an interrupted simulation runs its exit handlers, then 5 s at most
 _POLL_SECONDS = 0.1
+_MOST_LETTERS = 39  # of the 107 bytes of a socket's path Ray takes 68
 
 
 def run_simulation(
@@ -54,11 +57,7 @@ def run_simulation(
 @contextmanager
 def _site() -> Iterator[Flower]:
     """A fresh FLWR_HOME; on leaving every process that knows it ends, then it is removed."""
-    home = Path(tempfile.mkdtemp(prefix="collapipe-flwr-"))
-    direct = {
-        name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
-        for name in ("no_proxy", "NO_PROXY")
-    }
+    _check_ray_folder()
     ray = {
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray would hide GPUs, and warn that it does.
@@ -67,13 +66,26 @@ def _site() -> Iterator[Flower]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
-    (kept := home / "kept").mkdir(mode=0o700)
-    own = {PLUGIN_FOLDER: str(Path.cwd()), IN_ENVIRONMENT: str(kept)}
-    try:
-        yield Flower.at(home, {**ray, **direct, **own})
-    finally:
-        end_all(home)
-        shutil.rmtree(home, ignore_errors=True)
+    with TemporaryFolder("flwr") as home:
+        (kept := home / "kept").mkdir(mode=0o700)
+        own = {PLUGIN_FOLDER: str(Path.cwd()), IN_ENVIRONMENT: str(kept)}
+        try:
+            yield Flower.at(home, {**ray, **own})
+        finally:
+            end_all(home)
+
+
+def _check_ray_folder() -> None:
+    """Raise ``ConfigError`` if Ray's sockets cannot be in its temporary folder: Ray would wait for
+    minutes."""
+    names = ["RAY_TMPDIR", *(["TMPDIR"] if sys.platform == "linux" else [])]
+    name = next((each for each in names if each in os.environ), None)
+    folder = "/tmp" if name is None else os.environ[name]  # noqa: S108 - what Ray takes
+    if not folder.isascii() or len(folder) > _MOST_LETTERS:
+        raise ConfigError(
+            f"{name}={folder}: Ray needs a folder of at most {_MOST_LETTERS} ASCII letters for its "
+            "sockets; set RAY_TMPDIR=/tmp"
+        )
 
 
 @contextmanager
@@ -84,10 +96,11 @@ def _super_link(flower: Flower) -> Iterator[None]:
         '[superlink]\ndefault = "local"\n\n'
         f'[superlink.local]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
-    command = "flower-superlink --insecure --simulation --isolation subprocess --host 127.0.0.1"
+    command = [sys.executable, "-P", "-m", "server_app.superlink", str(os.getpid())]
+    command += ["--insecure", "--simulation", "--isolation", "subprocess", "--host", "127.0.0.1"]
     with (
         log.open("wb") as written,
-        flower.process([*command.split(), "--port", str(port)], written, written) as process,
+        flower.process([*command, "--port", str(port)], written, written) as process,
     ):
         try:
             wait_until_open(process, port, log)
@@ -106,7 +119,7 @@ def end_all(home: Path, root: int | None = None) -> None:
     family = ProcessFamily(home, root)
     try:
         family.signal(signal.SIGINT, "flwr-simulation")
-        family.signal(signal.SIGTERM, "flower-superlink")
+        family.signal(signal.SIGTERM, "server_app.superlink")
     finally:
         family.signal(signal.SIGKILL)
 

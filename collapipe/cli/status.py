@@ -11,10 +11,10 @@ from rich.console import Console
 from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
+from collapipe.runs.lock import is_writing
 from collapipe.runs.reading import Run, latest_run, modified_s, read_run
 
 _RECENT = 10  # rounds that tell how long the next ones take
-_SILENT_S, _SILENT_ROUNDS = 120.0, 5.0  # then nothing is expected any more
 _FILES = ("config.yaml", "metrics.jsonl", "summary.json")
 Line = tuple[str, str]
 
@@ -55,7 +55,7 @@ def describe(run: Run, now_s: float) -> list[Line]:
     return [
         ("run", _state(run, now_s)),
         ("folder", printable(str(run.folder))),
-        ("round", _progress(run, now_s)),
+        ("round", _progress(run)),
         *(_results(run)),
         *(_units(last, "trained" if run.trained else "took part") if last else []),
         *(_devices(last) if last else []),
@@ -76,29 +76,20 @@ def _span_s(run: Run) -> float | None:
     return math.fsum(gaps) / len(gaps) if gaps else None
 
 
-def _silent(run: Run, now_s: float) -> bool:
-    """Whether a run that goes on would have written something by now."""
-    each, limit = _span_s(run), run.option("federation.round_timeout_s")
-    expected = _SILENT_ROUNDS * each if each is not None else 0.0
-    if each is None and isinstance(limit, int | float):  # the first round takes no longer
-        expected = float(limit)
-    return now_s - _written_s(run.folder) > max(_SILENT_S, expected)
-
-
 def _state(run: Run, now_s: float) -> str:
     written = f"last written {_ago(now_s - _written_s(run.folder))}"
     if run.summary:
         return f"{printable(run.summary.status)}{run.summary.cause}, {written}"
-    if _silent(run, now_s):
-        return f"no sign of life, {written}; it may have been killed"
+    if not is_writing(run.folder):
+        return f"killed, {written}; go on with it: collapipe resume {printable(str(run.folder))}"
     return f"{'running' if run.rounds else 'not started a round'}, {written}"
 
 
-def _progress(run: Run, now_s: float) -> str:
+def _progress(run: Run) -> str:
     done = run.rounds[-1].round if run.rounds else 0
     text = f"{done} of {run.planned_rounds}"
     each = _span_s(run)
-    if each is None or run.summary or _silent(run, now_s):
+    if each is None or run.summary or not is_writing(run.folder):
         return text
     left = max(0, run.planned_rounds - done)
     return f"{text}, about {_duration(left * each)} left at {seconds(each)} a round"

@@ -4,12 +4,10 @@ import json
 import logging
 import os
 import secrets
+import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,13 +20,16 @@ from collapipe.credentials.keys import openssh
 from collapipe.deployment.checking import check_unit
 from collapipe.deployment.flower import Flower, free_port, last_line, wait_until_open
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import ConfigError, LinkError, RefusedUnitError
+from collapipe.errors import CollaPipeError, ConfigError, LinkError, RefusedUnitError, one_line
 from collapipe.owner import account_of
 from collapipe.owner_account import KEPT
 from collapipe.owner_file import OwnerSection
+from collapipe.processes import DIRECT, own_environment
+from collapipe.temporary import TemporaryFolder
 
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again
+_LOOK_S = 0.5  # between looks at the SuperNode and the thread that answers
 
 
 def run_unit(file: Path, metrics_port: int | None) -> None:
@@ -38,6 +39,7 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     ``LinkError`` where something else bars the unit, with what ``deploy check`` finds wrong:
     ``RefusedUnitError`` where the server does not know it.
     """
+    os.environ.update(own_environment(os.environ))  # the SuperNode is asked on this machine
     file = file.resolve()
     owner, own = read_unit(file)
     kept = file.parent / KEPT / str(owner.name)  # a process that starts anew goes on with it
@@ -63,7 +65,7 @@ def _serve_metrics(port: int) -> None:
 def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) -> NoReturn:
     """Dial again whenever Flower's SuperNode has ended, as it does when the server starts anew."""
     port, secret = free_port(), secrets.token_bytes(32)
-    started = cache(lambda: _start_answering(f"127.0.0.1:{port}", secret, kept))
+    answers = _Answers(f"127.0.0.1:{port}", secret, kept)
     while True:
         for each in check_unit(file):
             if each.error and each.bars:
@@ -71,7 +73,7 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
                 raise kind(f"{owner.name} takes no part: {each.what}: {each.error}")
             if each.error:
                 print(f"{owner.name}: {each.what}: {each.error}", flush=True)
-        why = _dial(file, owner, own, (port, secret), started)
+        why = _dial(file, owner, own, (port, secret), answers)
         print(f"{owner.name}: its SuperNode ended ({why})", flush=True)
         time.sleep(_PAUSE_S)
 
@@ -81,21 +83,21 @@ def _dial(
     owner: OwnerSection,
     own: Credentials,
     api: tuple[int, bytes],
-    opened: Callable[[], None],
+    answers: "_Answers",
 ) -> str:
-    """Until the SuperNode ends; its last words. Its Runtime API, which is ``opened``, has this port
-    and this secret."""
-    with tempfile.TemporaryDirectory(prefix="collapipe-unit-") as home:
-        flower, log = Flower.at(Path(home)), Path(home) / "supernode.log"
-        command = _supernode(Path(home), file, owner, own, *api)
+    """Wait until the SuperNode ends; return its last words. ``answers`` come by its Runtime API,
+    which has this port and this secret. Raises ``CollaPipeError`` if they have ended."""
+    with TemporaryFolder("unit") as home:
+        flower, log = Flower.at(home, DIRECT), home / "supernode.log"
+        command = _supernode(home, file, owner, own, *api)
         with log.open("wb") as words, flower.process(command, words, words) as process:
             try:
                 wait_until_open(process, api[0], log)
                 for name in _SECRETS:  # which it has read, and would stay if we were killed
-                    (Path(home) / name).unlink()
+                    (home / name).unlink()
                 print(f"{owner.name}: dials {owner.server}", flush=True)
-                opened()
-                process.wait()
+                answers.start()
+                answers.wait(process)
             finally:
                 process.terminate()
                 process.wait()
@@ -111,7 +113,7 @@ def _supernode(
     files.write_new(key_file, openssh(own.key), files.PRIVATE)
     files.write_new(secret_file, secret, files.PRIVATE)
     node = f"partition-id={owner.number} owner={json.dumps(str(file))}"
-    command = [sys.executable, "-m", "client_app.supernode_process", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "client_app.supernode_process", str(os.getpid())]
     command += ["--superlink", str(owner.server), "--node-config", node]
     command += ["--root-certificates", str(own.folder / AUTHORITY)]
     command += ["--auth-supernode-private-key", str(key_file), "--isolation", "process"]
@@ -119,14 +121,36 @@ def _supernode(
     return [*command, "--host", "127.0.0.1", "--port", str(port)]
 
 
-def _start_answering(address: str, secret: bytes, kept: Path) -> None:
-    """Answer messages from now on, of whichever SuperNode has this Runtime API."""
-    # Imported here: they take seconds, in which the SuperNode has started.
-    from client_app.app import app
-    from client_app.kept_store import KeptStore
-    from client_app.supernode import Messages
+class _Answers:
+    """Answers messages of whichever SuperNode has this Runtime API, in a thread."""
 
-    logging.getLogger("client_app").setLevel(logging.INFO)
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
-    messages = Messages(address, secret, KeptStore(kept))
-    threading.Thread(target=messages.answer, args=(app,), daemon=True).start()
+    def __init__(self, address: str, secret: bytes, kept: Path) -> None:
+        self._api, self._kept = (address, secret), kept
+        self._thread = threading.Thread(target=self._answer, daemon=True)
+        self._ended: BaseException | None = None
+
+    def start(self) -> None:
+        """Answer from now on; does nothing if it has begun."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def wait(self, process: "subprocess.Popen[bytes]") -> None:
+        """Block until the SuperNode ends. Raises ``CollaPipeError`` if the thread has ended."""
+        while process.poll() is None:
+            self._thread.join(_LOOK_S)
+            if not self._thread.is_alive():
+                why = one_line(self._ended)
+                raise CollaPipeError(f"the unit cannot answer any more: {why}") from self._ended
+
+    def _answer(self) -> None:
+        try:
+            # Imported here: they take seconds, in which the SuperNode has started.
+            from client_app.app import app
+            from client_app.kept_store import KeptStore
+            from client_app.supernode import Messages
+
+            logging.getLogger("client_app").setLevel(logging.INFO)
+            logging.getLogger("flwr").setLevel(logging.ERROR)  # it warns of its own SuperNode's end
+            Messages(*self._api, KeptStore(self._kept)).answer(app)
+        except BaseException as error:  # Flower may end its caller by SystemExit
+            self._ended = error

@@ -5,8 +5,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +14,8 @@ from collapipe.cli.device import memory_bytes
 from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.processes import child_command
+from collapipe.temporary import TemporaryFolder
 
 _READY = ": ready on "
 _END_S = 10.0
@@ -36,7 +36,7 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
     all the same; the exit status of ``run``, or 0 after Ctrl-C or SIGTERM."""
     shares = _shares(memory, devices)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collapipe-up-")))
+        folder = stack.enter_context(TemporaryFolder("up"))
         file = stack.enter_context(_new_file(inventory or folder / "inventory.yaml"))
         names = [f"device-{number}" for number in range(devices * clusters)]
         credentials = temporary_authority(folder / "credentials", names)
@@ -86,13 +86,13 @@ def _new_file(file: Path) -> Iterator[Path]:
 
 def _run(arguments: Sequence[str]) -> int:
     """``collapipe`` in a process of its own, which is interrupted when we are."""
-    command = [sys.executable, "-m", "collapipe", *arguments]
+    command = child_command(*arguments)
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - our own
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                process.send_signal(signal.SIGINT)
+                process.terminate()  # SIGINT is ignored in what a script starts with &
 
 
 @contextmanager
@@ -120,11 +120,10 @@ def _daemons(
 
 
 def _started(credentials: Path, memory: str, log: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "collapipe", "device", "--listen", "127.0.0.1:0"]
-    command += ["--memory", memory, "--credentials", str(credentials)]
+    own = "--memory", memory, "--credentials", str(credentials)
     with log.open("w") as words:
         return subprocess.Popen(  # noqa: S603 - our own command
-            command,
+            child_command("device", "--listen", "127.0.0.1:0", *own),
             stdout=subprocess.PIPE,
             stderr=words,
             text=True,

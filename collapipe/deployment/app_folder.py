@@ -1,12 +1,12 @@
 """CollaPipe as a Flower app, which ``flwr run`` takes as a folder with a ``pyproject.toml``."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from collapipe.own_packages import NAMES
+from collapipe.temporary import TemporaryFolder
 
 _ROOT = Path(__file__).parents[2]
 _PROJECT = "pyproject.toml"
@@ -20,8 +20,7 @@ def app_folder(root: Path = _ROOT) -> Iterator[Path]:
     if (root / _PROJECT).exists():
         yield root
         return
-    with tempfile.TemporaryDirectory(prefix="collapipe-app-") as name:
-        folder = Path(name)
+    with TemporaryFolder("app") as folder:
         for package in ("collapipe", "conf", *NAMES):
             compiled = shutil.ignore_patterns("__pycache__")
             shutil.copytree(root / package, folder / package, ignore=compiled)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collapipe.errors import CollaPipeError
+from collapipe.processes import own_environment
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -24,7 +25,7 @@ _QUIET = {
     "PYTHONUNBUFFERED": "1",  # flwr log prints each line when it comes
     "TERM": "dumb",  # FORCE_COLOR would colour Flower's JSON
 }
-_START_SECONDS = 60.0  # a SuperLink needs 2 to 4 s
+_START_SECONDS = 240.0  # a SuperLink needs 2 to 4 s, and minutes on a busy machine
 _POLL_SECONDS = 0.1
 _NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
@@ -42,15 +43,17 @@ class Flower:
     def at(
         cls, home: Path, more: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> "Flower":
-        """Quiet, offline, and with our own commands. ``folder`` must be empty, for Flower's
-        processes import what lies there; None: ``home`` gets such a one."""
+        """Quiet, offline, and with our own commands; ``more`` goes over the environment. ``folder``
+        must be empty, for Flower's processes import what lies there; None: ``home`` gets such a
+        one."""
         if folder is None:
             folder = home / "empty"
             folder.mkdir(exist_ok=True)
         path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
         own = {"FLWR_HOME": str(home), "PATH": os.pathsep.join(path)}
         logs = {"FLWR_LOG_LEVEL": "ERROR"}  # of Flower itself; all lines of the app come
-        return cls(home, {**logs, **os.environ, **_QUIET, **(more or {}), **own}, folder)
+        common = {**logs, **own_environment(os.environ), **_QUIET}
+        return cls(home, {**common, **(more or {}), **own}, folder)
 
     @contextmanager
     def process(

@@ -5,10 +5,8 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -20,6 +18,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.flower import Flower, wait_until_open
 from collapipe.deployment.server_folder import CONNECTION, NODES, SERVER_FOLDER, ServerFolder
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.temporary import TemporaryFolder
 
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
 
@@ -35,7 +34,7 @@ def serve(folder: ServerFolder) -> None:
     (home / NODES).unlink(missing_ok=True)  # of an earlier SuperLink, which kept nothing else
     folder.forget_questions()
     flower = Flower.at(home, {SERVER_FOLDER: str(folder.root)})
-    command = [sys.executable, "-m", "server_app.superlink", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "server_app.superlink", str(os.getpid())]
     command += ["--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder.trusted), "--ssl-certfile", str(folder.certificate)]
     command += ["--ssl-keyfile", str(folder.key), "--host", "0.0.0.0", "--port"]  # noqa: S104 - meant to
@@ -118,8 +117,8 @@ class _Nodes:
 
     def _register(self, unit: Bundle) -> str:
         key = public_key(unit.certificate).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "key.pub"
+        with TemporaryFolder("key") as folder:
+            file = folder / "key.pub"
             file.write_bytes(key)
             asked = "supernode", "register", str(file), CONNECTION, "--name", unit.member.name
             return str(self._flower.ask(*asked)["node-id"])

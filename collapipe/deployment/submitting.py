@@ -1,7 +1,6 @@
 """Runs on a deployed federation: submitted to its SuperLink, watched until they end."""
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,8 @@ from collapipe.deployment.bringing import bring
 from collapipe.deployment.flower import Flower, run_config
 from collapipe.deployment.server_folder import ServerFolder
 from collapipe.home import in_home
+from collapipe.processes import DIRECT
+from collapipe.temporary import TemporaryFolder
 
 
 def submit(
@@ -22,13 +23,13 @@ def submit(
     An interrupt stops the run on all machines. Raises ``CollaPipeError`` where the SuperLink does
     not answer or refuses.
     """
-    with tempfile.TemporaryDirectory(prefix="collapipe-flwr-") as empty:
+    with TemporaryFolder("flwr") as empty:
         if Path(federation).is_dir():
             home, connection = ServerFolder(Path(federation)).flower_home, []
         else:
             home = Path(in_home(os.environ.get("FLWR_HOME", "~/.flwr")))
             connection = [federation]
-        flower = Flower.at(home, folder=Path(empty))
+        flower = Flower.at(home, DIRECT, empty)
         run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))
         try:
             succeeded = flower.wait(run_id, *connection)

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from collapipe import __version__
+from collapipe.drawing import own_look
 from collapipe.errors import ConfigError
 from collapipe.reproduction import (
     fig04,
@@ -72,7 +72,7 @@ def reproduce(
     _prepare(output)
     for figure in figures:
         begun = time.monotonic()
-        with rc_context(dict(STYLE)):
+        with own_look(STYLE):
             claims = _write(figure, range(seeds or figure.num_seeds), training, output)
         console.print(_table(f"{figure.name}, {time.monotonic() - begun:.0f} s", claims))
         console.print(f"{figure.name}: {figure.basis}", soft_wrap=True)

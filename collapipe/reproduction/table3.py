@@ -7,20 +7,19 @@ so that VanillaFL's figure is below that of a device that holds the whole model.
 """
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from matplotlib.figure import Figure
 
 from collapipe.config.overrides import setting
 from collapipe.errors import RoundFailedError
+from collapipe.processes import child_command
 from collapipe.reproduction import drawing
 from collapipe.reproduction.figure import Finding, Ours, PaperFigure, Row, above, reduction
 from collapipe.runs.evidence import Interval, over_seeds
 from collapipe.runs.reading import read_run
+from collapipe.temporary import TemporaryFolder
 
 _DEVICES = 4
 _GB = 1e9
@@ -73,12 +72,11 @@ def _compute(seed: int) -> Results:
 
 def _measured(name: str, method: Method, seed: int) -> Measured:
     """Raises ``RoundFailedError`` with the last line of a run that fails."""
-    with TemporaryDirectory(prefix="collapipe-table3-") as folder:
-        run_dir = Path(folder) / "run"
+    with TemporaryFolder("table") as folder:
+        run_dir = folder / "run"
         options = (*_BERT, *_SIZES, *_SHORT, *method.run, f"seed={seed}")
-        command = [sys.executable, "-m", "collapipe", "up", *method.up, "--", "run", *options]
-        command.append(setting("hydra.run.dir", run_dir))
-        status, output = _ended(command)
+        where = setting("hydra.run.dir", run_dir)
+        status, output = _ended(child_command("up", *method.up, "--", "run", *options, where))
         if status:
             raise RoundFailedError(f"{name}: {output.strip().splitlines()[-1]}")
         before, last = read_run(run_dir).rounds[-2:]

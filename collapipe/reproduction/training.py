@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +14,13 @@ from collapipe.config import Settings
 from collapipe.config.composing import flattened
 from collapipe.config.overrides import setting
 from collapipe.errors import ConfigError, RoundFailedError
+from collapipe.processes import child_command
 from collapipe.runs.reading import Run, read_run
 
 AT_A_TIME = 2
 _POLL_S = 0.2
 _SETS = "multi30k, chinese_ner and toutiao15"
 _VARIABLE = "COLLAPIPE_DATA"
-_COMMAND = (sys.executable, "-m", "collapipe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Training:
     def _log(self, job: Job) -> Path:
         return self.folder / f"{self._name(job)}.log"
 
-    def _command(self, job: Job) -> list[str] | None:
+    def _command(self, job: Job) -> Sequence[str] | None:
         """What is left to do for a job; None: nothing."""
         run_dir, overrides = self.folder / self._name(job), self._overrides(job)
         if (run_dir / "config.yaml").is_file():
@@ -96,10 +95,10 @@ class Training:
             if found.summary is not None and found.summary.status == "completed":
                 return None
             if any((run_dir / "checkpoints").glob("*")):
-                return [*_COMMAND, "resume", str(run_dir)]
+                return child_command("resume", str(run_dir))
         if run_dir.exists():  # cut off before its first checkpoint
             shutil.rmtree(run_dir)
-        return [*_COMMAND, "run", *overrides, setting("hydra.run.dir", run_dir)]
+        return child_command("run", *overrides, setting("hydra.run.dir", run_dir))
 
     def _overrides(self, job: Job) -> list[str]:
         names = [job.experiment.name, *([job.experiment.full] if self.full else [])]

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from collapipe.drawing import own_look
 from collapipe.errors import ConfigError
 from collapipe.run_report.trace import COMPUTE, PLANNED, SEND, SEND_BACK, WAIT, Event
 
@@ -21,6 +22,7 @@ _LANES = {  # top and height in a row, colour, what it is
 }
 
 
+@own_look()
 def draw(events: Iterable[Event], title: str, file: Path) -> None:
     """Draw the last step of ``events``, with the planned step aligned to it.
 

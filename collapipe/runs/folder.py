@@ -22,6 +22,7 @@ from collapipe import __version__
 from collapipe.config.settings import Settings
 from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
+from collapipe.runs.lock import LOCK
 from collapipe.sections import Count, CountFrom0
 from collapipe.tensors import Tensors
 from collapipe.text.tokenizer import Tokenizer
@@ -29,7 +30,6 @@ from collapipe.validation import rule
 
 REQUESTS = "requests.jsonl.gz"  # what each round was planned from
 TRACES = "traces.jsonl.gz"  # what devices that are real did when
-LOCK = ".lock"
 _GROWING = ("metrics.jsonl", "metrics.csv", REQUESTS, TRACES)
 _ACCOUNT, _ROUNDS = "account.json", TypeAdapter(dict[CountFrom0, Count])
 _LINKS = ("latest", ".latest.partial")  # to checkpoints; the second one a killed run may leave

@@ -16,6 +16,7 @@ from typing import Any
 from collapipe import cancellation
 from collapipe.credentials import files
 from collapipe.errors import StorageError
+from collapipe.temporary import TemporaryFolder
 from collapipe.tensors import Tensors
 from collapipe.wire.parts import mapped_part, pieces
 
@@ -24,11 +25,10 @@ from collapipe.wire.parts import mapped_part, pieces
 IN_NODE, IN_ENVIRONMENT = "kept", "COLLAPIPE_KEPT"
 
 
-def new_folder() -> "tempfile.TemporaryDirectory[str]":
+def new_folder() -> TemporaryFolder:
     """A folder for a run's files, with mode 700. Raises ``StorageError``."""
     try:
-        # what a unit that was given up still writes is no reason to fail at the end
-        return tempfile.TemporaryDirectory(prefix="collapipe-kept-", ignore_cleanup_errors=True)
+        return TemporaryFolder("kept")
     except OSError as error:
         raise StorageError(
             f"no folder for what units keep between rounds ({error.strerror}); set TMPDIR to one "

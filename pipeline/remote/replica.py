@@ -1,7 +1,5 @@
 """Copies of all blocks on the control unit's disk: what a cluster goes on from without a device."""
 
-import shutil
-import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from collapipe.errors import StorageError, WireError
 from collapipe.models.part import prefixed, select
+from collapipe.temporary import TemporaryFolder
 from collapipe.tensors import Tensors, all_finite
 from collapipe.wire.parts import joined, mapped_part, most_bytes, read_part
 
@@ -45,12 +44,12 @@ class Replica:
         self._expected: tuple[int, Mapping[str, str]] = 0, {}  # changed at once, never inside
         self.step: int | None = None
         self.told: int | None = None  # the last step that devices were told to do
-        self._folder: Path | None = None
+        self._temporary: TemporaryFolder | None = None
 
     def open(self) -> None:
         """Make the folder of the files; who calls this calls ``close``. Raises ``StorageError``."""
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="collapipe-replica-"))
+            self._temporary = TemporaryFolder("replica")
         except OSError as error:
             raise StorageError(
                 f"no folder for copies of blocks ({error.strerror}); set TMPDIR to one that can be "
@@ -59,8 +58,8 @@ class Replica:
 
     def close(self) -> None:
         """Remove the files."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._temporary is not None:
+            self._temporary.close()
 
     def expect(self, epoch: int, holders: Mapping[str, str]) -> None:
         """From now on take blocks under the plan of ``epoch`` alone, each of the device that holds
@@ -190,8 +189,8 @@ class Replica:
         return self.step is None or self.step < step
 
     def _file(self, *name: object) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{'-'.join(map(str, name))}.safetensors"
+        assert self._temporary is not None
+        return self._temporary.path / f"{'-'.join(map(str, name))}.safetensors"
 
 
 def starting_with(weights: Tensors, state: Tensors) -> Start:

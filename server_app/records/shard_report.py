@@ -1,26 +1,19 @@
 """What the units hold: rows and labels of each shard, as a table, ``shards.json`` and a picture."""
 
 import json
-from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
+import logging
+from collections.abc import Mapping, Sequence
 
-import numpy as np
-from matplotlib import color_sequences
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
-from matplotlib.ticker import PercentFormatter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from collapipe.errors import StorageError, one_line
 from collapipe.runs.folder import RunFolder
 from collapipe.wire.messages import RowsReply
 
 _SHOWN_UNITS, _SHOWN_LABELS = 12, 3  # in the table
-_WIDTH_IN, _ROW_IN, _MARGIN_IN = 7.0, 0.22, 0.8
-_MOST_UNITS, _MOST_LABELS, _MOST_LETTERS = 100, 15, 24  # in the picture
-_BAR, _PLAIN, _OTHERS = 0.76, "#3b6ea5", "#dcdcdc"
+_log = logging.getLogger(__name__)
 
 
 def write_shard_report(
@@ -37,8 +30,15 @@ def write_shard_report(
     text = json.dumps({"labels": [*labels], "shards": held}, indent=2, ensure_ascii=False) + "\n"
     with folder.replacing("shards.json") as file:
         file.write_text(text, encoding="utf-8")
-    with folder.replacing("shards.png") as file:
-        draw(units, sizes, counts, labels, file)
+    try:
+        from server_app.records import shard_picture  # and with it Matplotlib
+
+        with folder.replacing("shards.png") as file:
+            shard_picture.draw(units, sizes, counts, labels, file)
+    except StorageError:
+        raise
+    except Exception as error:  # of a library whose settings and fonts are the user's
+        _log.warning("shards.png: not drawn (%s)", one_line(error))
     columns = Column("unit", justify="right"), Column("rows", justify="right")
     last = "labels" if any(counts) else ""
     table = Table(*columns, last, box=None, padding=(0, 2, 0, 0), header_style="")
@@ -60,75 +60,3 @@ def _most(labels: Mapping[str, int]) -> str:
     named = [f"{name} {-count:,}" for count, name in there[:_SHOWN_LABELS]]
     rest = len(there) - len(named)
     return " · ".join([*named, *([f"{rest} more"] if rest else [])])
-
-
-def draw(
-    units: Sequence[int],
-    sizes: Sequence[int],
-    counts: Sequence[Mapping[str, int]],
-    labels: Sequence[str],
-    file: Path,
-) -> None:
-    """Write a PNG of the shards of ``units``, of the first ``_MOST_UNITS`` at most.
-
-    ``counts`` are a unit's labels, ``labels`` all of them in the order of their ids; where there
-    are none, bars are as long as shards are large.
-    """
-    drawn = sizes[:_MOST_UNITS]
-    height = _ROW_IN * max(len(drawn), min(len(labels), _MOST_LABELS) + 1) + _MARGIN_IN
-    figure = Figure((_WIDTH_IN, height), layout="constrained")
-    axes = figure.subplots()
-    if labels:
-        _draw_shares(axes, counts[:_MOST_UNITS], labels)
-    else:
-        axes.barh(range(len(drawn)), drawn, _BAR, color=_PLAIN)
-        axes.margins(x=0.1)  # room for the numbers
-        axes.set_xlabel("rows", fontsize=8)
-    for unit, size in enumerate(drawn):
-        end = (1 if labels else size, unit)
-        text = axes.annotate(
-            f"{size:,}", end, (4, 0), textcoords="offset points", va="center", fontsize=7
-        )
-        text.set_in_layout(False)  # else many units take seconds
-    axes.set_yticks(range(len(drawn)), list(map(str, units[:_MOST_UNITS])), fontsize=8)
-    axes.set_ylim(len(drawn) - 0.4, -0.6)
-    few = len(drawn) < len(sizes)
-    name = f"the first {len(drawn)} of {len(sizes)} units" if few else "unit"
-    axes.set_ylabel(name, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8)
-    figure.savefig(file, format="png", dpi=160)
-
-
-def _draw_shares(axes: Axes, counts: Sequence[Mapping[str, int]], labels: Sequence[str]) -> None:
-    """A bar for each of the most frequent labels, in the order of their ids, one for the others."""
-    total = {name: sum(count.get(name, 0) for count in counts) for name in labels}
-    kept = set(sorted(labels, key=lambda name: -total[name])[:_MOST_LABELS])
-    shown = [name for name in labels if name in kept]
-    palette = color_sequences["tab10" if len(shown) <= 10 else "tab20"]
-    rows = np.array([[count.get(name, 0) for name in shown] for count in counts], dtype=float)
-    shares = rows / np.maximum([[sum(count.values())] for count in counts], 1)
-    others = 1 - shares.sum(axis=1, keepdims=True)
-    letters = get_font(findfont(FontProperties())).get_charmap()
-    names = [_in_legend(name, labels.index(name), letters) for name in shown]
-    colours = [*palette[: len(shown)], _OTHERS]
-    if len(labels) > len(shown):
-        names, shares = [*names, "all others"], np.hstack([shares, others])
-    starts = shares.cumsum(axis=1) - shares
-    bars = [
-        axes.barh(range(len(counts)), share, _BAR, start, color=colour)
-        for share, start, colour in zip(shares.T, starts.T, colours, strict=False)
-    ]
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xlabel("share of each label (at the bar: rows)", fontsize=8)
-    axes.legend(bars, names, loc="upper left", bbox_to_anchor=(1.1, 1), fontsize=8, frameon=False)
-
-
-def _in_legend(name: str, number: int, letters: Container[int]) -> str:
-    """Its name, or its id where the font lacks a letter. Matplotlib reads $ as mathematics."""
-    if not all(ord(letter) in letters for letter in name):
-        return f"label {number}"
-    shown = name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"
-    return shown.replace("$", r"\$")

@@ -6,11 +6,11 @@ upload, the head and the transfer of gradients, each only if it takes time.
 
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from collapipe.drawing import own_look
 from collapipe.errors import ConfigError
 from collapipe.formatting import block_range, seconds
 from collapipe.planning import InventoryPlan, PlannedCluster
@@ -35,6 +35,7 @@ _Row = tuple[str, str, list[tuple[float, float]]]
 """Its name, its colour, and begin and length of each bar, s."""
 
 
+@own_look({"svg.hashsalt": "collapipe"})  # the same plan makes the same file
 def draw(plan: InventoryPlan, file: Path) -> None:
     """Write the chart; the suffix says whether it becomes an SVG or a PNG.
 
@@ -53,8 +54,7 @@ def draw(plan: InventoryPlan, file: Path) -> None:
     suffix = file.suffix.lower().removeprefix(".")
     metadata = {"Date": None} if suffix == "svg" else None
     try:
-        with rc_context({"svg.hashsalt": "collapipe"}):  # the same plan makes the same file
-            figure.savefig(file, format=suffix, dpi=160, metadata=metadata)
+        figure.savefig(file, format=suffix, dpi=160, metadata=metadata)
     except OSError as error:
         raise ConfigError(f"--plot {file}: cannot be written ({error.strerror})") from error
 

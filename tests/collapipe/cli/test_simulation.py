@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from collapipe.cli import simulation
 from collapipe.deployment import flower
-from collapipe.errors import CollaPipeError
+from collapipe.errors import CollaPipeError, ConfigError
 
 
 def through_flower(overrides: list[str]) -> list[str]:
@@ -122,10 +122,26 @@ def test_the_environment_is_private_quiet_and_finds_flowers_commands(
     with simulation._site() as site:
         assert site.environment["FLWR_HOME"] == str(site.home)
         assert site.environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-        assert site.environment["NO_PROXY"] == "example.org,127.0.0.1"
+        assert site.environment["NO_PROXY"] == "example.org,localhost,127.0.0.1,::1"
         assert site.environment["FLWR_TELEMETRY_ENABLED"] == "0"
         assert list((site.home / "empty").iterdir()) == []
     assert os.environ["FLWR_HOME"] == "/somewhere/else"
+
+
+@pytest.mark.parametrize("folder", ["/tmp/" + 35 * "x", "/tmp/Jürgen"])
+def test_a_folder_in_which_ray_would_hang_is_refused(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", folder)
+    with (
+        pytest.raises(ConfigError, match=f"TMPDIR={folder}: .*RAY_TMPDIR=/tmp"),
+        simulation._site(),
+    ):
+        pass
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    with simulation._site() as site:
+        assert site.environment["RAY_ADDRESS"] == "local"
 
 
 def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

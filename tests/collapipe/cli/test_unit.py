@@ -13,7 +13,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.checking import Finding
 from collapipe.deployment.flower import Flower
 from collapipe.deployment.server_folder import create
-from collapipe.errors import RefusedUnitError
+from collapipe.errors import CollaPipeError, RefusedUnitError
 
 
 def test_a_unit_dials_again_until_the_server_refuses_it(
@@ -31,7 +31,7 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
             [Finding("key", error="is unknown", refused=True)],
         ]
     )
-    started = list[str]()
+    started = list[unit._Answers]()
 
     @contextmanager
     def ended(*_: object) -> Iterator[Popen[bytes]]:
@@ -40,7 +40,8 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
 
     monkeypatch.setattr(Flower, "process", ended)
     monkeypatch.setattr(unit, "wait_until_open", lambda *_: None)
-    monkeypatch.setattr(unit, "_start_answering", lambda address, *_: started.append(address))
+    monkeypatch.setattr(unit._Answers, "start", lambda answers: started.append(answers))
+    monkeypatch.setattr(unit._Answers, "wait", lambda _, process: process.wait())
     monkeypatch.setattr(unit, "check_unit", lambda _: next(found))
     monkeypatch.setattr(unit, "_PAUSE_S", 0.0)
     with pytest.raises(RefusedUnitError, match="berlin takes no part: key: is unknown") as refused:
@@ -48,4 +49,22 @@ def test_a_unit_dials_again_until_the_server_refuses_it(
     assert refused.value.exit_status == 4  # as docs say, which systemd does not start again
     said = capsys.readouterr().out
     assert said.count("dials 127.0.0.1:9000") == 2 and said.count("does not answer") == 1
-    assert len(started) == 1
+    assert len(started) == 2 and started[0] is started[1]
+
+
+def test_a_unit_that_cannot_answer_any_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its SuperNode would be online, and the server wait for nothing."""
+
+    def broken(*_: object) -> None:
+        raise ImportError("no socksio")
+
+    monkeypatch.setattr("client_app.supernode.Messages.answer", broken)
+    answers = unit._Answers("127.0.0.1:1", b"secret", tmp_path)
+    with Popen(["sleep", "60"]) as process:
+        answers.start()
+        with pytest.raises(CollaPipeError, match="cannot answer any more: no socksio"):
+            answers.wait(process)
+        assert process.poll() is None
+        process.kill()

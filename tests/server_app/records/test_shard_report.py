@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from rich.console import Console
 
@@ -13,7 +14,8 @@ from collapipe.config import Settings, load_overrides
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.rows import load_shards, make_tokenizer, tell_rows
-from server_app.records import shard_report
+from collapipe.wire.messages import RowsReply
+from server_app.records import shard_picture
 from server_app.records.shard_report import write_shard_report
 
 LABELS = {"travel": 2, "law": 5, "food": 1, "cinema": 3, "car": 1, "[art]": 8}
@@ -86,11 +88,11 @@ def test_any_number_of_units_and_labels_is_drawn(
     tmp_path: Path, units: int, labels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Labels that matplotlib would read in another way, too; a unit may lack one."""
-    monkeypatch.setattr(shard_report, "_MOST_UNITS", 10)
+    monkeypatch.setattr(shard_picture, "_MOST_UNITS", 10)
     names = [f"_$label {number} {'long' * number}" for number in range(labels)]
     counts = [dict.fromkeys(names[unit % 2 :], unit) for unit in range(units)]
     with warnings.catch_warnings(action="error"):
-        shard_report.draw(range(units), [7] * units, counts, names, tmp_path / "shards.png")
+        shard_picture.draw(range(units), [7] * units, counts, names, tmp_path / "shards.png")
     assert (tmp_path / "shards.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -108,14 +110,35 @@ def test_a_label_that_the_font_cannot_write_is_a_number(
     monkeypatch.setattr(Axes, "legend", legend)
     labels = ["Kultur", "\u6587\u5316", "Îles", "a\u8d22", "тест"]
     with warnings.catch_warnings(action="error"):
-        shard_report.draw([0], [7], [dict.fromkeys(labels, 2)], labels, tmp_path / "shards.png")
+        shard_picture.draw([0], [7], [dict.fromkeys(labels, 2)], labels, tmp_path / "shards.png")
     assert legends == [["Kultur", "label 1", "Îles", "label 3", "тест"]]
+
+
+def test_settings_of_the_users_own_change_no_picture(tmp_path: Path) -> None:
+    """Such as letters that LaTeX draws, which is not installed."""
+    for name, own in (("a.png", {}), ("b.png", {"text.usetex": True, "font.size": 30})):
+        with rc_context(own):
+            shard_picture.draw([0], [3], [{"a": 1}], ["a"], tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_picture_that_cannot_be_drawn_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(shard_picture, "draw", broken)
+    told = {0: RowsReply(0, 3, {}, {})}
+    write_shard_report(told, [], RunFolder(tmp_path), Console(quiet=True))
+    assert (tmp_path / "shards.json").exists() and not (tmp_path / "shards.png").exists()
+    assert caplog.messages == ["shards.png: not drawn (no font)"]
 
 
 def test_the_picture_follows_from_the_shares(tmp_path: Path) -> None:
     pictures = []
     for count in ({"a": 1, "b": 2}, {"a": 2, "b": 4}, {"a": 2, "b": 1}):
-        shard_report.draw([0], [3], [count], ["a", "b"], tmp_path / "shards.png")
+        shard_picture.draw([0], [3], [count], ["a", "b"], tmp_path / "shards.png")
         pictures.append((tmp_path / "shards.png").read_bytes())
     assert pictures[0] == pictures[1] != pictures[2]
 

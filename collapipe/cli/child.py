@@ -1,0 +1,11 @@
+"""``python -m collapipe.cli.child PARENT COMMAND…``: the command ``collapipe COMMAND…``, which ends
+with the process PARENT."""
+
+import sys
+
+from collapipe.cli.app import main
+from collapipe.processes import end_with_parent
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv.pop(1)))
+    main()

@@ -1,0 +1,60 @@
+"""Temporary folders that do not outlast the processes that made them."""
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+_NAME = re.compile(r"collapipe-[a-z]+-[a-z0-9_]{8}\.tmp")
+
+
+class TemporaryFolder:
+    """A folder with mode 700 until ``close``, the end of the context or of the object.
+
+    The folder is locked while it is in use, and the system frees the lock when the process ends,
+    however it ends: the next ``TemporaryFolder`` of this user removes what killed processes left.
+    ``purpose`` is one word of lower-case letters. Raises ``OSError``.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        for folder in Path(tempfile.gettempdir()).iterdir():
+            if _NAME.fullmatch(folder.name):
+                with suppress(OSError):  # another user's, or in use
+                    _remove(folder, _locked(folder))
+        # Its first name is not looked for: nobody removes the folder before it is locked.
+        made = Path(tempfile.mkdtemp(".tmp", f".collapipe-{purpose}-"))
+        lock = _locked(made)
+        self.path = made.rename(made.with_name(made.name[1:]))
+        self._end = weakref.finalize(self, _remove, self.path, lock)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        self._end()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _locked(folder: Path) -> int:
+    """Return the descriptor that holds the lock. Raises ``OSError``."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            raise PermissionError(f"{folder}: belongs to another user")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # a unit that was given up may still write there
+    os.close(lock)

@@ -1,0 +1,47 @@
+"""Temporary folders end with the processes that made them."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from collapipe.temporary import TemporaryFolder
+
+MAKE = "import time; from collapipe.temporary import TemporaryFolder\n"
+MAKE += "made = TemporaryFolder('trial'); print(made.path, flush=True); time.sleep(60)"
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_a_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    """One that is in use stays, and so does what has another name or owner."""
+    others = [tmp_path / "collapipe-runs", tmp_path / "collapipe-trial-12345678"]
+    for each in others:
+        each.mkdir()
+    (tmp_path / "collapipe-trial-abcdefgh.tmp").symlink_to(others[0])
+    command = [sys.executable, "-c", MAKE]
+    environment = {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        (left / "key").touch()
+        with TemporaryFolder("trial") as folder:
+            assert left.exists() and folder.stat().st_mode & 0o777 == 0o700
+        process.kill()
+    assert left.exists()
+    with TemporaryFolder("other") as folder:
+        assert not left.exists() and folder.exists()
+    assert not folder.exists()
+    assert all(each.exists() for each in others)
+
+
+def test_a_folder_ends_with_its_object() -> None:
+    made = TemporaryFolder("trial")
+    folder = made.path
+    del made
+    assert not folder.exists()

@@ -1,0 +1,203 @@
+"""Commands on machines that are set up in odd ways: a table of environments and commands.
+
+A row of ``PLACES`` is a few lines of shell that run before a command, in its working folder, and
+the statuses that the command may end with. A row of ``COMMANDS`` or ``TRAINING`` is a command at
+its cheapest settings. Every pair is a test: a command prints no traceback, and an error is one
+line. ``FAST`` has the pairs that `make test` runs.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from federated import TINY
+from made_run import make_run
+from requirements_files import ROOT
+from test_deployment import Processes, written
+
+from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.member import Role
+from collapipe.deployment.flower import free_port
+from collapipe.deployment.overview import overview
+from collapipe.deployment.server_folder import create
+from collapipe.temporary import TemporaryFolder
+
+COLLAPIPE = (sys.executable, "-P", "-m", "collapipe")
+RUN = (*TINY, "federation.rounds=1", "federation.num_units=1")
+_WAIT_S = 1000  # on a machine that is very busy
+
+
+PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), "http://127.0.0.1:9")
+PROXIES["ALL_PROXY"] = "socks5://127.0.0.1:9"
+
+
+@dataclass(frozen=True)
+class Place:
+    """An environment: shell before the command, the statuses that the command may have, and which
+    of the commands that train or start others are tried there."""
+
+    prelude: str
+    statuses: tuple[int, ...] = (0,)
+    training: tuple[str, ...] = ("run",)
+
+
+PLACES = {
+    "ascii": Place(
+        "export PYTHONIOENCODING=ascii LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0",
+        training=("run", "up"),
+    ),
+    "latin-1": Place("export PYTHONIOENCODING=latin-1"),
+    "no standard streams": Place("exec <&- >&- 2>&-", (0, 2), ("run", "up", "simulation")),
+    "full device": Place("exec >/dev/full", (1,), ("run", "up", "resume")),
+    "errors to a full device": Place("exec 2>/dev/full"),
+    "reader that has left": Place("exec > >(exec true); sleep 0.2", (0, 1)),
+    "folder that is gone": Place('mkdir gone && cd gone && rmdir "$PWD"', (0, 1, 2)),
+    "modules of other people": Place(
+        "for name in types psutil click torch; do echo 'raise SystemExit(9)' > $name.py; done; "
+        "mkdir datasets numpy",
+        training=("run", "up", "simulation"),
+    ),
+    "notebook": Place("export MPLBACKEND=module://matplotlib_inline.backend_inline"),
+    "LaTeX that is missing": Place("echo 'text.usetex: True' > matplotlibrc"),
+    "proxies": Place(
+        "export " + " ".join(f"{name}={value}" for name, value in PROXIES.items()),
+        training=("run", "up", "simulation"),
+    ),
+    "somebody's Ray": Place("export RAY_ADDRESS=127.0.0.1:9", training=("simulation",)),
+    "no rights for new files": Place("umask 777", (0, 1, 2), ("run", "up")),
+    "no home": Place("unset HOME; export XDG_CACHE_HOME=/proc/nowhere", training=("run", "up")),
+    "few descriptors": Place("ulimit -n 256", training=("run", "up")),
+    "warnings as errors": Place("export PYTHONWARNINGS=error::UserWarning"),
+    "little memory": Place("ulimit -v 800000", (0, 1, 2)),
+}
+COMMANDS = {
+    "plan": ("plan", ROOT / "docs/examples/workshop.yaml"),
+    "picture": ("plan", ROOT / "docs/examples/workshop.yaml", "--plot", "plan.svg"),
+    "report": ("report", "{made}"),
+    "status": ("status", "{made}"),
+    "latest": ("status",),
+    "predict": ("predict", "{trained}", "Dienstag"),
+    "device": ("device", "check", "{boxes}"),
+    "deploy": ("deploy", "init", "federation", "--units", "a,b", "--server", "edge.example"),
+}
+TRAINING = {
+    "run": ("run", *RUN, "hydra.run.dir=run"),
+    "simulation": ("run", *RUN, "hydra.run.dir=run", "runtime=simulation"),
+    "up": ("up", "--devices", "1", "--", "run", *RUN, "hydra.run.dir=run"),
+    "resume": ("resume", "{trained}", "federation.rounds=2"),
+}
+# What a command ends with where nothing is odd, if not with 0.
+STATUSES = {"latest": 2, "device": 1}
+FAST = {
+    ("ascii", "status"),
+    ("full device", "plan"),
+    ("folder that is gone", "latest"),
+    ("notebook", "picture"),
+}
+PAIRS = [
+    pytest.param(name, command, marks=() if (name, command) in FAST else pytest.mark.thorough)
+    for name, place in PLACES.items()
+    for command in (*COMMANDS, *place.training)
+]
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files that commands need, by their names in ``COMMANDS``."""
+    folder = tmp_path_factory.mktemp("there")
+    boxes = folder / "boxes.yaml"
+    boxes.write_text((ROOT / "docs/examples/workshop.yaml").read_text())
+    return {"made": make_run(folder / "von Jürgen"), "boxes": boxes, "trained": folder / "trained"}
+
+
+def prepared(there: dict[str, Path], name: str) -> list[str]:
+    """A command with its files, which are made when they are needed first."""
+    words = [str(each) for each in {**COMMANDS, **TRAINING}[name]]
+    if "{trained}" in words and not there["trained"].exists():
+        whole = *RUN, "federation.checkpoint_every=1", f"hydra.run.dir={there['trained']}"
+        subprocess.run([*COLLAPIPE, "run", *whole], check=True, capture_output=True)
+    return [each.format(**there) if each.startswith("{") else each for each in words]
+
+
+@pytest.mark.parametrize(("place", "name"), PAIRS)
+def test_a_command_copes_with_its_environment(
+    place: str, name: str, there: dict[str, Path], tmp_path: Path
+) -> None:
+    command = prepared(there, name)
+    script = f"{PLACES[place].prelude}\nexec {shlex.join([*COLLAPIPE, *command])}"
+    ended = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_WAIT_S,
+    )
+    said = ended.stdout + ended.stderr
+    assert "Traceback" not in said, said
+    assert ended.returncode in {STATUSES.get(name, 0), *PLACES[place].statuses}, said
+    if ended.returncode:
+        assert len(ended.stderr.strip().splitlines()) <= 1, said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("command", ["up", "simulation"])
+def test_all_that_a_command_started_ends_with_it(
+    command: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed terminal sends SIGHUP. A killed process can remove no files: the next start does."""
+    (temporary := tmp_path / "temporary").mkdir()
+    words = [*map(str, TRAINING[command]), "federation.rounds=100000"]
+    own = {**os.environ, "TMPDIR": str(temporary), "RAY_TMPDIR": "/tmp"}
+    with subprocess.Popen([*COLLAPIPE, *words], cwd=tmp_path, env=own) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not metrics.exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+    assert len(family) > 1
+    assert psutil.wait_procs(family, 60)[1] == []
+    if number == signal.SIGKILL:
+        assert [*temporary.glob("collapipe-*")]
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        TemporaryFolder("next").close()
+    assert [*temporary.glob("collapipe-*")] == []
+
+
+@pytest.mark.thorough
+def test_a_unit_and_its_server_meet_where_there_are_proxies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of theirs goes through one; and the SuperLink ends when its server is killed."""
+    for name, value in PROXIES.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "temporary").mkdir()
+    folder = create(tmp_path / "federation", ["berlin"], "127.0.0.1", free_port(), free_port())
+    own = folder.root / "units" / "berlin"
+    AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 30, own / "credentials")
+    written(own / "train.csv", 24)
+    with Processes(tmp_path) as there:
+        there.start("server", "deploy", "serve", folder.root)
+        there.wait_for("server", "may come")
+        there.start("berlin", "unit", own / "unit.yaml")
+        there.wait_for("berlin", ": dials ")
+        while [each.state for each in overview(folder)[0]] != ["online"]:
+            assert there.running["berlin"].poll() is None
+            time.sleep(0.5)
+        time.sleep(2.0)  # for the thread that answers
+        assert there.running["berlin"].poll() is None
+        family = psutil.Process(there.running["server"].pid).children(recursive=True)
+        assert family
+        there.running["server"].kill()
+        assert psutil.wait_procs(family, 60)[1] == []
