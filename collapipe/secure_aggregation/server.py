@@ -54,15 +54,17 @@ def confirmed(round_: int, told: Mapping[int, SurvivorsReply]) -> dict[int, Unma
 
 @dataclass(frozen=True, slots=True)
 class CheckedShares:
-    """Revealed shares: those that are as their owners dealt them, by owner and place, and pairs
-    (holder, owner) of the others: the holder changed the share, or its owner sent it another one
-    than it sent the digest of."""
+    """Revealed shares, compared with the digests that their owners sent.
+
+    ``fitting`` shares by owner and place. For each pair (holder, owner) in ``wrong``, the holder
+    changed the share, or the owner sent a digest of another one.
+    """
 
     fitting: Mapping[int, Mapping[int, bytes]]
     wrong: frozenset[tuple[int, int]]
 
     def suspects(self) -> list[str]:
-        """Name the units that lied, if no more did than explain all wrong shares.
+        """Name the units that lied, if only as few did as explain all wrong shares.
 
         An honest unit has wrong shares in common with liars only. So if there are m liars, a unit
         that has some with more than m others is one of them, and so is one whose own share is
