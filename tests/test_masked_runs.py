@@ -21,8 +21,9 @@ from client_app.app import app as client_app
 from collapipe.config import load_overrides
 from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.secure_aggregation.masks import Words
-from collapipe.secure_aggregation.messages import SharesReply
+from collapipe.secure_aggregation.messages import SharesReply, UnmaskReply
 from collapipe.secure_aggregation.quantising import LEVELS, Quantiser
+from collapipe.secure_aggregation.shamir import SHARE_BYTES
 from collapipe.tensors import Tensors
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
@@ -209,6 +210,25 @@ def test_a_unit_that_is_gone_before_masks_are_taken_off_changes_nothing(
     expected = weights(watched[0])
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert lines(tmp_path / "run")[0]["units"] == [0, 1, 2]
+
+
+def test_a_unit_that_reveals_wrong_shares_changes_nothing_and_is_named(
+    tmp_path: Path,
+    watched: tuple[Path, Watched, list[Secret]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        reply, unit = client_app(message, context), context.node_config["partition-id"]
+        if message.metadata.message_type == records.UNMASK and unit == 2:
+            told = records.unpack(UnmaskReply, reply.content)
+            wrong = dict.fromkeys(told.shares, bytes(SHARE_BYTES))
+            reply.content = records.pack(replace(told, shares=wrong))
+        return reply
+
+    found = run(tmp_path / "run", *MASKED, client=lying)  # type: ignore[arg-type]
+    expected = weights(watched[0])
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert "round 1: unit 2 sent wrong shares" in caplog.text
 
 
 @pytest.fixture(scope="module")
