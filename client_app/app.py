@@ -14,6 +14,7 @@ from client_app import evaluating
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
 from client_app.training import RoundInputs, run_round
+from client_app.unit_cache import cached_per_unit
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
@@ -302,7 +303,7 @@ def _cached_weights(parts: tuple[tuple[str, str], ...], device: torch.device) ->
     }
 
 
-@functools.lru_cache(maxsize=64)  # a process may serve many units, and each many rounds
+@cached_per_unit
 def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
     return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
 

@@ -1,7 +1,6 @@
 """A unit's evaluation: the whole model on the unit's own rows of a split."""
 
-import functools
-
+from client_app.unit_cache import cached_per_unit
 from collapipe.config import Settings
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.rows import load_held_out
@@ -36,7 +35,7 @@ def evaluate(
     return evaluator.statistics(build_empty(lambda: SplitModel(spec, vocabulary), fixed | own))
 
 
-@functools.lru_cache(maxsize=128)  # a process may serve many units, and each several times
+@cached_per_unit
 def _evaluator(settings: Settings, unit: int, tokenizer: str, split: Split) -> Evaluator | None:
     rows = load_held_out(settings, unit, split)
     if rows is None:
