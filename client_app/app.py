@@ -50,7 +50,7 @@ from collapipe.secure_aggregation.unit import (
     UnitWithShares,
     UnitWithSurvivors,
 )
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, aligned
 from collapipe.text.tokenizer import Tokenizer, check_tokenizer
 from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
@@ -297,9 +297,8 @@ def _try_tokenizer(packed: str) -> None:
 def _cached_weights(parts: tuple[tuple[str, str], ...], device: torch.device) -> Tensors:
     store = FrozenStore(default_folder())
     named = [prefixed(part, store.load(name)) for part, name in parts]
-    # copies, for a product's last bits may depend on how its operands are aligned in memory
     return {
-        name: tensor.to(device, copy=True) for tensors in named for name, tensor in tensors.items()
+        name: aligned(tensor).to(device) for tensors in named for name, tensor in tensors.items()
     }
 
 

@@ -30,8 +30,7 @@ def evaluate(
         return None
     spec, vocabulary = settings.model, Tokenizer.unpack(tokenizer).vocabulary
     device = settings.unit_device
-    # copies, for a product's last bits may depend on how its operands are aligned in memory
-    own = {name: tensor.to(device, copy=True) for name, tensor in weights.items()}
+    own = {name: tensor.to(device) for name, tensor in weights.items()}
     return evaluator.statistics(build_empty(lambda: SplitModel(spec, vocabulary), fixed | own))
 
 
