@@ -5,6 +5,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,7 +20,7 @@ from collapipe.state import Channel, ClusterState, Uplink, unknown_cluster
 from collapipe.wire import records
 from collapipe.wire.messages import Failure
 from optim.cost import sending_s
-from server_app import units
+from server_app import questions, units
 from server_app.attendance import ABSENT, SILENT
 from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
 from server_app.grid import InlineGrid
@@ -70,6 +71,10 @@ def state(unit: int) -> Kept:
     return {"optimizer": {"w/exp_avg": torch.full((25,), float(unit))}}
 
 
+def most(unit: int) -> dict[str, int]:
+    return {"optimizer": 2**16}
+
+
 def known(client: object, num_units: int, **changes: object) -> Units:
     grid = InlineGrid(client, num_units, {"overrides": ""})  # type: ignore[arg-type]
     federation = federation_settings(num_units=num_units, **changes)
@@ -90,17 +95,17 @@ def test_memory_has_the_states_of_a_few_units(
         return Message(records.pack_groups({}), reply_to=message)
 
     asked, files, alive = known(client, UNITS), CheckpointFolder(tmp_path), Alive()
-    unpack, messages = units._unpack_kept, list[weakref.ref[RecordDict]]()
+    keep, messages = questions.keep, list[weakref.ref[RecordDict]]()
 
     def unpacked(content: RecordDict) -> Kept:
         messages.append(weakref.ref(content))
-        return alive.add(unpack(content))
+        return alive.add(records.unpack_groups(content))
 
-    monkeypatch.setattr(units, "_unpack_kept", unpacked)
+    monkeypatch.setattr(questions, "keep", lambda most: replace(keep(most), unpack=unpacked))
     files.begin("000001")
     gc.disable()
     try:
-        for unit, kept in asked.kept({3}, lambda unit, kept: None):
+        for unit, kept in asked.kept({3}, most, lambda unit, kept: None):
             assert not isinstance(kept, Failure)
             files.add("000001", unit, kept)
             del kept
@@ -123,7 +128,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
     asked.attendance.end_round(1, {5: Failure(ABSENT, "")}, ())
 
     def ask(
-        kind: str, contents: Mapping[int, object], unpack: object, timeout_s: float
+        question: object, contents: Mapping[int, object], timeout_s: float, sizes: object
     ) -> dict[int, Kept | Failure]:
         groups.append([*contents])
         answers = dict[int, Kept | Failure]({unit: {} for unit in contents})
@@ -132,7 +137,7 @@ def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_othe
         return answers
 
     asked.ask = ask  # type: ignore[method-assign, assignment]
-    found = dict(asked.kept((), lambda unit, kept: None))
+    found = dict(asked.kept((), most, lambda unit, kept: None))
     assert [unit for group in groups for unit in group] == [u for u in range(20) if u != 5] + [5]
     assert [unit for unit, each in found.items() if isinstance(each, Failure)] == [2, 5]
 
@@ -144,7 +149,7 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
     asked = known(None, 40, round_timeout_s=10)
 
     def ask(
-        kind: str, contents: Mapping[int, object], unpack: object, timeout_s: float
+        question: object, contents: Mapping[int, object], timeout_s: float, sizes: object
     ) -> dict[int, Failure]:
         timeouts.append(timeout_s)
         now[0] += min(timeout_s, 10)
@@ -153,7 +158,7 @@ def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.Monk
     asked.ask = ask  # type: ignore[method-assign, assignment]
     kinds = Counter(
         each.kind
-        for _, each in asked.kept((), lambda unit, kept: None)
+        for _, each in asked.kept((), most, lambda unit, kept: None)
         if isinstance(each, Failure)
     )
     assert (timeouts, now) == ([20.0, 10.0], [20.0])
