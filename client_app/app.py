@@ -14,6 +14,7 @@ from client_app import evaluating
 from client_app.arrival import message_taken
 from client_app.control_unit import ControlUnit
 from client_app.training import RoundInputs, run_round
+from client_app.unit_cache import cached_per_unit
 from collapipe import cancellation
 from collapipe.cancellation import cancellable
 from collapipe.config import Settings
@@ -49,7 +50,7 @@ from collapipe.secure_aggregation.unit import (
     UnitWithShares,
     UnitWithSurvivors,
 )
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, aligned
 from collapipe.text.tokenizer import Tokenizer, check_tokenizer
 from collapipe.wire import records
 from collapipe.wire.frozen_store import FrozenStore, default_folder, digest
@@ -296,13 +297,12 @@ def _try_tokenizer(packed: str) -> None:
 def _cached_weights(parts: tuple[tuple[str, str], ...], device: torch.device) -> Tensors:
     store = FrozenStore(default_folder())
     named = [prefixed(part, store.load(name)) for part, name in parts]
-    # copies, for a product's last bits may depend on how its operands are aligned in memory
     return {
-        name: tensor.to(device, copy=True) for tensors in named for name, tensor in tensors.items()
+        name: aligned(tensor).to(device) for tensors in named for name, tensor in tensors.items()
     }
 
 
-@functools.lru_cache(maxsize=64)  # a process may serve many units, and each many rounds
+@cached_per_unit
 def _cached_unit(settings: Settings, unit: int, tokenizer: str) -> ControlUnit:
     return ControlUnit(settings, unit, Tokenizer.unpack(tokenizer))
 

@@ -1,7 +1,6 @@
 """A unit's evaluation: the whole model on the unit's own rows of a split."""
 
-import functools
-
+from client_app.unit_cache import cached_per_unit
 from collapipe.config import Settings
 from collapipe.models.split import SplitModel, build_empty
 from collapipe.runs.rows import load_held_out
@@ -31,12 +30,11 @@ def evaluate(
         return None
     spec, vocabulary = settings.model, Tokenizer.unpack(tokenizer).vocabulary
     device = settings.unit_device
-    # copies, for a product's last bits may depend on how its operands are aligned in memory
-    own = {name: tensor.to(device, copy=True) for name, tensor in weights.items()}
+    own = {name: tensor.to(device) for name, tensor in weights.items()}
     return evaluator.statistics(build_empty(lambda: SplitModel(spec, vocabulary), fixed | own))
 
 
-@functools.lru_cache(maxsize=128)  # a process may serve many units, and each several times
+@cached_per_unit
 def _evaluator(settings: Settings, unit: int, tokenizer: str, split: Split) -> Evaluator | None:
     rows = load_held_out(settings, unit, split)
     if rows is None:

@@ -5,7 +5,6 @@
 >>> settings, model, tokenizer = collapipe.load(run_dir)
 """
 
-from importlib.metadata import PackageNotFoundError, version
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "load", "train"]
 _LAZY = {"train": "collapipe.cli.run:run_job", "load": "collapipe.runs.model:load_model"}
 
-try:
-    __version__ = version("collapipe")
-except PackageNotFoundError:  # inside a Flower bundle, which is unpacked and not installed
-    __version__ = "0+bundle"
+__version__ = "0.1.0"  # as in pyproject.toml; a Flower bundle has no installed metadata
 
 
 def __getattr__(name: str) -> Any:

@@ -184,9 +184,11 @@ class RoundReport:
     upload, bytes down gradients plus the download. ``seconds`` are measured for each phase, names
     of the units' phases begin with ``unit/``; ``wall_s`` from the run's start to the round's end.
     ``clock_s`` is of all rounds so far, modelled or, with ``clock: real``, as measured; ``cost`` is
-    always modelled. ``train_loss`` is the mean over the units' steps, weighted as the aggregation
-    weighs the units. ``queues`` are Y_n(t+1) of all N units, which waited on if they failed, and
-    ``error_queues`` Q_n(t+1), to which these add nothing; empty without a scheduler's. ``devices``
+    always modelled. ``checkpoint_bytes`` of the bytes up were units' states for a checkpoint, which
+    took ``checkpoint_s`` of the modelled clock. ``train_loss`` is the mean over the units' steps,
+    weighted as the aggregation weighs the units. ``queues`` are Y_n(t+1) of all N units, which
+    waited on if they failed, and ``error_queues`` Q_n(t+1), to which these add nothing; empty
+    without a scheduler's. ``devices``
     and ``events`` are those of each unit whose devices are real, ``pipeline_s`` what its batches
     took there, measured; ``traces`` of their devices.
     ``rounding`` is what units measured of precisions that the scheduler chooses.
@@ -202,6 +204,8 @@ class RoundReport:
     samples: Count = 0
     bytes_up: Count = 0
     bytes_down: Count = 0
+    checkpoint_bytes: Count = 0
+    checkpoint_s: Amount = 0.0
     seconds: Mapping[str, Amount] = field(default_factory=dict)
     wall_s: Amount = 0.0
     train_loss: float | None = None
@@ -249,4 +253,5 @@ class RoundReport:
         absent = {"traces", *(("evaluation_loss", "metric") if self.metric is None else ())}
         absent |= {name for name in ("on_units", "epsilon") if tree[name] is None}
         absent |= {"rounding"} if not self.rounding else set()
+        absent |= {"checkpoint_bytes", "checkpoint_s"} if not self.checkpoint_bytes else set()
         return {name: value for name, value in tree.items() if name not in absent}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+_ALIGNMENT = 64  # bytes, as torch allocates
 
 
 def chosen(tensors: Tensors, names: Collection[str]) -> Tensors:
@@ -24,3 +25,13 @@ def all_finite(tensor: Tensor) -> bool:
         return True
     extremes = torch.stack(torch.aminmax(tensor))
     return bool(torch.isfinite(extremes).all())
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a copy if it does not begin at a multiple of 64 bytes as those that
+    torch allocates do: the last bits of a matrix product depend on it.
+
+    What arrives, or is read from a file, often begins elsewhere.
+    """
+    misaligned = tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT
+    return tensor.clone() if misaligned else tensor

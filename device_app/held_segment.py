@@ -107,7 +107,7 @@ class HeldSegment:
             self._coming[name] = tensors
             return
         try:
-            whole = {k: v.clone() for k, v in self._with_frozen(index, weights).items()}  # aligned
+            whole = self._with_frozen(index, weights)
             module = build_empty(lambda: self._block(index), whole)
         except (RuntimeError, KeyError) as error:
             raise WireError(f"{name}: cannot be built: {one_line(error)}") from error

@@ -47,6 +47,20 @@ def round_cost(
     return RoundCost(max((cost.ends_s for cost in costs), default=0.0), costs)
 
 
+def sending_s(bits: Mapping[int, float], request: RoundRequest, fading: Fading) -> float:
+    """Seconds in which units send ``bits`` outside of a round's local steps: one unit after
+    another, each at full power on its fastest channel.
+
+    A unit that has no modelled uplink, or that no channel reaches, takes no time.
+    """
+    states = [each for each in request.clusters if each.uplink and bits.get(each.unit)]
+    uplinks = [each.uplink for each in states if each.uplink]
+    pairs = links(uplinks, request.channels, fading, energy="all")
+    rates = pairs.rates(pairs.max_power_w).max(axis=1, initial=0.0)
+    amounts = np.array([bits[each.unit] for each in states])
+    return float(np.sum(amounts[rates > 0] / rates[rates > 0]))
+
+
 def with_stem(cost: RoundCost, seconds: Mapping[int, float]) -> RoundCost:
     """``cost`` where units spend ``seconds`` on a frozen stem before their first step."""
     costs = tuple(replace(each, stem_s=seconds.get(each.unit, 0.0)) for each in cost.clusters)

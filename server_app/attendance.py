@@ -40,6 +40,10 @@ class Attendance:
                     self.asked(unit, round_, answered=False)
         return left_out
 
+    def misses(self, unit: int) -> int:
+        """How many rounds in a row the unit has missed by now."""
+        return len(self._misses.get(unit, ()))
+
     def due(self, unit: int, round_: int) -> bool:
         """Whether a unit that is left out is asked before this round."""
         return round_ >= self._due.get(unit, 0)

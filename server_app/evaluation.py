@@ -72,8 +72,6 @@ class RunEvaluator:
         )
 
     def _built(self, weights: Tensors) -> SplitModel:
-        if self._settings.evaluation.on_units:  # aligned in memory as theirs are
-            weights = {name: tensor.clone() for name, tensor in weights.items()}
         spec, vocabulary = self._settings.model, self._tokenizer.vocabulary
         model = build_empty(lambda: SplitModel(spec, vocabulary), weights)
         return model.to(self._settings.server_device)

@@ -22,7 +22,7 @@ from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
 from collapipe.text.tokenizer import Tokenizer
 from server_app import reply_limit
-from server_app.checkpoints.file import Checkpoint, write_checkpoint
+from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
 from server_app.checkpoints.resumption import (
     check_fits,
     check_goes_on,
@@ -147,6 +147,9 @@ class _Run:
     checkpoint: Checkpoint | None
     places: Places
 
+    def __post_init__(self) -> None:
+        self._checkpoints = RunCheckpoints(self.settings, self.folder, self.tokenizer)
+
     def train(self, grid: Grid) -> None:
         """Train, then evaluate on the test rows."""
         federation, done = self.settings.federation, self.history.num_rounds
@@ -166,11 +169,16 @@ class _Run:
                 progress.step,
                 self.places,
                 self.folder.write_account,
+                self._checkpoints.begin,
             )
             if self.checkpoint is not None:
                 first = initial_model(self.settings, self.tokenizer)
                 check_fits(self.checkpoint, first.state_dict())
-                state, training = self.checkpoint.progress.scheduler, self.checkpoint.training
+                state, kept = (
+                    self.checkpoint.progress.scheduler,
+                    CheckpointFolder(self.folder.path).kept,
+                )
+                training = replace(self.checkpoint.training, units=kept)
                 strategy.resume_from(done, state, training, self.folder.account())
                 self.history.epsilon = strategy.epsilon
                 for later in (self.folder.path / "model").glob("unit-*.safetensors"):
@@ -226,11 +234,10 @@ class _Run:
                 seconds["evaluate"] = time.perf_counter() - began
                 progress.evaluation(number, evaluated)
             self._write_models(result.model, report.units)
-        self.history.bytes_down += result.frozen_bytes + evaluated.bytes_down
+        self.history.bytes_down += result.bytes_down + evaluated.bytes_down
         self.history.add(report)
         log.add(report, result.request, evaluated, seconds)
-        names = self.places.of
-        write_checkpoint(self.settings, self.folder, self.tokenizer, self.history, result, names)
+        self._checkpoints.write(self.history, result, self.places.of)
 
     def _write_models(self, model: GlobalModel, units: Iterable[int]) -> None:
         """The average, or else the models of those ``units``."""

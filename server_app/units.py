@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -47,6 +47,7 @@ Numbered = TypeVar("Numbered", RowsReply, StateReply)
 _log = logging.getLogger(__name__)
 _POLL_S = 0.5
 _AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
+_AT_ONCE = 8  # units whose states between rounds are in memory together
 _FEW = 3  # units that an error names
 _LONGEST_KIND = 64  # characters of an error's name
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
@@ -59,8 +60,8 @@ class Units:
 
     ``tokenizer`` is as ``Tokenizer.pack`` makes it; ``rows`` alone can do without. ``places`` says
     which unit a node is, and remembers those with names. ``nodes`` are those of the units that are
-    known by now; ``frozen_bytes`` of ``frozen`` weights went out so far. ``arrived`` is the last
-    round of which each unit's answer came.
+    known by now; ``bytes_down`` are those of ``frozen`` weights that were sent and of states that
+    were restored. ``arrived`` is the last round of which each unit's answer came.
     """
 
     grid: Grid
@@ -69,11 +70,12 @@ class Units:
     frozen: Mapping[str, Tensors] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
     nodes: dict[int, int] = field(default_factory=dict)
-    frozen_bytes: int = 0
+    bytes_down: int = 0
     arrived: dict[int, int] = field(default_factory=dict)
     _strangers: list[int] = field(default_factory=list)  # nodes of units that are unknown
     _calls: Attendance = field(default_factory=lambda: Attendance(1))  # of strangers, by node
-    _owed: dict[int, Kept] = field(default_factory=dict)  # to units that are yet to be restored
+    _kept: Mapping[int, Kept] = field(default_factory=dict)  # of the run that goes on
+    _owed: set[int] = field(default_factory=set)  # units that are yet to be restored
     _met: set[int] = field(default_factory=set)  # nodes that were asked, or need not be
 
     def __post_init__(self) -> None:
@@ -197,40 +199,46 @@ class Units:
         excluded: Collection[int],
         most: Callable[[int], Mapping[str, int]],
         check: Callable[[int, Kept], None],
-    ) -> tuple[dict[int, Kept], dict[int, Failure]]:
-        """What every unit keeps, such as its optimiser's state; not of the ``excluded`` ones.
-        And why others send none, or what ``check`` raises ``WireError`` for; the log says it.
-        ``most`` returns the bytes of each group that a unit may keep."""
-        contents = {
-            unit: records.pack(KeepRequest(self.arrived.get(unit, 0)))
-            for unit in self.nodes
-            if unit not in excluded
-        }
-        sizes = {unit: questions.keep(most(unit)).size for unit in contents}
-        answers = self.ask(questions.keep({}), contents, sizes=sizes)
-        for unit, kept in _apart(answers)[0].items():
-            try:
-                check(unit, kept)
-            except WireError as error:
-                answers[unit] = Failure("WireError", one_line(error))
-        told, failures = _apart(answers)
-        self._warn("the checkpoint has what it kept by the one before", failures)
-        return told, failures
+    ) -> Iterator[tuple[int, Kept | Failure]]:
+        """Ask each unit, except the ``excluded`` ones, for its state between rounds, such as its
+        optimiser's moments. Yield the states as they arrive, few of which are in memory together.
+
+        A failure stands for the state of a unit that sends none, or one for which ``check`` raises
+        ``WireError``; the log names it. ``most`` returns the bytes of each group that a unit may
+        keep.
+        """
+
+        def request(unit: int) -> RecordDict:
+            return records.pack(KeepRequest(self.arrived.get(unit, 0)))
+
+        def size(unit: int) -> Size:
+            return questions.keep(most(unit)).size
+
+        units = self.nodes.keys() - set(excluded)
+        for unit, answer in self._ask_in_turn(questions.keep({}), units, request, size):
+            failure = answer if isinstance(answer, Failure) else _fault(unit, answer, check)
+            if failure is not None:
+                self._warn("the checkpoint has what it kept by the one before", {unit: failure})
+            yield unit, failure or answer
 
     def restore(self, kept: Mapping[int, Kept]) -> dict[int, Failure]:
-        """Let every unit go on from what it kept then, be it nothing; one that is missing or fails
-        does when it answers again. Why each failed, which the log says.
+        """Send each unit the state that it had at the checkpoint, which may be none. A unit that is
+        missing or fails gets it when it answers again. Return why each failed; the log says so.
 
-        Raises ``RoundFailedError`` where all do.
+        ``kept`` may read a unit's state from a disk when it is asked for it, also in later rounds.
+        Raises ``RoundFailedError`` if every unit fails.
         """
-        contents = {unit: records.pack_groups(kept.get(unit, {})) for unit in self.nodes}
-        done, failures = _apart(self.ask(questions.restore(), contents))
-        if not done:
+        self._kept, self._owed = kept, kept.keys() | self.nodes.keys()
+        failures, question = dict[int, Failure](), questions.restore()
+        for unit, answer in self._ask_in_turn(question, self.nodes.keys(), self._state_of):
+            if isinstance(answer, Failure):
+                failures[unit] = answer
+            else:
+                self._owed.remove(unit)
+        if len(failures) == len(self.nodes):
             causes = {self.nodes[unit]: failure for unit, failure in failures.items()}
             raise RoundFailedError(f"no unit goes on: {self._each(causes)}")
         self._warn("it goes on when it answers again", failures)
-        owed = (kept.keys() | failures.keys()) - done.keys()
-        self._owed = {unit: kept.get(unit, {}) for unit in owed}
         return failures
 
     def _states_of(self, units: Iterable[int]) -> dict[int, StateReply | Failure]:
@@ -241,6 +249,40 @@ class Units:
             for node, reply in self._states(known, known, _AGAIN_S).items()
             if isinstance(reply, StateReply) and reply.unit == known[node]
         }
+
+    def _state_of(self, unit: int) -> RecordDict:
+        """A ``restore`` message, which is counted."""
+        groups = self._kept.get(unit, {})
+        self.bytes_down += sum(map(records.num_bytes, groups.values()))
+        return records.pack_groups(groups)
+
+    def _ask_in_turn(
+        self,
+        question: Question[T],
+        units: Collection[int],
+        content: Callable[[int], RecordDict],
+        size: Callable[[int], Size] | None = None,
+    ) -> Iterator[tuple[int, T | Failure]]:
+        """As ``ask``, a few units at a time, so that memory has the messages of these alone.
+
+        All together take two timeouts at most: units that have missed rounds come last, and the
+        others need not wait for more than one that is silent.
+        """
+        timeout_s = self.federation.round_timeout_s
+        deadline = time.monotonic() + 2 * timeout_s
+        order = sorted(units, key=lambda unit: (self.attendance.misses(unit), unit))
+        for group in _groups(order):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                late = Failure("NotAsked", f"others did not answer in {2 * timeout_s:g} s")
+                yield from dict.fromkeys(group, late).items()
+                continue
+            contents = {unit: content(unit) for unit in group}
+            sizes = {unit: size(unit) for unit in group} if size else None
+            answers = self.ask(question, contents, left_s, sizes)
+            del contents
+            for unit in group:
+                yield unit, answers.pop(unit)
 
     def _introduce(
         self, nodes: Collection[int], gone: Collection[int], timeout_s: float = math.inf
@@ -305,7 +347,7 @@ class Units:
             }
             done = self._ask(questions.frozen(), contents)
             answers |= {node: each for node, each in done.items() if isinstance(each, Failure)}
-            self.frozen_bytes += len(contents) * records.num_bytes(tensors)
+            self.bytes_down += len(contents) * records.num_bytes(tensors)
 
     def _send_owed(self, answers: dict[int, StateReply | Failure]) -> None:
         """Let units that answer only now go on from what they kept; as ``_send_frozen``."""
@@ -314,12 +356,13 @@ class Units:
             for node, reply in answers.items()
             if isinstance(reply, StateReply) and reply.unit in self._owed
         }
-        contents = {node: records.pack_groups(self._owed[unit]) for node, unit in back.items()}
-        for node, done in self._ask(questions.restore(), contents).items():
-            if isinstance(done, Failure):
-                answers[node] = done
-            else:
-                del self._owed[back[node]]
+        for group in _groups([*back]):
+            contents = {node: self._state_of(back[node]) for node in group}
+            for node, done in self._ask(questions.restore(), contents).items():
+                if isinstance(done, Failure):
+                    answers[node] = done
+                else:
+                    self._owed.remove(back[node])
 
     def _states(
         self, nodes: Iterable[int], known: Mapping[int, int], timeout_s: float = math.inf
@@ -381,6 +424,20 @@ class Units:
         silence = f"no answer to {question.kind} in {timeout_s:g} s"
         silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
         return {node: answers.get(node, silent) for node in contents}
+
+
+def _fault(unit: int, kept: Kept, check: Callable[[int, Kept], None]) -> Failure | None:
+    """Why a unit's state is not stored; None if it is."""
+    try:
+        check(unit, kept)
+    except WireError as error:
+        return Failure("WireError", one_line(error))
+    return None
+
+
+def _groups(keys: Sequence[int]) -> Iterator[Sequence[int]]:
+    """As many as are asked at once."""
+    return (keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE))
 
 
 def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, Failure]]:

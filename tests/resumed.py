@@ -51,13 +51,15 @@ class World:
 
 
 def outcome(run_dir: Path) -> dict[str, Any]:
-    """All that a run comes to, but for times that were measured."""
+    """All that a run comes to, but for times that were measured, and for the sum of bytes down:
+    units got back what they had kept."""
     metrics = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    summary = _timeless(json.loads((run_dir / "summary.json").read_text()))
     return {
         "metrics": [_timeless(line) for line in metrics],
         "rows": [_modelled(row) for row in csv.DictReader((run_dir / "metrics.csv").open())],
         "requests": gzip.decompress((run_dir / "requests.jsonl.gz").read_bytes()),
-        "summary": _timeless(json.loads((run_dir / "summary.json").read_text())),
+        "summary": {key: value for key, value in summary.items() if key != "bytes_down"},
         "checkpoints": sorted(path.name for path in (run_dir / "checkpoints").iterdir()),
         "latest": (run_dir / "checkpoints" / "latest").readlink(),
     }
@@ -66,7 +68,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
 def tensors(run_dir: Path) -> dict[str, Tensor]:
     """All that a run has learned and keeps: its models, and what its checkpoints hold."""
     files = sorted((run_dir / "model").glob("*.safetensors"))
-    files += sorted((run_dir / "checkpoints").glob("0*/tensors.safetensors"))
+    files += sorted((run_dir / "checkpoints").glob("0*/*.safetensors"))
     return {
         f"{file.relative_to(run_dir)} {name}": tensor
         for file in files

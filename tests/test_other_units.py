@@ -19,12 +19,12 @@ from collapipe.config import load_overrides
 from collapipe.errors import WireError
 from collapipe.runs.model import read_tokenizer
 from collapipe.wire import records
+from collapipe.wire.kept_file import flat
 from collapipe.wire.messages import RowsReply
 from server_app import reply_limit, training
-from server_app.checkpoints.file import CheckpointFolder, flat
+from server_app.checkpoints.file import CheckpointFolder
 from server_app.grid import InlineGrid
 from server_app.places import Places
-from server_app.rounds.results import TrainingState
 
 
 class Federation:
@@ -118,7 +118,7 @@ def test_a_run_goes_on_with_other_units(
     assert ("new: cyd (unit 2)" in said) == ("cyd" in there)
     assert "missing: bob (unit 1)" in said
     parts = [CheckpointFolder(run_dir).read(name) for name in ("000002", "000004")]
-    bobs = [flat(TrainingState(units={1: part.training.units[1]})) for part in parts]
+    bobs = [flat(part.training.units[1]) for part in parts]
     assert differing(*bobs) == [] != [*bobs[0]]
     federation.run(run_dir, {**there, "bob": 1}, "000003")
     assert finished(run_dir) == [[0, 1], [0, 1], units, sorted({*units, 1})]
@@ -155,7 +155,7 @@ def test_a_checkpoint_has_what_a_unit_kept_that_is_away(
     federation.leaves.clear()
     assert finished(again) == [[0, 1], [0, 1], [0], [0]]
     parts = [CheckpointFolder(again).read(f"{round_:06}").training.units for round_ in (2, 3, 4)]
-    kept = [flat(TrainingState(units={1: part[1]})) for part in parts]
+    kept = [flat(part[1]) for part in parts]
     assert kept[0] and [differing(each, kept[0]) for each in kept[1:]] == [[], []]
 
 

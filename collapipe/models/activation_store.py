@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from collapipe import __version__
 from collapipe.home import in_home
 from collapipe.wire.frozen_store import default_folder, digest
 
 _log = logging.getLogger(__name__)
 _ACTIVATION, _DIGEST = "activation", "sha256"
 _ABANDONED_S = 3600.0  # since a partial file was last written: a row takes no second
-_LIBRARIES = "collapipe", "torch", "transformers"
+_LIBRARIES = "torch", "transformers"
 
 
 def activation_folder(stem: str, model: object, device: torch.device) -> Path:
@@ -32,7 +33,8 @@ def activation_folder(stem: str, model: object, device: torch.device) -> Path:
     frozen weights, their types among it, the ``model``'s options, the libraries, the number of
     threads, the machine, and its ``device``.
     """
-    made_by = [platform.node(), str(device), torch.get_num_threads(), *map(version, _LIBRARIES)]
+    made_by = [platform.node(), str(device), torch.get_num_threads()]
+    made_by += [__version__, *map(version, _LIBRARIES)]
     config = getattr(model, "own_config", None)  # of transformers: of more than its weights tell
     key = hashlib.sha256(json.dumps([stem, repr(model), repr(config), made_by]).encode())
     cache = Path(in_home(str(default_folder().parent)))

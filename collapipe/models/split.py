@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from collapipe.batch import IGNORED, Batch
 from collapipe.models.dropout import DropoutKey, drawing_from
+from collapipe.tensors import aligned
 from collapipe.text.vocabulary import Vocabulary
 
 M = TypeVar("M", bound=nn.Module)
@@ -201,11 +202,12 @@ def training_names(module: nn.Module) -> list[str]:
 
 
 def build_empty(build: Callable[[], M], weights: dict[str, Tensor]) -> M:
-    """Build a module that holds ``weights`` themselves, without initialising or copying.
+    """Build a module that holds ``weights`` themselves. Nothing is initialised, and only weights
+    that are not aligned in memory are copied.
 
     Raises torch's ``RuntimeError`` if names or shapes do not match.
     """
     with torch.device("meta"):
         module = build()
-    module.load_state_dict(weights, assign=True)
+    module.load_state_dict({name: aligned(each) for name, each in weights.items()}, assign=True)
     return module  # what is frozen stays so: each weight keeps the requires_grad it was built with

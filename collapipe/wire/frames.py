@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from collapipe.errors import WireError
+from collapipe.tensors import aligned
 
 MAGIC = b"CPF2"
 MAX_TENSORS = 8
@@ -98,7 +99,8 @@ def buffers(frame: Frame) -> list[memoryview]:
 def decode(data: bytes | bytearray) -> Frame:
     """The frame of ``data``. Raises ``WireError`` naming what is wrong, before any allocation.
 
-    Tensors of a ``bytearray`` share its memory; ``bytes`` are copied once.
+    Tensors of a ``bytearray`` share its memory, except floating-point ones that are not aligned in
+    it; ``bytes`` are copied once.
     """
     if len(data) < _HEADER.size:
         raise WireError(f"truncated frame: {len(data)} bytes, a header has {_HEADER.size}")
@@ -160,7 +162,8 @@ def _tensors(data: bytes | bytearray, offset: int, layouts: Sequence[Layout]) ->
             flat = torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=offset)
             if dtype is torch.bool and int(flat.max()) > 1:
                 raise WireError("a truth value other than 0 or 1")
-            tensors.append(flat.view(dtype).reshape(shape))
+            tensor = flat.view(dtype).reshape(shape)
+            tensors.append(aligned(tensor) if dtype.is_floating_point else tensor)
         offset += _up(size)
     return tuple(tensors)
 

@@ -5,10 +5,14 @@ of the round or step, and so is the order of a unit's rows.
 
 ::
 
-    checkpoints/000010/state.json            everything but tensors; digests of both files
-    checkpoints/000010/tensors.safetensors
+    checkpoints/000010/state.json            everything but tensors; digests of all files
+    checkpoints/000010/tensors.safetensors   the server's
+    checkpoints/000010/unit-3.safetensors    what unit 3 keeps between rounds
     checkpoints/latest                       → 000010
     checkpoints/.000015.partial              being written, or what a killed run left of it
+
+A unit's file is written when its state arrives, and read when the unit is restored, so that memory
+never has the states of all units.
 """
 
 import hashlib
@@ -18,40 +22,42 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from collapipe import __version__
 from collapipe.config import Settings
 from collapipe.errors import CollaPipeError, ConfigError, one_line
 from collapipe.runs.folder import RunFolder
-from collapipe.tensors import Tensors
+from collapipe.tensors import Tensors, aligned
 from collapipe.text.tokenizer import Tokenizer
+from collapipe.wire import kept_file
+from collapipe.wire.parts import pieces
 from server_app.records.summary import History
-from server_app.rounds.results import RoundResult, TrainingState
+from server_app.rounds.results import RoundResult, Store, TrainingState
 from server_app.rounds.scheduler import SchedulerState
 from server_app.units import Kept
 
 _log = logging.getLogger(__name__)
-_FORMAT = 1
+_FORMAT = 2
 _STATE, _TENSORS, _LATEST, _PARTIAL = "state.json", "tensors.safetensors", "latest", ".partial"
 _NAME = re.compile(r"[0-9]{6,}")
+_UNIT = re.compile(r"unit-(0|[1-9][0-9]*)\.safetensors")
 # what reading a damaged one may come to
 _ODD = (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError, CollaPipeError)
-# How many keys lead to the tensors of each part of ``TrainingState``.
+# How many keys lead to the tensors of each part of the server's ``TrainingState``.
 _KEYS = {
     "weights": 0,
     "server_optimizer": 0,
     "own_models": 1,
     "heads": 1,
-    "units": 2,
     "activations": 1,
     "update_norms": 0,
     "privacy": 0,
@@ -83,7 +89,7 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """Such as ``000010``."""
-        return f"{self.progress.round:06}"
+        return _name(self.progress.round)
 
 
 PROGRESS = TypeAdapter(Progress)  # as JSON; numbers stay what they are
@@ -100,21 +106,26 @@ class CheckpointFolder:
         found = [path.name for path in self._path.glob("*") if _NAME.fullmatch(path.name)]
         return sorted(found, key=int)
 
+    def begin(self, name: str) -> None:
+        """Make room for a checkpoint, which has its name once ``write`` has ended."""
+        self.clear()
+        self._partial(name).mkdir(parents=True)
+
+    def add(self, name: str, unit: int, kept: Kept) -> None:
+        """Write what a unit keeps to the checkpoint that was begun."""
+        if tensors := kept_file.flat(kept):
+            _save(tensors, self._partial(name) / f"unit-{unit}.safetensors")
+
     def write(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Add a checkpoint, then leave the last ``keep``."""
-        self._clear()
+        """Complete a checkpoint that was begun, then leave the last ``keep``."""
         partial = self._partial(checkpoint.name)
-        try:
-            partial.mkdir(parents=True)
-            save_file(_apart(flat(checkpoint.training)), partial / _TENSORS)
-            _sync(partial / _TENSORS)
-            (partial / _STATE).write_text(_state_text(checkpoint, partial / _TENSORS))
-            _sync(partial / _STATE)
-            _sync(partial)
-            partial.rename(self._path / checkpoint.name)
-        except (OSError, SafetensorError):
-            self._clear()  # the room is needed
-            raise
+        for unit, kept in checkpoint.training.units.items():
+            self.add(checkpoint.name, unit, kept)
+        _save(flat(checkpoint.training), partial / _TENSORS)
+        (partial / _STATE).write_text(_state_text(checkpoint, partial))
+        _sync(partial / _STATE)
+        _sync(partial)
+        partial.rename(self._path / checkpoint.name)
         self._point_to(checkpoint.name)
         self._remove(self.names()[:-keep])
 
@@ -128,18 +139,14 @@ class CheckpointFolder:
         except _ODD as error:
             raise ConfigError(f"{path}: damaged, {_cause(error)}") from error
 
-    def kept(self, units: Iterable[int]) -> dict[int, Kept]:
-        """What these ``units`` kept by the last checkpoint, if there is one."""
-        names, ours = self.names(), tuple(f"units.{unit}." for unit in units)
-        if not names or not ours:
-            return {}
-        with safe_open(self._path / names[-1] / _TENSORS, "pt") as file:
-            found = {key: file.get_tensor(key) for key in file.keys() if key.startswith(ours)}  # noqa: SIM118
-        return nested(found).units
+    @property
+    def kept(self) -> "KeptFiles":
+        """What units kept by the last checkpoint, whichever that is when it is read."""
+        return KeptFiles(self._path / _LATEST)
 
     def rewind(self, name: str, keep: int) -> None:
         """Remove the checkpoints after ``name``, and leave the last ``keep``."""
-        self._clear()
+        self.clear()
         self._point_to(name)
         self._remove([other for other in self.names() if int(other) > int(name)])
         self._remove(self.names()[:-keep])
@@ -155,8 +162,8 @@ class CheckpointFolder:
         for name in names:
             shutil.rmtree((self._path / name).rename(self._partial(name)))
 
-    def _clear(self) -> None:
-        """Remove what a killed run left half-done."""
+    def clear(self) -> None:
+        """Remove what is half-done."""
         for path in self._path.glob(f".*{_PARTIAL}"):
             if path.is_symlink():
                 path.unlink()
@@ -167,41 +174,104 @@ class CheckpointFolder:
         return self._path / f".{name}{_PARTIAL}"
 
 
-def write_checkpoint(
-    settings: Settings,
-    folder: RunFolder,
-    tokenizer: Tokenizer,
-    history: History,
-    result: RoundResult,
-    names: Mapping[str, int],
-) -> None:
-    """Write a checkpoint every ``federation.checkpoint_every`` rounds, and after the last one, so
-    that a run that is complete can be given more.
+@dataclass(frozen=True, eq=False)
+class KeptFiles(Mapping[int, Kept]):
+    """What units keep, from the files of the checkpoint in ``folder``; each is read when asked for.
 
-    The round's lines and weights must be in the folder. A unit that is away, or does not tell what
-    it keeps, has in it what it kept by the checkpoint before. Where units send more than a file can
-    hold, or the disk is full, the run goes on without.
+    Raises ``ConfigError`` if a file is damaged.
     """
-    federation, round_ = settings.federation, result.report.round
-    every = federation.checkpoint_every
-    if not every or (round_ % every and round_ != federation.rounds):
-        return
-    try:
+
+    folder: Path
+
+    def __getitem__(self, unit: int) -> Kept:
+        file = self.folder / f"unit-{unit}.safetensors"
+        if not file.exists():
+            raise KeyError(unit)
+        try:
+            return kept_file.nested(load_file(file))
+        except _ODD as error:
+            raise ConfigError(f"{file}: damaged, {_cause(error)}") from error
+
+    def __iter__(self) -> Iterator[int]:
+        found = (_UNIT.fullmatch(path.name) for path in self.folder.glob("unit-*"))
+        return iter(sorted(int(match[1]) for match in found if match))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class RunCheckpoints:
+    """The checkpoints of a run: every ``federation.checkpoint_every`` rounds, and after the last
+    one, so that a run that is complete can be given more.
+
+    If a checkpoint cannot be written, as when the disk is full, the run goes on without it, and the
+    log says so.
+    """
+
+    def __init__(self, settings: Settings, folder: RunFolder, tokenizer: Tokenizer) -> None:
+        self._settings, self._folder, self._tokenizer = settings, folder, tokenizer
+        self._files = CheckpointFolder(folder.path)
+        self._stored: set[int] | None = None  # units, in the checkpoint that was begun
+
+    def begin(self, round_: int) -> Store | None:
+        """Begin the round's checkpoint; what stores units' states in it. None if none is due."""
+        if not self._due(round_):
+            return None
+        self._stored = set()
+        self._tried(round_, lambda: self._files.begin(_name(round_)))
+        return lambda unit, kept: self._store(round_, unit, kept)
+
+    def write(self, history: History, result: RoundResult, names: Mapping[str, int]) -> None:
+        """Complete the round's checkpoint, if one is due. The round's lines and weights must be in
+        the run's folder.
+
+        A unit that is away, or whose state was refused, has in it its state by the checkpoint
+        before.
+        """
+        round_ = result.report.round
+        if not self._due(round_):
+            return
+        if result.model is None:  # no unit was asked
+            self.begin(round_)
+        self._tried(round_, lambda: self._complete(history, result, names))
+        self._stored = None
+
+    def _due(self, round_: int) -> bool:
+        every, last = self._settings.federation.checkpoint_every, self._settings.federation.rounds
+        return bool(every) and (round_ % every == 0 or round_ == last)
+
+    def _store(self, round_: int, unit: int, kept: Kept) -> bool:
+        self._tried(round_, lambda: self._files.add(_name(round_), unit, kept))
+        if self._stored is not None:
+            self._stored.add(unit)
+        return self._stored is not None
+
+    def _complete(self, history: History, result: RoundResult, names: Mapping[str, int]) -> None:
         progress = Progress(
-            round_,
+            result.report.round,
             time.perf_counter() - history.start,
-            tokenizer_digest(tokenizer),
-            folder.sizes(),
+            tokenizer_digest(self._tokenizer),
+            self._folder.sizes(),
             result.scheduler,
             replace(history, start=0.0),
             dict(names),
         )
-        training, checkpoints = result.training_state(), CheckpointFolder(folder.path)
-        absent = {*range(federation.num_units)} - training.units.keys()
-        training = replace(training, units=checkpoints.kept(absent) | training.units)
-        checkpoints.write(Checkpoint(settings.tree, progress, training), federation.keep)
-    except (CollaPipeError, OSError, SafetensorError) as error:
-        _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
+        federation, before = self._settings.federation, self._files.kept
+        checkpoint = Checkpoint(self._settings.tree, progress, result.training_state())
+        for unit in before.keys() & {*range(federation.num_units)} - (self._stored or set()):
+            self._files.add(checkpoint.name, unit, before[unit])
+        self._files.write(checkpoint, federation.keep)
+
+    def _tried(self, round_: int, action: Callable[[], None]) -> None:
+        """Do it unless the checkpoint was given up; give it up if that fails."""
+        if self._stored is None:
+            return
+        try:
+            action()
+        except (CollaPipeError, OSError, KeyError) as error:
+            self._stored = None
+            self._files.clear()  # the room is needed
+            _log.warning("round %d: no checkpoint is written: %s", round_, one_line(error))
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
@@ -210,7 +280,7 @@ def tokenizer_digest(tokenizer: Tokenizer) -> str:
 
 
 def flat(training: TrainingState) -> Tensors:
-    """All tensors under ``GROUP/NAME``, such as ``units.2.optimizer/embedding.weight/exp_avg``."""
+    """The server's tensors under ``GROUP/NAME``, such as ``heads.2/head.weight/exp_avg``."""
 
     def named(path: str, tree: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
         for key, value in tree.items():
@@ -231,17 +301,21 @@ def nested(tensors: Mapping[str, Any]) -> TrainingState:
         if _KEYS.get(group) != len(keys):
             raise ValueError(f"a tensor {full[:80]!r} belongs to nothing")
         place = getattr(training, group)
-        for key in [*map(int, keys[:1]), *keys[1:]]:  # a unit's number is first
-            place = place.setdefault(key, {})
+        for unit in map(int, keys):
+            place = place.setdefault(unit, {})
         place[name] = tensor
     return training
 
 
-def _state_text(checkpoint: Checkpoint, tensors: Path) -> str:
+def _name(round_: int) -> str:
+    return f"{round_:06}"
+
+
+def _state_text(checkpoint: Checkpoint, folder: Path) -> str:
     state = {
         "format": _FORMAT,
         "version": __version__,
-        "tensors_sha256": _digest(tensors),
+        "files": {file.name: _digest(file) for file in folder.iterdir()},
         "configuration": checkpoint.configuration,
         "progress": PROGRESS.dump_python(checkpoint.progress, mode="json"),
     }
@@ -257,16 +331,22 @@ def _read(path: Path) -> Checkpoint:
             f"{path}: has format {state['format']}, of CollaPipe {state['version']}; this is "
             f"{__version__}, which reads format {_FORMAT}: go on with that version"
         )
-    written = {_STATE: state.pop("sha256"), _TENSORS: state["tensors_sha256"]}
-    found = {_STATE: _digest_of(state), _TENSORS: _digest(path / _TENSORS)}
-    for file in (each for each in found if found[each] != written[each]):
-        raise ValueError(f"{file} is not what was written, by its SHA-256")
+    if state.pop("sha256") != _digest_of(state):
+        raise ValueError(f"{_STATE} is not what was written, by its SHA-256")
+    written = state["files"]
+    for name in sorted(written.keys() | {file.name for file in path.iterdir()} - {_STATE}):
+        if name != _TENSORS and not _UNIT.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is no file of a checkpoint")
+        if written.get(name) != _digest(path / name):
+            raise ValueError(f"{name} is not what was written, by its SHA-256")
     progress, configuration = PROGRESS.validate_python(state["progress"]), state["configuration"]
     if progress.round != int(path.name):
         raise ValueError(f"it is of round {progress.round}")
     if not isinstance(configuration, dict):
         raise TypeError("it has no configuration")
-    return Checkpoint(configuration, progress, nested(load_file(path / _TENSORS)))
+    tensors = {name: aligned(each) for name, each in load_file(path / _TENSORS).items()}
+    training = replace(nested(tensors), units=KeptFiles(path))
+    return Checkpoint(configuration, progress, training)
 
 
 def _no_figure(constant: str) -> float:
@@ -283,15 +363,10 @@ def _cause(error: Exception) -> str:
     return f"{kind}{one_line(error)}"
 
 
-def _apart(tensors: Tensors) -> Tensors:
-    """Contiguous, none sharing memory with another, as the format wants them."""
-    seen, apart = set[int](), {}
-    for name, tensor in tensors.items():
-        dense = tensor.contiguous()
-        place = dense.untyped_storage().data_ptr()
-        apart[name] = dense.clone() if place in seen else dense
-        seen.add(place)
-    return apart
+def _save(tensors: Tensors, file: Path) -> None:
+    with file.open("wb") as stream:
+        stream.writelines(pieces(tensors))
+    _sync(file)
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:

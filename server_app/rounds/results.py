@@ -1,7 +1,7 @@
 """What a round leaves: its result, and all that training has come to."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,25 +23,31 @@ class TrainingState:
     ``weights`` and ``own_models`` as ``GlobalModel`` has them; the memories of the server's
     optimiser and, by unit, of the heads' ones; what each unit keeps: its optimiser's memory, and
     what its compressed uploads have lacked so far; the server's ``activations`` of each unit;
-    the last norms of units' updates; and the account of ``PrivateMean``.
+    the last norms of units' updates; and the account of ``PrivateMean``. ``units`` of a checkpoint
+    are on the disk, and read one at a time.
     """
 
     weights: Tensors = field(default_factory=dict)
     own_models: dict[int, Tensors] = field(default_factory=dict)
     server_optimizer: Tensors = field(default_factory=dict)
     heads: dict[int, Tensors] = field(default_factory=dict)
-    units: dict[int, Kept] = field(default_factory=dict)
+    units: Mapping[int, Kept] = field(default_factory=dict)
     activations: dict[int, Tensors] = field(default_factory=dict)
     update_norms: Tensors = field(default_factory=dict)
     privacy: Tensors = field(default_factory=dict)
+
+
+Store = Callable[[int, Kept], bool]
+"""Takes what a unit keeps, for a checkpoint; returns whether it takes that of others, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """A round that is over: its report, what it was planned from, and wall time of its phases.
 
-    ``model`` is None where nothing was trained. ``frozen_bytes`` of weights that do not train were
-    sent since the last round. ``training_state`` asks the units for what they keep.
+    ``model`` is None where nothing was trained. ``bytes_down`` were sent since the last round and
+    are not of the round: weights that do not train, and states that were restored.
+    ``training_state`` is that of the server, without ``units``.
     """
 
     report: RoundReport
@@ -49,7 +55,7 @@ class RoundResult:
     seconds: dict[str, float]
     scheduler: SchedulerState
     model: GlobalModel | None = None
-    frozen_bytes: int = 0
+    bytes_down: int = 0
     training_state: Callable[[], TrainingState] = TrainingState
 
 

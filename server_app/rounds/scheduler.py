@@ -3,10 +3,9 @@
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import AliasChoices, Field
 
 from collapipe.config import Settings
 from collapipe.errors import ConfigError, InfeasibleRoundError, few_of
@@ -27,7 +26,7 @@ from collapipe.state import (
 )
 from collapipe.wire.compression import FLOAT32
 from collapipe.wire.messages import Failure
-from optim.cost import round_cost, stem_seconds, with_stem
+from optim.cost import round_cost, sending_s, stem_seconds, with_stem
 from optim.planner import Planner, RoundRequest
 from optim.problem import Latency
 from optim.radio.channel import Fading
@@ -78,9 +77,7 @@ class SchedulerState:
     losses: tuple[float | None, ...]
     environment: EnvironmentState
     estimates: Estimates = field(default_factory=Estimates)
-    observation: Annotated[  # ``sight`` in older checkpoints
-        RoundObservation | None, Field(validation_alias=AliasChoices("observation", "sight"))
-    ] = None
+    observation: RoundObservation | None = None
     clock_s: float = 0.0
     error_queues: tuple[float, ...] = ()
     rounding: tuple[RoundingErrors, ...] = ()
@@ -185,14 +182,15 @@ class Scheduler:
         self,
         decision: RoundDecision,
         losses: Mapping[int, float],
-        reported: Mapping[int, Reported],
+        kept_bytes: Mapping[int, int],
         measured_s: float,
         observation: RoundObservation | None = None,
         reports: Mapping[int, ClusterReport] | None = None,
         **trained: Any,
     ) -> RoundReport:
-        """The round is over: losses, cluster states and reports of the units that finished, and
-        what it showed. ``trained`` are the report's fields that training gives.
+        """The round is over: losses and reports of the units that finished, bytes that each unit
+        sent for its checkpoint, and what the round showed. ``trained`` are the report's fields that
+        training gives.
 
         With noise the next plans get no loss, gradient norm or rounding error: these depend on
         rows, and a plan decides which units take part, see ``collapipe.privacy.accounting``.
@@ -205,7 +203,8 @@ class Scheduler:
         if self._settings.privacy.noise_multiplier:
             losses, observation, found = {}, None, {}
         modelled, before = self._settings.federation.clock == "modelled", self.state
-        delay_s, estimates = decision.cost.delay_s if modelled else measured_s, before.estimates
+        kept_s, estimates = self._sending_s(decision, kept_bytes), before.estimates
+        delay_s = decision.cost.delay_s + kept_s if modelled else measured_s
         if observation is not None:
             estimates = estimate(estimates, before.observation, observation)
         self.state = replace(
@@ -218,7 +217,6 @@ class Scheduler:
             clock_s=before.clock_s + delay_s,
             rounding=self._measured(found),
         )
-        self.update_states(reported)
         return RoundReport(
             round=decision.plan.round,
             plan=decision.plan,
@@ -230,8 +228,18 @@ class Scheduler:
             error_queues=self.state.error_queues,
             estimates=self.state.estimates,
             rounding=found,
+            checkpoint_bytes=sum(kept_bytes.values()),
+            checkpoint_s=kept_s,
             **trained,
         )
+
+    def _sending_s(self, decision: RoundDecision, sent: Mapping[int, int]) -> float:
+        """Modelled seconds of so many bytes of each unit, if the round's plan has channels."""
+        if all(each.uplink is None for each in decision.plan.clusters):
+            return 0.0
+        fading: Fading = getattr(self._planner, "fading", "none")
+        bits = {unit: 8.0 * each for unit, each in sent.items()}
+        return sending_s(bits, decision.request, fading)
 
     def _with_stem(self, decision: RoundDecision, rows: Mapping[int, int]) -> RoundCost:
         """The round's cost, with what the units' frozen stems computed."""

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -37,7 +36,7 @@ from server_app.rounds.global_model import GlobalModel
 from server_app.rounds.kept import check_kept, most_kept
 from server_app.rounds.private_mean import ClippedSum, PrivateMean
 from server_app.rounds.replies import question_of, received, trained
-from server_app.rounds.results import RoundResult, TrainingState
+from server_app.rounds.results import RoundResult, Store, TrainingState
 from server_app.rounds.scheduler import RoundDecision, Scheduler, SchedulerState
 from server_app.rounds.screening import BELIEVED, UpdateScreen, capped
 from server_app.rounds.secure_sum import SecureSum
@@ -82,6 +81,8 @@ class CollaPipeStrategy(Strategy):
     ``on_round`` is called after every round, ``on_step`` by the decoder link's threads after every
     local step, ``on_account`` with the rounds that ε counts of each unit, before anybody sees what
     came of the last one. ``places`` are those of units that the run knows by name already.
+    ``on_checkpoint`` is called with each round's number before its report is made, and returns what
+    stores the units' states; None if the round has no checkpoint.
     """
 
     _units: Units  # of the last ``start``
@@ -97,9 +98,10 @@ class CollaPipeStrategy(Strategy):
         on_step: OnStep = lambda unit, step, loss, samples: None,
         places: Places | None = None,
         on_account: Callable[[Mapping[int, int]], None] = lambda rounds: None,
+        on_checkpoint: Callable[[int], Store | None] = lambda round_: None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
-        self._on_account = on_account
+        self._on_account, self._on_checkpoint = on_account, on_checkpoint
         self._tokenizer, self._places = tokenizer, places or Places()
         frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
@@ -298,11 +300,19 @@ class CollaPipeStrategy(Strategy):
                 observation = observed(reports, losses, shares, moved, factor, last)
         self._heads.keep_states({unit: each.head_state for unit, each in finished.items()})
         plans, compression = now.decision.plan.clusters, self._settings.compression
+        sums = totals(finished, now.sent, now.head_states, plans, compression, now.masked)
+        self._scheduler.update_states(
+            {unit: reply.state for unit, reply in finished.items()}
+            | self._units.attendance.end_round(round_, failures, finished)
+        )
+        asked = time.perf_counter()
+        kept_bytes = self._store_kept(round_)
+        stored_s = time.perf_counter() - asked
+        sums["bytes_up"] += sum(kept_bytes.values())
         report = self._scheduler.end(
             now.decision,
             losses,
-            {unit: reply.state for unit, reply in finished.items()}
-            | self._units.attendance.end_round(round_, failures, finished),
+            kept_bytes,
             time.perf_counter() - now.began,
             observation,
             reports,
@@ -310,11 +320,11 @@ class CollaPipeStrategy(Strategy):
             failures={unit: f"{f.kind}: {f.message}" for unit, f in failures.items()},
             train_loss=train_loss,
             epsilon=self.epsilon,
-            **totals(finished, now.sent, now.head_states, plans, compression, now.masked),
+            **sums,
         )
         if observation is not None:
             arrays = self._arrays = ArrayRecord(self.model.weights)
-        self._on_round(self._result(now, came, report))
+        self._on_round(self._result(now, came, stored_s, report))
         return arrays, metrics
 
     def evaluate_on_units(self, split: Split) -> UnitsEvaluation:
@@ -406,20 +416,23 @@ class CollaPipeStrategy(Strategy):
         shares = {u: 1.0 if uniform else float(r.target_tokens) for u, r in reports.items()}
         return capped(shares, federation.max_share)
 
-    def _result(self, now: _Round, came: float, report: RoundReport) -> RoundResult:
+    def _result(
+        self, now: _Round, came: float, stored_s: float, report: RoundReport
+    ) -> RoundResult:
         """What the round leaves, the wall time of its phases among it."""
-        ended = time.perf_counter()
+        ended = time.perf_counter() - stored_s
         seconds = {
             "send": now.left - now.began,
             "train": came - now.left,
             "aggregate": ended - came,
             "plan": now.planned - now.began,
             "round": ended - now.began,
+            "checkpoint": stored_s,
         }
-        frozen_bytes, self._units.frozen_bytes = self._units.frozen_bytes, 0
+        bytes_down, self._units.bytes_down = self._units.bytes_down, 0
         request, state = now.decision.request, self._scheduler.state
-        training = partial(self._training_state, report.round)
-        return RoundResult(report, request, seconds, state, self.model, frozen_bytes, training)
+        training = self._training_state
+        return RoundResult(report, request, seconds, state, self.model, bytes_down, training)
 
     def _load(self, arrays: ArrayRecord) -> None:
         """The model's weights are those of ``arrays``, which mostly they are already."""
@@ -443,22 +456,38 @@ class CollaPipeStrategy(Strategy):
         }
         self._scheduler.update_states(failures)
 
-    def _training_state(self, round_: int) -> TrainingState:
-        model, heads = self.model, self._heads.states
-        optimizer = model.server_optimizer.state
+    def _store_kept(self, round_: int) -> dict[int, int]:
+        """Bring what units keep to the round's checkpoint, if it has one; bytes of each unit."""
+        sent, failures = dict[int, int](), dict[int, Failure]()
+        if (store := self._on_checkpoint(round_)) is None:
+            return sent
         clusters = self._scheduler.clusters
 
         def check(unit: int, kept: Kept) -> None:
-            check_kept(kept, clusters[unit], round_, model, self._settings)
+            check_kept(kept, clusters[unit], round_, self.model, self._settings)
 
         def most(unit: int) -> dict[str, int]:
-            return most_kept(clusters[unit], round_, model, self._settings)
+            return most_kept(clusters[unit], round_, self.model, self._settings)
 
-        kept, failures = self._units.kept(self._scheduler.excluded, most, check)
+        for unit, kept in self._units.kept(self._scheduler.excluded, most, check):
+            if isinstance(kept, Failure):
+                failures[unit] = kept
+                continue
+            sent[unit] = sum(map(records.num_bytes, kept.values()))
+            if not store(unit, kept):
+                break
         missed = self._units.attendance.end_round(round_, failures, ())
         self._scheduler.update_states(missed)  # as one that misses a round
-        memories = self._heads.memories
-        activations = {unit: memory.pack() for unit, memory in memories.items()}
-        weights, own, norms = model.weights, model.own_models, self._screen.past
-        private = self._private.packed() if self._private else {}
-        return TrainingState(weights, own, optimizer, heads, kept, activations, norms, private)
+        return sent
+
+    def _training_state(self) -> TrainingState:
+        model, heads = self.model, self._heads
+        return TrainingState(
+            weights=model.weights,
+            own_models=model.own_models,
+            server_optimizer=model.server_optimizer.state,
+            heads=heads.states,
+            activations={unit: memory.pack() for unit, memory in heads.memories.items()},
+            update_norms=self._screen.past,
+            privacy=self._private.packed() if self._private else {},
+        )

@@ -114,6 +114,16 @@ def test_the_clock_adds_what_rounds_cost(tmp_path: Path) -> None:
     assert real.state.clock_s == 2.5
 
 
+def test_the_clock_adds_what_units_send_for_a_checkpoint(tmp_path: Path) -> None:
+    """A unit that is in no plan sends, too. What was measured has these seconds already."""
+    own, real = scheduler(tmp_path), scheduler(tmp_path, "federation.clock=real")
+    decision = own.decide(1)
+    told = own.end(decision, {}, dict.fromkeys(range(4), 10**6), 2.5)
+    assert told.checkpoint_bytes == 4 * 10**6 and told.checkpoint_s > 0
+    assert told.clock_s == decision.cost.delay_s + told.checkpoint_s
+    assert real.end(real.decide(1), {}, {0: 10**6}, 2.5).clock_s == 2.5
+
+
 def test_a_round_that_nobody_can_pay_is_skipped_and_all_queues_grow(tmp_path: Path) -> None:
     poor = [replace(cluster(unit), uplink=Uplink(0.5, 1e-9, 1e6, 0, (0.9, 0.8))) for unit in (0, 1)]
     overrides = [*MOBILE, "environment=static", "federation.num_units=2"]

@@ -1,0 +1,71 @@
+"""Memory and time of a checkpoint by the number of units, whose states are on the disk until then.
+
+    python -m benchmarks.checkpoints --units 10 100 --megabytes 16
+
+Units are scripted: each answers with moments of so many megabytes, and takes them back. Each number
+of units is a process of its own. Prints the seconds to gather all states and to restore them, and
+by how much the peak memory of the process is above that before.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+
+from benchmarks.machine import machine
+from collapipe.wire import records
+from server_app.checkpoints.file import CheckpointFolder, KeptFiles
+from server_app.grid import InlineGrid
+from server_app.units import Units
+from tests.sections import federation_settings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--units", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--megabytes", type=int, default=16)
+    arguments = parser.parse_args()
+    print(json.dumps(machine()))
+    print(f"{'units':>6}{'gather s':>10}{'restore s':>11}{'memory MB':>11}")
+    for units in arguments.units:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            gather_s, restore_s, grown = pool.apply(measured, (units, arguments.megabytes))
+        print(f"{units:>6}{gather_s:>10.2f}{restore_s:>11.2f}{grown:>11.0f}", flush=True)
+
+
+def measured(num_units: int, megabytes: int) -> tuple[float, float, float]:
+    """Seconds to gather and to restore, and MB more than before."""
+
+    def client(message: Message, context: Context) -> Message:
+        groups = {}
+        if message.metadata.message_type == records.KEEP:
+            groups = {"optimizer": {"w/exp_avg": torch.randn(megabytes * 250_000)}}
+        return Message(records.pack_groups(groups), reply_to=message)
+
+    grid = InlineGrid(client, num_units, {"overrides": ""})  # type: ignore[arg-type]
+    federation = federation_settings(num_units=num_units)
+    units = Units(grid, federation, nodes=dict(enumerate(grid.get_node_ids())))
+    with tempfile.TemporaryDirectory() as folder:
+        files = CheckpointFolder(Path(folder))
+        before, began = _peak_mb(), time.perf_counter()
+        files.begin("000001")
+        most = {"optimizer": megabytes * 10**6 + 2**16}
+        for unit, kept in units.kept((), lambda unit: most, lambda unit, kept: None):
+            files.add("000001", unit, kept)  # type: ignore[arg-type]
+        gathered = time.perf_counter()
+        units.restore(KeptFiles(Path(folder) / "checkpoints" / ".000001.partial"))
+        return gathered - began, time.perf_counter() - gathered, _peak_mb() - before
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+if __name__ == "__main__":
+    main()

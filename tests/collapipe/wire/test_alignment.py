@@ -1,0 +1,54 @@
+"""Tensors that arrive give the same bits in a product as those that were sent.
+
+The last bits of a product of a few rows depend on where in memory its operands begin.
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from collapipe.models.split import build_empty
+from collapipe.tensors import aligned
+from collapipe.wire.frames import Frame, FrameKind, decode, encode
+
+WIDTH = 256
+
+
+def at(tensor: Tensor, offset: int) -> Tensor:
+    """A copy that begins ``offset`` bytes after a multiple of 64."""
+    memory = torch.empty(tensor.nbytes + 128, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64 + offset
+    moved = memory[start : start + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape)
+    assert moved.data_ptr() % 64 == offset
+    return moved.copy_(tensor)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 32])
+def test_an_activation_that_arrives_has_the_bits_of_the_one_that_was_sent(rows: int) -> None:
+    """Wherever the bytes of its frame were put."""
+    sent = torch.randn(2, rows, WIDTH, generator=torch.Generator().manual_seed(rows))
+    layer = nn.Linear(WIDTH, WIDTH)
+    for first in range(1, 9):
+        mask = torch.ones(first, 8, dtype=torch.bool)  # shifts what follows by 8 bytes each time
+        frame = Frame(FrameKind.ACTIVATION, 1, 2, 3, (mask, sent, sent[:1].double()))
+        _, hidden, wide = decode(bytearray(encode(frame))).tensors
+        assert hidden.data_ptr() % 64 == wide.data_ptr() % 64 == 0
+        assert torch.equal(hidden, sent) and torch.equal(wide, sent[:1].double())
+        assert torch.equal(layer(hidden[0]), layer(sent[0]))
+
+
+def test_a_module_computes_the_same_wherever_its_weights_were_read_to() -> None:
+    expected, inputs = nn.Linear(WIDTH, 1000), torch.randn(1, WIDTH)
+    for offset in range(0, 64, 8):
+        moved = {name: at(each, offset) for name, each in expected.state_dict().items()}
+        module = build_empty(lambda: nn.Linear(WIDTH, 1000), moved)
+        assert all(each.data_ptr() % 64 == 0 for each in module.parameters())
+        assert torch.equal(module(inputs), expected(inputs))
+
+
+def test_what_is_aligned_is_not_copied() -> None:
+    tensor = torch.zeros(3)
+    assert aligned(tensor) is tensor
+    assert aligned(at(tensor, 8)).data_ptr() % 64 == 0
+    assert aligned(torch.empty(0)).numel() == 0
+    assert aligned(torch.empty(3, device="meta")).is_meta

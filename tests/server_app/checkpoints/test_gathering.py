@@ -1,0 +1,215 @@
+"""Units' states go to a checkpoint and back a few at a time, and are counted."""
+
+import gc
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from full_disk import full_disk
+from sections import federation_settings
+
+from collapipe.state import Channel, ClusterState, Uplink, unknown_cluster
+from collapipe.wire import records
+from collapipe.wire.messages import Failure
+from optim.cost import sending_s
+from server_app import questions, units
+from server_app.attendance import ABSENT, SILENT
+from server_app.checkpoints.file import CheckpointFolder, KeptFiles, RunCheckpoints
+from server_app.grid import InlineGrid
+from server_app.records.summary import History
+from server_app.rounds.results import TrainingState
+from server_app.rounds.scheduler import SchedulerState
+from server_app.units import Kept, Units
+from server_app.world.environment import EnvironmentState
+
+UNITS = 40
+
+
+class Alive:
+    """How many units' states are in memory, and the most that were at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def add(self, kept: Kept) -> Kept:
+        for group in kept.values():
+            for tensor in group.values():
+                weakref.finalize(tensor, self._remove)
+                self.now += 1
+                self.most = max(self.most, self.now)
+        return kept
+
+    def _remove(self) -> None:
+        self.now -= 1
+
+
+class Counted(Mapping[int, Kept]):
+    """What units keep, read from files and counted."""
+
+    def __init__(self, files: KeptFiles, alive: Alive) -> None:
+        self._files, self._alive = files, alive
+
+    def __getitem__(self, unit: int) -> Kept:
+        return self._alive.add(self._files[unit])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def state(unit: int) -> Kept:
+    return {"optimizer": {"w/exp_avg": torch.full((25,), float(unit))}}
+
+
+def most(unit: int) -> dict[str, int]:
+    return {"optimizer": 2**16}
+
+
+def known(client: object, num_units: int, **changes: object) -> Units:
+    grid = InlineGrid(client, num_units, {"overrides": ""})  # type: ignore[arg-type]
+    federation = federation_settings(num_units=num_units, **changes)
+    return Units(grid, federation, nodes=dict(enumerate(grid.get_node_ids())))
+
+
+def test_memory_has_the_states_of_a_few_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many units there are; each gets back what it kept."""
+    restored = dict[int, Kept]()
+
+    def client(message: Message, context: Context) -> Message:
+        unit = int(context.node_config["partition-id"])
+        if message.metadata.message_type == records.KEEP:
+            return Message(records.pack_groups(state(unit)), reply_to=message)
+        restored[unit] = records.unpack_groups(message.content)
+        return Message(records.pack_groups({}), reply_to=message)
+
+    asked, files, alive = known(client, UNITS), CheckpointFolder(tmp_path), Alive()
+    keep, messages = questions.keep, list[weakref.ref[RecordDict]]()
+
+    def unpacked(content: RecordDict) -> Kept:
+        messages.append(weakref.ref(content))
+        return alive.add(records.unpack_groups(content))
+
+    monkeypatch.setattr(questions, "keep", lambda most: replace(keep(most), unpack=unpacked))
+    files.begin("000001")
+    gc.disable()
+    try:
+        for unit, kept in asked.kept({3}, most, lambda unit, kept: None):
+            assert not isinstance(kept, Failure)
+            files.add("000001", unit, kept)
+            del kept
+    finally:
+        gc.enable()
+    assert sum(message() is not None for message in messages) <= units._AT_ONCE
+    there = KeptFiles(tmp_path / "checkpoints" / ".000001.partial")
+    assert [*there] == [unit for unit in range(UNITS) if unit != 3]
+    assert alive.most <= units._AT_ONCE + 1 and alive.now == 0
+    assert asked.restore(Counted(there, alive)) == {}
+    assert alive.most <= units._AT_ONCE + 1 and alive.now == 0
+    assert asked.bytes_down == (UNITS - 1) * 100
+    for unit in range(UNITS):
+        told = restored[unit].get("optimizer", {})
+        assert [each.tolist() for each in told.values()] == ([] if unit == 3 else [[unit] * 25])
+
+
+def test_units_that_missed_rounds_come_last_and_one_that_is_silent_harms_no_other() -> None:
+    asked, groups = known(None, 20, round_timeout_s=0.02), list[list[int]]()
+    asked.attendance.end_round(1, {5: Failure(ABSENT, "")}, ())
+
+    def ask(
+        question: object, contents: Mapping[int, object], timeout_s: float, sizes: object
+    ) -> dict[int, Kept | Failure]:
+        groups.append([*contents])
+        answers = dict[int, Kept | Failure]({unit: {} for unit in contents})
+        for unit in {2, 5} & contents.keys():
+            answers[unit] = Failure(SILENT, "")
+        return answers
+
+    asked.ask = ask  # type: ignore[method-assign, assignment]
+    found = dict(asked.kept((), most, lambda unit, kept: None))
+    assert [unit for group in groups for unit in group] == [u for u in range(20) if u != 5] + [5]
+    assert [unit for unit, each in found.items() if isinstance(each, Failure)] == [2, 5]
+
+
+def test_a_checkpoint_waits_no_longer_than_two_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was not asked by then has missed nothing."""
+    now, timeouts = [0.0], list[float]()
+    monkeypatch.setattr(units.time, "monotonic", lambda: now[0])
+    asked = known(None, 40, round_timeout_s=10)
+
+    def ask(
+        question: object, contents: Mapping[int, object], timeout_s: float, sizes: object
+    ) -> dict[int, Failure]:
+        timeouts.append(timeout_s)
+        now[0] += min(timeout_s, 10)
+        return dict.fromkeys(contents, Failure(SILENT, ""))
+
+    asked.ask = ask  # type: ignore[method-assign, assignment]
+    kinds = Counter(
+        each.kind
+        for _, each in asked.kept((), most, lambda unit, kept: None)
+        if isinstance(each, Failure)
+    )
+    assert (timeouts, now) == ([20.0, 10.0], [20.0])
+    assert kinds == {SILENT: 2 * units._AT_ONCE, "NotAsked": 40 - 2 * units._AT_ONCE}
+
+
+def test_seconds_of_states_are_those_of_each_unit_on_its_best_channel() -> None:
+    channels = (Channel(1e6, 0.0, 1e-12), Channel(2e6, 0.0, 1e-12))
+    clusters: list[ClusterState] = []
+    for unit, gains in enumerate([(1e-6, 1e-6), (1e-6, 0.0), (0.0, 0.0)]):
+        uplink = Uplink(1.0, 1.0, 8.0, 0.0, gains)
+        clusters.append(ClusterState(unit, unknown_cluster(unit).devices, 1, uplink))
+    request = Mock(clusters=(*clusters, unknown_cluster(3)), channels=channels)
+    rates = [2e6 * np.log2(1.5), 1e6 * np.log2(2.0)]
+    bits = dict.fromkeys(range(4), 3e6)
+    expected = sum(3e6 / rate for rate in rates)
+    assert sending_s(bits, request, "none") == pytest.approx(expected, rel=1e-12)
+    assert sending_s({}, request, "none") == 0.0
+
+
+def test_a_full_disk_costs_the_checkpoint_and_no_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run goes on, further units are not asked, and the next checkpoint is written."""
+    settings = Mock(tree={"seed": 0}, federation=federation_settings(checkpoint_every=1, keep=2))
+    tokenizer = Mock(**{"pack.return_value": "{}"})
+    folder = Mock(path=tmp_path, **{"sizes.return_value": {}})
+    checkpoints = RunCheckpoints(settings, folder, tokenizer)
+    for round_ in (1, 2, 3):
+        store = checkpoints.begin(round_)
+        assert store is not None
+        if round_ == 2:
+            with full_disk():
+                assert not store(0, state(7))
+            assert not store(1, state(7))
+        else:
+            assert store(0, state(0))
+            assert round_ == 3 or store(1, state(1))
+        with caplog.at_level(logging.WARNING):
+            checkpoints.write(History(0.0), result(round_), {})
+    told = [each for each in caplog.messages if "no checkpoint is written" in each]
+    assert len(told) == 1 and "round 2" in told[0]
+    files = CheckpointFolder(tmp_path)
+    assert files.names() == ["000001", "000003"]
+    assert not [*(tmp_path / "checkpoints").glob(".*")]
+    # of unit 1 the last one has what it kept by the one before
+    assert [*files.kept] == [0, 1] and files.kept[1]["optimizer"]["w/exp_avg"][0] == 1
+
+
+def result(round_: int) -> Mock:
+    """Of a round of which nothing but its number is written."""
+    state = SchedulerState((), (), (), EnvironmentState(()))
+    told = {"report.round": round_, "training_state.return_value": TrainingState()}
+    return Mock(scheduler=state, **told)
