@@ -21,6 +21,7 @@ from collapipe.privacy.clipping import update_norm, weights_norm
 from collapipe.report import ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.seeds import derive
+from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, chosen
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -65,6 +66,9 @@ class _Round:
         return replace(self, decision=replace(self.decision, skipped=why))
 
 
+OnArrival = Callable[[int, ClusterState, bool], None]  # of a round, and whether the unit is new
+
+
 class CollaPipeStrategy(Strategy):
     """A Flower strategy whose units pipeline encoders while the server trains the head.
 
@@ -81,7 +85,8 @@ class CollaPipeStrategy(Strategy):
 
     ``on_round`` is called after every round, ``on_step`` by the decoder link's threads after every
     local step, ``on_account`` with the rounds that ε counts of each unit, before anybody sees what
-    came of the last one. ``places`` are those of units that the run knows by name already.
+    came of the last one; ``on_arrival`` before a round with each unit that joins it, be it back or
+    new. ``places`` are those of units that the run knows by name already.
     """
 
     _units: Units  # of the last ``start``
@@ -97,9 +102,10 @@ class CollaPipeStrategy(Strategy):
         on_step: OnStep = lambda unit, step, loss, samples: None,
         places: Places | None = None,
         on_account: Callable[[Mapping[int, int]], None] = lambda rounds: None,
+        on_arrival: OnArrival = lambda round_, state, new: None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
-        self._on_account = on_account
+        self._on_account, self._on_arrival = on_account, on_arrival
         self._tokenizer, self._places = tokenizer, places or Places()
         frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
@@ -188,7 +194,12 @@ class CollaPipeStrategy(Strategy):
         """A ``train`` message for each unit of the round's plan; none where it is skipped."""
         round_, excluded = self._rounds_done + server_round, self._scheduler.excluded
         # They may be in order by now, and others may have come.
-        self._scheduler.update_states(self._units.ask_again(round_, excluded))
+        known = {*self._units.nodes}
+        arrived = self._units.ask_again(round_, excluded)
+        self._scheduler.update_states(arrived)
+        for unit, state in arrived.items():
+            if isinstance(state, ClusterState):
+                self._on_arrival(round_, state, unit not in known)
         began = time.perf_counter()
         decision = self._scheduler.decide(round_)
         planned = time.perf_counter()
