@@ -50,7 +50,6 @@ from collapipe.deployment.server_folder import (
     ServerFolder,
     own_folder,
 )
-from collapipe.deployment.serving import keys
 from collapipe.errors import ConfigError, one_line
 from collapipe.processes import end_with_parent
 from server_app.refusals import Refusals
@@ -162,16 +161,7 @@ class NodesAlone:
         known = self._known()
         if known is not None and key not in known:
             self._refusals.note(_host(scope), f"key {key} is not admitted")
-        number = self._number(key) if known is not None and key in known else None
-        return {**versions, "admitted": None if known is None else key in known, "number": number}
-
-    def _number(self, key: str) -> int | None:
-        """The place in ``server.yaml`` of the unit with this key; None where it has none."""
-        units = self._folder.settings().units
-        places = {
-            own: units.index(name) for name, own in keys(self._folder).items() if name in units
-        }
-        return places.get(key)
+        return {**versions, "admitted": None if known is None else key in known}
 
 
 @dataclass(frozen=True, slots=True)

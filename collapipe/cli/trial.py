@@ -5,8 +5,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,11 +12,14 @@ from itertools import chain, count, islice
 from pathlib import Path
 
 from collapipe.cli.up import run_command
+from collapipe.config.overrides import setting
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment.flower import free_port, last_line
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.errors import RoundFailedError
+from collapipe.processes import child_command
+from collapipe.temporary import TemporaryFolder
 
 _NAMES = "berlin", "paris", "rome"  # of the first units; the others are called unit-3, unit-4, …
 _HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # made-up rows of a unit
@@ -32,8 +33,7 @@ def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
     ``task=dates``; return the exit status of the command ``run`` on them, or 0 after Ctrl-C."""
     names = [*islice(chain(_NAMES, (f"unit-{n}" for n in count(len(_NAMES)))), units)]
     with ExitStack() as stack:
-        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="collapipe-trial-"))
-        logs = Path(name)
+        logs = stack.enter_context(TemporaryFolder("trial"))
         folder = create(logs / "federation", names, _HOST, free_port(), free_port())
         _deal(rows, folder, names)
         serve: Command = "deploy", "serve", str(folder.root)
@@ -42,7 +42,7 @@ def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
             own = str(folder.root / "units" / name / "unit.yaml")
             commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)
         stack.enter_context(_processes(commands))
-        on_them = ["runtime=deployment", f"runtime.federation={folder.root}"]
+        on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
         if run:
             return run_command([*run, *on_them])
         with suppress(KeyboardInterrupt):
@@ -82,7 +82,7 @@ def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[No
         for log, (command, _, _) in commands.items():
             with log.open("w") as file:
                 processes[log] = subprocess.Popen(  # noqa: S603 - our own command
-                    [sys.executable, "-m", "collapipe", *command],
+                    child_command(*command),
                     stdout=file,
                     stderr=file,
                     start_new_session=True,

@@ -66,7 +66,7 @@ def check_unit(file: Path) -> Iterator[Finding]:
     owner, own = read_unit(file)
     yield _expiry("certificate", own.expires)
     yield _rows(file, owner)
-    yield from _server(file, owner, own)
+    yield from _server(str(owner.server), own)
 
 
 def check_server(folder: ServerFolder) -> Iterator[Finding]:
@@ -110,10 +110,9 @@ def _rows(file: Path, owner: OwnerSection) -> Finding:
     return Finding("rows", str(path))
 
 
-def _server(file: Path, owner: OwnerSection, own: Credentials) -> Iterator[Finding]:
+def _server(address: str, own: Credentials) -> Iterator[Finding]:
     """One question to the server tells whether it is there, is the one that is meant, has our
     time and version, and knows us."""
-    address = str(owner.server)
     host, port = host_and_port(address)
     context = ssl.create_default_context(cafile=str(own.folder / AUTHORITY))
     key = fingerprint(public_key(x509.load_pem_x509_certificate(own.certificate)))
@@ -148,12 +147,6 @@ def _server(file: Path, owner: OwnerSection, own: Credentials) -> Iterator[Findi
     unknown = None if told["admitted"] else "the server does not know the unit's key"
     sign = "have the request signed there with --role unit, and deploy serve running"
     yield Finding("key", "admitted", unknown, sign, refused=unknown is not None)
-    if (number := told.get("number")) is not None:
-        another = f"is {owner.number}, which is that of another unit"
-        wrong = another if number != owner.number else None
-        yield Finding(
-            "number", str(number), wrong, f"write number: {number} into {file}", bars=False
-        )
 
 
 def _link_port(port: int) -> Finding:

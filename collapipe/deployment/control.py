@@ -5,6 +5,7 @@ import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
 from http.client import HTTPException, HTTPSConnection
+from shlex import quote
 from typing import Any
 
 from collapipe.deployment.server_folder import CONTROL, ServerFolder
@@ -30,7 +31,7 @@ def ask(folder: ServerFolder, method: str, question: Mapping[str, Any]) -> dict[
         answer = server.getresponse()
         told = answer.read()
     except (OSError, HTTPException) as error:
-        way_out = f"collapipe deploy serve {folder.root}"
+        way_out = f"collapipe deploy serve {quote(str(folder.root))}"
         raise LinkError(
             f"port {port}: no SuperLink of this folder ({one_line(error)}); {way_out}"
         ) from error

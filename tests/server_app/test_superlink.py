@@ -21,7 +21,6 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from collapipe import __version__
-from collapipe.credentials.authority import create
 from collapipe.credentials.keys import fingerprint, make_key
 from collapipe.deployment.server_folder import CONTROL as ON_MACHINE
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
@@ -41,9 +40,6 @@ KEY, STRANGER = make_key(), make_key()
 def dialled_from(host: str, folder: Path, known: bool = True) -> TestClient:
     """The SuperLink as a machine reaches it, once ``KEY`` is ``known``."""
     server = ServerFolder(folder)
-    if not server.authority.exists():
-        create(server.authority)
-        (folder / "server.yaml").write_text("host: edge.example\nunits: [berlin]\n")
     server.flower_home.mkdir(parents=True, exist_ok=True)
     if known:
         (server.flower_home / NODES).write_text(

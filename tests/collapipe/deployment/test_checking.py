@@ -25,7 +25,6 @@ from collapipe.deployment.serving import keys
         ("version", [("version", False, False)]),
         ("key starting", [("key", False, False)]),
         ("key unknown", [("key", True, True)]),
-        ("number", [("number", False, False)]),
         ("authority", [("server", True, False)]),
     ],
 )
@@ -47,9 +46,6 @@ def test_what_is_wrong_and_whether_it_bars_the_unit(
     if what == "clock":
         there = datetime.now(UTC) - timedelta(seconds=int(how))
         monkeypatch.setattr(checking, "parsedate_to_datetime", lambda _: there)
-    elif what == "number":  # of paris
-        file = own / "unit.yaml"
-        file.write_text(file.read_text().replace("number: 0", "number: 1"))
     elif what == "version":
         monkeypatch.setattr(checking, "__version__", "0")
     with serving(another if what == "authority" else folder):
