@@ -20,11 +20,12 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run a whole training, as Flower calls it."""
-    settings = config.load(context.run_config)
+    run_dir = Path(config.run_folder(context.run_config))
     try:
+        settings = config.load(context.run_config)
         _train(grid, settings, str(context.run_config.get("resume", "")) or None)
     except CollaPipeError as error:
-        write_failure(Path(settings.run_dir), error)
+        write_failure(run_dir, error)
         print(f"error: {printable(str(error))}", flush=True)
         logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it would print where it was raised
         raise

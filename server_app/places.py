@@ -32,9 +32,8 @@ class Places:
         return next((name for name, own in [*self.of.items(), *free.items()] if own == place), "")
 
     def called(self, place: int) -> str:
-        """Such as ``berlin (unit 0)``."""
-        name = self.name(place)
-        return f"{name} (unit {place})" if name else f"unit {place}"
+        """Its name, or else such as ``unit 0``."""
+        return self.name(place) or f"unit {place}"
 
     def of_node(self, node: int, number: int | None = None) -> str:
         """A node in a message to users: by its certificate, its ``number`` if it has one, or

@@ -20,14 +20,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import flwr
+import httpx
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto import control_pb2
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.cli.flower_superlink import flower_superlink
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -38,8 +42,15 @@ from starlette.types import Message as ASGIMessage
 import collapipe
 from collapipe.credentials.keys import UNREADABLE, fingerprint
 from collapipe.deployment.run_archive import pack
-from collapipe.deployment.server_folder import ADMITTED, NODES, RUNS, ServerFolder, own_folder
-from collapipe.errors import ConfigError
+from collapipe.deployment.server_folder import (
+    ADMITTED,
+    CONTROL,
+    NODES,
+    RUNS,
+    ServerFolder,
+    own_folder,
+)
+from collapipe.errors import ConfigError, one_line
 from collapipe.processes import end_with_parent
 from server_app.refusals import Refusals
 
@@ -81,10 +92,32 @@ class NodesAlone:
         elif path == _METRICS:
             metrics = self._folder.metrics
             answer = PlainTextResponse(metrics.read_text() if metrics.exists() else "")
+        elif path.startswith(CONTROL):
+            request = Request(scope, receive)
+            answer = await self._control(path.removeprefix(CONTROL), await request.body())
         elif path.startswith(RUNS):
             mark = scope["query_string"].decode("ascii", "replace")
             answer = _run(self._folder, path.removeprefix(RUNS), mark)
         await answer(scope, receive, send)
+
+    async def _control(self, method: str, question: bytes) -> Response:
+        """Flower's own answer to ``question``, which is JSON of the fields of a request to this
+        ``method`` of its Control API, such as ``list-nodes``: commands on this machine ask without
+        Flower's libraries, whose import takes seconds."""
+        kind = "".join(word.capitalize() for word in method.split("-"))
+        try:
+            request = json_format.Parse(question, getattr(control_pb2, f"{kind}Request")())
+        except (AttributeError, json_format.ParseError) as error:
+            return PlainTextResponse(one_line(error), 400)
+        head = dict.fromkeys(("content-type", "accept"), PROTOBUF_MEDIA_TYPE)
+        flower = httpx.ASGITransport(self._app)
+        async with httpx.AsyncClient(transport=flower, base_url="http://127.0.0.1") as client:
+            content = request.SerializeToString()
+            answer = await client.post(f"/v1/control/{method}", content=content, headers=head)
+        if answer.is_error:
+            return PlainTextResponse(one_line(answer.text), answer.status_code)
+        told = getattr(control_pb2, f"{kind}Response").FromString(answer.content)
+        return JSONResponse(json_format.MessageToDict(told, preserving_proto_field_name=True))
 
     def _refusal(self, scope: Scope, headers: Headers) -> ASGIApp | None:
         """Before anything is read of a request but its head."""

@@ -20,6 +20,7 @@ from collapipe.formatting import counted
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
+from collapipe.state import ClusterState
 from collapipe.text.tokenizer import Tokenizer
 from server_app import reply_limit
 from server_app.checkpoints.file import Checkpoint, CheckpointFolder, RunCheckpoints
@@ -34,7 +35,7 @@ from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.places import Places
 from server_app.records.progress import RunProgress, lasting_output
 from server_app.records.run_log import RunLog, run_log
-from server_app.records.shard_report import write_shard_report
+from server_app.records.shard_report import add_shard, write_shard_report
 from server_app.records.summary import (
     History,
     budget_told,
@@ -61,6 +62,8 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # rounds are told in our own lines
     folder = RunFolder(Path(settings.run_dir), resumed=resume is not None)
     with folder.locked(), _placed(grid, folder) as places:
+        if settings.evaluates_on_server:
+            load_server_rows(settings)  # what cannot be read is said now
         checkpoint, known = None, None
         if resume is not None:
             checkpoint = load_checkpoint(settings, resume)
@@ -72,8 +75,6 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         tokenizer = make_tokenizer(settings, told.values()) if known is None else known
         # all units' words may be as large as the model
         told = {unit: replace(reply, words={}) for unit, reply in told.items()}
-        if settings.evaluates_on_server:
-            load_server_rows(settings)  # what cannot be read is said now
         if checkpoint is not None:
             rewind_run(folder, settings, checkpoint, tokenizer)
         folder.write_config(settings)
@@ -88,7 +89,7 @@ def train(grid: Grid, settings: Settings, resume: str | None = None) -> None:
         for line in filter(None, lines):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         _warn(settings)
-        with summarised(folder, settings, history, console):
+        with summarised(folder, settings, history, console, places.called):
             write_shard_report(told, tokenizer.labels, folder, console)
             run = _Run(settings, folder, tokenizer, history, console, checkpoint, places)
             if settings.framework.train:
@@ -158,7 +159,7 @@ class _Run:
         steps = federation.num_units * federation.local_steps
         with (
             run_log(self.folder, self.settings, self.history) as log,
-            RunProgress(self.console, federation.rounds, steps) as progress,
+            RunProgress(self.console, federation.rounds, steps, self.places.called) as progress,
         ):
             strategy = CollaPipeStrategy(
                 self.settings,
@@ -170,6 +171,7 @@ class _Run:
                 self.places,
                 self.folder.write_account,
                 self._checkpoints.begin,
+                partial(self._tell_arrival, progress),
             )
             if self.checkpoint is not None:
                 first = initial_model(self.settings, self.tokenizer)
@@ -211,10 +213,19 @@ class _Run:
         rounds = range(self.history.num_rounds + 1, federation.rounds + 1)
         with (
             run_log(self.folder, self.settings, self.history) as log,
-            RunProgress(self.console, federation.rounds, 1) as progress,
+            RunProgress(self.console, federation.rounds, 1, self.places.called) as progress,
         ):
             for result in dry_run(self.settings, scheduler, rounds):
                 self._record(result, log, progress, Evaluated)
+
+    def _tell_arrival(
+        self, progress: RunProgress, round_: int, state: ClusterState, new: bool
+    ) -> None:
+        """A line, and for a ``new`` unit its rows in ``shards.json``."""
+        rows = counted(state.num_samples, "row")
+        progress.arrival(round_, state.unit, f"joined, {rows}" if new else "is back")
+        if new:
+            add_shard(self.folder, state, self.places.name(state.unit), round_)
 
     def _record(
         self,

@@ -50,6 +50,7 @@ _AGAIN_S = 60.0  # for a node that comes, or a unit that was left out, to answer
 _AT_ONCE = 8  # units whose states between rounds are in memory together
 _FEW = 3  # units that an error names
 _LONGEST_KIND = 64  # characters of an error's name
+_GONE = "has left, or its machine cannot be reached"
 _UNAVAILABLE = 3, 4, 5  # Flower's codes of errors of a node that is gone
 _OF_ALL = ConfigError.__name__, DataError.__name__  # what all units have in common is wrong
 
@@ -472,8 +473,9 @@ def answered(reply: Message, question: Question[T]) -> T | Failure:
     if reply.has_error() and reply.error.code == UNUSABLE:
         return Failure("WireError", one_line(reply.error.reason))
     if reply.has_error():
-        kind = ABSENT if reply.error.code in _UNAVAILABLE else "ClientApp"
-        return Failure(kind, quoted(reply.error.reason))
+        if reply.error.code in _UNAVAILABLE:  # Flower speaks of heartbeats, also after a goodbye
+            return Failure(ABSENT, _GONE)
+        return Failure("ClientApp", quoted(reply.error.reason))
     try:
         check_size(reply.content, question.size)
         if Failure.__name__ not in reply.content:

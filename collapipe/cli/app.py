@@ -18,7 +18,7 @@ from collapipe.cli.interrupts import sure_interrupts
 from collapipe.cli.output import complain, open_streams, write_rest
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.home import in_home
-from collapipe.own_packages import find_own_packages_first
+from collapipe.own_packages import NAMES, find_own_packages_first
 
 _INTERRUPTED = 130
 # Of the machine, not of ours: a library that finds no memory for its code is an ImportError.
@@ -106,11 +106,14 @@ def _leave_stuck_threads(status: int) -> None:
 
 @app.callback()
 def root(
-    verbose: Annotated[bool, Option("--verbose", help="Show debug logs.")] = False,
+    verbose: Annotated[
+        bool, Option("-v", "--verbose", help="Show logs: pipelines' seconds, every round.")
+    ] = False,
 ) -> None:
     """Train Transformers together on clusters of edge devices."""
-    level = logging.DEBUG if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(name)s: %(message)s")
+    logging.basicConfig(format="%(name)s: %(message)s")
+    for name in ("collapipe", *NAMES) if verbose else ():  # not of the libraries
+        logging.getLogger(name).setLevel(logging.DEBUG)
 
 
 @app.command()

@@ -30,6 +30,22 @@ def init(
     print(f"next         {folder / 'README.md'} has the commands in their order")
 
 
+@app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
+def trial(
+    context: typer.Context,
+    units: Annotated[int, Option(min=1, help="How many.")] = 3,
+    rows: Annotated[
+        Path | None,
+        Option(help="CSV, TSV, JSON or text for units to share; default: dates."),
+    ] = None,
+) -> None:
+    """Start a server and its units on this machine, run a command on them, and remove them at the
+    end: collapipe deploy trial --units 3 -- run"""
+    from collapipe.cli.trial import trial
+
+    raise typer.Exit(trial(units, rows, context.args))
+
+
 @app.command()
 def serve(folder: Folder) -> None:
     """Run the federation's server, until Ctrl-C or SIGTERM."""
@@ -43,15 +59,31 @@ def serve(folder: Folder) -> None:
 def check(
     path: Annotated[Path, Argument(help="Folder of the server, or an owner's unit.yaml.")],
 ) -> None:
-    """Try ports, certificates, clocks and versions; tell what is wrong; status 1 if anything is."""
+    """Try ports, certificates, clocks, versions, rows and devices; status 1 if anything is wrong.
+
+    Rows are read whole, and each device of the inventory is asked.
+    """
+    from rich.console import Console
+
+    from collapipe.cli.owner_check import check_devices, check_rows
     from collapipe.deployment.checking import findings
     from collapipe.errors import printable
+    from collapipe.formatting import print_lines
+    from collapipe.owner_file import read_owner
 
-    wrong = 0
-    for each in findings(path.resolve()):
-        if each.error is None:
-            print(f"{each.what:12} {each.found}")
-        else:
-            wrong += 1
-            print(f"error: {each.what}: {printable(each.error)}", file=sys.stderr)
+    path = path.resolve()
+    found = [*findings(path)]
+    if path.is_file():
+        owner = read_owner(path)
+        found += [*check_rows(path, owner), *check_devices(path, owner)]
+    console = Console(highlight=False, markup=False, emoji=False)
+    for each in found:
+        told = each.found if each.error is None else f"PROBLEM: {each.error}"
+        print_lines(console, [(each.what, printable(told))])
+        if each.error is not None and each.way_out:
+            print_lines(console, [("", f"→ {printable(each.way_out)}")])
+    wrong = sum(each.error is not None for each in found)
+    print(
+        f"{wrong} of {len(found)} checks found a problem", file=sys.stderr if wrong else sys.stdout
+    )
     raise typer.Exit(int(wrong > 0))

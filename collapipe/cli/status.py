@@ -57,8 +57,8 @@ def describe(run: Run, now_s: float) -> list[Line]:
         ("folder", printable(str(run.folder))),
         ("round", _progress(run)),
         *(_results(run)),
-        *(_units(last, "trained" if run.trained else "took part") if last else []),
-        *(_devices(last) if last else []),
+        *(_units(run, last) if last else []),
+        *(_devices(run, last) if last else []),
         *(_checkpoint(run.folder, now_s)),
     ]
 
@@ -113,33 +113,35 @@ def _results(run: Run) -> list[Line]:
     return lines
 
 
-def _units(last: RoundReport, did: str) -> list[Line]:
-    """Who ``did`` what was to be done in the last round, and who did not and why."""
+def _units(run: Run, last: RoundReport) -> list[Line]:
+    """How many units trained in the last round, or took part in it, and why others did not."""
     scheduled = counted(len(last.plan.clusters), "scheduled unit")
-    told = f"{len(last.units)} of {scheduled} {did}"
+    told = f"{len(last.units)} of {scheduled} {'trained' if run.trained else 'took part'}"
     if last.skipped:
         told = f"round skipped: {printable(last.skipped)}"
     causes = (("failed", last.failures), ("excluded", last.excluded))
     return [("units", told)] + [
-        (what, f"unit {unit}: {printable(why)}")
+        (what, f"{run.called(unit)}: {printable(why)}")
         for what, units in causes
         for unit, why in units.items()
     ]
 
 
-def _devices(last: RoundReport) -> list[Line]:
+def _devices(run: Run, last: RoundReport) -> list[Line]:
     """What each device that is real did in the last round, and what happened to it."""
     lines = [
         (
             printable(each.name)[:11],
-            f"unit {unit}: {counted(each.blocks, 'block')}, computed {seconds(each.compute_s)}, "
-            f"waited {seconds(each.wait_s)}",
+            f"{run.called(unit)}: {counted(each.blocks, 'block')}, "
+            f"computed {seconds(each.compute_s)}, waited {seconds(each.wait_s)}",
         )
         for unit, devices in last.devices.items()
         for each in devices
     ]
     happened = ((unit, event) for unit, events in last.events.items() for event in events)
-    return lines + [("event", f"unit {unit}: {printable(event)}") for unit, event in happened]
+    return lines + [
+        ("event", f"{run.called(unit)}: {printable(event)}") for unit, event in happened
+    ]
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:

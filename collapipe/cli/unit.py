@@ -1,5 +1,6 @@
 """``collapipe unit``: take part in a deployed federation with one's own rows."""
 
+import fcntl
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from prometheus_client import start_http_server
 
@@ -30,6 +31,7 @@ from collapipe.temporary import TemporaryFolder
 _SECRETS = "key", "secret"
 _PAUSE_S = 2.0  # before the server is dialled again
 _LOOK_S = 0.5  # between looks at the SuperNode and the thread that answers
+_LOCK = ".lock"  # beside the folder of what is kept
 
 
 def run_unit(file: Path, metrics_port: int | None) -> None:
@@ -44,6 +46,7 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
     owner, own = read_unit(file)
     kept = file.parent / KEPT / str(owner.name)  # a process that starts anew goes on with it
     files.make_folder(kept)
+    lock = _locked(kept.with_name(kept.name + _LOCK), str(owner.name))
     if (account := account_of({"owner": str(file)})) is not None:
         print(f"{owner.name}: {account.told()}", flush=True)
     if metrics_port is not None:
@@ -52,7 +55,22 @@ def run_unit(file: Path, metrics_port: int | None) -> None:
         _take_part(file, owner, own, kept)
     except KeyboardInterrupt:
         print(f"{owner.name}: has left", flush=True)
+        lock.close()
         os._exit(0)  # the interpreter's own end tears threads out of torch, which aborts
+
+
+def _locked(file: Path, name: str) -> IO[bytes]:
+    """An open file; the system frees its lock whatever ends the process. Raises ``LinkError`` if
+    another process of this unit has it: the server would hear two with one key."""
+    lock = file.open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LinkError(
+            f"{name}: this key is in use: another collapipe unit of it runs on this machine; end "
+            "that one first"
+        ) from error
+    return lock
 
 
 def _serve_metrics(port: int) -> None:
@@ -70,9 +88,9 @@ def _take_part(file: Path, owner: OwnerSection, own: Credentials, kept: Path) ->
         for each in check_unit(file):
             if each.error and each.bars:
                 kind = RefusedUnitError if each.refused else LinkError
-                raise kind(f"{owner.name} takes no part: {each.what}: {each.error}")
+                raise kind(f"{owner.name} takes no part: {each.told}")
             if each.error:
-                print(f"{owner.name}: {each.what}: {each.error}", flush=True)
+                print(f"{owner.name}: {each.told}", flush=True)
         why = _dial(file, owner, own, (port, secret), answers)
         print(f"{owner.name}: its SuperNode ended ({why})", flush=True)
         time.sleep(_PAUSE_S)

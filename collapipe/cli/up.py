@@ -47,7 +47,7 @@ def up(devices: int, clusters: int, inventory: Path | None, memory: str, run: Se
         own_file = typed("cluster.file", file.resolve())
         on_them = [f"federation.num_units={clusters}", "cluster=devices", own_file]
         if run:
-            return _run([run[0], *on_them, *run[1:]])
+            return run_command([run[0], *on_them, *run[1:]])
         with suppress(KeyboardInterrupt):
             print(f"inventory {file}\n{shlex.join(['collapipe', 'run', *on_them])}")
             print("Ctrl-C ends the devices", flush=True)
@@ -84,7 +84,7 @@ def _new_file(file: Path) -> Iterator[Path]:
         file.unlink(missing_ok=True)
 
 
-def _run(arguments: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """``collapipe`` in a process of its own, which is interrupted when we are."""
     command = child_command(*arguments)
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - our own

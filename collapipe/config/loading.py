@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,13 @@ from collapipe.config.settings import Settings, build
 from collapipe.config.trust import read_saved
 from collapipe.errors import ConfigError
 from collapipe.home import in_home
-from collapipe.sections import Count, DataSettings, LoraSettings
+from collapipe.sections import (
+    Count,
+    DataSettings,
+    FederationSettings,
+    LoraSettings,
+    RuntimeSettings,
+)
 from collapipe.validation import checked, typed
 
 if TYPE_CHECKING:
@@ -57,6 +63,33 @@ def load_overrides(overrides: Sequence[str]) -> Settings:
     options, *_ = _composed(tuple(overrides))
     build("strategy", options.get("strategy"))
     return _load(tuple(overrides))
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a run without its task and model, whose libraries take seconds to import;
+    the fields are those of ``Settings``."""
+
+    tree: Mapping[str, Any]
+    run_dir: str
+    data: DataSettings
+    runtime: RuntimeSettings
+    federation: FederationSettings
+
+
+def outline(overrides: Sequence[str]) -> Outline:
+    """Compose as ``load_overrides`` does, and check each value by itself; whether options fit
+    together is not checked. Raises ``ConfigError``."""
+    tree, folder, _ = _composed(tuple(overrides))
+    sections = _sections(tree)
+    _check_there(sections["data"])
+    names = "data", "runtime", "federation"
+    return Outline(tree, folder, **{name: sections[name] for name in names})
+
+
+def run_folder(run_config: Mapping[str, Any]) -> str:
+    """Folder of a Flower app's run, see ``load``."""
+    return _composed(tuple(split(str(run_config.get("overrides", "")))))[1]
 
 
 def load_saved(file: Path, trusted: Sequence[str] = ()) -> Settings:

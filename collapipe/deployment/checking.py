@@ -24,7 +24,7 @@ from collapipe.credentials.member import expires_soon
 from collapipe.deployment.server_folder import ADMITTED, ServerFolder
 from collapipe.deployment.serving import keys
 from collapipe.deployment.unit_file import read_unit
-from collapipe.errors import ConfigError
+from collapipe.errors import CollaPipeError, ConfigError
 from collapipe.owner_file import OwnerSection
 
 _TIMEOUT_S = 8.0
@@ -33,15 +33,31 @@ _CLOCKS_DIFFER_S = 300.0  # beyond which Flower refuses a node's signature
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, and what was found; an ``error`` says what is wrong, and the way out.
-    A unit can take part all the same, or will be able to, where it does not ``bar`` it; the server
-    has ``refused`` it where somebody must admit it first."""
+    """One check: its name, its result, or else the ``error`` and the ``way_out``.
+
+    An error ``bars`` the unit unless the unit can take part in spite of it, now or later; the
+    server has ``refused`` a unit that must be admitted first.
+    """
 
     what: str
     found: str = ""
     error: str | None = None
+    way_out: str = ""
     bars: bool = True
     refused: bool = False
+
+    @classmethod
+    def of(cls, what: str, error: CollaPipeError, correct: str) -> "Finding":
+        """Split an ``error`` into problem and way out; if it has none, ``correct`` something."""
+        problem, _, way_out = str(error).rpartition("; ")
+        if not problem:
+            problem, way_out = way_out, f"correct {correct}"
+        return cls(what, error=problem, way_out=way_out)
+
+    @property
+    def told(self) -> str:
+        """The error with its way out, on one line."""
+        return f"{self.what}: {self.error}; {self.way_out}"
 
 
 def check_unit(file: Path) -> Iterator[Finding]:
@@ -61,25 +77,26 @@ def check_server(folder: ServerFolder) -> Iterator[Finding]:
     yield _expiry("certificate", issued.not_valid_after_utc)
     yield _link_port(settings.link_port)
     yield _resolved(settings.host)
-    yield superlink(folder)
+    yield _superlink(folder)
     known, signed = folder.nodes(), keys(folder)
     for unit in settings.units:
         if unit not in signed:
             sign = (
                 f"collapipe credentials sign {quote(str(folder.authority))} request.pem --role unit"
             )
-            yield Finding(f"unit {unit}", error=f"has no valid certificate; {sign}")
+            yield Finding(f"unit {unit}", error="has no valid certificate", way_out=sign)
         elif signed[unit] in known:
             yield Finding(f"unit {unit}", "may come")
         else:
-            way_out = f"collapipe deploy serve {quote(str(folder.root))}"
-            yield Finding(f"unit {unit}", error=f"is not admitted yet; {way_out} does")
+            serve = f"collapipe deploy serve {quote(str(folder.root))}"
+            yield Finding(f"unit {unit}", error="is not admitted yet", way_out=serve)
 
 
 def _expiry(what: str, expires: datetime) -> Finding:
     if expires_soon(expires):
-        error = f"ends on {expires:%F}; renew it: docs/credentials.md"
-        return Finding(what, error=error, bars=expires < datetime.now(UTC))
+        renew = "renew it: docs/credentials.md"
+        ended = expires < datetime.now(UTC)
+        return Finding(what, error=f"ends on {expires:%F}", way_out=renew, bars=ended)
     return Finding(what, f"valid until {expires:%F}")
 
 
@@ -89,7 +106,7 @@ def _rows(file: Path, owner: OwnerSection) -> Finding:
         return Finding("rows", f"{data.name}, from the hub")
     path = file.parent / str(data.train_file or data.root)
     if not path.exists():
-        return Finding("rows", error=f"{path}: is not there; correct data in {file}")
+        return Finding("rows", error=f"{path}: is not there", way_out=f"correct data in {file}")
     return Finding("rows", str(path))
 
 
@@ -106,30 +123,30 @@ def _server(address: str, own: Credentials) -> Iterator[Finding]:
         told, date = json.loads(answer.read(2**16)), answer.headers["Date"]
     except ssl.SSLCertVerificationError as error:
         why = f"shows a certificate that is not this federation's ({error.verify_message})"
-        yield Finding("server", error=f"{address}: {why}; is it the address in the file?")
+        yield Finding("server", error=f"{address}: {why}", way_out="correct server in the file")
         return
     except (OSError, HTTPException, ValueError) as error:
-        why = f"does not answer ({error}); is collapipe deploy serve running, the port open?"
-        yield Finding("server", error=f"{address}: {why}", bars=False)
+        serve = "start collapipe deploy serve there, open its port"
+        why = f"{address}: does not answer ({error})"
+        yield Finding("server", error=why, way_out=serve, bars=False)
         return
     finally:
         asked.close()
     yield Finding("server", address)
-    off_s = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
-    late = f"{off_s:.0f} s from the server's; set it, {_CLOCKS_DIFFER_S:.0f} s are refused"
-    off_s = abs(off_s)
-    wrong, bars = off_s > _CLOCKS_DIFFER_S / 2, off_s > _CLOCKS_DIFFER_S
-    yield Finding("clock", f"{off_s:.0f} s from the server's", late if wrong else None, bars)
+    off_s = abs((datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds())
+    clock = f"{off_s:.0f} s from the server's, {_CLOCKS_DIFFER_S:.0f} s are allowed"
+    yield Finding("clock", clock, clock if off_s > _CLOCKS_DIFFER_S else None, "set the clock")
     here, there = f"collapipe {__version__}", f"collapipe {told['collapipe']}"
     both = f"{here}, flwr {version('flwr')}", f"{there}, flwr {told['flwr']}"
-    differ = f"here is {both[0]}, there {both[1]}; install the same"
-    yield Finding("version", both[0], differ if both[0] != both[1] else None, bars=False)
+    differ = f"here is {both[0]}, there {both[1]}" if both[0] != both[1] else None
+    yield Finding("version", both[0], differ, "install the same", bars=False)
     if told["admitted"] is None:
-        yield Finding("key", error="the server starts and admits units; try again", bars=False)
+        starting = "the server starts and admits units"
+        yield Finding("key", error=starting, way_out="try again", bars=False)
         return
-    unknown = "the server does not know the unit's key; has it signed the request, is it serving?"
-    admitted = bool(told["admitted"])
-    yield Finding("key", "admitted", None if admitted else unknown, refused=not admitted)
+    unknown = None if told["admitted"] else "the server does not know the unit's key"
+    sign = "have the request signed there with --role unit, and deploy serve running"
+    yield Finding("key", "admitted", unknown, sign, refused=unknown is not None)
 
 
 def _link_port(port: int) -> Finding:
@@ -145,10 +162,11 @@ def _resolved(host: str) -> Finding:
     try:
         return Finding("host", f"{host} is {socket.getaddrinfo(host, None)[0][4][0]}")
     except OSError as error:
-        return Finding("host", error=f"{host}: {error.strerror}; correct host in server.yaml")
+        why, way_out = f"{host}: {error.strerror}", "correct host in server.yaml"
+        return Finding("host", error=why, way_out=way_out)
 
 
-def superlink(folder: ServerFolder) -> Finding:
+def _superlink(folder: ServerFolder) -> Finding:
     """Whether that of the folder answers on this machine."""
     port = folder.settings().port
     context = ssl.create_default_context(cafile=str(folder.trusted))
@@ -159,8 +177,9 @@ def superlink(folder: ServerFolder) -> Finding:
         ):
             return Finding(f"port {port}", "the SuperLink answers")
     except OSError as error:
-        way_out = f"collapipe deploy serve {quote(str(folder.root))}"
-        return Finding(f"port {port}", error=f"no SuperLink of this folder ({error}); {way_out}")
+        serve = f"collapipe deploy serve {quote(str(folder.root))}"
+        why = f"no SuperLink of this folder ({error})"
+        return Finding(f"port {port}", error=why, way_out=serve)
 
 
 def findings(path: Path) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ _START_SECONDS = 240.0  # a SuperLink needs 2 to 4 s, and minutes on a busy mach
 _POLL_SECONDS = 0.1
 _NOT_SHOWN = b"Using SuperLink:", b"Successfully installed", b"error: "
 _FINISHED = "finished:completed"
+StatusOf = Callable[[str], str]
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,19 @@ class Flower:
         cannot be asked, or refuses the app."""
         return str(self.ask("run", str(app_dir.resolve()), *options)["run-id"])
 
-    def wait(self, run_id: str, *connection: str) -> bool:
-        """Until the run ends, its output to standard output as it comes; whether it succeeded."""
+    def wait(self, run_id: str, *connection: str, status_of: StatusOf | None = None) -> bool:
+        """Until the run ends, its output to standard output as it comes; whether it succeeded.
+
+        ``status_of`` returns the status of the run with a number; None: Flower's command is asked.
+        """
         self._stream_log(run_id, *connection)
         status = ""
         while not status.startswith("finished"):  # the log may break off before that
             time.sleep(1.0 if status else 0.0)
-            status = str(self.ask("list", *connection, "--run-id", run_id)["runs"][0]["status"])
+            if status_of is not None:
+                status = status_of(run_id)
+            else:
+                status = str(self.ask("list", *connection, "--run-id", run_id)["runs"][0]["status"])
         return status == _FINISHED
 
 

@@ -6,14 +6,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from collapipe.deployment.checking import superlink
-from collapipe.deployment.flower import Flower
-from collapipe.deployment.server_folder import CONNECTION, ServerFolder
+from collapipe.deployment.control import ask
+from collapipe.deployment.server_folder import ServerFolder
 from collapipe.deployment.serving import keys
-from collapipe.errors import LinkError
 
 _NOBODY: Mapping[str, Any] = {"status": "not admitted"}
-_NEVER = "registered"  # Flower's word for a node that never came
+_NEVER, _FINISHED = "registered", "finished"  # Flower's words: a node that never came; a run's end
+ONLINE = "online"
+_CHANGED_AT = {ONLINE: "last_activated_at", "offline": "last_deactivated_at"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,23 @@ def overview(folder: ServerFolder) -> tuple[list[UnitThere], list[RunThere]]:
     answer.
     """
     named = folder.settings().units
-    if error := superlink(folder).error:
-        raise LinkError(error)
-    flower = Flower.at(folder.flower_home)
+    listed = ask(folder, "list-nodes", {}).get("nodes_info", ())
+    nodes = {each["node_id"]: each for each in listed}
     signed, known = keys(folder), folder.nodes()
-    nodes = {each["node-id"]: each for each in flower.ask("supernode", "list", CONNECTION)["nodes"]}
     units = [
         _unit(name, nodes.get(known.get(signed.get(name, ""), ""), _NOBODY))
         for name in [*named, *sorted(signed.keys() - {*named})]
     ]
     runs = [
-        RunThere(each["run-id"], each["status"], folder.run_dir(each["run-id"]))
-        for each in flower.ask("list", CONNECTION)["runs"]
-        if not each["status"].startswith("finished")
+        RunThere(number, each["status"]["status"], folder.run_dir(number))
+        for number, each in ask(folder, "list-runs", {}).get("run_dict", {}).items()
+        if each["status"]["status"] != _FINISHED
     ]
     return units, runs
 
 
 def _unit(name: str, node: Mapping[str, Any]) -> UnitThere:
     state = str(node["status"])
-    if state == _NEVER:
-        state = "never seen"
-    changed = node.get(f"{state}-at", "N/A")
-    since_s = None if changed == "N/A" else datetime.fromisoformat(changed).timestamp()
-    return UnitThere(name, state, since_s)
+    changed = node.get(_CHANGED_AT.get(state, ""))
+    since_s = datetime.fromisoformat(changed).timestamp() if changed else None
+    return UnitThere(name, "never seen" if state == _NEVER else state, since_s)

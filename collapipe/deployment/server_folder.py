@@ -28,6 +28,7 @@ NODES = "nodes.json"  # below FLWR_HOME: Flower's numbers of nodes by their keys
 ADMITTED = "/collapipe/admitted/"  # path at which the server tells of the unit with a key
 EXPECTED = ".replies"  # the suffix of a run's note on the replies that it expects
 RUNS = "/collapipe/runs/"  # path at which the server hands out the folder of a run that has ended
+CONTROL = "/collapipe/control/"  # path at which Flower's Control API takes and answers JSON
 SERVER_FOLDER = "COLLAPIPE_SERVER_FOLDER"  # in the environment of a run: its server's folder
 _LOCAL = "localhost", "127.0.0.1"
 _TEMPLATES = resources("collapipe.deployment") / "templates"

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -15,11 +16,12 @@ from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.bundle import Bundle
 from collapipe.credentials.keys import fingerprint, public_key
 from collapipe.credentials.member import Role
+from collapipe.deployment.control import ask
 from collapipe.deployment.flower import Flower, wait_until_open
-from collapipe.deployment.server_folder import CONNECTION, NODES, SERVER_FOLDER, ServerFolder
+from collapipe.deployment.server_folder import NODES, SERVER_FOLDER, ServerFolder
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.temporary import TemporaryFolder
 
+_PUBLIC = PublicFormat.SubjectPublicKeyInfo
 _LOOK_S = 2.0  # between looks whether the authority has signed or revoked anything
 
 
@@ -44,7 +46,7 @@ def serve(folder: ServerFolder) -> None:
         try:
             wait_until_open(process, settings.port, log)
             print(f"ready on port {settings.port}; units: {', '.join(settings.units)}", flush=True)
-            _admit_for_good(folder, flower, process)
+            _admit_for_good(folder, process)
         except KeyboardInterrupt:
             print("has ended", flush=True)
             return
@@ -64,9 +66,9 @@ def _check_free(port: int, folder: ServerFolder) -> None:
         ) from error
 
 
-def _admit_for_good(folder: ServerFolder, flower: Flower, process: subprocess.Popen[bytes]) -> None:
+def _admit_for_good(folder: ServerFolder, process: subprocess.Popen[bytes]) -> None:
     """Until the SuperLink ends."""
-    nodes = _Nodes(flower)
+    nodes = _Nodes(folder)
     while process.poll() is None:
         nodes.settle(admissible(AuthorityFolder(folder.authority)))
         time.sleep(_LOOK_S)
@@ -95,8 +97,8 @@ class _Nodes:
     """Units that the SuperLink knows: Flower's numbers of them by their keys' fingerprints, in a
     file, for Flower lists nodes without their names."""
 
-    def __init__(self, flower: Flower) -> None:
-        self._flower, self._file = flower, flower.home / NODES
+    def __init__(self, folder: ServerFolder) -> None:
+        self._folder, self._file = folder, folder.flower_home / NODES
         self._known: dict[str, str] = {}
         self._names: dict[str, str] = {}
 
@@ -107,7 +109,7 @@ class _Nodes:
             self._known[key] = self._register(units[key])
             self._names[key] = units[key].member.name
         for key in gone:
-            self._flower.ask("supernode", "unregister", self._known.pop(key), CONNECTION)
+            ask(self._folder, "unregister-node", {"node_id": self._known.pop(key)})
         if new or gone or not self._file.exists():
             files.replace(self._file, json.dumps(self._known).encode())
         for name in sorted(self._names[key] for key in new):
@@ -116,9 +118,6 @@ class _Nodes:
             print(f"unit {name} may come no more", flush=True)
 
     def _register(self, unit: Bundle) -> str:
-        key = public_key(unit.certificate).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        with TemporaryFolder("key") as folder:
-            file = folder / "key.pub"
-            file.write_bytes(key)
-            asked = "supernode", "register", str(file), CONNECTION, "--name", unit.member.name
-            return str(self._flower.ask(*asked)["node-id"])
+        key = b64encode(public_key(unit.certificate).public_bytes(Encoding.PEM, _PUBLIC)).decode()
+        question = {"public_key": key, "name": unit.member.name}
+        return str(ask(self._folder, "register-node", question)["node_id"])

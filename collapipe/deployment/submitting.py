@@ -2,40 +2,76 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from collapipe.deployment.bringing import bring
-from collapipe.deployment.flower import Flower, run_config
+from collapipe.deployment.control import ask
+from collapipe.deployment.flower import Flower, StatusOf, run_config
+from collapipe.deployment.overview import ONLINE, overview
 from collapipe.deployment.server_folder import ServerFolder
+from collapipe.errors import CollaPipeError, LinkError
 from collapipe.home import in_home
 from collapipe.processes import DIRECT
 from collapipe.temporary import TemporaryFolder
 
 
 def submit(
-    federation: str, app_dir: Path, run_dir: Path, overrides: Sequence[str], resume: str = ""
+    federation: str,
+    app_dir: Path,
+    run_dir: Path,
+    overrides: Sequence[str],
+    how: str,
+    resume: str = "",
 ) -> bool:
     """Run the Flower app in ``app_dir`` on a federation: the folder of ``collapipe deploy init``,
     or a name of Flower's configuration; whether it succeeded.
 
     Of a named one, whose server may be elsewhere, ``run_dir`` is brought here. The app gets
     ``overrides`` and ``resume`` as ``run_simulation`` says, and its output goes to standard output.
-    An interrupt stops the run on all machines. Raises ``CollaPipeError`` where the SuperLink does
-    not answer or refuses.
+    An interrupt stops the run on all machines. Raises ``CollaPipeError`` if the SuperLink does not
+    answer or refuses; the error names ``how``, the command that resumes the run.
     """
+    status_of: StatusOf | None = None
     with TemporaryFolder("flwr") as empty:
         if Path(federation).is_dir():
-            home, connection = ServerFolder(Path(federation)).flower_home, []
+            server = ServerFolder(Path(federation))
+            home, connection, status_of = server.flower_home, [], partial(_status, server)
+            print(_opening(server), flush=True)
         else:
             home = Path(in_home(os.environ.get("FLWR_HOME", "~/.flwr")))
             connection = [federation]
+            print(f"submitting   to {federation}", flush=True)
         flower = Flower.at(home, DIRECT, empty)
         run_id = flower.submit(app_dir, *connection, "--run-config", run_config(overrides, resume))
+        print(f"submitted    run {run_id}", flush=True)
         try:
-            succeeded = flower.wait(run_id, *connection)
+            succeeded = flower.wait(run_id, *connection, status_of=status_of)
         except KeyboardInterrupt:
             flower.ask("stop", run_id, *connection)
+            print(f"stopped      run {run_id} on all machines; it goes on with: {how}", flush=True)
             raise
+        except CollaPipeError as error:
+            raise LinkError(
+                f"the SuperLink has ended or cannot be reached, and with it run {run_id} "
+                f"({error}); start it again, then: {how}"
+            ) from error
         if connection:
             bring(home, federation, run_id, run_dir)
         return succeeded
+
+
+def _opening(server: ServerFolder) -> str:
+    """Which units are online, and which a run will wait for."""
+    units, _ = overview(server)
+    there = [each.name for each in units if each.state == ONLINE]
+    missing = [each.name for each in units if each.state != ONLINE]
+    online = f"{', '.join(there)} online" if there else "no unit is online"
+    waiting = f"; waiting for {', '.join(missing)}" if missing else ""
+    return f"submitting   to {server.root}: {online}{waiting}"
+
+
+def _status(server: ServerFolder, run_id: str) -> str:
+    """Such as ``finished:completed``."""
+    found = ask(server, "list-runs", {"run_id": run_id})["run_dict"][run_id]["status"]
+    return ":".join(filter(None, (found["status"], found.get("sub_status"))))

@@ -6,6 +6,7 @@ from pathlib import Path
 from collapipe.errors import CollaPipeError, ConfigError, RoundFailedError, printable
 
 _FILE = "failure.json"  # in the run's folder
+_BEGUN, _ENDED = "config.yaml", "summary.json"  # written when a run begins, and however it ends
 
 
 def write_failure(run_dir: Path, error: CollaPipeError) -> None:
@@ -15,9 +16,16 @@ def write_failure(run_dir: Path, error: CollaPipeError) -> None:
         (run_dir / _FILE).write_text(json.dumps(told), encoding="utf-8")
 
 
-def take_failure(run_dir: Path) -> CollaPipeError:
-    """The error, which is told once."""
+def take_failure(run_dir: Path, how: str) -> CollaPipeError:
+    """Return the error and forget it. If the server's app was killed, the error names ``how``, the
+    command that resumes the run."""
     file = run_dir / _FILE
+    if not file.exists() and (run_dir / _BEGUN).exists() and not (run_dir / _ENDED).exists():
+        begun = (run_dir / "checkpoints" / "latest").is_symlink()
+        way_out = f"go on with: {how}" if begun else "it has no checkpoint: begin a new run"
+        return RoundFailedError(
+            f"{run_dir}: the server's app was killed, or its machine had no memory left; {way_out}"
+        )
     if not file.exists():
         return RoundFailedError("the run failed; its last lines above say why")
     told = json.loads(file.read_text(encoding="utf-8"))

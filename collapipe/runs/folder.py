@@ -11,12 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 from stat import S_IMODE, S_ISDIR, S_ISLNK, S_ISREG
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from collapipe import __version__
 from collapipe.config.settings import Settings
@@ -24,9 +23,11 @@ from collapipe.config.trust import read_limited
 from collapipe.errors import ConfigError, StorageError, one_line
 from collapipe.runs.lock import LOCK
 from collapipe.sections import Count, CountFrom0
-from collapipe.tensors import Tensors
-from collapipe.text.tokenizer import Tokenizer
 from collapipe.validation import rule
+
+if TYPE_CHECKING:  # torch takes seconds, which a command that only submits a run can do without
+    from collapipe.tensors import Tensors
+    from collapipe.text.tokenizer import Tokenizer
 
 REQUESTS = "requests.jsonl.gz"  # what each round was planned from
 TRACES = "traces.jsonl.gz"  # what devices that are real did when
@@ -189,14 +190,16 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def write_tokenizer(self, tokenizer: Tokenizer) -> None:
+    def write_tokenizer(self, tokenizer: "Tokenizer") -> None:
         """The tokenizer, its special tokens, the labels, and how to load the model."""
         self._replace("model/tokenizer.json", tokenizer.json_text)
         known = {"marks": asdict(tokenizer.special_tokens), "labels": tokenizer.labels}
         self._write_json("model/model.json", {"version": __version__, **_LOADING, **known})
 
-    def write_weights(self, weights: Tensors, unit: int | None = None) -> None:
+    def write_weights(self, weights: "Tensors", unit: int | None = None) -> None:
         """The model as it is now, or that of ``unit`` in a run that averages none."""
+        from safetensors.torch import save_file
+
         with self.replacing(f"model/{weights_file(unit)}") as partial:
             partial.touch()
             mode = S_IMODE(partial.stat().st_mode)  # of any new file here; save_file has its own

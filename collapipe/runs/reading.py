@@ -63,6 +63,11 @@ class Run:
     summary: Summary | None
     shard_rows: dict[int, int]
     choices: dict[str, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)  # of units, where their owners named them
+
+    def called(self, unit: int) -> str:
+        """A unit's name, or else such as ``unit 0``."""
+        return printable(self.names.get(unit, "")) or f"unit {unit}"
 
     @property
     def num_units(self) -> int:
@@ -140,8 +145,9 @@ def read_run(folder: Path) -> Run:
     summary = _read(_SUMMARY, folder / "summary.json")
     shards = _read(_SHARDS, folder / "shards.json")
     rows = {shard.unit: shard.rows for shard in shards.shards} if shards else {}
+    names = {shard.unit: shard.name for shard in shards.shards if shard.name} if shards else {}
     choices = _read(_CHOICES, folder / "choices.json") or {}
-    return Run(folder, version, text, tree, rounds, summary, rows, choices)
+    return Run(folder, version, text, tree, rounds, summary, rows, choices, names)
 
 
 def latest_run(outputs: Path = Path("outputs")) -> Path:
@@ -184,6 +190,7 @@ class _Tree(BaseModel):
 class _Shard(BaseModel):
     unit: int
     rows: int
+    name: str = ""
 
 
 class _Shards(BaseModel):

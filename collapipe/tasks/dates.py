@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from babel.dates import format_date, format_time
 from datasets import Dataset
+from numpy.typing import NDArray
 
 from collapipe.data.folders import Splits
 from collapipe.errors import ConfigError
@@ -43,10 +44,19 @@ class Dates(Translation):
 
     def splits(self, seed: int) -> Splits:
         """Disjoint rows, the same for the same seed."""
-        random = np.random.default_rng(derive(seed, "dates"))
-        minutes = random.choice(NUM_MINUTES, self._num_rows, replace=False)
+        minutes = _minutes(self._num_rows, seed)
         bounds = self.train_rows, self.train_rows + self.validation_rows
         return Splits(*(partial(_rows, part.tolist()) for part in np.split(minutes, bounds)))
+
+
+def draw(num_rows: int, seed: int) -> Dataset:
+    """So many different rows, the same for the same seed."""
+    return _rows(_minutes(num_rows, seed).tolist())
+
+
+def _minutes(count: int, seed: int) -> NDArray[np.int64]:
+    random = np.random.default_rng(derive(seed, "dates"))
+    return random.choice(NUM_MINUTES, count, replace=False)
 
 
 def _rows(minutes: Iterable[int]) -> Dataset:

@@ -122,8 +122,8 @@ def rewind_run(
 
 
 def others(checkpoint: Checkpoint, there: Collection[int], places: Places) -> str:
-    """Who is there for the first time and who is not there any more, such as ``; new: cyd (unit
-    2)``; empty where all are that were."""
+    """Who is there for the first time and who is not there any more, such as ``; new:
+    cyd``; empty where all are that were."""
     progress = checkpoint.progress
     reported = {each.unit for each in progress.scheduler.reported if isinstance(each, ClusterState)}
     known = reported | progress.history.rounds.keys() | {*progress.names.values()}

@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Self, cast
 
@@ -19,6 +19,12 @@ from collapipe.report import RoundReport, Score, UnitsEvaluation
 from server_app.evaluation import Evaluated
 
 _log = logging.getLogger(__name__)
+Called = Callable[[int], str]  # what users call the unit with this number
+
+
+def by_number(unit: int) -> str:
+    """Such as ``unit 1``."""
+    return f"unit {unit}"
 
 
 class _LastingOutput:
@@ -58,11 +64,15 @@ def lasting_output() -> IO[str]:
 class RunProgress:
     """Shows steps, rounds and evaluations; a context, since a live display must end.
 
-    Steps come from the decoder link's threads.
+    A round is one line, after what went wrong in it; the log has how long pipelines took. Steps
+    come from the decoder link's threads.
     """
 
-    def __init__(self, console: Console, rounds: int, steps_per_round: int) -> None:
-        self._console, self._lock = console, threading.Lock()
+    def __init__(
+        self, console: Console, rounds: int, steps_per_round: int, called: Called = by_number
+    ) -> None:
+        self._console, self._lock, self._called = console, threading.Lock(), called
+        self._excluded = dict[int, str]()  # as of the round before
         self._restart()
         self._rounds, self._steps = rounds, steps_per_round
         self._skipped: str | None = None
@@ -92,6 +102,10 @@ class RunProgress:
         """Print a line that stays."""
         self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def arrival(self, round_: int, unit: int, how: str) -> None:
+        """A unit takes part from this round on."""
+        self.say(f"round {round_}: {self._called(unit)} {how}")
+
     def step(self, unit: int, step: int, loss: float, samples: int) -> None:
         """A unit's step is done."""
         with self._lock:
@@ -117,24 +131,27 @@ class RunProgress:
         )
         self._restart()
         for unit, cause in report.excluded.items():
-            self.say(f"round {report.round}: unit {unit} is excluded: {printable(cause)}")
+            if self._excluded.get(unit) != cause:
+                who = self._called(unit)
+                self.say(f"round {report.round}: {who} is excluded: {printable(cause)}")
+        self._excluded = dict(report.excluded)
         if report.skipped is not None:
             again = report.skipped == self._skipped
             why = "for the same reason" if again else printable(report.skipped)
             self.say(f"round {report.round}: skipped: {why}")
         self._skipped = report.skipped
         for unit, cause in report.failures.items():
-            self.say(f"round {report.round}: ended without unit {unit}: {printable(cause)}")
+            without = f"ended without {self._called(unit)}"
+            self.say(f"round {report.round}: {without}: {printable(cause)}")
         for unit, events in report.events.items():
             for event in events:
-                self.say(f"round {report.round}: unit {unit}: {printable(event)}")
+                self.say(f"round {report.round}: {self._called(unit)}: {printable(event)}")
         for unit, measured_s in report.pipeline_s.items():
             if measured_s and (cost := report.costs.get(unit)):
-                planned_s = cost.pipeline_s
-                self.say(
-                    f"round {report.round}: unit {unit}: pipeline took {seconds(measured_s)}, "
-                    f"planned {seconds(planned_s)} ({planned_s / measured_s:.0%})"
-                )
+                share = cost.pipeline_s / measured_s
+                took, planned = seconds(measured_s), seconds(cost.pipeline_s)
+                text = "round %d: %s: pipeline took %s, planned %s (%.0f%%)"
+                _log.info(text, report.round, self._called(unit), took, planned, 100 * share)
         if not self._console.is_terminal and report.train_loss is not None:
             self.say(
                 f"round {report.round}/{self._rounds}  train loss {loss}  "
@@ -149,11 +166,11 @@ class RunProgress:
             self._live.update(self._task, metric=shown(evaluated.first.score))
         if (found := evaluated.server) is not None:
             self.say(f"{where}  evaluation loss {found.loss:.4f}  {shown(found.score)}")
-        for line in told_of_units(evaluated.units) if evaluated.units else ():
+        for line in told_of_units(evaluated.units, self._called) if evaluated.units else ():
             self.say(f"{where}  {line}")
 
 
-def told_of_units(units: UnitsEvaluation) -> Iterator[str]:
+def told_of_units(units: UnitsEvaluation, called: Called) -> Iterator[str]:
     """The figures of their rows and whose these are, then who is left out."""
     if units.metric is None:
         yield "no evaluation on units: none told anything of rows of its own"
@@ -163,9 +180,9 @@ def told_of_units(units: UnitsEvaluation) -> Iterator[str]:
         yield f"evaluation loss {units.loss:.4f}  {shown(units.metric)}  {whose}"
     for unit, rows in units.rows.items():
         if not rows:
-            yield f"unit {unit} has no rows to evaluate on"
+            yield f"{called(unit)} has no rows to evaluate on"
     for unit, cause in units.failures.items():
-        yield f"evaluated without unit {unit}: {printable(cause)}"
+        yield f"evaluated without {called(unit)}: {printable(cause)}"
 
 
 def shown(score: Score) -> str:

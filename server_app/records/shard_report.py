@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,8 +11,10 @@ from rich.table import Column, Table
 
 from collapipe.errors import StorageError, one_line
 from collapipe.runs.folder import RunFolder
+from collapipe.state import ClusterState
 from collapipe.wire.messages import RowsReply
 
+_FILE = "shards.json"
 _SHOWN_UNITS, _SHOWN_LABELS = 12, 3  # in the table
 _log = logging.getLogger(__name__)
 
@@ -27,9 +30,7 @@ def write_shard_report(
         {"unit": unit, "rows": size, "labels": dict(count)} | _named(told[unit])
         for unit, size, count in zip(units, sizes, counts, strict=True)
     ]
-    text = json.dumps({"labels": [*labels], "shards": held}, indent=2, ensure_ascii=False) + "\n"
-    with folder.replacing("shards.json") as file:
-        file.write_text(text, encoding="utf-8")
+    _write(folder, {"labels": [*labels], "shards": held})
     try:
         from server_app.records import shard_picture  # and with it Matplotlib
 
@@ -48,6 +49,23 @@ def write_shard_report(
     if len(sizes) > _SHOWN_UNITS:
         table.add_row("…", "", f"{len(sizes) - _SHOWN_UNITS} more units, see shards.json")
     console.print(table, soft_wrap=True)
+
+
+def add_shard(folder: RunFolder, state: ClusterState, name: str, round_: int) -> None:
+    """Put a unit into ``shards.json`` that came after the run had begun: its rows and the first
+    ``round_`` that it takes part in; it was not asked for its labels."""
+    held = json.loads((folder.path / _FILE).read_text(encoding="utf-8"))
+    added = {"unit": state.unit, "rows": state.num_samples, "labels": {}, "joined": round_}
+    kept = [each for each in held["shards"] if each["unit"] != state.unit]
+    named = {"name": name} if name else {}
+    shards = sorted([*kept, added | named], key=lambda each: each["unit"])
+    _write(folder, {**held, "shards": shards})
+
+
+def _write(folder: RunFolder, held: Mapping[str, Any]) -> None:
+    text = json.dumps(held, indent=2, ensure_ascii=False) + "\n"
+    with folder.replacing(_FILE) as file:
+        file.write_text(text, encoding="utf-8")
 
 
 def _named(told: RowsReply) -> dict[str, str]:

@@ -24,7 +24,7 @@ from collapipe.secure_aggregation.thresholds import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
-from server_app.records.progress import end_table, told_of_units
+from server_app.records.progress import Called, by_number, end_table, told_of_units
 
 _log = logging.getLogger(__name__)
 _SHOWN_UNITS = 12  # in the table at the end
@@ -70,7 +70,11 @@ class History:
 
 @contextmanager
 def summarised(
-    folder: RunFolder, settings: Settings, history: History, console: Console
+    folder: RunFolder,
+    settings: Settings,
+    history: History,
+    console: Console,
+    called: Called = by_number,
 ) -> Iterator[None]:
     """Write the summary when the run ends, however it does."""
     error: BaseException | None = None
@@ -120,7 +124,7 @@ def summarised(
             if not isinstance(error, StorageError):  # which says the same
                 _log.warning("%s", unwritten)
         if history.num_rounds:
-            rows = _end_rows(history, settings, f"{status} after", wall_s)
+            rows = _end_rows(history, settings, f"{status} after", wall_s, called)
             console.print(end_table(rows | {"folder": str(folder.path)}), soft_wrap=True)
             if status != "completed":
                 text = how_to_go_on(folder.path, settings.federation.checkpoint_every)
@@ -131,7 +135,7 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
     """Status, cause and exit status of a run that ended with ``error``."""
     if error is None:
         return "completed", None, 0
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # the latter of Flower, for a stopped run
         return "interrupted", "interrupted", 1
     if isinstance(error, CollaPipeError):
         return "failed", str(error), error.exit_status
@@ -151,7 +155,9 @@ def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
     return f"goes on after round {int(name)} with: collapipe resume {shlex.quote(str(run_dir))}"
 
 
-def _end_rows(history: History, settings: Settings, ended: str, wall_s: float) -> dict[str, str]:
+def _end_rows(
+    history: History, settings: Settings, ended: str, wall_s: float, called: Called
+) -> dict[str, str]:
     num_units = settings.federation.num_units
     rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
@@ -168,10 +174,10 @@ def _end_rows(history: History, settings: Settings, ended: str, wall_s: float) -
         rows[f"test {score.name}"] = f"{score.value:.4g}  ({score.signature})"
         rows |= {f"test {name}": f"{value:.4g}" for name, value in score.extra_metrics.items()}
     if history.test_on_units:
-        rows["test on units"] = "; ".join(told_of_units(history.test_on_units))
+        rows["test on units"] = "; ".join(told_of_units(history.test_on_units, called))
     for unit in range(min(num_units, _SHOWN_UNITS)):
         lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
-        rows[f"unit {unit}"] = counted(history.rounds[unit], "round") + lately
+        rows[called(unit)] = counted(history.rounds[unit], "round") + lately
     if num_units > _SHOWN_UNITS:
         rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
     return rows | sent(history)

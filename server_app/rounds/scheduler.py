@@ -103,20 +103,21 @@ class Scheduler:
         self.state = SchedulerState(checked, (0.0,) * units, (None,) * units, start)
 
     def resume_from(self, state: SchedulerState) -> None:
-        """Go on from a checkpoint's state. Of a unit whose cluster is another one by now, which the
-        log says, that is what is planned with."""
-        pairs = zip(state.reported, self.state.reported, strict=True)
+        """Go on from a checkpoint's state, with the units' clusters as they are now; the log names
+        units whose cluster is another one."""
+        pairs = [*zip(state.reported, self.state.reported, strict=True)]
         changed = {
             unit: now
             for unit, (then, now) in enumerate(pairs)
             if isinstance(then, ClusterState) and isinstance(now, ClusterState) and then != now
         }
-        if changed:
+        others = [unit for unit in changed if not same_cluster(*pairs[unit])]
+        if others:
             _log.warning(
                 "%s: other devices, rows or bits than at the checkpoint: the run goes on with "
                 "these, and will not end as it would have; or bring back the files that it began "
                 "with (cluster.file and the data's) and resume again",
-                few_of(f"unit {unit}" for unit in changed),
+                few_of(f"unit {unit}" for unit in others),
             )
         self.state = replace(state, reported=_updated(state.reported, changed))
 
@@ -419,3 +420,14 @@ def _next_error_queues(
         return queues if plan.clusters else spared
     failed = {cluster.unit for cluster in plan.clusters} - set(finished)
     return _updated(plan.error_queues, {unit: spared[unit] for unit in failed})
+
+
+def same_cluster(then: Reported, now: Reported) -> bool:
+    """Whether a unit's cluster is the one that it was: real devices by their names, since their
+    speeds and free memory are measured anew."""
+    if isinstance(then, Failure) or isinstance(now, Failure):
+        return False
+    names = [[device.name for device in each.devices] for each in (then, now)]
+    if then.real_devices and names[0] == names[1]:
+        now = replace(now, devices=then.devices)
+    return then == now

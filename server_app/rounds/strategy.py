@@ -20,6 +20,7 @@ from collapipe.privacy.clipping import update_norm, weights_norm
 from collapipe.report import ClusterReport, RoundReport, UnitsEvaluation
 from collapipe.runs.model import initial_model
 from collapipe.seeds import derive
+from collapipe.state import ClusterState
 from collapipe.tensors import Tensors, chosen
 from collapipe.text.tokenizer import Tokenizer
 from collapipe.wire import records
@@ -64,6 +65,9 @@ class _Round:
         return replace(self, decision=replace(self.decision, skipped=why))
 
 
+OnArrival = Callable[[int, ClusterState, bool], None]  # of a round, and whether the unit is new
+
+
 class CollaPipeStrategy(Strategy):
     """A Flower strategy whose units pipeline encoders while the server trains the head.
 
@@ -80,9 +84,10 @@ class CollaPipeStrategy(Strategy):
 
     ``on_round`` is called after every round, ``on_step`` by the decoder link's threads after every
     local step, ``on_account`` with the rounds that ε counts of each unit, before anybody sees what
-    came of the last one. ``places`` are those of units that the run knows by name already.
-    ``on_checkpoint`` is called with each round's number before its report is made, and returns what
-    stores the units' states; None if the round has no checkpoint.
+    came of the last one; ``on_arrival`` before a round with each unit that joins it, be it back or
+    new. ``places`` are those of units that the run knows by name already. ``on_checkpoint`` is
+    called with each round's number before its report is made, and returns what stores the units'
+    states; None if the round has no checkpoint.
     """
 
     _units: Units  # of the last ``start``
@@ -99,9 +104,11 @@ class CollaPipeStrategy(Strategy):
         places: Places | None = None,
         on_account: Callable[[Mapping[int, int]], None] = lambda rounds: None,
         on_checkpoint: Callable[[int], Store | None] = lambda round_: None,
+        on_arrival: OnArrival = lambda round_, state, new: None,
     ) -> None:
         self._settings, self._on_round, self._on_step = settings, on_round, on_step
         self._on_account, self._on_checkpoint = on_account, on_checkpoint
+        self._on_arrival = on_arrival
         self._tokenizer, self._places = tokenizer, places or Places()
         frozen = frozen_names(settings.model, tokenizer.vocabulary)
         self.model = GlobalModel(settings, frozen)
@@ -190,7 +197,12 @@ class CollaPipeStrategy(Strategy):
         """A ``train`` message for each unit of the round's plan; none where it is skipped."""
         round_, excluded = self._rounds_done + server_round, self._scheduler.excluded
         # They may be in order by now, and others may have come.
-        self._scheduler.update_states(self._units.ask_again(round_, excluded))
+        known = {*self._units.nodes}
+        arrived = self._units.ask_again(round_, excluded)
+        self._scheduler.update_states(arrived)
+        for unit, state in arrived.items():
+            if isinstance(state, ClusterState):
+                self._on_arrival(round_, state, unit not in known)
         began = time.perf_counter()
         decision = self._scheduler.decide(round_)
         planned = time.perf_counter()

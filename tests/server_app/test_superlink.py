@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto.control_pb2 import UnregisterNodeRequest, UnregisterNodeResponse
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from collapipe import __version__
 from collapipe.credentials.keys import fingerprint, make_key
+from collapipe.deployment.server_folder import CONTROL as ON_MACHINE
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
@@ -74,6 +76,7 @@ def test_others_reach_the_nodes_part_alone(host: str, tmp_path: Path) -> None:
         "/",
         "/metrics",
         f"{RUNS}17",
+        f"{ON_MACHINE}list-nodes",
         f"/v1/fleet/..{CONTROL}",
         f"/v1/fleet/%2e%2e{CONTROL}",
     ):
@@ -245,3 +248,24 @@ def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
 def test_another_request_than_a_part_is_small(client: TestClient) -> None:
     head = signed() | {"Content-Length": str(2**20 + 1)}
     assert client.post(PUSH, content=b"abc", headers=head).status_code == 413
+
+
+def test_the_control_api_answers_in_json_on_the_machine(tmp_path: Path) -> None:
+    """What Flower refuses, and what is no question of its, is told with a status."""
+
+    async def unregister(request: Request) -> Response:
+        asked = UnregisterNodeRequest.FromString(await request.body())
+        if asked.node_id != 2**63 + 7:
+            return PlainTextResponse("no such node", 404)
+        return Response(UnregisterNodeResponse().SerializeToString())
+
+    flower = Starlette(routes=[Route("/v1/control/unregister-node", unregister, methods=["POST"])])
+    client = TestClient(NodesAlone(flower, ServerFolder(tmp_path)), client=("127.0.0.1", 4000))
+    for method, question, expected in (
+        ("unregister-node", {"node_id": str(2**63 + 7)}, (200, "{}")),
+        ("unregister-node", {"node_id": "7"}, (404, "no such node")),
+        ("unregister-node", {"node": "7"}, (400, None)),
+        ("make-coffee", {}, (400, None)),
+    ):
+        answer = client.post(f"{ON_MACHINE}{method}", json=question)
+        assert (answer.status_code, expected[1] or answer.text) == (expected[0], answer.text)

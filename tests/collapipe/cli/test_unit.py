@@ -13,7 +13,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.checking import Finding
 from collapipe.deployment.flower import Flower
 from collapipe.deployment.server_folder import create
-from collapipe.errors import CollaPipeError, RefusedUnitError
+from collapipe.errors import CollaPipeError, LinkError, RefusedUnitError
 
 
 def test_a_unit_dials_again_until_the_server_refuses_it(
@@ -68,3 +68,11 @@ def test_a_unit_that_cannot_answer_any_more_ends(
             answers.wait(process)
         assert process.poll() is None
         process.kill()
+
+
+def test_one_key_is_used_by_one_process(tmp_path: Path) -> None:
+    held = unit._locked(tmp_path / "berlin.lock", "berlin")
+    with pytest.raises(LinkError, match="berlin: this key is in use"):
+        unit._locked(tmp_path / "berlin.lock", "berlin")
+    held.close()
+    unit._locked(tmp_path / "berlin.lock", "berlin").close()

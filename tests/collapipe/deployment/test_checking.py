@@ -19,8 +19,9 @@ from collapipe.deployment.serving import keys
     ("fault", "expected"),
     [
         ("none", []),
-        ("clock 200", [("clock", False, False)]),
-        ("clock -400", [("clock", True, False)]),
+        ("clock 200", []),  # Flower lets 300 s pass
+        ("clock 299", []),
+        ("clock -302", [("clock", True, False)]),
         ("version", [("version", False, False)]),
         ("key starting", [("key", False, False)]),
         ("key unknown", [("key", True, True)]),
@@ -34,13 +35,13 @@ def test_what_is_wrong_and_whether_it_bars_the_unit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ports = free_port(), free_port()
-    folder, another = (create(tmp_path / n, ["berlin"], "127.0.0.1", *ports) for n in "ab")
+    folder, another = (create(tmp_path / n, ["berlin", "paris"], "127.0.0.1", *ports) for n in "ab")
     own = folder.root / "units" / "berlin"
     AuthorityFolder(folder.authority).add("berlin", Role.UNIT, 300, own / "credentials")
     (own / "train.csv").touch()
     what, _, how = fault.partition(" ")
     if how != "starting":
-        known = {} if how == "unknown" else {keys(folder)["berlin"]: "17"}
+        known: dict[str, str] = {} if how == "unknown" else {keys(folder)["berlin"]: "17"}
         (folder.flower_home / NODES).write_text(json.dumps(known))
     if what == "clock":
         there = datetime.now(UTC) - timedelta(seconds=int(how))
@@ -50,3 +51,4 @@ def test_what_is_wrong_and_whether_it_bars_the_unit(
     with serving(another if what == "authority" else folder):
         wrong = [each for each in checking.findings(own / "unit.yaml") if each.error]
     assert [(each.what, each.bars, each.refused) for each in wrong] == expected
+    assert all(each.way_out for each in wrong)

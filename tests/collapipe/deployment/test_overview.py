@@ -4,8 +4,8 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_run import made_lines, make_run, write_lines
@@ -13,8 +13,6 @@ from made_run import made_lines, make_run, write_lines
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.member import Role
 from collapipe.deployment import overview
-from collapipe.deployment.checking import Finding
-from collapipe.deployment.flower import Flower
 from collapipe.deployment.server_folder import NODES, ServerFolder, create
 from collapipe.deployment.serving import keys
 
@@ -31,30 +29,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerFolder:
         AuthorityFolder(made.authority).add(unit, Role.UNIT, 30, tmp_path / unit)
     nodes = {key: str(UNITS.index(name)) for name, key in keys(made).items()}
     (made.flower_home / NODES).write_text(json.dumps(nodes))
-    hour_ago = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(time.time() - 3600))
-    never: dict[str, str] = {"online-at": "N/A", "offline-at": "N/A"}
+    hour_ago = datetime.fromtimestamp(time.time() - 3600, UTC).isoformat()
     answers = {
-        "supernode": {
-            "nodes": [
-                {"node-id": "2", "status": "registered", **never},
-                {"node-id": "1", "status": "offline", **never, "offline-at": hour_ago},
-                {"node-id": "0", "status": "online", **never, "online-at": hour_ago},
-                {"node-id": "7", "status": "unregistered", **never},
+        "list-nodes": {
+            "nodes_info": [
+                {"node_id": "2", "status": "registered"},
+                {"node_id": "1", "status": "offline", "last_deactivated_at": hour_ago},
+                {"node_id": "0", "status": "online", "last_activated_at": hour_ago},
+                {"node_id": "7", "status": "unregistered"},
             ]
         },
-        "list": {
-            "runs": [
-                {"run-id": "12", "status": "running"},
-                {"run-id": "11", "status": "finished:completed"},
-            ]
+        "list-runs": {
+            "run_dict": {
+                "12": {"status": {"status": "running"}},
+                "11": {"status": {"status": "finished", "sub_status": "completed"}},
+            }
         },
     }
-
-    def answered(_: Flower, *arguments: str) -> dict[str, Any]:
-        return answers[arguments[0]]
-
-    monkeypatch.setattr(Flower, "ask", answered)
-    monkeypatch.setattr(overview, "superlink", lambda folder: Finding("port"))
+    monkeypatch.setattr(overview, "ask", lambda _, method, __: answers[method])
     return made
 
 

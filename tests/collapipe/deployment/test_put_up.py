@@ -2,7 +2,9 @@
 
 import json
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -12,13 +14,14 @@ from flwr.serverapp import Grid
 from sections import federation_settings
 
 from collapipe.cli.run import start
-from collapipe.config import load_overrides
+from collapipe.config import load_overrides, outline
 from collapipe.credentials import credentials
 from collapipe.credentials.authority import AuthorityFolder
 from collapipe.credentials.keys import fingerprint
 from collapipe.credentials.member import Role
-from collapipe.deployment import submitting
+from collapipe.deployment import serving, submitting
 from collapipe.deployment.flower import Flower
+from collapipe.deployment.overview import UnitThere
 from collapipe.deployment.server_folder import (
     NODES,
     ServerFolder,
@@ -32,6 +35,7 @@ from collapipe.errors import (
     CollaPipeError,
     ConfigError,
     InfeasibleRoundError,
+    LinkError,
     RefusedUnitError,
     RoundFailedError,
 )
@@ -107,25 +111,46 @@ def test_a_server_that_cannot_be_dialled_is_refused(command: Command, tmp_path: 
         read_unit(file)
 
 
-@pytest.mark.parametrize("where", ["units", "server"])
-def test_a_deployed_run_reads_the_servers_rows_where_it_evaluates_alone(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_is_submitted_before_its_libraries_are_imported(tmp_path: Path) -> None:
+    """The server's app checks what needs them: here a task whose model cannot train it."""
+    folder = create(tmp_path / "f", ["a"], "127.0.0.1", 9000, 9001)
+    script = f"""if True:
+        import sys
+        from collapipe.cli.run import run_job
+        from collapipe.deployment import submitting
+        submitting.submit = lambda *_: True
+        run_job(["task=classification", "runtime=deployment", "runtime.federation={folder.root}",
+                 "hydra.run.dir={tmp_path / "run"}"])
+        print(*{{"torch", "datasets", "transformers", "flwr"}} & sys.modules.keys())"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "\n", done.stderr
+
+
+def test_a_run_tells_first_which_units_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    submitted = list[str]()
-    monkeypatch.setattr(submitting, "submit", lambda name, *_: not submitted.append(name))
-    options = []
-    for split in ("validation", "test"):
-        (tmp_path / f"{split}.csv").write_text("no,columns\nof,it\n")
-        options.append(f"data.{split}_file={tmp_path / split}.csv")
-    options += ["task=classification", "model=huggingface", "model.family=bert"]
-    options += ["runtime=deployment", "runtime.federation=there"]
-    options += [f"evaluation.where={where}", f"hydra.run.dir={tmp_path / 'run'}"]
-    if where == "server":
-        with pytest.raises(CollaPipeError, match=r"validation\.csv"):
-            start(options, load_overrides(options))
-    else:
-        start(options, load_overrides(options))
-    assert submitted == (["there"] if where == "units" else [])
+    """Then that it was submitted; and where its SuperLink ends, with which command it goes on."""
+    folder = create(tmp_path / "f", ["a", "b", "c"], "127.0.0.1", 9000, 9001)
+    states = {"a": "online", "b": "never seen", "c": "online"}
+    there = [UnitThere(name, state, None) for name, state in states.items()]
+    monkeypatch.setattr(submitting, "overview", lambda _: (there, []))
+    monkeypatch.setattr(Flower, "submit", lambda *_: "17")
+    monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
+    arguments = str(folder.root), tmp_path, tmp_path / "run", [], "resume it"
+    for status, succeeded in (("completed", True), ("failed", False)):
+        answer = {"run_dict": {"17": {"status": {"status": "finished", "sub_status": status}}}}
+        monkeypatch.setattr(submitting, "ask", lambda *_, answer=answer: answer)
+        assert submitting.submit(*arguments) is succeeded
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.endswith("a, c online; waiting for b") and "run 17" in second
+    monkeypatch.undo()
+    monkeypatch.setattr(submitting, "overview", lambda _: (there, []))
+    monkeypatch.setattr(Flower, "submit", lambda *_: "17")
+    monkeypatch.setattr(Flower, "_stream_log", lambda *_: None)
+    with pytest.raises(LinkError, match=r"SuperLink has ended .* run 17 .*then: resume it"):
+        submitting.submit(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +181,7 @@ def test_a_deployed_run_that_fails_ends_with_the_servers_words_and_status(
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
     with pytest.raises(type(raised), match=str(raised)) as failed:
-        start(options, load_overrides(options))
+        start(options, outline(options))
     assert failed.value.exit_status == (told or raised).exit_status
     assert not (tmp_path / "run" / "failure.json").exists()
 
@@ -178,17 +203,52 @@ def test_a_check_names_what_is_wrong(command: Command, tmp_path: Path) -> None:
     folder = create(tmp_path / "f", ["berlin", "paris"], "127.0.0.1", port, port)
     file = signed(folder, "berlin", days=5)
     file.with_name("train.csv").unlink()
-    status, _, err = command("deploy", "check", file)
-    assert status == 1
-    assert [line.split(": ")[1] for line in err.splitlines()] == ["certificate", "rows", "server"]
+    status, out, err = command("deploy", "check", file)
+    assert status == 1 and err.count("\n") == 1
+    assert problems(out) == ["certificate", "rows", "server"]
     status, out, err = command("deploy", "check", folder.root)
     assert status == 1 and "valid until" in out
-    assert [line.split(": ")[1] for line in err.splitlines()] == [
-        f"port {port}",
-        "unit berlin",
-        "unit paris",
-    ]
+    assert problems(out) == [f"port {port}", "unit berlin", "unit paris"]
     assert command("deploy", "check", tmp_path / "nothing")[0] == 2
+
+
+def problems(checked: str) -> list[str]:
+    """What was found wrong; each has a way out."""
+    found = [line.partition("PROBLEM: ") for line in checked.splitlines()]
+    assert checked.count("→") == checked.count("PROBLEM: ")
+    return [what.strip() for what, problem, _ in found if problem]
+
+
+@pytest.mark.parametrize(
+    ("rows", "owner", "expected"),
+    [
+        ("text,label\na,b\n", "", []),
+        ("text,label\na,b\n", "cluster: {file: boxes.yaml}\n", ["devices"]),
+        ("text,label\na,b\n", "cluster: {file: dead.yaml}\n", ["device box"]),
+        ("review,label\na,b\n", "", []),  # a run's task says what it needs
+        ("text,label\na,b\n", "label_column: mood", ["train_file"]),
+        ("", "", ["train_file"]),
+        ("text,label\n", "", ["train_file"]),
+        ("text,label\na,b\n", "test_file: held.csv", ["test_file"]),
+    ],
+)
+def test_a_check_reads_rows_and_asks_devices(
+    rows: str, owner: str, expected: list[str], tmp_path: Path, command: Command
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", port, port)
+    file = signed(folder, "berlin")
+    file.with_name("train.csv").write_text(rows)
+    file.with_name("dead.yaml").write_text(
+        "batch_size: 8\nmodel: {name: transformer}\nclusters:\n  - name: desk\n    devices:\n"
+        f"      - {{name: box, address: '127.0.0.1:{port}', flops_per_s: 1.0e10, "
+        "d2d_rate_bps: 8.0e9, memory_bytes: 1.0e9}\n"
+    )
+    own = owner if owner.startswith("cluster") else f"  {owner}\n"
+    file.write_text(file.read_text().replace("# cluster:", f"{own}# cluster:"))
+    _, out, _ = command("deploy", "check", file)
+    assert problems(out) == ["server", *expected]
 
 
 def test_a_unit_that_lacks_something_does_not_start(command: Command, tmp_path: Path) -> None:
@@ -216,28 +276,31 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(
     assert (status, out) == (2, "") and err.startswith(f"error: port {port}: ")
 
 
-def test_a_unit_that_is_signed_anew_is_known_once(tmp_path: Path) -> None:
+def test_a_unit_that_is_signed_anew_is_known_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And goes when no certificate of its key is valid any more."""
     asked = list[str]()
 
-    class Told(Flower):
-        def ask(self, *arguments: str) -> dict[str, str]:
-            asked.append(arguments[1])
-            return {"node-id": "17"}
+    def answered(_: ServerFolder, method: str, question: Mapping[str, str]) -> dict[str, str]:
+        asked.append(method)
+        return {"node_id": "17"}
 
-    authority = create(tmp_path / "f", ["berlin"], "127.0.0.1", 9000, 9001).authority
+    monkeypatch.setattr(serving, "ask", answered)
+    folder = create(tmp_path / "f", ["berlin"], "127.0.0.1", 9000, 9001)
+    authority = folder.authority
     own = tmp_path / "credentials"
     key = credentials.request(own, "berlin")
     for _ in range(2):
         AuthorityFolder(authority).sign(key, Role.UNIT, 30)
-    nodes = _Nodes(Told.at(tmp_path))
+    nodes = _Nodes(folder)
     for _ in range(2):
         nodes.settle(admissible(AuthorityFolder(authority)))
-    assert [*json.loads((tmp_path / NODES).read_text())] == [fingerprint(key.public_key)]
+    assert [*folder.nodes()] == [fingerprint(key.public_key)]
     AuthorityFolder(authority).revoke("berlin")
     nodes.settle(admissible(AuthorityFolder(authority)))
-    assert json.loads((tmp_path / NODES).read_text()) == {}
-    assert asked == ["register", "unregister"]
+    assert folder.nodes() == {}
+    assert asked == ["register-node", "unregister-node"]
 
 
 def test_a_unit_has_the_name_of_its_certificate_alone(tmp_path: Path) -> None:

@@ -11,10 +11,21 @@ from collapipe.runs.failure import take_failure, write_failure
 @pytest.mark.parametrize("kind", [ConfigError, DataError, RoundFailedError])
 def test_it_is_told_once_with_its_status(kind: type[CollaPipeError], tmp_path: Path) -> None:
     write_failure(tmp_path, kind("two\nlines"))
-    told = take_failure(tmp_path)
+    told = take_failure(tmp_path, "resume")
     assert (str(told), told.exit_status) == ("two lines", kind.exit_status)
     assert list(tmp_path.iterdir()) == []
-    assert take_failure(tmp_path).exit_status == 1
+    assert take_failure(tmp_path, "resume").exit_status == 1
+
+
+def test_who_was_killed_is_told_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    assert "begin a new run" in str(take_failure(tmp_path, "resume it"))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest").symlink_to("000001")
+    assert "was killed" in str(killed := take_failure(tmp_path, "resume it"))
+    assert str(killed).endswith("go on with: resume it")
+    (tmp_path / "summary.json").touch()  # it ended by itself, and said why
+    assert "was killed" not in str(take_failure(tmp_path, "resume it"))
 
 
 def test_no_folder_is_made_for_it(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What units call their devices, and why they failed, is shown as they wrote it or as a space."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 from round_report import round_report
@@ -29,7 +30,21 @@ def test_causes_are_one_line_each_and_said_once() -> None:
         "round 4: skipped: no channel",
         "round 6: skipped: no channel",
     ]
-    assert shown.getvalue().count("unit 1 is excluded: a b\n") == 4
+    assert shown.getvalue().count("unit 1 is excluded: a b\n") == 1
+
+
+def test_units_are_named_and_a_round_is_one_line() -> None:
+    shown = io.StringIO()
+    report = round_report(1, train_loss=0.5, samples=10, failures={1: "gone"}, excluded={0: "away"})
+    slow = replace(report, events={1: ("lost box",)})
+    called = ["berlin", "paris", "rome"].__getitem__
+    with RunProgress(Console(file=shown, width=80), 1, 1, called) as progress:
+        progress.round(slow, 1.0)
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 4 and not any("unit" in line or "pipeline" in line for line in lines)
+    assert all(
+        name in line for name, line in zip(("berlin", "paris", "paris"), lines, strict=False)
+    )
 
 
 def test_the_speed_is_that_of_samples() -> None:

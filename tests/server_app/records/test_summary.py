@@ -8,7 +8,14 @@ from round_report import round_report
 from collapipe.config import load_overrides
 from collapipe.report import ClusterCost, RoundCost
 from collapipe.runs.folder import RunFolder
-from server_app.records.summary import History, clock_told, how_to_go_on, opening, sent
+from server_app.records.summary import (
+    History,
+    _outcome,
+    clock_told,
+    how_to_go_on,
+    opening,
+    sent,
+)
 
 
 def test_the_last_checkpoint_is_named_with_what_to_type(tmp_path: Path) -> None:
@@ -17,6 +24,11 @@ def test_the_last_checkpoint_is_named_with_what_to_type(tmp_path: Path) -> None:
     (run_dir / "checkpoints" / "latest").symlink_to("000010")
     told = f"goes on after round 10 with: collapipe resume '{run_dir}'"
     assert how_to_go_on(run_dir, 5) == told
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0)])  # as Flower stops a run
+def test_a_stopped_run_was_interrupted(error: BaseException) -> None:
+    assert _outcome(error) == ("interrupted", "interrupted", 1)
 
 
 def test_without_a_checkpoint_the_option_is_named(tmp_path: Path) -> None:

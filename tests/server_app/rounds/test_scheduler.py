@@ -348,7 +348,7 @@ def test_the_run_goes_on_without_a_unit_that_tells_nonsense(
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [list(line["excluded"]) for line in lines] == [["1"], ["1"], []]
     assert [line["units"] for line in lines] == [[0, 2], [0, 2], [0, 1, 2]]
-    assert "round 2: unit 1 is excluded: WireError: not a ClusterState" in (capsys.readouterr().out)
+    assert capsys.readouterr().out.count("unit 1 is excluded: WireError: not a ClusterState") == 1
 
 
 @pytest.mark.parametrize("answer", ["nothing", "another unit's state"])

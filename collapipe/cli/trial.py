@@ -1,0 +1,106 @@
+"""``collapipe deploy trial``: a server and its units on this machine, with throw-away keys."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count, islice
+from pathlib import Path
+
+from collapipe.cli.up import run_command
+from collapipe.config.overrides import setting
+from collapipe.credentials.authority import AuthorityFolder
+from collapipe.credentials.member import Role
+from collapipe.deployment.flower import free_port, last_line
+from collapipe.deployment.server_folder import ServerFolder, create
+from collapipe.errors import RoundFailedError
+from collapipe.processes import child_command
+from collapipe.temporary import TemporaryFolder
+
+_NAMES = "berlin", "paris", "rome"  # of the first units; the others are called unit-3, unit-4, …
+_HOST, _DAYS, _ROWS = "127.0.0.1", 30, 1000  # made-up rows of a unit
+_TEMPLATE_ROWS, _OWN_ROWS = "train.csv", "train.jsonl"
+_POLL_S, _END_S = 0.1, 20.0
+Command = tuple[str, ...]
+
+
+def trial(units: int, rows: Path | None, run: Sequence[str]) -> int:
+    """Start a server and ``units``, each with its part of ``rows``, or else with made-up ones of
+    ``task=dates``; return the exit status of the command ``run`` on them, or 0 after Ctrl-C."""
+    names = [*islice(chain(_NAMES, (f"unit-{n}" for n in count(len(_NAMES)))), units)]
+    with ExitStack() as stack:
+        logs = stack.enter_context(TemporaryFolder("trial"))
+        folder = create(logs / "federation", names, _HOST, free_port(), free_port())
+        _deal(rows, folder, names)
+        serve: Command = "deploy", "serve", str(folder.root)
+        commands = {logs / "server.log": (serve, "may come", units)}
+        for name in names:
+            own = str(folder.root / "units" / name / "unit.yaml")
+            commands[logs / f"{name}.log"] = (("unit", own), f"{name}: dials ", 1)
+        stack.enter_context(_processes(commands))
+        on_them = ["runtime=deployment", setting("runtime.federation", folder.root)]
+        if run:
+            return run_command([*run, *on_them])
+        with suppress(KeyboardInterrupt):
+            print(f"logs      {logs}/*.log\n{shlex.join(['collapipe', 'run', *on_them])}")
+            print("Ctrl-C ends the server and its units", flush=True)
+            while True:
+                signal.pause()
+    return 0
+
+
+def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None:
+    """Give each unit credentials and its part of the rows of ``file``."""
+    from collapipe.data.files import read_file  # imports datasets, which takes seconds
+    from collapipe.tasks.dates import draw
+
+    rows = draw(_ROWS * len(names), seed=0) if file is None else read_file(file, "--rows")
+    authority = AuthorityFolder(folder.authority)
+    for number, name in enumerate(names):
+        own = folder.root / "units" / name
+        authority.add(name, Role.UNIT, _DAYS, own / "credentials")
+        with (own / _OWN_ROWS).open("w", encoding="utf-8") as lines:
+            for row in rows.shard(len(names), number, contiguous=False):
+                lines.write(json.dumps(row) + "\n")
+        unit_file = own / "unit.yaml"
+        unit_file.write_text(unit_file.read_text().replace(_TEMPLATE_ROWS, _OWN_ROWS))
+
+
+@contextmanager
+def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[None]:
+    """``collapipe`` commands by their logs, each of which has printed its words as often as it
+    should; all end with the context.
+
+    Raises ``RoundFailedError`` where one ends before that.
+    """
+    processes = dict[Path, subprocess.Popen[bytes]]()
+    try:
+        for log, (command, _, _) in commands.items():
+            with log.open("w") as file:
+                processes[log] = subprocess.Popen(  # noqa: S603 - our own command
+                    child_command(*command),
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                    env={**os.environ, "XDG_CACHE_HOME": str(log.parent / "cache")},
+                )
+        for log, (command, words, times) in commands.items():
+            while log.read_text().count(words) < times:
+                if processes[log].poll() is not None:
+                    shown = shlex.join(["collapipe", *command])
+                    raise RoundFailedError(f"{shown}: has ended: {last_line(log.read_text())}")
+                time.sleep(_POLL_S)
+        yield
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,67 @@
+"""``collapipe deploy trial``: what it starts, and that nothing of it is left."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from federated import TINY
+
+from collapipe.cli import trial
+from collapipe.deployment.unit_file import read_unit
+from collapipe.errors import RoundFailedError
+
+
+def test_units_have_credentials_and_share_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"ünit {number}", "label": number % 2} for number in range(10)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    started, found = list[trial.Command](), list[list[object]]()
+
+    @contextmanager
+    def recorded(commands: Mapping[Path, tuple[trial.Command, str, int]]) -> Iterator[None]:
+        started.extend(command for command, _, _ in commands.values())
+        yield
+
+    def run(arguments: Sequence[str]) -> int:
+        for _, unit_file in started[1:]:
+            owner, own = read_unit(Path(unit_file))
+            assert own.member.name == owner.name
+            dealt = Path(unit_file).parent / str(owner.data.train_file)
+            found.append([json.loads(line) for line in dealt.read_text().splitlines()])
+        options = ["runtime=deployment", f"runtime.federation={started[0][-1]}"]
+        assert [*arguments] == ["run", "task=x", *options]
+        return 3
+
+    monkeypatch.setattr(trial, "_processes", recorded)
+    monkeypatch.setattr(trial, "run_command", run)
+    assert trial.trial(4, file, ["run", "task=x"]) == 3
+    assert [command[:1] for command in started] == [("deploy",), *[("unit",)] * 4]
+    assert found == [rows[unit::4] for unit in range(4)]
+    assert not Path(started[0][-1]).exists()
+
+
+def test_what_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+    commands = {tmp_path / "server.log": (("deploy", "serve", str(tmp_path)), "ready", 1)}
+    with (
+        pytest.raises(RoundFailedError, match=r"deploy serve .*server\.yaml"),
+        trial._processes(commands),
+    ):
+        pass
+
+
+@pytest.mark.thorough
+def test_a_trial_trains_and_leaves_nothing(tmp_path: Path) -> None:
+    options = *TINY, "federation.rounds=1", f"hydra.run.dir={tmp_path / 'run'}"
+    command = [sys.executable, "-m", "collapipe", "deploy", "trial", "--units", "2", "--", "run"]
+    ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"
+    left = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    assert [each for each in left if "collapipe-trial-" in each] == []
