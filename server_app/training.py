@@ -17,6 +17,7 @@ from collapipe.deployment.server_folder import own_folder
 from collapipe.deployment.serving import signed_names
 from collapipe.errors import BudgetSpentError, RoundFailedError
 from collapipe.formatting import counted
+from collapipe.output import lasting_output
 from collapipe.runs.folder import RunFolder
 from collapipe.runs.model import initial_model, read_tokenizer
 from collapipe.runs.rows import load_server_rows, make_tokenizer, tells_words
@@ -33,7 +34,7 @@ from server_app.checkpoints.resumption import (
 )
 from server_app.evaluation import Evaluated, RunEvaluator
 from server_app.places import Places
-from server_app.records.progress import RunProgress, lasting_output
+from server_app.records.progress import RunProgress
 from server_app.records.run_log import RunLog, run_log
 from server_app.records.shard_report import add_shard, write_shard_report
 from server_app.records.summary import (

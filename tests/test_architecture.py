@@ -69,6 +69,7 @@ OWN = {
 LAYERS = (
     "errors",
     "home",
+    "output",
     "validation",
     "own_packages",
     "processes",

@@ -15,9 +15,9 @@ from typer import Argument, Option
 from collapipe import __version__
 from collapipe.cli import credentials, deploy, device
 from collapipe.cli.interrupts import sure_interrupts
-from collapipe.cli.output import complain, open_streams, write_rest
 from collapipe.errors import CollaPipeError, ConfigError, one_line, printable
 from collapipe.home import in_home
+from collapipe.output import complain, open_streams, write_rest
 from collapipe.own_packages import NAMES, find_own_packages_first
 
 _INTERRUPTED = 130

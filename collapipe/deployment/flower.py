@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from collapipe.errors import CollaPipeError
+from collapipe.output import lasting_output
 from collapipe.processes import own_environment
 
 _QUIET = {
@@ -104,7 +105,7 @@ class Flower:
             assert process.stdout is not None
             for line in process.stdout:
                 if not line.startswith(_NOT_SHOWN):
-                    print(line.decode(errors="replace"), end="", flush=True)
+                    print(line.decode(errors="replace"), end="", file=lasting_output(), flush=True)
 
     def submit(self, app_dir: Path, *options: str) -> str:
         """``flwr run``: the id of a run that has begun. Raises ``CollaPipeError`` where Flower

@@ -1,12 +1,9 @@
 """What a person sees of a run: live lines on a terminal, plain ones elsewhere."""
 
-import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import IO, Any, Self, cast
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,47 +15,12 @@ from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport, Score, UnitsEvaluation
 from server_app.evaluation import Evaluated
 
-_log = logging.getLogger(__name__)
 Called = Callable[[int], str]  # what users call the unit with this number
 
 
 def by_number(unit: int) -> str:
     """Such as ``unit 1``."""
     return f"unit {unit}"
-
-
-class _LastingOutput:
-    """A stream whose lines are left out while it cannot be written, such as on a full disk or a
-    closed terminal: a run goes on, and its folder has the same figures."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with self._forgiven():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with self._forgiven():
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    @contextmanager
-    def _forgiven(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:  # who reads it, such as ``head``, wants no more of the run
-            raise
-        except OSError as error:
-            _log.debug("standard output: %s", error)
-
-
-def lasting_output() -> IO[str]:
-    """Standard output, which the run outlasts. The command reports at its end what was lost."""
-    return cast(IO[str], _LastingOutput(sys.stdout))
 
 
 class RunProgress:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from collapipe.cli.output import write_rest
-from server_app.records.progress import lasting_output
+from collapipe import output
+from collapipe.output import lasting_output, write_rest
 
 Command = Callable[..., tuple[int, str, str]]
 OPENED = """
 import sys
-from collapipe.cli.output import open_streams
+from collapipe.output import open_streams
 open_streams()
 with open("file", "w") as file:
     print("not into the file")
@@ -60,8 +60,11 @@ def test_texts_are_not_read_from_a_closed_stream(
 
 def test_a_run_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """But not where their reader has left."""
+    monkeypatch.setattr(output, "_lost", [])
     monkeypatch.setattr(sys, "stdout", Full())
     print("round 1", file=lasting_output(), flush=True)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # which has nothing left to write
+    assert write_rest(0) == 1
     monkeypatch.setattr(sys, "stdout", Full(errno.EPIPE))
     with pytest.raises(BrokenPipeError):
         print("round 1", file=lasting_output(), flush=True)
@@ -71,6 +74,7 @@ def test_a_run_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.Mon
 def test_lost_output_is_told_once_and_by_the_status(
     number: int, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(output, "_lost", [])
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     monkeypatch.setattr(sys, "stdout", Full(number))
     assert (write_rest(0), write_rest(130)) == (1, 130)

@@ -1,0 +1,87 @@
+"""Standard streams that cannot be written: a run goes on, a line says so, and the status tells."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, cast
+
+from collapipe.errors import one_line
+
+_FAILED = 1
+_lost = list[OSError]()  # errors of standard output
+
+
+def open_streams() -> None:
+    """Open descriptors that were closed, and write letters that an encoding lacks as ``\\u2192``.
+
+    Else the next file that is opened would take the place of standard output. ``sys.stdin`` stays
+    None if it was closed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # It gets the lowest free number, which is this one; children inherit it.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+
+
+def complain(text: str) -> None:
+    """Print a line on standard error if that is possible."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def write_rest(status: int) -> int:
+    """Write what standard output still holds; return ``status``, or 1 for 0 if output was lost."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _lost.append(error)
+        # The interpreter would try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if _lost and not status:
+        if not isinstance(_lost[0], BrokenPipeError):  # else its reader has read enough
+            complain(f"error: standard output: {one_line(_lost[0].strerror)}")
+        return _FAILED
+    return status
+
+
+class _LastingOutput:
+    """A stream whose lines are left out while it cannot be written, such as on a full disk or a
+    closed terminal."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._forgiven():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._forgiven():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _forgiven(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # its reader, such as ``head``, wants no more of the run
+            raise
+        except OSError as error:
+            _lost.append(error)
+
+
+def lasting_output() -> IO[str]:
+    """Return standard output for the lines of a run, which goes on while they cannot be written:
+    its folder has the same figures, and ``write_rest`` reports the loss."""
+    return cast(IO[str], _LastingOutput(sys.stdout))
