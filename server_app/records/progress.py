@@ -1,5 +1,6 @@
 """What a person sees of a run: live lines on a terminal, plain ones elsewhere."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from collapipe.formatting import counted, seconds
 from collapipe.report import RoundReport, Score, UnitsEvaluation
 from server_app.evaluation import Evaluated
 
+_log = logging.getLogger(__name__)
 Called = Callable[[int], str]  # what users call the unit with this number
 
 
