@@ -213,6 +213,8 @@ def test_a_token_opens_one_stream_at_a_time(server: DecoderLinkServer) -> None:
 def test_a_round_is_trained_once(server: DecoderLinkServer) -> None:
     address = server.open(session(0))
     train_round(address, 0)
+    for claim in [*server._claims.values()]:
+        assert claim.left.wait(60)
     with pytest.raises(LinkError, match="all are done"):
         train_round(address, 0)
 
