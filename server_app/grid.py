@@ -14,7 +14,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid.http_grid import HttpGrid
 
 from collapipe.cancellation import cancellable
 from collapipe.wire import kept_file
@@ -143,7 +142,7 @@ def make_prompt(grid: Grid) -> Grid:
     is. For a node that is gone, or that a message cannot be sent to, Flower answers itself: in its
     own name, or not at all.
     """
-    coming = Replies(grid) if isinstance(grid, HttpGrid) else None
+    coming = Replies.of(grid)
     pull = grid.pull_messages if coming is None else coming.pull
 
     def send_and_receive(

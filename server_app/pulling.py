@@ -7,9 +7,11 @@ interface: this file alone knows of it.
 """
 
 import json
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from flwr.app import Array, ConfigRecord, Error, Message
 from flwr.app.message import make_message
@@ -22,18 +24,20 @@ from flwr.proto.message_pb2 import (
     PullObjectRequest,
 )
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_head_values_from_object_content,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.superlink.grid.http_grid import HttpGrid
-from google.protobuf.internal.decoder import _DecodeVarint
-from google.protobuf.message import DecodeError
 
 from collapipe.errors import WireError, one_line
 from server_app import reply_limit
 
+if TYPE_CHECKING:
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+_GRIDS = "flwr.superlink.grid.http_grid"
 UNUSABLE = 9
 """Code of the error in place of a reply that cannot be used; none of Flower's."""
 _AT_ONCE = 2  # parts, as Flower pulls them
@@ -56,8 +60,14 @@ class _Coming:
 class Replies:
     """Those to the questions of one ServerApp."""
 
-    grid: HttpGrid
+    grid: "HttpGrid"
     _coming: dict[str, _Coming] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, grid: Grid) -> Self | None:
+        """None for a grid whose replies come from this process."""
+        made_of = sys.modules.get(_GRIDS)  # to import it takes seconds
+        return cls(grid) if made_of and isinstance(grid, made_of.HttpGrid) else None
 
     def forget(self) -> None:
         """Of earlier questions nothing is waited for any more."""
@@ -78,10 +88,9 @@ class Replies:
             try:
                 if not self._is_whole(coming):
                     continue
-                _check_parts(coming.parts)
                 reply = _made(key, coming)
-            except _NONSENSE as error:
-                reason = f"the reply cannot be used: {type(error).__name__}: {one_line(error)}"
+            except WireError as error:
+                reason = f"the reply cannot be used: {one_line(error)}"
                 reply = make_message(
                     metadata_from_proto(coming.metadata), error=Error(UNUSABLE, reason)
                 )
@@ -128,12 +137,6 @@ class Replies:
         return bytes(found.object_content) if found.object_available else b""
 
 
-_NONSENSE = (
-    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
-    *(AssertionError, DecodeError, RecursionError, WireError),
-)  # what Flower's own code raises for parts that are not what they should be
-
-
 def _ids(tree: ObjectTree) -> Iterable[str]:
     """Of all parts; a part comes after its children."""
     for child in tree.children:
@@ -167,14 +170,29 @@ def _check_text(body: bytes) -> None:
     for tag in (_ITEM, _VALUE, _TEXT) if body else ():
         if not body.startswith(tag, at):
             raise WireError("a record that has more than one text")
-        size, at = _DecodeVarint(body, at + len(tag))  # type: ignore[no-untyped-call]
+        size, at = _varint(body, at + len(tag))
         if at + size != len(body):
             raise WireError("a record that has more than one text")
 
 
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """The number that protobuf wrote at a place, and the place after it."""
+    value = 0
+    for shift in range(0, 35, 7):
+        value |= (body[at] & 127) << shift
+        at += 1
+        if body[at - 1] < 128:
+            return value, at
+    raise WireError("a text of more than 32 bits")
+
+
 def _made(key: str, coming: _Coming) -> Message:
-    """The reply of the parts, from who sent it."""
-    made = inflate_object_from_contents(key, coming.parts)
+    """The reply of the parts, from who sent it. Raises ``WireError``."""
+    try:
+        _check_parts(coming.parts)
+        made = inflate_object_from_contents(key, coming.parts)
+    except Exception as error:  # whatever Flower's own code raises for malformed parts
+        raise WireError(f"{type(error).__name__}: {one_line(error)}") from error
     if not isinstance(made, Message):
         raise WireError(f"a {type(made).__name__} in place of a message")
     if made.has_error():

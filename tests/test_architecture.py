@@ -128,10 +128,11 @@ EDGES = {
         "client_app/supernode.py",
         "client_app/supernode_process.py",
         "server_app/grid.py",
+        "server_app/pulling.py",
         "server_app/superlink.py",
     ),
     "flwr.supernode": ("client_app/supernode.py", "client_app/supernode_process.py"),
-    "flwr.superlink": ("server_app/superlink.py",),
+    "flwr.superlink": ("server_app/pulling.py", "server_app/superlink.py"),
     "hydra": (
         "collapipe/config/composing.py",
         "collapipe/config/overrides.py",

@@ -295,6 +295,6 @@ def _parse(kind: type[T], text: Any) -> T:
     except CollaPipeError as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise WireError(f"not a {kind.__name__}: {place}: {first['msg']}") from error

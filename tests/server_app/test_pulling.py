@@ -29,6 +29,8 @@ MOST = 2**20
 class SuperLink:
     """Has one question of the server's to each of two nodes, and what they push in reply."""
 
+    replies_: Replies
+
     def __init__(self) -> None:
         InlineGrid(app, 1, {})  # which lets messages be made
         self.asked = {node: Message(RecordDict(), node, "query.rows") for node in (7, 8)}
@@ -79,7 +81,7 @@ def link(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
     link = SuperLink()
     run, node = SimpleNamespace(run_id=1), Node(node_id=1)
     grid = SimpleNamespace(_runtime_client=link, run=run, node=node)
-    link.replies_ = Replies(cast(HttpGrid, grid))  # type: ignore[attr-defined]
+    link.replies_ = Replies(cast(HttpGrid, grid))
     monkeypatch.setattr(reply_limit.expected, "most_bytes", MOST)
     return link
 

@@ -165,7 +165,9 @@ def test_rows_behind_a_stem_are_those_that_steps_can_have_read(
     trained: tuple[Settings, GlobalModel, Kept], rows: list[int], says: str
 ) -> None:
     settings, model, _ = trained
-    cached = replace(settings, adapter=section(LoraSettings, "adapter/lora.yaml", cache=True))
+    cached = replace(
+        settings, adapter=section(LoraSettings, "adapter/lora.yaml", last_blocks=1, cache=True)
+    )
     kept = {"stem": {"kept": torch.tensor(rows)}}
     with pytest.raises(WireError, match=re.escape(says)) if says else nullcontext():
         check_kept(kept, CLUSTER, 9, model, cached)
