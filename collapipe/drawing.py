@@ -1,12 +1,14 @@
 """The look of our pictures, whatever a user's own files of Matplotlib say."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from matplotlib import style
 
 
-def own_look(settings: Mapping[str, Any] = {}) -> AbstractContextManager[None]:
+@contextmanager
+def own_look(settings: Mapping[str, Any] = {}) -> Iterator[None]:
     """Draw with Matplotlib's defaults and these ``settings`` while the context is open."""
-    return style.context(["default", dict(settings)])
+    with style.context(["default", dict(settings)]):
+        yield

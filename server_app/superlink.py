@@ -16,7 +16,9 @@ import socket
 import sys
 from base64 import b64decode
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flwr
@@ -256,19 +258,20 @@ def _all_addresses() -> dict[str, str]:
     return {"host": ""}
 
 
+def _run_guarded(
+    run: Callable[..., None], folder: ServerFolder, app: ASGIApp, **options: Any
+) -> None:
+    # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
+    # takes heads of any length.
+    own = {"proxy_headers": False, "access_log": False, "http": "h11", "ws": "none"}
+    run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
+
+
 def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
     end_with_parent(int(sys.argv.pop(1)))
-    run, folder = uvicorn.run, own_folder()
-
-    def guarded(app: ASGIApp, **options: Any) -> None:
-        # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
-        # takes heads of any length.
-        own = {"proxy_headers": False, "access_log": False, "http": "h11", "ws": "none"}
-        run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
-
-    if folder is not None:  # else a simulation's, which listens on loopback
-        uvicorn.run = guarded  # type: ignore[assignment]
+    if (folder := own_folder()) is not None:  # else a simulation's, which listens on loopback
+        uvicorn.run = partial(_run_guarded, uvicorn.run, folder)  # type: ignore[assignment]
     flower_superlink()
 
 
