@@ -271,7 +271,7 @@ def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
     end_with_parent(int(sys.argv.pop(1)))
     if (folder := own_folder()) is not None:  # else a simulation's, which listens on loopback
-        uvicorn.run = partial(_run_guarded, uvicorn.run, folder)  # type: ignore[assignment]
+        uvicorn.run = partial(_run_guarded, uvicorn.run, folder)
     flower_superlink()
 
 
