@@ -260,6 +260,7 @@ def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
     end_with_parent(int(sys.argv.pop(1)))
     run, folder = uvicorn.run, own_folder()
+    assert folder is not None  # as ``deploy serve`` says
 
     def guarded(app: ASGIApp, **options: Any) -> None:
         # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP

@@ -58,7 +58,7 @@ def _deal(file: Path | None, folder: ServerFolder, names: Sequence[str]) -> None
     from collapipe.data.files import read_file  # imports datasets, which takes seconds
     from collapipe.tasks.dates import draw
 
-    rows = draw(_ROWS * len(names), seed=0) if file is None else read_file(file, "--rows")
+    rows = draw(_ROWS * len(names), seed=0) if file is None else read_file(file, "--rows", ())
     authority = AuthorityFolder(folder.authority)
     for number, name in enumerate(names):
         own = folder.root / "units" / name

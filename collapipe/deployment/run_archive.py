@@ -7,7 +7,8 @@ from stat import S_IMODE
 from typing import IO
 
 from collapipe.errors import StorageError
-from collapipe.runs.folder import LOCK, check_plain
+from collapipe.runs.folder import check_plain
+from collapipe.runs.lock import LOCK
 
 _PIECE = 2**20
 _MOST_BYTES, _MOST_MEMBERS = 2**36, 100_000  # of an archive that is unpacked

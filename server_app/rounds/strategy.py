@@ -200,9 +200,9 @@ class CollaPipeStrategy(Strategy):
         known = {*self._units.nodes}
         arrived = self._units.ask_again(round_, excluded)
         self._scheduler.update_states(arrived)
-        for unit, state in arrived.items():
-            if isinstance(state, ClusterState):
-                self._on_arrival(round_, state, unit not in known)
+        for number, told in arrived.items():
+            if isinstance(told, ClusterState):
+                self._on_arrival(round_, told, number not in known)
         began = time.perf_counter()
         decision = self._scheduler.decide(round_)
         planned = time.perf_counter()
