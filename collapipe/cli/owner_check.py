@@ -28,7 +28,7 @@ def check_rows(file: Path, owner: OwnerSection) -> Iterator[Finding]:
         if option not in chosen or (option == _FILES[0] and not path.exists()):  # which is told
             continue
         try:
-            rows = read_file(path, f"data.{option}", wanted.keys()).flatten()
+            rows = read_file(path, f"data.{option}", wanted).flatten()
         except CollaPipeError as error:
             yield Finding.of(option, error, f"data.{option} in {file}")
             continue

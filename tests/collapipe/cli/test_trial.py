@@ -12,6 +12,7 @@ import pytest
 from federated import TINY
 
 from collapipe.cli import trial
+from collapipe.config.overrides import setting
 from collapipe.deployment.unit_file import read_unit
 from collapipe.errors import RoundFailedError
 
@@ -35,7 +36,7 @@ def test_units_have_credentials_and_share_the_rows(
             assert own.member.name == owner.name
             dealt = Path(unit_file).parent / str(owner.data.train_file)
             found.append([json.loads(line) for line in dealt.read_text().splitlines()])
-        options = ["runtime=deployment", f"runtime.federation={started[0][-1]}"]
+        options = ["runtime=deployment", setting("runtime.federation", started[0][-1])]
         assert [*arguments] == ["run", "task=x", *options]
         return 3
 

@@ -1,5 +1,6 @@
 """``collapipe status --deployment``: who is there, and how far the run is."""
 
+import fcntl
 import json
 import socket
 import time
@@ -15,6 +16,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment import overview
 from collapipe.deployment.server_folder import NODES, ServerFolder, create
 from collapipe.deployment.serving import keys
+from collapipe.runs.lock import LOCK
 
 Command = Callable[..., tuple[int, str, str]]
 UNITS = ["berlin", "paris", "rome", "oslo"]
@@ -69,7 +71,9 @@ def test_the_run_under_way_is_told_where_its_folder_is_here(
     (run / "summary.json").unlink()
     write_lines(run, list(made_lines(20))[:12])
     folder.note_run("12", run)
-    status, out, _ = command("status", "--deployment", folder.root)
+    with (run / LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        status, out, _ = command("status", "--deployment", folder.root)
     assert status == 0
     assert "run         running, last written " in out and "round       12 of 20" in out
 
