@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from flwr.app import Array, ConfigRecord, Error, Message
 from flwr.app.message import make_message
 from flwr.app.message.arraychunk import ArrayChunk
-from flwr.common.serde import metadata_from_proto
+from flwr.common.serde_utils import metadata_from_proto
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     Metadata,

@@ -421,7 +421,8 @@ class Units:
         for reply in self.grid.send_and_receive(messages, timeout=timeout_s):
             node = reply.metadata.src_node_id
             if node in asked:
-                answers[node] = answered(reply, asked[node])
+                came = answered(reply, asked[node])
+                answers[node] = came
         silence = f"no answer to {question.kind} in {timeout_s:g} s"
         silent = Failure(SILENT, f"{silence}; raise federation.round_timeout_s")
         return {node: answers.get(node, silent) for node in contents}
@@ -475,7 +476,7 @@ def answered(reply: Message, question: Question[T]) -> T | Failure:
     if reply.has_error():
         if reply.error.code in _UNAVAILABLE:  # Flower speaks of heartbeats, also after a goodbye
             return Failure(ABSENT, _GONE)
-        return Failure("ClientApp", quoted(reply.error.reason))
+        return Failure("ClientApp", quoted(reply.error.reason or ""))
     try:
         check_size(reply.content, question.size)
         if Failure.__name__ not in reply.content:
