@@ -111,16 +111,20 @@ class StorageError(CollaPipeError):
 _MOST = 400  # characters of what others say
 _FEW = 3  # causes that a line names
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # Unicode's categories
+# The embeddings, overrides and isolates of UAX 9, by which a name can look like another one.
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def is_printable(text: str) -> bool:
-    """Whether a text is of one line that a terminal and a file can hold.
+    """Whether a text fits on one line of a terminal and shows as it is written.
 
-    Control characters, breaks of lines and paragraphs, and surrogates are not. Format characters
-    are: Persian words and families of emoji have joiners in them. So are characters that only a
-    newer Unicode knows than this Python.
+    Control characters, breaks of lines and paragraphs, surrogates, and characters that reorder
+    others are refused. Other format characters are allowed, because Persian words and emoji
+    families contain joiners, and so are characters that are newer than this Python's Unicode.
     """
-    return text.isprintable() or _UNPRINTABLE.isdisjoint(map(unicodedata.category, text))
+    return text.isprintable() or not (
+        _REORDERING & {*text} or _UNPRINTABLE & {*map(unicodedata.category, text)}
+    )
 
 
 def printable(text: str) -> str:

@@ -18,7 +18,7 @@ from collapipe.wire.messages import RowsReply
 _PERSIAN, _FAMILY = "می\u200cخواهم", "👨\u200d👩\u200d👧"
 _GOOD = [_PERSIAN, _FAMILY, "e\u0301te", "हिन्दी", "全角\u3000空白", "\U0001fae8"]
 _SIZES: dict[str, Any] = {"root": None, "synthetic": False, "vocabulary": 300, "max_length": 8}
-_BAD = ["a\x1b[2J", "a\ud800", "a\u2028b", "x" * 252]
+_BAD = ["a\x1b[2J", "a\ud800", "a\u2028b", "a\u202eb", "x" * 252]
 
 
 @pytest.mark.parametrize("name", _GOOD)
