@@ -55,7 +55,8 @@ from collapipe.wire.messages import (
 from collapipe.wire.parts import NAME_BYTES
 
 T = TypeVar("T")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+# A string may be unterminated: then it ends with the text, or each of its quotes would start anew.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _HEAD_BYTES = 2**12  # of an array record, beside its tensors
 _ENVELOPE_BYTES = 2**16  # of Flower's objects around a reply's texts and arrays
 _STATE_VALUES = 2**17  # of a state of 20,000 channels, and a unit's payloads

@@ -103,8 +103,8 @@ class Units:
         told = {node: reply for node, reply in told.items() if node not in unfit}
         self.places.failed.update(failures)
         self.places.barred.update(unfit)
-        if len(told) < (self.federation.min_units or 1):
-            raise self._too_few(len(told), len(nodes), failures)
+        if len(told) < (least := self._least(len(nodes), failures)):
+            raise self._too_few(len(told), len(nodes), least, failures)
         for node, failure in failures.items():
             self._warn_left_out(node, failure)
         return dict(sorted((reply.unit, reply) for reply in told.values()))
@@ -130,7 +130,7 @@ class Units:
                 self._calls.asked(node, 1, answered=False)
         failures = {**later, **failures}
         if not told:
-            raise self._too_few(0, len(nodes), failures)
+            raise self._too_few(0, len(nodes), 1, failures)
         causes = {self.places.place(node): failure for node, failure in failures.items()}
         others = [each for node, each in failures.items() if self.places.place(node) is None]
         for unit in range(num_units):
@@ -385,12 +385,22 @@ class Units:
         who = self.places.of_node(node)
         _log.warning("%s is left out: %s: %s", who, failure.kind, failure.message)
 
-    def _too_few(self, able: int, there: int, failures: Mapping[int, Failure]) -> CollaPipeError:
-        """What ends the run if so few units of those that are ``there`` can begin."""
-        of_all = any(failure.kind in _OF_ALL for failure in failures.values())
-        least = self.federation.min_units or 1
-        return (ConfigError if of_all else RoundFailedError)(
-            f"{able} of {there} units can begin, at least {least} must: {self._each(failures)}"
+    def _least(self, there: int, failures: Mapping[int, Failure]) -> int:
+        """How many units must have rows.
+
+        Without ``federation.min_units`` one is enough, unless some cannot use their options or data
+        and no unit has a certificate: then these are the run's own, and all units must.
+        """
+        own = self.places.signed is None and _of_all(failures)
+        return self.federation.min_units or (there if own else 1)
+
+    def _too_few(
+        self, able: int, there: int, least: int, failures: Mapping[int, Failure]
+    ) -> CollaPipeError:
+        """The error of a run in which ``able`` units can begin, and ``least`` must."""
+        return (ConfigError if _of_all(failures) else RoundFailedError)(
+            f"{able} of {there} units can begin, at least {least} must (federation.min_units): "
+            f"{self._each(failures)}"
         )
 
     def _each(self, failures: Mapping[int, Failure]) -> str:
@@ -440,6 +450,11 @@ def _fault(unit: int, kept: Kept, check: Callable[[int, Kept], None]) -> Failure
 def _groups(keys: Sequence[int]) -> Iterator[Sequence[int]]:
     """As many as are asked at once."""
     return (keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE))
+
+
+def _of_all(failures: Mapping[int, Failure]) -> bool:
+    """Whether some unit cannot use the run's options or data."""
+    return any(failure.kind in _OF_ALL for failure in failures.values())
 
 
 def _apart(answers: Mapping[int, T | Failure]) -> tuple[dict[int, T], dict[int, Failure]]:

@@ -15,7 +15,8 @@ is charged for the k_n rounds whose sums have its update, and the largest k_n gi
    follows from its result, such as the next clip norm, costs nothing.
 4. So to unit n the run is the adaptive composition of k_n Gaussian mechanisms of z, which is one of
    z/√k_n, exactly (Dong, Roth and Su 2022). Mechanisms of different z_i, of several
-   runs, are one of 1/√(Σ 1/z_i²).
+   runs, are one of 1/√(Σ 1/z_i²), also if z_i is chosen after earlier results were seen and the
+   sum is bounded in advance (privacy filters: Feldman and Zrnic 2021; Smith and Thakurta 2022).
 
 Noise that units add in whole numbers is not Gaussian. Its Rényi divergences are at most the
 Gaussian's, and they add up over the rounds of a unit in the same way, which makes ε somewhat

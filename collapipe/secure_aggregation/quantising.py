@@ -33,6 +33,7 @@ LEVELS = {"float32": 2**16, "bfloat16": 2**9, "int8": 127, "int6": 31, "int4": 7
 """Of a precision, for a value of the size that all have where the norm is spread evenly."""
 _CHUNK = 2**20  # values at a time
 _ROUNDING = 1e-9  # relative, of norms in float64
+_LEAST_STEP = 1e-300  # far from the subnormal numbers
 _TAIL = 16.0  # standard deviations, beyond which noise comes with a probability of 2⁻¹⁸⁰
 
 
@@ -53,8 +54,8 @@ class Quantiser:
     def of(
         cls, upload: PrecisionOrAuto, privacy: PrivacySettings, size: int, bound: float, units: int
     ) -> Self:
-        """As fine as ``compression.upload`` says. Raises ``WireError`` where steps are too coarse
-        for the units' noise."""
+        """As fine as ``compression.upload`` says. Raises ``WireError`` if steps are too coarse for
+        the units' noise, or too small for float64: a rounded step would let a norm exceed C."""
         levels, noise = LEVELS[upload], 0.0
         if privacy.noise_by == "units":
             parts = noise_parts(units, privacy.threshold)
@@ -64,7 +65,10 @@ class Quantiser:
                     f"privacy.noise_by=units: each unit's noise is {noise:.2g} steps of rounding, "
                     f"expected {LEAST_DEVIATION:g} or more; choose a finer compression.upload"
                 )
-        return cls(size, bound, levels, units, noise)
+        made = cls(size, bound, levels, units, noise)
+        if not made.step > _LEAST_STEP:
+            raise WireError(f"a clip norm of {bound:g} has steps of {made.step:g}, expected more")
+        return made
 
     @property
     def step(self) -> float:

@@ -1,5 +1,6 @@
 """Plans, reports and weights ↔ Flower records. The only file that knows a record's keys."""
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ SURVIVORS = "query.survivors"
 UNMASK = "query.unmask"
 MASKED = "masked"  # the one tensor of an upload that is masked
 _STAGES = UnitWithKeys, UnitWithShares, MaskedUnit, UnitWithSurvivors
+_taken = set[bytes]()  # digests of the stages that this process has taken
 # What a unit's state has that its last round did not leave there.
 OF_NO_ROUND = tuple(kind.__name__ for kind in (Setup, LastMasked, *_STAGES))
 # JSON of a reply without its steps: a state of 128 devices and 20,000 channels, and events.
@@ -212,15 +214,18 @@ def keep_stage(
 
 
 def take_stage(kind: type[T], state: RecordDict) -> T:
-    """The stage of a masked sum that a unit has come to, which is gone from its state then.
+    """Remove the unit's stage of a masked sum from its state and return it.
 
-    Raises ``WireError`` where that is another one; that is gone, too.
+    Raises ``WireError`` if the state has another stage, which is removed, too, or if this process
+    has taken the stage before: an older state that comes back brings no stage back.
     """
     stages = {each.__name__: state.pop(each.__name__, None) for each in _STAGES}
     if (found := stages[kind.__name__]) is None:
-        raise WireError(
-            f"this unit's part in a masked sum has not come to, or is past, {kind.__name__}"
-        )
+        raise WireError(f"out-of-order message of a masked sum: the unit is not at {kind.__name__}")
+    name = hashlib.sha256(str(found).encode()).digest()
+    if name in _taken:
+        raise WireError(f"{kind.__name__} was used before: a stage of a masked sum is used once")
+    _taken.add(name)
     return unpack(kind, RecordDict({kind.__name__: found}))
 
 

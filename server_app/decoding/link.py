@@ -232,11 +232,12 @@ def _obeyed(claim: _Claim) -> Iterator[bytes]:
             frame = stream.receive()
         except LinkError:  # the unit is gone
             return
-        claim.active = time.monotonic()
+        works = frame.kind != FrameKind.RESUME  # which a unit may send without end
+        claim.active = time.monotonic() if works else claim.active
         if frame.kind == FrameKind.BEGIN and (left := stream.backlog()[1]):
             raise WireError(f"a step begins, but {left} gradients of the last one are not taken")
         answer = _answer(session, frame)
-        claim.active = time.monotonic()
+        claim.active = time.monotonic() if works else claim.active
         if answer is not None:
             stream.send(answer)
 

@@ -313,9 +313,11 @@ class CollaPipeStrategy(Strategy):
         self._heads.keep_states({unit: each.head_state for unit, each in finished.items()})
         plans, compression = now.decision.plan.clusters, self._settings.compression
         sums = totals(finished, now.sent, now.head_states, plans, compression, now.masked)
+        late = {} if now.masked is None else now.masked.failures  # after its update has arrived
+        missed, present = {**late, **failures}, finished.keys() - late.keys()
         self._scheduler.update_states(
             {unit: reply.state for unit, reply in finished.items()}
-            | self._units.attendance.end_round(round_, failures, finished)
+            | self._units.attendance.end_round(round_, missed, present)
         )
         asked = time.perf_counter()
         kept_bytes = self._store_kept(round_)

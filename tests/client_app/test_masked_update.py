@@ -181,3 +181,13 @@ def test_secrets_are_in_no_checkpoint_and_on_no_disk(unit: Context) -> None:
         assert groups == {}
         back = records.take_stage(type(stage), unit.state)
         assert back == stage  # as it was packed
+
+
+def test_a_stage_that_was_taken_does_not_come_back_with_an_older_state(unit: Context) -> None:
+    """As a SuperNode keeps one if the new state does not reach it: masks would be used twice."""
+    stage = Exchange(3).share().with_shares[0]
+    records.keep_stage(stage, unit.state)
+    older = RecordDict(dict(unit.state))
+    assert records.take_stage(type(stage), unit.state) == stage
+    with pytest.raises(WireError, match="used before"):
+        records.take_stage(type(stage), older)
