@@ -190,7 +190,7 @@ def light_python(folder: Path) -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = installed("requirements-unit.txt", folder / "lib" / version / "site-packages")
     there = {each.name for each in site.iterdir()}
-    assert not there & {"ray", "cvxpy", "scipy", "matplotlib", "sklearn", "flwr_datasets"}
+    assert not there & {"ray", "cvxpy", "matplotlib", "sklearn", "flwr_datasets"}
     return folder / "bin" / "python"
 
 

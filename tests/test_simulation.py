@@ -9,7 +9,7 @@ import pytest
 import torch
 from federated import TINY, weights
 
-from collapipe.cli import simulation
+from collapipe import temporary
 from collapipe.cli.resume import resume_run
 from collapipe.cli.run import run_job
 from collapipe.errors import ConfigError
@@ -29,7 +29,7 @@ def test_a_simulation_that_goes_on_in_one_process_ends_with_the_bits_of_one_proc
         assert {each.stat().st_mode & 0o777 for each in kept} == {0o600}
         remove(folder, **options)
 
-    monkeypatch.setattr(simulation, "shutil", SimpleNamespace(rmtree=removed))
+    monkeypatch.setattr(temporary, "shutil", SimpleNamespace(rmtree=removed))
     local, simulated = tmp_path / "local", tmp_path / "simulated"
     run_job([*TWO_NODES, "federation.rounds=3", f"hydra.run.dir={local}"])
     run_job([*TWO_NODES, "federation.rounds=2", "runtime=simulation", f"hydra.run.dir={simulated}"])

@@ -11,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from masked_sums import RUN, Exchange, drawn
 
 from client_app.app import app
+from collapipe.errors import WireError
 from collapipe.secure_aggregation.messages import (
     KeysReply,
     KeysRequest,

@@ -203,7 +203,7 @@ def test_a_bad_answer_at_the_start_costs_its_unit_alone_which_is_named_once(
 
 
 def test_an_unterminated_string_is_counted_in_linear_time() -> None:
-    """Its escaped quotes once each began a search for the end: a megabyte took more than an hour."""
+    """Each of its escaped quotes once began a search for the end: a megabyte took an hour."""
     text = '"' + '\\"' * 2**19
     began = time.process_time()
     assert questions._num_values(text) == 1

@@ -148,7 +148,7 @@ def test_a_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower.shutil, "which", lambda *_, **__: None)
     with (
         simulation._site() as site,
-        pytest.raises(CollaPipeError, match="flower-superlink was not found"),
+        pytest.raises(CollaPipeError, match="was not found; pip install"),
         simulation._super_link(site),
     ):
         pass
