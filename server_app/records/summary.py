@@ -19,6 +19,7 @@ from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
+from collapipe.runs.reading import latest_checkpoint
 from collapipe.sections import PrivacySettings
 from collapipe.secure_aggregation.thresholds import noise_parts
 from collapipe.state import Estimates
@@ -144,15 +145,11 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
 
 def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
     """What to type after a run that ended early, or why it cannot go on."""
-    try:
-        name = (run_dir / "checkpoints" / "latest").readlink().name  # of its round
-    except OSError:
-        name = ""
-    if not (name.isascii() and name.isdigit()):
+    if (round_ := latest_checkpoint(run_dir)) is None:
         first = f"; the first follows round {checkpoint_every}" if checkpoint_every else ""
         asked = f"federation.checkpoint_every={checkpoint_every}{first}"
         return f"cannot go on: no checkpoint ({asked})"
-    return f"goes on after round {int(name)} with: collapipe resume {shlex.quote(str(run_dir))}"
+    return f"goes on after round {round_} with: collapipe resume {shlex.quote(str(run_dir))}"
 
 
 def _end_rows(
