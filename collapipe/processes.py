@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 DIRECT = {"no_proxy": "*", "NO_PROXY": "*"}
 """Environment of a process that reaches every machine without a proxy."""
@@ -41,6 +44,23 @@ def child_command(*arguments: str) -> Sequence[str]:
     Python's option ``-P`` keeps it from importing files of the current folder as modules.
     """
     return [sys.executable, "-P", "-m", "collapipe.cli.child", str(os.getpid()), *arguments]
+
+
+@contextmanager
+def ending(processes: Collection[subprocess.Popen[Any]], wait_s: float) -> Iterator[None]:
+    """Terminate ``processes``, also those added meanwhile, when the context ends, and kill each one
+    that goes on for ``wait_s`` after that."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def end_with_parent(parent: int) -> None:

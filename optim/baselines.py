@@ -144,13 +144,13 @@ class SelectUnits(AllUnits):
         if self.num_scheduled < 1:
             raise ConfigError(f"strategy.num_scheduled={self.num_scheduled}: must be at least 1")
 
-    def most(self, request: RoundRequest) -> int:
+    def _most(self, request: RoundRequest) -> int:
         """How many of the units are drawn, of whom some may find no channel."""
         limit = len(request.channels) if _tells_uplinks(request) else self.num_scheduled
         return min(limit, self.num_scheduled)
 
     def _chosen(self, request: RoundRequest, rng: np.random.Generator) -> tuple[Front, ...]:
-        return self._fronts(request, rng, self._order(request, rng), self.most(request))
+        return self._fronts(request, rng, self._order(request, rng), self._most(request))
 
     def _order(self, request: RoundRequest, rng: np.random.Generator) -> Sequence[int]:
         """Places of all clusters: the first J that can hold the model take part."""
@@ -184,7 +184,7 @@ class ShortestDelay(SelectUnits):
         found = self._fronts(request, rng)
         able = [place for place, front in enumerate(found) if front]
         able.sort(key=lambda place: fastest(found[place]).latency_s)
-        fast = able[: self.most(request)]
+        fast = able[: self._most(request)]
         return tuple(front if place in fast else () for place, front in enumerate(found))
 
 

@@ -35,29 +35,32 @@ class Places:
         """Its name, or else such as ``unit 0``."""
         return self.name(place) or f"unit {place}"
 
-    def of_node(self, node: int, number: int | None = None) -> str:
-        """A node in a message to users: by its certificate, its ``number`` if it has one, or
-        Flower's number of it."""
-        name = (self.signed() if self.signed else {}).get(node)
-        place = number if name is None else self._own(name)
+    def certified(self) -> Mapping[int, str]:
+        """Names by node. Reads and verifies every certificate, so it is called once a question."""
+        return self.signed() if self.signed else {}
+
+    def of_node(self, node: int, certified: Mapping[int, str]) -> str:
+        """The name of a node in a message to users: by its certificate, or else Flower's number."""
+        name = certified.get(node)
+        place = None if name is None else self._own(name)
         return (name or f"node {node}") if place is None else self.called(place)
 
-    def place(self, node: int) -> int | None:
+    def place(self, node: int, certified: Mapping[int, str]) -> int | None:
         """The place of a node that has sent nothing usable, by its certificate."""
-        return self._own((self.signed() if self.signed else {}).get(node, ""))
+        return self._own(certified.get(node, ""))
 
     def _own(self, name: str) -> int | None:
         return self.of.get(name, self.reserved.get(name))
 
-    def check_signed(self, node: int, name: str) -> None:
+    def check_signed(self, node: int, name: str, certified: Mapping[int, str]) -> None:
         """Raise ``WireError`` if a node reports another ``name`` than its certificate has."""
         if self.signed is None:
             return
-        certified = self.signed().get(node)
-        if certified is None:
+        signed = certified.get(node)
+        if signed is None:
             raise WireError(f"a node reported the name {name!r}, and has no valid certificate")
-        if certified != name:
-            raise WireError(f"a node calls itself {name!r}, its certificate is that of {certified}")
+        if signed != name:
+            raise WireError(f"a node calls itself {name!r}, its certificate is that of {signed}")
 
     def claim(self, name: str, number: int, num_units: int, taken: Container[int]) -> int:
         """The place of the node that reports ``name`` and ``number``; other nodes have the places

@@ -105,8 +105,7 @@ class Units:
         self.places.barred.update(unfit)
         if len(told) < (least := self._least(len(nodes), failures)):
             raise self._too_few(len(told), len(nodes), least, failures)
-        for node, failure in failures.items():
-            self._warn_left_out(node, failure)
+        self._warn_left_out(failures)
         return dict(sorted((reply.unit, reply) for reply in told.values()))
 
     def discover(self) -> tuple[ClusterState | Failure, ...]:
@@ -131,8 +130,10 @@ class Units:
         failures = {**later, **failures}
         if not told:
             raise self._too_few(0, len(nodes), 1, failures)
-        causes = {self.places.place(node): failure for node, failure in failures.items()}
-        others = [each for node, each in failures.items() if self.places.place(node) is None]
+        certified = self.places.certified()
+        places = {node: self.places.place(node, certified) for node in failures}
+        causes = {places[node]: failure for node, failure in failures.items()}
+        others = [failure for node, failure in failures.items() if places[node] is None]
         for unit in range(num_units):
             if unit not in told:
                 absent = others.pop(0) if others else Failure(ABSENT, "no node has this number")
@@ -158,8 +159,7 @@ class Units:
         for node in asked:
             answered = node not in failures or failures[node].kind != SILENT
             self._calls.asked(node, round_, answered)
-        for node in came & failures.keys():
-            self._warn_left_out(node, failures[node])
+        self._warn_left_out({node: failures[node] for node in came & failures.keys()})
         due = [unit for unit in excluded if unit not in told and self.attendance.due(unit, round_)]
         known = {unit for unit in due if unit in self.nodes and unit not in gone}
         answers = self._states_of(known)
@@ -309,10 +309,11 @@ class Units:
         has none; those of other nodes are ``taken``. Names that have places come first."""
         num_units = self.federation.num_units
         replies = {n: each for n, each in answers.items() if not isinstance(each, Failure)}
-        for node in sorted(replies, key=lambda node: self.places.place(node) is None):
+        certified = self.places.certified()
+        for node in sorted(replies, key=lambda node: self.places.place(node, certified) is None):
             reply = replies[node]
             try:
-                self.places.check_signed(node, reply.name)
+                self.places.check_signed(node, reply.name, certified)
                 unit = self.places.claim(reply.name, reply.unit, num_units, taken)
             except WireError as error:
                 answers[node] = Failure("WireError", one_line(error))
@@ -381,9 +382,11 @@ class Units:
             told = self.places.called(unit), so, failure.kind, failure.message
             _log.warning("%s: %s (%s: %s)", *told)
 
-    def _warn_left_out(self, node: int, failure: Failure) -> None:
-        who = self.places.of_node(node)
-        _log.warning("%s is left out: %s: %s", who, failure.kind, failure.message)
+    def _warn_left_out(self, failures: Mapping[int, Failure]) -> None:
+        certified = self.places.certified() if failures else {}
+        for node, failure in failures.items():
+            who = self.places.of_node(node, certified)
+            _log.warning("%s is left out: %s: %s", who, failure.kind, failure.message)
 
     def _least(self, there: int, failures: Mapping[int, Failure]) -> int:
         """How many units must have rows.
@@ -405,9 +408,10 @@ class Units:
 
     def _each(self, failures: Mapping[int, Failure]) -> str:
         """Causes of nodes' failures, and whose they are."""
-        whose = dict[str, list[str]]()
+        whose, certified = dict[str, list[str]](), self.places.certified()
         for node, each in failures.items():
-            whose.setdefault(f"{each.kind}: {each.message}", []).append(self.places.of_node(node))
+            who = self.places.of_node(node, certified)
+            whose.setdefault(f"{each.kind}: {each.message}", []).append(who)
         return few_of(f"{_named(who)}: {cause}" for cause, who in whose.items())
 
     def _ask(

@@ -26,6 +26,16 @@ from collapipe.secure_aggregation.unit import (
 THRESHOLD, RUN = 2 / 3, 1
 
 
+def colluders_needed(units: int, needed: int) -> int:
+    """With how many colluding units a server that lies can learn the update of another one, if
+    ``needed`` of ``units`` must finish.
+
+    2·needed − units of them can confirm two lists of survivors. If all units must finish, all but
+    one are needed: they subtract their own updates from the sum.
+    """
+    return min(2 * needed - units, needed - 1)
+
+
 @dataclass
 class Exchange:
     """A round of ``num_units``; the sets say who is gone after which message."""

@@ -195,7 +195,6 @@ def test_a_unit_and_its_server_meet_where_there_are_proxies(
         while [each.state for each in overview(folder)[0]] != ["online"]:
             assert there.running["berlin"].poll() is None
             time.sleep(0.5)
-        time.sleep(2.0)  # for the thread that answers
         assert there.running["berlin"].poll() is None
         family = psutil.Process(there.running["server"].pid).children(recursive=True)
         assert family

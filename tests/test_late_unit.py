@@ -9,14 +9,11 @@ import pytest
 from federated import settings_of, train
 
 from client_app.app import app
-from collapipe.state import AffineLaw, ClusterState, DeviceProfile
 from server_app.grid import InlineGrid
-from server_app.rounds.scheduler import same_cluster
 
 
 class Late(InlineGrid):
-    """Its last node is there from the third look on: the first is before the run, the second before
-    round 1."""
+    """Its last node is there from the fourth look on, which is before round 2."""
 
     looks = 0
 
@@ -40,14 +37,3 @@ def test_a_late_unit_is_told_counted_and_trains_in_the_next_round(
     assert (shards[2]["joined"], shards[2]["rows"]) == (first, 13)
     out = capsys.readouterr().out
     assert f"round {first}: unit 2 joined, 13 rows\n" in out and first == 2
-
-
-def test_real_devices_that_are_measured_anew_are_the_same_cluster() -> None:
-    def cluster(v: float, name: str = "box", real: bool = True, rows: int = 9) -> ClusterState:
-        device = DeviceProfile(name, AffineLaw(v, 0.0, 0.0, 0.0))
-        return ClusterState(0, (device,), rows, real_devices=real)
-
-    assert same_cluster(cluster(1.0), cluster(2.0))
-    assert not same_cluster(cluster(1.0), cluster(1.0, name="another"))
-    assert not same_cluster(cluster(1.0), cluster(1.0, rows=10))
-    assert not same_cluster(cluster(1.0, real=False), cluster(2.0, real=False))

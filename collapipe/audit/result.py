@@ -18,7 +18,6 @@ Attack = Literal["most frequent", "nearest", "softmax", "linear", "learned"]
 State = Literal["frozen", "trained"]
 """Which weights made the activations: the run's first ones, without dropout, as a frozen encoder
 sends; or its last ones, with dropout, as units send in training."""
-_Part = Annotated[float, Field(ge=0, le=1)]
 _Signed = Annotated[float, Field(ge=-1, le=1)]
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 _Name = Annotated[str, Field(max_length=40)]

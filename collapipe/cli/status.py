@@ -2,6 +2,7 @@
 federation is there."""
 
 import math
+import shlex
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ from collapipe.errors import one_line, printable
 from collapipe.formatting import counted, print_lines, print_table, seconds
 from collapipe.report import RoundReport
 from collapipe.runs.lock import is_writing
-from collapipe.runs.reading import Run, latest_run, modified_s, read_run
+from collapipe.runs.reading import Run, latest_checkpoint, latest_run, modified_s, read_run
 
 _RECENT = 10  # rounds that tell how long the next ones take
 _FILES = ("config.yaml", "metrics.jsonl", "summary.json")
@@ -81,7 +82,10 @@ def _state(run: Run, now_s: float) -> str:
     if run.summary:
         return f"{printable(run.summary.status)}{run.summary.cause}, {written}"
     if not is_writing(run.folder):
-        return f"killed, {written}; go on with it: collapipe resume {printable(str(run.folder))}"
+        command = printable(f"collapipe resume {shlex.quote(str(run.folder))}")
+        begun = latest_checkpoint(run.folder) is not None
+        way_out = f"go on with: {command}" if begun else "it has no checkpoint: begin a new run"
+        return f"killed, {written}; {way_out}"
     return f"{'running' if run.rounds else 'not started a round'}, {written}"
 
 
@@ -145,14 +149,11 @@ def _devices(run: Run, last: RoundReport) -> list[Line]:
 
 
 def _checkpoint(folder: Path, now_s: float) -> list[Line]:
-    try:
-        name = (folder / "checkpoints" / "latest").readlink().name  # of its round
-    except OSError:
+    round_ = latest_checkpoint(folder)
+    written_s = modified_s(folder / "checkpoints" / "latest")
+    if round_ is None or not written_s:
         return []
-    written_s = modified_s(folder / "checkpoints" / name)
-    if not written_s or not (name.isascii() and name.isdigit()):
-        return []
-    return [("checkpoint", f"of round {int(name)}, {_ago(now_s - written_s)}")]
+    return [("checkpoint", f"of round {round_}, {_ago(now_s - written_s)}")]
 
 
 def _ago(elapsed_s: float) -> str:

@@ -18,7 +18,7 @@ from collapipe.credentials.member import Role
 from collapipe.deployment.flower import free_port, last_line
 from collapipe.deployment.server_folder import ServerFolder, create
 from collapipe.errors import RoundFailedError
-from collapipe.processes import child_command
+from collapipe.processes import child_command, ending
 from collapipe.temporary import TemporaryFolder
 
 _NAMES = "berlin", "paris", "rome"  # of the first units; the others are called unit-3, unit-4, …
@@ -78,7 +78,7 @@ def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[No
     Raises ``RoundFailedError`` where one ends before that.
     """
     processes = dict[Path, subprocess.Popen[bytes]]()
-    try:
+    with ending(processes.values(), _END_S):
         for log, (command, _, _) in commands.items():
             with log.open("w") as file:
                 processes[log] = subprocess.Popen(  # noqa: S603 - our own command
@@ -95,12 +95,3 @@ def _processes(commands: Mapping[Path, tuple[Command, str, int]]) -> Iterator[No
                     raise RoundFailedError(f"{shown}: has ended: {last_line(log.read_text())}")
                 time.sleep(_POLL_S)
         yield
-    finally:
-        for process in processes.values():
-            process.terminate()
-        for process in processes.values():
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()

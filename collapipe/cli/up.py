@@ -14,7 +14,7 @@ from collapipe.cli.device import memory_bytes
 from collapipe.config.overrides import typed
 from collapipe.credentials.authority import CONTROL_UNIT, temporary_authority
 from collapipe.errors import ConfigError, RoundFailedError
-from collapipe.processes import child_command
+from collapipe.processes import child_command, ending
 from collapipe.temporary import TemporaryFolder
 
 _READY = ": ready on "
@@ -101,22 +101,13 @@ def _daemons(
 ) -> Iterator[list[LocalDevice]]:
     """Daemons that are ready, and end when the context does."""
     processes = list[subprocess.Popen[str]]()
-    try:
+    with ending(processes, _END_S):
         for (name, own), share in zip(credentials.items(), memory, strict=True):
             processes.append(_started(own, share, folder / f"{name}.log"))
         yield [
             LocalDevice(name, _address(name, process, folder / f"{name}.log"), process.pid, share)
             for name, process, share in zip(credentials, processes, memory, strict=True)
         ]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def _started(credentials: Path, memory: str, log: Path) -> subprocess.Popen[str]:

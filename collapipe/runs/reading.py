@@ -163,6 +163,15 @@ def latest_run(outputs: Path = Path("outputs")) -> Path:
     return max(last, key=last.__getitem__)
 
 
+def latest_checkpoint(run_dir: Path) -> int | None:
+    """The round of the last checkpoint. None: the run has no checkpoint to go on from."""
+    try:
+        name = (run_dir / "checkpoints" / "latest").readlink().name
+    except OSError:
+        return None
+    return int(name) if name.isascii() and name.isdigit() else None
+
+
 def modified_s(file: Path) -> float:
     """When a file was last written, as of ``time.time``; 0 where there is none."""
     try:

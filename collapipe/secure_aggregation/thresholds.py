@@ -33,16 +33,6 @@ def units_needed(units: int, threshold: float) -> int:
     return max(units // 2 + 1, math.ceil(threshold * units - 1e-9))  # 2/3 of 3 are 2
 
 
-def colluders_needed(units: int, needed: int) -> int:
-    """With how many colluding units a server that lies can learn the update of another one, if
-    ``needed`` of ``units`` must finish.
-
-    2·needed − units of them can confirm two lists of survivors. If all units must finish, all but
-    one are needed: they subtract their own updates from the sum.
-    """
-    return min(2 * needed - units, needed - 1)
-
-
 def noise_parts(units: int, threshold: float) -> int:
     """How many units' noise is enough, where units add it: one less than must finish, because each
     unit knows its own noise."""

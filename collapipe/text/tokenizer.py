@@ -30,7 +30,7 @@ class SpecialTokens:
 _MOST_TOKENS = 2**22
 _BLANK = "Ġ"  # as byte-level tokenisers write it
 _MOST_BYTES, _SECONDS = 2**27, 60
-_TRIAL = Path(__file__).with_name("trial.py")
+_PROBE = Path(__file__).with_name("probe.py")
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def check_tokenizer(json_text: str, *how: str) -> None:
     environment = {"RUST_BACKTRACE": "0", "TOKENIZERS_PARALLELISM": "false"}
     try:
         tried = subprocess.run(  # noqa: S603, our own program
-            [sys.executable, "-I", "-X", "utf8", str(_TRIAL), *how],
+            [sys.executable, "-I", "-X", "utf8", str(_PROBE), *how],
             input=json_text.encode(errors="surrogatepass"),
             env={**os.environ, **environment},
             capture_output=True,

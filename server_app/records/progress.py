@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from rich.console import Console
@@ -20,11 +20,6 @@ _log = logging.getLogger(__name__)
 Called = Callable[[int], str]  # what users call the unit with this number
 
 
-def by_number(unit: int) -> str:
-    """Such as ``unit 1``."""
-    return f"unit {unit}"
-
-
 class RunProgress:
     """Shows steps, rounds and evaluations; a context, since a live display must end.
 
@@ -32,9 +27,7 @@ class RunProgress:
     come from the decoder link's threads.
     """
 
-    def __init__(
-        self, console: Console, rounds: int, steps_per_round: int, called: Called = by_number
-    ) -> None:
+    def __init__(self, console: Console, rounds: int, steps_per_round: int, called: Called) -> None:
         self._console, self._lock, self._called = console, threading.Lock(), called
         self._excluded = dict[int, str]()  # as of the round before
         self._restart()
@@ -155,9 +148,9 @@ def shown(score: Score) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def end_table(rows: dict[str, str]) -> Table:
+def end_table(rows: Sequence[tuple[str, str]]) -> Table:
     """The short table at the end of a run."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in rows.items():
+    for name, value in rows:
         table.add_row(Text(name), Text(printable(value)))  # a value may look like markup
     return table

@@ -19,12 +19,13 @@ from collapipe.plan import ClusterPlan
 from collapipe.privacy.accounting import affordable_rounds
 from collapipe.report import RoundReport, UnitsEvaluation
 from collapipe.runs.folder import RunFolder
+from collapipe.runs.reading import latest_checkpoint
 from collapipe.sections import PrivacySettings
 from collapipe.secure_aggregation.thresholds import noise_parts
 from collapipe.state import Estimates
 from collapipe.tasks.evaluation import Evaluation
 from optim.dssra import Dssra
-from server_app.records.progress import Called, by_number, end_table, told_of_units
+from server_app.records.progress import Called, end_table, told_of_units
 
 _log = logging.getLogger(__name__)
 _SHOWN_UNITS = 12  # in the table at the end
@@ -74,7 +75,7 @@ def summarised(
     settings: Settings,
     history: History,
     console: Console,
-    called: Called = by_number,
+    called: Called,
 ) -> Iterator[None]:
     """Write the summary when the run ends, however it does."""
     error: BaseException | None = None
@@ -125,7 +126,7 @@ def summarised(
                 _log.warning("%s", unwritten)
         if history.num_rounds:
             rows = _end_rows(history, settings, f"{status} after", wall_s, called)
-            console.print(end_table(rows | {"folder": str(folder.path)}), soft_wrap=True)
+            console.print(end_table([*rows, ("folder", str(folder.path))]), soft_wrap=True)
             if status != "completed":
                 text = how_to_go_on(folder.path, settings.federation.checkpoint_every)
                 console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
@@ -144,20 +145,17 @@ def _outcome(error: BaseException | None) -> tuple[str, str | None, int]:
 
 def how_to_go_on(run_dir: Path, checkpoint_every: int) -> str:
     """What to type after a run that ended early, or why it cannot go on."""
-    try:
-        name = (run_dir / "checkpoints" / "latest").readlink().name  # of its round
-    except OSError:
-        name = ""
-    if not (name.isascii() and name.isdigit()):
+    if (round_ := latest_checkpoint(run_dir)) is None:
         first = f"; the first follows round {checkpoint_every}" if checkpoint_every else ""
         asked = f"federation.checkpoint_every={checkpoint_every}{first}"
         return f"cannot go on: no checkpoint ({asked})"
-    return f"goes on after round {int(name)} with: collapipe resume {shlex.quote(str(run_dir))}"
+    return f"goes on after round {round_} with: collapipe resume {shlex.quote(str(run_dir))}"
 
 
 def _end_rows(
     history: History, settings: Settings, ended: str, wall_s: float, called: Called
-) -> dict[str, str]:
+) -> list[tuple[str, str]]:
+    """Names and values; a unit may be called as another row is."""
     num_units = settings.federation.num_units
     rows = {"run": f"{ended} {counted(history.num_rounds, 'round')}, {wall_s:.1f} s"}
     if history.losses:
@@ -175,12 +173,13 @@ def _end_rows(
         rows |= {f"test {name}": f"{value:.4g}" for name, value in score.extra_metrics.items()}
     if history.test_on_units:
         rows["test on units"] = "; ".join(told_of_units(history.test_on_units, called))
+    units = []
     for unit in range(min(num_units, _SHOWN_UNITS)):
         lately = f", lately {_partition(history.plans[unit])}" if unit in history.plans else ""
-        rows[called(unit)] = counted(history.rounds[unit], "round") + lately
+        units.append((called(unit), counted(history.rounds[unit], "round") + lately))
     if num_units > _SHOWN_UNITS:
-        rows["…"] = f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"
-    return rows | sent(history)
+        units.append(("…", f"{num_units - _SHOWN_UNITS} more units, see metrics.jsonl"))
+    return [*rows.items(), *units, *sent(history).items()]
 
 
 def _private(history: History, settings: Settings) -> dict[str, object]:

@@ -81,12 +81,6 @@ class Environment:
                     f"environment.{option}=[{least:g},{most:g}]: must be [least, most]"
                 )
 
-    @property
-    def devices_stay(self) -> bool:
-        """Whether the blocks that a cluster can hold are equal in all rounds."""
-        changes = self.leave_probability, self.speed_deviation
-        return not any(changes) and self.memory_share == self.energy_share == (1.0, 1.0)
-
     def start(
         self, clusters: Sequence[ClusterState], num_channels: int, rng: np.random.Generator
     ) -> EnvironmentState:

@@ -26,7 +26,7 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    assert child.wait(20) is None or not child.is_running()
+    child.wait(20)  # raises TimeoutExpired if it goes on
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,15 @@ def test_a_killed_run_is_told_by_its_lock(age_s: float, run: Path) -> None:
         assert told(run, age_s)["run"].startswith("running, last written ")
         assert " left at " in told(run, age_s)["round"]
     assert told(run, age_s)["run"].startswith("killed, last written ")
-    assert told(run, age_s)["run"].endswith(f"collapipe resume {run}")
+    assert told(run, age_s)["run"].endswith("; it has no checkpoint: begin a new run")
     assert told(run, age_s)["round"] == "12 of 20"
+
+
+def test_a_killed_run_with_a_checkpoint_names_the_command_that_resumes_it(run: Path) -> None:
+    (run / "checkpoints").mkdir(exist_ok=True)
+    (run / "checkpoints" / "latest").symlink_to("000010")
+    spaced = run.rename(run.with_name("my run; rm"))
+    assert told(spaced)["run"].endswith(f"collapipe resume '{spaced}'")
 
 
 def test_before_the_first_round(run: Path) -> None:

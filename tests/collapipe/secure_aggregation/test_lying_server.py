@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from masked_sums import Exchange, drawn
+from masked_sums import Exchange, colluders_needed, drawn
 
 from collapipe.errors import WireError
 from collapipe.secure_aggregation import masks
@@ -17,7 +17,7 @@ from collapipe.secure_aggregation.messages import (
 )
 from collapipe.secure_aggregation.session import place
 from collapipe.secure_aggregation.shamir import SHARE_BYTES, combine
-from collapipe.secure_aggregation.thresholds import colluders_needed, units_needed
+from collapipe.secure_aggregation.thresholds import units_needed
 
 VICTIM = 0
 Lists = Mapping[int, Collection[int]]

@@ -8,16 +8,18 @@ from round_report import round_report
 
 from server_app.records.progress import RunProgress, end_table
 
+CALLED = "unit {}".format
+
 
 def test_what_looks_like_markup_is_text() -> None:
     shown = io.StringIO()
-    Console(file=shown, width=80).print(end_table({"[b]": "2 [/b] + 4 \x1b[31mred\nline"}))
+    Console(file=shown, width=80).print(end_table([("[b]", "2 [/b] + 4 \x1b[31mred\nline")]))
     assert shown.getvalue().split() == ["[b]", "2", "[/b]", "+", "4", "[31mred", "line"]
 
 
 def test_causes_are_one_line_each_and_said_once() -> None:
     shown = io.StringIO()
-    with RunProgress(Console(file=shown, width=80), rounds=9, steps_per_round=1) as progress:
+    with RunProgress(Console(file=shown, width=80), 9, 1, CALLED) as progress:
         progress.round(round_report(1, failures={0: "gone\x1b[2J\nfor good"}), 1.0)
         for number, why in enumerate(("all are away", "all are away", "no channel", None), 2):
             progress.round(round_report(number, skipped=why, excluded={1: "a\nb"}), 1.0)
@@ -51,6 +53,6 @@ def test_the_speed_is_that_of_samples() -> None:
     """Whatever the task counts as targets: in classification each sample has one."""
     shown = io.StringIO()
     report = round_report(1, train_loss=0.5, samples=3000, target_tokens=7)
-    with RunProgress(Console(file=shown, width=80), rounds=9, steps_per_round=1) as progress:
+    with RunProgress(Console(file=shown, width=80), 9, 1, CALLED) as progress:
         progress.round(report, 2.0)
     assert shown.getvalue() == "round 1/9  train loss 0.5000  1,500 samples/s  2.0 s\n"

@@ -10,6 +10,7 @@ from collapipe.report import ClusterCost, RoundCost
 from collapipe.runs.folder import RunFolder
 from server_app.records.summary import (
     History,
+    _end_rows,
     _outcome,
     clock_told,
     how_to_go_on,
@@ -53,6 +54,14 @@ def test_fewer_units_than_there_are_in_a_round_are_told(
     line = opening(load_overrides(options), RunFolder(tmp_path))
     assert ("units a round" in line) == bool(told)
     assert told in line
+
+
+def test_a_unit_may_be_called_as_a_row_is() -> None:
+    names = ["run", "clock", "bytes"]
+    settings = load_overrides(["federation.num_units=3"])
+    history = History(0.0, bytes_up=1)
+    rows = _end_rows(history, settings, "completed", 1.0, names.__getitem__)
+    assert [name for name, _ in rows] == ["run", "clock", *names, "bytes"]
 
 
 def test_a_run_that_sent_nothing_has_no_row_of_bytes() -> None:

@@ -23,7 +23,7 @@ from collapipe.wire.messages import Failure
 from optim.convergence import idle_gamma
 from optim.planner import RoundRequest
 from server_app.records.run_log import REQUESTS
-from server_app.rounds.scheduler import RoundDecision, Scheduler
+from server_app.rounds.scheduler import RoundDecision, Scheduler, same_cluster
 
 MOBILE = (
     "environment=mobile",
@@ -374,3 +374,14 @@ def test_whatever_it_says_when_it_is_asked_again_costs_nobody_else(
     assert asked == [3]  # at first, before rounds 1 and 2, and then more seldom
     assert [list(line["excluded"]) for line in lines] == [["1"]] * 3
     assert [line["units"] for line in lines] == [[0, 2]] * 3
+
+
+def test_real_devices_that_are_measured_anew_are_the_same_cluster() -> None:
+    def cluster(v: float, name: str = "box", real: bool = True, rows: int = 9) -> ClusterState:
+        device = DeviceProfile(name, AffineLaw(v, 0.0, 0.0, 0.0))
+        return ClusterState(0, (device,), rows, real_devices=real)
+
+    assert same_cluster(cluster(1.0), cluster(2.0))
+    assert not same_cluster(cluster(1.0), cluster(1.0, name="another"))
+    assert not same_cluster(cluster(1.0), cluster(1.0, rows=10))
+    assert not same_cluster(cluster(1.0, real=False), cluster(2.0, real=False))

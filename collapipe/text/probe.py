@@ -1,4 +1,4 @@
-"""``python -I trial.py``: try a tokeniser of somebody else, read from standard input, in a process
+"""``python -I probe.py``: try a tokeniser of somebody else, read from standard input, in a process
 that may be ended: the library may panic, or take all memory.
 
 Standard input is a tokeniser's JSON, or with the argument ``packed`` what ``Tokenizer.pack`` makes.
