@@ -41,7 +41,6 @@ _GRIDS = "flwr.superlink.grid.http_grid"
 UNUSABLE = 9
 """Code of the error in place of a reply that cannot be used; none of Flower's."""
 _AT_ONCE = 2  # parts, as Flower pulls them
-_MOST_PARTS = 10_000  # of a reply
 _SMALL_BYTES = 2**19  # of all parts that are neither texts nor pieces of arrays
 _ITEM, _VALUE, _TEXT = b"\x0a", b"\x0a\x04json\x12", b"*"
 
@@ -110,8 +109,8 @@ class Replies:
     def _is_whole(self, coming: _Coming) -> bool:
         """Fetch what has come since the last look. Raises ``WireError`` for more than the largest
         reply has."""
-        if len(coming.missing) > _MOST_PARTS:
-            raise WireError(f"{len(coming.missing):,} parts, at most {_MOST_PARTS:,}")
+        if len(coming.missing) > reply_limit.MOST_PARTS:
+            raise WireError(f"{len(coming.missing):,} parts, at most {reply_limit.MOST_PARTS:,}")
         most = reply_limit.expected.most_bytes
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             while coming.missing:

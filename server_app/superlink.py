@@ -14,6 +14,7 @@ import logging
 import re
 import socket
 import sys
+import threading
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto import control_pb2
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from google.protobuf import json_format
@@ -55,6 +59,7 @@ from collapipe.deployment.server_folder import (
 from collapipe.errors import ConfigError, one_line
 from collapipe.processes import end_with_parent
 from server_app.refusals import Refusals
+from server_app.reply_limit import MOST_PARTS
 
 _log = logging.getLogger(__name__)
 _FLEET = "/v1/fleet/"
@@ -63,6 +68,7 @@ _NUMBER, _MARK = re.compile(r"[0-9]{1,20}"), re.compile(r"\.[0-9a-f]{32}")
 _PUSHES = "/v1/fleet/push-messages", "/v1/fleet/push-object"  # a reply, and its parts
 _MOST_BYTES = 2**26  # of a part of a reply; Flower cuts arrays into pieces of 5 MiB
 _SMALL_BYTES = 2**20  # of another request, and of replies while no run has asked anything
+_MOST_LEVELS = 16  # of the tree of a message's parts; Flower's own have 5
 _SHARE = 2  # times the largest reply: what a node may send of it, for a broken push is repeated
 
 
@@ -267,11 +273,49 @@ def _run_guarded(
     run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
 
 
+class _Walk(threading.local):
+    """How far a thread has walked through the tree of a message's parts."""
+
+    nodes = levels = 0
+
+
+_walk = _Walk()
+
+
+def _bounded(
+    get_object_tree: Callable[[InMemoryObjectStore, str], ObjectTree],
+) -> Callable[[InMemoryObjectStore, str], ObjectTree]:
+    """Flower's ``get_object_tree``, which raises ``NoObjectInStoreError`` for a tree of more than
+    ``MOST_PARTS`` nodes or ``_MOST_LEVELS`` levels: Flower then drops the message.
+
+    Flower 1.41 and 1.42 keep a part's children from the first message that names the part, and
+    list them again wherever another part names it: a few kilobytes make 2 to the power of 99 nodes,
+    or more levels than the reader of the answer takes.
+    """
+
+    def bounded(store: InMemoryObjectStore, object_id: str) -> ObjectTree:
+        _walk.nodes = _walk.nodes + 1 if _walk.levels else 1
+        if _walk.nodes > MOST_PARTS or _walk.levels >= _MOST_LEVELS:
+            raise NoObjectInStoreError(
+                f"Object {object_id}: its message has more than {MOST_PARTS:,} parts "
+                f"or {_MOST_LEVELS} levels of parts."
+            )
+        _walk.levels += 1
+        try:
+            return get_object_tree(store, object_id)  # which calls this again for each child
+        finally:
+            _walk.levels -= 1
+
+    return bounded
+
+
 def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
     end_with_parent(int(sys.argv.pop(1)))
     if (folder := own_folder()) is not None:  # else a simulation's, which listens on loopback
         uvicorn.run = partial(_run_guarded, uvicorn.run, folder)
+        trees = _bounded(InMemoryObjectStore.get_object_tree)
+        InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign]
     flower_superlink()
 
 
