@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto import control_pb2
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -68,6 +68,7 @@ _NUMBER, _MARK = re.compile(r"[0-9]{1,20}"), re.compile(r"\.[0-9a-f]{32}")
 _PUSHES = "/v1/fleet/push-messages", "/v1/fleet/push-object"  # a reply, and its parts
 _MOST_BYTES = 2**26  # of a part of a reply; Flower cuts arrays into pieces of 5 MiB
 _SMALL_BYTES = 2**20  # of another request, and of replies while no run has asked anything
+_HEAD_BYTES = 2**20  # of a part, up to its first zero: Flower splits it into up to 27 times that
 _MOST_LEVELS = 16  # of the tree of a message's parts; Flower's own have 5
 _SHARE = 2  # times the largest reply: what a node may send of it, for a broken push is repeated
 
@@ -145,7 +146,11 @@ class NodesAlone:
             self._refusals.note(_host(scope), f"{_named(key)} sends more than any reply has")
             return PlainTextResponse("more than any reply to the question has", 413)
         if path == _PUSHES[0]:
-            return _OwnReplies(self._app, str(known[fingerprint(key)]))
+            node = str(known[fingerprint(key)])
+            return _Checked(self._app, partial(_are_own_replies, node), "not a reply of its own")
+        if path == _PUSHES[1]:
+            most = f"the head of the part has no end in {_HEAD_BYTES} bytes"
+            return _Checked(self._app, _has_short_head, most)
         return None
 
     def _has_room(self, key: str, size: int) -> bool:
@@ -173,18 +178,17 @@ class NodesAlone:
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnReplies:
-    """Passes on to ``app`` a request of a node that sends its own replies. Flower checks who asks,
-    and not whose messages these are: a node could send others the server's questions, or replies in
-    their names."""
+class _Checked:
+    """Passes on to ``app`` a request if its body passes ``check``; answers ``refusal`` if not."""
 
     app: ASGIApp
-    node: str
+    check: Callable[[bytes], bool]
+    refusal: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await Request(scope, receive).body()
-        if not _are_own_replies(body, self.node):
-            answer = PlainTextResponse("not a reply of the node's own", 403)
+        if not self.check(body):
+            answer = PlainTextResponse(self.refusal, 403)
             return await answer(scope, receive, send)
         read = False
 
@@ -198,13 +202,24 @@ class _OwnReplies:
         return await self.app(scope, again, send)
 
 
-def _are_own_replies(body: bytes, node: str) -> bool:
+def _are_own_replies(node: str, body: bytes) -> bool:
+    """Flower checks which node sends a request, but not whose messages are in it: a node could send
+    other nodes the server's questions, or replies in their names."""
     try:
         messages = PushMessagesRequest.FromString(body).messages_list
     except DecodeError:
         return False
     found = [each.metadata for each in messages]
     return all(str(each.src_node_id) == node and each.reply_to_message_id for each in found)
+
+
+def _has_short_head(body: bytes) -> bool:
+    """A head lists the parts below a part; 2**20 bytes list more than a reply may have."""
+    try:
+        part = PushObjectRequest.FromString(body).object_content
+    except DecodeError:
+        return False
+    return part.find(b"\0", 0, _HEAD_BYTES) >= 0
 
 
 def _named(key: EllipticCurvePublicKey) -> str:

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.control_pb2 import UnregisterNodeRequest, UnregisterNodeResponse
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from starlette.applications import Starlette
@@ -230,7 +230,9 @@ def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
     folder = ServerFolder(tmp_path)
 
     def took(times: int) -> list[int]:
-        part = {"content": b"x" * 400, "headers": signed()}
+        body = PushObjectRequest(object_content=b"\0".ljust(397)).SerializeToString()
+        assert len(body) == 400
+        part = {"content": body, "headers": signed()}
         return [client.post(PART, **part).status_code for _ in range(times)]  # type: ignore[arg-type]
 
     assert took(3) == [200, 200, 413]  # nobody has asked
@@ -243,6 +245,30 @@ def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
     assert took(5) == [200] * 4 + [413]
     folder.forget_questions()
     assert folder.expected_replies() == {}
+
+
+@pytest.mark.parametrize(
+    ("part", "status"),
+    [
+        (b"ArrayChunk  4\0" + b"a,b,", 200),
+        (b"ab," * 10 + b"\0" + b"ab,", 200),
+        (b"ab," * 400 + b"\0", 403),
+        (b"ab," * 400, 403),
+        (b"no end", 403),
+    ],
+    ids=["short", "some children", "long", "long without an end", "without an end"],
+)
+def test_a_part_has_a_short_head(
+    part: bytes, status: int, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower splits the head at commas, into up to 27 times its bytes."""
+    monkeypatch.setattr(superlink, "_HEAD_BYTES", 1000)
+    body = PushObjectRequest(object_content=part).SerializeToString()
+    answer = client.post(PART, content=body, headers=signed())
+    assert answer.status_code == status
+    assert ("Flower" in answer.text) == (status == 200)
+    if status == 200:
+        assert client.post(PART, content=b"\x0a" + part, headers=signed()).status_code == 403
 
 
 def test_another_request_than_a_part_is_small(client: TestClient) -> None:
