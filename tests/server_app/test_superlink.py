@@ -26,7 +26,7 @@ from collapipe.deployment.server_folder import CONTROL as ON_MACHINE
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
-from server_app import refusals, superlink
+from server_app import questions, refusals, superlink
 from server_app.records.prometheus import write_metrics
 from server_app.superlink import NodesAlone
 
@@ -274,6 +274,15 @@ def test_a_part_has_a_short_head(
 def test_another_request_than_a_part_is_small(client: TestClient) -> None:
     head = signed() | {"Content-Length": str(2**20 + 1)}
     assert client.post(PUSH, content=b"abc", headers=head).status_code == 413
+
+
+def test_the_words_of_a_units_rows_are_one_part(client: TestClient) -> None:
+    """The SuperLink's process imports no ``questions``, which would import torch for seconds."""
+    most = questions.rows(words=True).size.total_bytes
+    for size, said in ((most, "any reply"), (2 * most, "bytes, or nobody")):  # no run has asked
+        head = signed() | {"Content-Length": str(size)}
+        answer = client.post(PART, content=b"abc", headers=head)
+        assert answer.status_code == 413 and said in answer.text
 
 
 def test_the_control_api_answers_in_json_on_the_machine(tmp_path: Path) -> None:
