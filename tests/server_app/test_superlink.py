@@ -271,6 +271,24 @@ def test_a_part_has_a_short_head(
         assert client.post(PART, content=b"\x0a" + part, headers=signed()).status_code == 403
 
 
+def test_a_run_that_ends_meanwhile_costs_no_other_runs_unit_its_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its note goes after the notes were listed, and before they are read."""
+    folder = ServerFolder(tmp_path)
+    (folder.flower_home / "runs").mkdir(parents=True)
+    folder.expect_replies("5", 1, 300)
+    folder.expect_replies("6", 1, 400)
+    read = Path.read_bytes
+
+    def read_late(file: Path) -> bytes:
+        folder.forget_questions("5")
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", read_late)
+    assert folder.expected_replies() == {"6": (1, 400)}
+
+
 def test_another_request_than_a_part_is_small(client: TestClient) -> None:
     head = signed() | {"Content-Length": str(2**20 + 1)}
     assert client.post(PUSH, content=b"abc", headers=head).status_code == 413
