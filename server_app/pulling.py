@@ -190,6 +190,8 @@ def _made(key: str, coming: _Coming) -> Message:
     try:
         _check_parts(coming.parts)
         made = inflate_object_from_contents(key, coming.parts)
+    except WireError:
+        raise
     except Exception as error:  # whatever Flower's own code raises for malformed parts
         raise WireError(f"{type(error).__name__}: {one_line(error)}") from error
     if not isinstance(made, Message):
