@@ -77,10 +77,11 @@ class NodesAlone:
     """Passes on to ``app`` what comes from this machine, and what admitted units ask.
 
     Tells who knows the fingerprint of a unit's key whether the unit is among the nodes that
-    ``folder`` has, and which versions are here. No node sends more than the largest reply to the
-    last question has, or anything but replies of its own. On this machine the guard hands out the
-    metrics of the last round, and folders of runs: who may submit runs could read them anyhow. The
-    log says once of each stranger that it was refused.
+    ``folder`` has, and which versions are here. For each question a node can send at most
+    ``_SMALL_BYTES`` and ``_SHARE`` times the largest reply to any question of the run so far, and
+    nothing but replies of its own. On this machine the guard hands out the metrics of the last
+    round, and folders of runs: who may submit runs could read them anyhow. The log says once of
+    each stranger that it was refused.
     """
 
     def __init__(self, app: ASGIApp, folder: ServerFolder) -> None:
@@ -144,7 +145,7 @@ class NodesAlone:
             return PlainTextResponse(f"more than {most} bytes, or nobody says how many", 413)
         if path in _PUSHES and not self._has_room(fingerprint(key), int(length)):
             self._refusals.note(_host(scope), f"{_named(key)} sends more than any reply has")
-            return PlainTextResponse("more than any reply to the question has", 413)
+            return PlainTextResponse("more than any reply of the runs has", 413)
         if path == _PUSHES[0]:
             node = str(known[fingerprint(key)])
             return _Checked(self._app, partial(_are_own_replies, node), "not a reply of its own")
@@ -154,8 +155,8 @@ class NodesAlone:
         return None
 
     def _has_room(self, key: str, size: int) -> bool:
-        """Count bytes that a node sends in reply to the last question of each run, which the run's
-        ServerApp notes; whether they are no more than the replies can have."""
+        """Count the bytes that a node has sent since the last question of any run; whether they are
+        no more than the replies can have, as the ServerApps of the runs have noted."""
         expected = self._folder.expected_replies()
         if self._questions != expected:
             self._questions, self._sent = expected, Counter()
