@@ -41,7 +41,6 @@ _GRIDS = "flwr.superlink.grid.http_grid"
 UNUSABLE = 9
 """Code of the error in place of a reply that cannot be used; none of Flower's."""
 _AT_ONCE = 2  # parts, as Flower pulls them
-_MOST_PARTS = 10_000  # of a reply
 _SMALL_BYTES = 2**19  # of all parts that are neither texts nor pieces of arrays
 _ITEM, _VALUE, _TEXT = b"\x0a", b"\x0a\x04json\x12", b"*"
 
@@ -110,8 +109,8 @@ class Replies:
     def _is_whole(self, coming: _Coming) -> bool:
         """Fetch what has come since the last look. Raises ``WireError`` for more than the largest
         reply has."""
-        if len(coming.missing) > _MOST_PARTS:
-            raise WireError(f"{len(coming.missing):,} parts, at most {_MOST_PARTS:,}")
+        if len(coming.missing) > reply_limit.MOST_PARTS:
+            raise WireError(f"{len(coming.missing):,} parts, at most {reply_limit.MOST_PARTS:,}")
         most = reply_limit.expected.most_bytes
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             while coming.missing:
@@ -191,6 +190,8 @@ def _made(key: str, coming: _Coming) -> Message:
     try:
         _check_parts(coming.parts)
         made = inflate_object_from_contents(key, coming.parts)
+    except WireError:
+        raise
     except Exception as error:  # whatever Flower's own code raises for malformed parts
         raise WireError(f"{type(error).__name__}: {one_line(error)}") from error
     if not isinstance(made, Message):

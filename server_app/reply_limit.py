@@ -6,6 +6,9 @@ The SuperLink's guard and the grid that pulls replies need it before replies are
 from collections.abc import Callable
 from dataclasses import dataclass
 
+MOST_PARTS = 10_000
+"""Parts of a reply, at most."""
+
 
 @dataclass
 class Expected:

@@ -14,6 +14,7 @@ import logging
 import re
 import socket
 import sys
+import threading
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto import control_pb2
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.cli.flower_superlink import flower_superlink
 from google.protobuf import json_format
@@ -55,14 +59,17 @@ from collapipe.deployment.server_folder import (
 from collapipe.errors import ConfigError, one_line
 from collapipe.processes import end_with_parent
 from server_app.refusals import Refusals
+from server_app.reply_limit import MOST_PARTS
 
 _log = logging.getLogger(__name__)
 _FLEET = "/v1/fleet/"
 _METRICS = "/metrics"
 _NUMBER, _MARK = re.compile(r"[0-9]{1,20}"), re.compile(r"\.[0-9a-f]{32}")
 _PUSHES = "/v1/fleet/push-messages", "/v1/fleet/push-object"  # a reply, and its parts
-_MOST_BYTES = 2**26  # of a part of a reply; Flower cuts arrays into pieces of 5 MiB
+_MOST_BYTES = 80 * 2**20  # of a part of a reply: words of rows are one part, arrays many of 5 MiB
 _SMALL_BYTES = 2**20  # of another request, and of replies while no run has asked anything
+_HEAD_BYTES = 2**20  # of a part, up to its first zero: Flower splits it into up to 27 times that
+_MOST_LEVELS = 16  # of the tree of a message's parts; Flower's own have 5
 _SHARE = 2  # times the largest reply: what a node may send of it, for a broken push is repeated
 
 
@@ -70,10 +77,11 @@ class NodesAlone:
     """Passes on to ``app`` what comes from this machine, and what admitted units ask.
 
     Tells who knows the fingerprint of a unit's key whether the unit is among the nodes that
-    ``folder`` has, and which versions are here. No node sends more than the largest reply to the
-    last question has, or anything but replies of its own. On this machine the guard hands out the
-    metrics of the last round, and folders of runs: who may submit runs could read them anyhow. The
-    log says once of each stranger that it was refused.
+    ``folder`` has, and which versions are here. For each question a node can send at most
+    ``_SMALL_BYTES`` and ``_SHARE`` times the largest reply to any question of the run so far, and
+    nothing but replies of its own. On this machine the guard hands out the metrics of the last
+    round, and folders of runs: who may submit runs could read them anyhow. The log says once of
+    each stranger that it was refused.
     """
 
     def __init__(self, app: ASGIApp, folder: ServerFolder) -> None:
@@ -137,14 +145,18 @@ class NodesAlone:
             return PlainTextResponse(f"more than {most} bytes, or nobody says how many", 413)
         if path in _PUSHES and not self._has_room(fingerprint(key), int(length)):
             self._refusals.note(_host(scope), f"{_named(key)} sends more than any reply has")
-            return PlainTextResponse("more than any reply to the question has", 413)
+            return PlainTextResponse("more than any reply of the runs has", 413)
         if path == _PUSHES[0]:
-            return _OwnReplies(self._app, str(known[fingerprint(key)]))
+            node = str(known[fingerprint(key)])
+            return _Checked(self._app, partial(_are_own_replies, node), "not a reply of its own")
+        if path == _PUSHES[1]:
+            most = f"the head of the part has no end in {_HEAD_BYTES} bytes"
+            return _Checked(self._app, _has_short_head, most)
         return None
 
     def _has_room(self, key: str, size: int) -> bool:
-        """Count bytes that a node sends in reply to the last question of each run, which the run's
-        ServerApp notes; whether they are no more than the replies can have."""
+        """Count the bytes that a node has sent since the last question of any run; whether they are
+        no more than the replies can have, as the ServerApps of the runs have noted."""
         expected = self._folder.expected_replies()
         if self._questions != expected:
             self._questions, self._sent = expected, Counter()
@@ -167,18 +179,17 @@ class NodesAlone:
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnReplies:
-    """Passes on to ``app`` a request of a node that sends its own replies. Flower checks who asks,
-    and not whose messages these are: a node could send others the server's questions, or replies in
-    their names."""
+class _Checked:
+    """Passes on to ``app`` a request if its body passes ``check``; answers ``refusal`` if not."""
 
     app: ASGIApp
-    node: str
+    check: Callable[[bytes], bool]
+    refusal: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await Request(scope, receive).body()
-        if not _are_own_replies(body, self.node):
-            answer = PlainTextResponse("not a reply of the node's own", 403)
+        if not self.check(body):
+            answer = PlainTextResponse(self.refusal, 403)
             return await answer(scope, receive, send)
         read = False
 
@@ -192,13 +203,24 @@ class _OwnReplies:
         return await self.app(scope, again, send)
 
 
-def _are_own_replies(body: bytes, node: str) -> bool:
+def _are_own_replies(node: str, body: bytes) -> bool:
+    """Flower checks which node sends a request, but not whose messages are in it: a node could send
+    other nodes the server's questions, or replies in their names."""
     try:
         messages = PushMessagesRequest.FromString(body).messages_list
     except DecodeError:
         return False
     found = [each.metadata for each in messages]
     return all(str(each.src_node_id) == node and each.reply_to_message_id for each in found)
+
+
+def _has_short_head(body: bytes) -> bool:
+    """A head lists the parts below a part; 2**20 bytes list more than a reply may have."""
+    try:
+        part = PushObjectRequest.FromString(body).object_content
+    except DecodeError:
+        return False
+    return part.find(b"\0", 0, _HEAD_BYTES) >= 0
 
 
 def _named(key: EllipticCurvePublicKey) -> str:
@@ -267,11 +289,49 @@ def _run_guarded(
     run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
 
 
+class _Walk(threading.local):
+    """How far a thread has walked through the tree of a message's parts."""
+
+    nodes = levels = 0
+
+
+_walk = _Walk()
+
+
+def _bounded(
+    get_object_tree: Callable[[InMemoryObjectStore, str], ObjectTree],
+) -> Callable[[InMemoryObjectStore, str], ObjectTree]:
+    """Flower's ``get_object_tree``, which raises ``NoObjectInStoreError`` for a tree of more than
+    ``MOST_PARTS`` nodes or ``_MOST_LEVELS`` levels: Flower then drops the message.
+
+    Flower 1.41 and 1.42 keep a part's children from the first message that names the part, and
+    list them again wherever another part names it: a few kilobytes make 2 to the power of 99 nodes,
+    or more levels than the reader of the answer takes.
+    """
+
+    def bounded(store: InMemoryObjectStore, object_id: str) -> ObjectTree:
+        _walk.nodes = _walk.nodes + 1 if _walk.levels else 1
+        if _walk.nodes > MOST_PARTS or _walk.levels >= _MOST_LEVELS:
+            raise NoObjectInStoreError(
+                f"Object {object_id}: its message has more than {MOST_PARTS:,} parts "
+                f"or {_MOST_LEVELS} levels of parts."
+            )
+        _walk.levels += 1
+        try:
+            return get_object_tree(store, object_id)  # which calls this again for each child
+        finally:
+            _walk.levels -= 1
+
+    return bounded
+
+
 def main() -> None:
     """Run a SuperLink until it is asked to end, or its parent has ended."""
     end_with_parent(int(sys.argv.pop(1)))
     if (folder := own_folder()) is not None:  # else a simulation's, which listens on loopback
         uvicorn.run = partial(_run_guarded, uvicorn.run, folder)
+        trees = _bounded(InMemoryObjectStore.get_object_tree)
+        InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign]
     flower_superlink()
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path
@@ -104,16 +105,18 @@ class ServerFolder:
         return Path(os.fsdecode(note.read_bytes())) if note.exists() else None
 
     def expect_replies(self, number: str, question: int, most_bytes: int) -> None:
-        """Say how large the largest reply to a question of the run with Flower's ``number`` is;
-        questions are counted."""
+        """Say how large the largest reply to any question so far of the run with Flower's
+        ``number`` is; questions are counted."""
         files.replace(self._note(number).with_suffix(EXPECTED), b"%d %d" % (question, most_bytes))
 
     def expected_replies(self) -> dict[str, tuple[int, int]]:
-        """The last question of each run, and bytes of its largest reply."""
+        """The number of each run's last question, and bytes of the largest reply to any question of
+        the run so far."""
         found = dict[str, tuple[int, int]]()
         for file in sorted((self.flower_home / "runs").glob(f"*{EXPECTED}")):
-            question, most_bytes = file.read_bytes().split()
-            found[file.stem] = int(question), int(most_bytes)
+            with suppress(FileNotFoundError):  # another process has just forgotten the run
+                question, most_bytes = file.read_bytes().split()
+                found[file.stem] = int(question), int(most_bytes)
         return found
 
     def forget_questions(self, number: str = "*") -> None:

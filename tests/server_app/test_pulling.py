@@ -124,6 +124,7 @@ def test_a_part_that_does_not_come_holds_up_nobody(link: SuperLink) -> None:
 def refused(link: SuperLink, words: str) -> None:
     (came,) = link.pull()
     assert came.error.code == UNUSABLE and words in came.error.reason
+    assert came.error.reason.count("WireError") == 0  # an error of our own says what is wrong
     assert came.metadata.src_node_id == 7 and len(link.confirmed) == 1
 
 

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.control_pb2 import UnregisterNodeRequest, UnregisterNodeResponse
 from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.message_pb2 import Message, Metadata, PushObjectRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from starlette.applications import Starlette
@@ -26,7 +26,7 @@ from collapipe.deployment.server_folder import CONTROL as ON_MACHINE
 from collapipe.deployment.server_folder import NODES, RUNS, ServerFolder
 from collapipe.plan import RoundPlan
 from collapipe.report import RoundReport
-from server_app import refusals, superlink
+from server_app import questions, refusals, superlink
 from server_app.records.prometheus import write_metrics
 from server_app.superlink import NodesAlone
 
@@ -230,7 +230,9 @@ def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
     folder = ServerFolder(tmp_path)
 
     def took(times: int) -> list[int]:
-        part = {"content": b"x" * 400, "headers": signed()}
+        body = PushObjectRequest(object_content=b"\0".ljust(397)).SerializeToString()
+        assert len(body) == 400
+        part = {"content": body, "headers": signed()}
         return [client.post(PART, **part).status_code for _ in range(times)]  # type: ignore[arg-type]
 
     assert took(3) == [200, 200, 413]  # nobody has asked
@@ -245,9 +247,60 @@ def test_a_node_sends_no_more_than_replies_to_the_last_questions_can_have(
     assert folder.expected_replies() == {}
 
 
+@pytest.mark.parametrize(
+    ("part", "status"),
+    [
+        (b"ArrayChunk  4\0" + b"a,b,", 200),
+        (b"ab," * 10 + b"\0" + b"ab,", 200),
+        (b"ab," * 400 + b"\0", 403),
+        (b"ab," * 400, 403),
+        (b"no end", 403),
+    ],
+    ids=["short", "some children", "long", "long without an end", "without an end"],
+)
+def test_a_part_has_a_short_head(
+    part: bytes, status: int, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower splits the head at commas, into up to 27 times its bytes."""
+    monkeypatch.setattr(superlink, "_HEAD_BYTES", 1000)
+    body = PushObjectRequest(object_content=part).SerializeToString()
+    answer = client.post(PART, content=body, headers=signed())
+    assert answer.status_code == status
+    assert ("Flower" in answer.text) == (status == 200)
+    if status == 200:
+        assert client.post(PART, content=b"\x0a" + part, headers=signed()).status_code == 403
+
+
+def test_a_run_that_ends_meanwhile_costs_no_other_runs_unit_its_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its note goes after the notes were listed, and before they are read."""
+    folder = ServerFolder(tmp_path)
+    (folder.flower_home / "runs").mkdir(parents=True)
+    folder.expect_replies("5", 1, 300)
+    folder.expect_replies("6", 1, 400)
+    read = Path.read_bytes
+
+    def read_late(file: Path) -> bytes:
+        folder.forget_questions("5")
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", read_late)
+    assert folder.expected_replies() == {"6": (1, 400)}
+
+
 def test_another_request_than_a_part_is_small(client: TestClient) -> None:
     head = signed() | {"Content-Length": str(2**20 + 1)}
     assert client.post(PUSH, content=b"abc", headers=head).status_code == 413
+
+
+def test_the_words_of_a_units_rows_are_one_part(client: TestClient) -> None:
+    """The SuperLink's process imports no ``questions``, which would import torch for seconds."""
+    most = questions.rows(words=True).size.total_bytes
+    for size, said in ((most, "any reply"), (2 * most, "bytes, or nobody")):  # no run has asked
+        head = signed() | {"Content-Length": str(size)}
+        answer = client.post(PART, content=b"abc", headers=head)
+        assert answer.status_code == 413 and said in answer.text
 
 
 def test_the_control_api_answers_in_json_on_the_machine(tmp_path: Path) -> None:

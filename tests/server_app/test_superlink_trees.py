@@ -1,0 +1,62 @@
+"""The tree of a message's parts, which Flower lists for a reader, is of a bounded size."""
+
+import pytest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+
+from server_app import superlink
+
+
+def key(number: int) -> str:
+    return f"{number:064x}"
+
+
+def tree(number: int, *children: ObjectTree) -> ObjectTree:
+    return ObjectTree(object_id=key(number), children=children)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> InMemoryObjectStore:
+    """As the SuperLink has it."""
+    monkeypatch.setattr(superlink, "end_with_parent", lambda parent: None)
+    monkeypatch.setattr(superlink, "own_folder", lambda: object())
+    monkeypatch.setattr(superlink, "flower_superlink", lambda: None)
+    monkeypatch.setattr(superlink.sys, "argv", ["superlink", "1"])
+    monkeypatch.setattr(superlink.uvicorn, "run", None)
+    get_object_tree = InMemoryObjectStore.get_object_tree
+    monkeypatch.setattr(InMemoryObjectStore, "get_object_tree", get_object_tree)
+    superlink.main()
+    return InMemoryObjectStore()
+
+
+@pytest.mark.parametrize("levels", [15, 90])
+def test_a_part_that_is_named_twice_at_each_level_is_no_tree(
+    levels: int, store: InMemoryObjectStore
+) -> None:
+    """Else 15 levels, which 2 kB describe, have 32,767 nodes, and 90 have 2 to the power of 90."""
+    doubled = tree(levels)
+    for number in reversed(range(1, levels)):
+        doubled = tree(number, doubled, tree(number + 1))
+    store.preregister(1, doubled)
+    with pytest.raises(NoObjectInStoreError):
+        store.get_object_tree(key(1))
+    store.preregister(1, honest := tree(199, tree(198, tree(197)), tree(196)))
+    assert store.get_object_tree(key(199)) == honest
+
+
+def test_a_tree_has_as_many_levels_as_its_reader_takes(store: InMemoryObjectStore) -> None:
+    """Messages can name each other's parts: 2,000 levels would raise ``RecursionError``."""
+    for number in range(2000):
+        store.preregister(1, tree(number, *[tree(number - 1)] * (number > 0)))
+    with pytest.raises(NoObjectInStoreError):
+        store.get_object_tree(key(1999))
+    assert store.get_object_tree(key(4)).children[0].object_id == key(3)
+
+
+def test_a_message_has_as_many_parts_as_a_reply(store: InMemoryObjectStore) -> None:
+    for parts in (9_999, 10_000):
+        store.preregister(1, tree(2**20 + parts, *map(tree, range(parts))))
+    assert len(store.get_object_tree(key(2**20 + 9_999)).children) == 9_999
+    with pytest.raises(NoObjectInStoreError):
+        store.get_object_tree(key(2**20 + 10_000))
