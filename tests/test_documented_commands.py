@@ -28,6 +28,7 @@ _OTHERS = "python3", "source", "ssh", "scp"  # nobody's to check
 _FILLED_IN = "FILE", "FOLDER", "RUN_DIR", "NAME", "DIR", "home.yaml", "_target_"
 _REST = "…"  # options that a reader adds
 _NAMES = {"root": "federation", "unit": "berlin", "host": "edge.example", "port": "8000"}
+_NAMES |= {"authority": "federation/authority", "federation": "runtime.federation=federation"}
 
 
 def text_of(page: Path) -> str:

@@ -205,7 +205,7 @@ def test_on_a_federations_server_nobody_has_another_name_than_its_certificate(
     assert "a node calls itself 'bob', its certificate is that of eve" in caplog.text
     assert finished(run_dir) == [[0]] * 4 and noted == [run_dir]
     assert expected.pop() == 0 and expected == sorted(expected)
-    assert expected[-1] > expected[0] > 0
+    assert len(expected) > 2 and expected[0] > 0
 
 
 @pytest.mark.parametrize(

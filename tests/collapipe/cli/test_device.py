@@ -73,9 +73,9 @@ def test_a_device_comes_back_as_it_was() -> None:
 def test_a_signal_during_the_start_is_kept() -> None:
     """While torch is imported, which would swallow an exception."""
     program = "import builtins\nreal = builtins.__import__\n" + (
-        "def told(name, *rest):\n"
+        "def told(name, *rest, **named):\n"
         "    if name == 'torch': print('imports', flush=True)\n"
-        "    return real(name, *rest)\n"
+        "    return real(name, *rest, **named)\n"
         f"builtins.__import__ = told\n{COMMAND}"
     )
     process = subprocess.Popen(

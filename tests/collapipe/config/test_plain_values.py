@@ -75,7 +75,7 @@ def test_up_names_its_inventory_in_any_folder(
     file = tmp_path / "jürgen, it's [1].yaml"
     given: list[str] = []
     monkeypatch.setattr(up, "_daemons", _no_daemons)
-    monkeypatch.setattr(up, "_run", lambda arguments: given.extend(arguments) or 0)
+    monkeypatch.setattr(up, "run_command", lambda arguments: given.extend(arguments) or 0)
     up.up(1, 1, file, "1GB", ["run", "seed=1"])
     values = {each.key_or_group: each.value() for each in parse(given[1:])}
     assert values["cluster.file"] == str(file)

@@ -22,6 +22,7 @@ from collapipe.errors import ConfigError, RoundFailedError
 from collapipe.models.optimizer import Optimizer
 from collapipe.models.part import clip_scale
 from collapipe.plan import RoundPlan
+from collapipe.processes import child_command
 from collapipe.report import ClusterCost, RoundCost, RoundReport, Score
 from collapipe.reproduction import fig06, training
 from collapipe.reproduction.command import shown
@@ -328,7 +329,7 @@ def test_data_are_named_by_option_or_variable(
 
 def test_the_command_that_is_started_is_collapipe(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
-        ended = subprocess.run([*training._COMMAND, "version"], stdout=log, stderr=log)
+        ended = subprocess.run(child_command("version"), stdout=log, stderr=log)
     assert (ended.returncode, __version__ in (tmp_path / "log").read_text()) == (0, True)
 
 
@@ -338,9 +339,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     commands = list[list[str]]()
 
     def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        commands.append(list(command[len(training._COMMAND) :]))
+        commands.append(list(command[len(child_command()) :]))
         if command[-1].startswith("hydra.run.dir="):
-            finish(Path(command[-1].removeprefix("hydra.run.dir=").strip("'")), command[4:-1])
+            folder = Path(command[-1].removeprefix("hydra.run.dir=").strip("'"))
+            finish(folder, command[len(child_command()) + 1 : -1])
         else:
             end(Path(command[-1]))
         return subprocess.Popen(["/bin/true"])
