@@ -13,14 +13,13 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from resumed import World
-from safetensors import SafetensorError
 
 from client_app.app import app as units
 from collapipe.cli.resume import resume_run
 from collapipe.errors import ConfigError
 from collapipe.runs.folder import RunFolder
 from collapipe.wire import records
-from server_app.checkpoints import file, resumption
+from server_app.checkpoints import resumption
 from server_app.checkpoints.file import CheckpointFolder
 
 
@@ -213,21 +212,6 @@ def test_a_unit_that_does_not_tell_is_named_and_no_more(
     assert len(lines) == 3 and all(line.endswith(f"{why})") for line in lines)
     world.run(run_dir, "000002")  # from nothing, as one that is new
     assert json.loads((run_dir / "summary.json").read_text())["rounds_completed"] == 3
-
-
-def test_more_than_a_file_can_hold_costs_a_checkpoint_and_no_more(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Names of a unit's tensors may be longer than the format's header."""
-
-    def write(tensors: object, path: Path) -> None:
-        raise SafetensorError("header too large")
-
-    monkeypatch.setattr(file, "_save", write)
-    run_dir = world.run(tmp_path / "run")
-    assert json.loads((run_dir / "summary.json").read_text())["status"] == "completed"
-    assert CheckpointFolder(run_dir).names() == []
-    assert "round 2: no checkpoint is written: header too large" in caplog.messages
 
 
 def test_linear_rates_with_another_number_of_rounds_are_warned_of(
