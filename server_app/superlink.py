@@ -153,8 +153,8 @@ class NodesAlone:
             node = str(known[fingerprint(key)])
             return _Checked(self._app, partial(_are_own_replies, node), "not a reply of its own")
         if path == _PUSHES[1]:
-            most = f"the head of the part has no end in {_HEAD_BYTES} bytes"
-            return _Checked(self._app, _has_short_head, most)
+            refusal = f"the head of the part has no end in {_HEAD_BYTES} bytes"
+            return _Checked(self._app, _has_short_head, refusal)
         return None
 
     def _has_room(self, key: str, size: int) -> bool:
@@ -223,7 +223,7 @@ def _has_short_head(body: bytes) -> bool:
         part = PushObjectRequest.FromString(body).object_content
     except DecodeError:
         return False
-    return part.find(b"\0", 0, _HEAD_BYTES) >= 0
+    return bool(part.find(b"\0", 0, _HEAD_BYTES) >= 0)
 
 
 def _named(key: EllipticCurvePublicKey) -> str:
@@ -347,7 +347,7 @@ def main() -> None:
     if (folder := own_folder()) is not None:  # else a simulation's, which listens on loopback
         uvicorn.run = partial(_run_guarded, uvicorn.run, folder)
         trees = _bounded(InMemoryObjectStore.get_object_tree)
-        InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign]
+        InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign, assignment]
     flower_superlink()
 
 
