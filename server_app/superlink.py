@@ -8,6 +8,7 @@ machine, or comes through a tunnel of ssh. ``python -m server_app.superlink PARE
 the options of ``flower-superlink`` and ends with the process PARENT.
 """
 
+import asyncio
 import ipaddress
 import json
 import logging
@@ -44,6 +45,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import collapipe
 from collapipe.credentials.keys import UNREADABLE, fingerprint
@@ -70,6 +72,7 @@ _MOST_BYTES = 80 * 2**20  # of a part of a reply: words of rows are one part, ar
 _SMALL_BYTES = 2**20  # of another request, and of replies while no run has asked anything
 _HEAD_BYTES = 2**20  # of a part, up to its first zero: Flower splits it into up to 27 times that
 _MOST_LEVELS = 16  # of the tree of a message's parts; Flower's own have 5
+_HEAD_S = 60.0  # from a connection to the end of its first request's head
 _SHARE = 2  # times the largest reply: what a node may send of it, for a broken push is repeated
 
 
@@ -150,8 +153,8 @@ class NodesAlone:
             node = str(known[fingerprint(key)])
             return _Checked(self._app, partial(_are_own_replies, node), "not a reply of its own")
         if path == _PUSHES[1]:
-            most = f"the head of the part has no end in {_HEAD_BYTES} bytes"
-            return _Checked(self._app, _has_short_head, most)
+            refusal = f"the head of the part has no end in {_HEAD_BYTES} bytes"
+            return _Checked(self._app, _has_short_head, refusal)
         return None
 
     def _has_room(self, key: str, size: int) -> bool:
@@ -220,7 +223,7 @@ def _has_short_head(body: bytes) -> bool:
         part = PushObjectRequest.FromString(body).object_content
     except DecodeError:
         return False
-    return part.find(b"\0", 0, _HEAD_BYTES) >= 0
+    return bool(part.find(b"\0", 0, _HEAD_BYTES) >= 0)
 
 
 def _named(key: EllipticCurvePublicKey) -> str:
@@ -280,12 +283,25 @@ def _all_addresses() -> dict[str, str]:
     return {"host": ""}
 
 
+class _PromptHead(H11Protocol):
+    """Closes a connection without the head of a request: uvicorn waits for the first without end,
+    and so strangers could use up the process's files."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_HEAD_S, self._close_without_head)
+
+    def _close_without_head(self) -> None:
+        if self.cycle is None:
+            self.transport.close()
+
+
 def _run_guarded(
     run: Callable[..., None], folder: ServerFolder, app: ASGIApp, **options: Any
 ) -> None:
     # No proxy says for whom it asks: what it said would be believed. The other parser of HTTP
     # takes heads of any length.
-    own = {"proxy_headers": False, "access_log": False, "http": "h11", "ws": "none"}
+    own = {"proxy_headers": False, "access_log": False, "http": _PromptHead, "ws": "none"}
     run(NodesAlone(app, folder), **{**options, **own, **_all_addresses()})
 
 
@@ -331,7 +347,7 @@ def main() -> None:
     if (folder := own_folder()) is not None:  # else a simulation's, which listens on loopback
         uvicorn.run = partial(_run_guarded, uvicorn.run, folder)
         trees = _bounded(InMemoryObjectStore.get_object_tree)
-        InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign]
+        InMemoryObjectStore.get_object_tree = trees  # type: ignore[method-assign, assignment]
     flower_superlink()
 
 

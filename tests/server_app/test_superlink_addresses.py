@@ -1,11 +1,16 @@
-"""A deployed server listens to IPv6, too."""
+"""A deployed server listens to IPv6, too, and closes connections that send no request."""
 
 import asyncio
 import socket
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
+from uvicorn.server import ServerState
 
+from collapipe.deployment.server_folder import ServerFolder
+from server_app import superlink
 from server_app.superlink import _all_addresses
 
 
@@ -31,3 +36,30 @@ def test_units_reach_the_superlink_by_either_protocol() -> None:
         return reached
 
     assert asyncio.run(dial()) == ["127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: a"])
+def test_a_connection_without_a_head_is_closed(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink, "_HEAD_S", 0.05)
+    given = dict[str, Any]()
+    folder = ServerFolder(Path("any"))
+    superlink._run_guarded(lambda app, **options: given.update(options), folder, None)  # type: ignore[arg-type]
+
+    async def dial() -> bytes:
+        config = uvicorn.Config("any:app", http=given["http"], lifespan="off")
+        config.loaded, config.loaded_app = True, None
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        serving = await loop.create_server(
+            lambda: given["http"](config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*serving.sockets[0].getsockname())
+        writer.write(sent)
+        got = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        serving.close()
+        return got
+
+    assert asyncio.run(dial()) == b""
