@@ -41,4 +41,4 @@ def test_a_run_goes_on_without_it(tmp_path: Path) -> None:
     first, second, third = map(json.loads, (tmp_path / "run" / "metrics.jsonl").open())
     assert [each["units"] for each in (first, second, third)] == [[0, 1, 2], [0, 2], [0, 2]]
     for told in second["failures"], third["excluded"]:
-        assert told == {"1": f"{SPENT}: {REFUSES.message}"}
+        assert told == {"1": f'{SPENT}: "{REFUSES.message}"'}

@@ -97,7 +97,7 @@ def test_parts_of_nothing_are_not_kept(replica: Replica) -> None:
         replica.put("pi", 2, "blocks.0", 3, left, save({}))
     with pytest.raises(WireError):
         replica.put("pi", 2, "blocks.0", 3, 1, save({"blocks.0.weight": WEIGHT}, {"x": "y" * 2000}))
-    assert replica._folder is not None and not [*replica._folder.iterdir()]
+    assert replica._temporary is not None and not [*replica._temporary.path.iterdir()]
 
 
 def test_another_plan_begins_with_complete_steps(replica: Replica) -> None:
@@ -138,7 +138,7 @@ def test_what_is_no_block_is_refused(
     with pytest.raises(WireError):
         replica.put("pi", 2, "blocks.0", 3, 0, b"no tensors")
     assert replica.step is None
-    assert replica._folder is not None and not [*replica._folder.glob("blocks*")]
+    assert replica._temporary is not None and not [*replica._temporary.path.glob("blocks*")]
 
 
 def test_a_plan_that_was_given_up_adds_nothing(replica: Replica) -> None:
