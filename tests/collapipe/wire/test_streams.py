@@ -83,7 +83,7 @@ def test_a_stream_that_is_closed_takes_in_no_more() -> None:
     thread = fed(stream, flood)
     stream.close()
     stream.send(SMALL)
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
     assert stream.backlog() == (0, 0)
     assert list(stream.outgoing()) == []
