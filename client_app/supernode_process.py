@@ -8,13 +8,14 @@ import sys
 import time
 from types import SimpleNamespace
 
-from flwr.supernode import start_client_internal
+from flwr.supernode import fleet_http_client, start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from collapipe.processes import end_with_parent
 from collapipe.wire.flower_waits import wait_briefly
 
 _POLL_S = 0.5
+_BEAT_S = 20.0  # for a heartbeat: after Flower's 5 s a unit on a busy machine counts as absent
 
 
 def _sleep(seconds: float) -> None:
@@ -25,6 +26,8 @@ def main() -> None:
     """Run until the parent has ended, or a signal comes."""
     end_with_parent(int(sys.argv.pop(1)))
     wait_briefly()
+    assert hasattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT")  # or Flower has moved
+    setattr(fleet_http_client, "HEARTBEAT_CALL_TIMEOUT", _BEAT_S)  # noqa: B010 - a module
     setattr(start_client_internal, "time", SimpleNamespace(sleep=_sleep))  # noqa: B010 - a module
     flower_supernode()
 
